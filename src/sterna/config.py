@@ -1,0 +1,169 @@
+"""Configuration: one frozen dataclass per component, validated when built. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+
+from sterna.errors import ConfigurationError
+from sterna.types import HIGH, NORMAL, Priority
+
+
+def _require(condition: bool, option: str, value: object, rule: str) -> None:
+    if not condition:
+        raise ConfigurationError(f"{option} must be {rule}, not {value!r}")
+
+
+class Victim(Enum):
+    """Which request of a source instance moves first, among those of the lowest priority."""
+
+    SHORTEST = "shortest"
+    LONGEST = "longest"
+    LAST_STARTED = "last_started"
+
+
+class QueueDemand(Enum):
+    """Which queuing requests have a virtual usage."""
+
+    HEAD = "head"
+    """Only the head of the line (Algorithm 1)."""
+    ALL = "all"
+    """Every queuing request (INFaaS++, Section 6.1)."""
+
+
+class DispatchRule(Enum):
+    """How a new request finds its instance."""
+
+    FREEST = "freest"
+    ROUND_ROBIN = "round_robin"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """What the global scheduler and the llumlets decide by (Section 4.4).
+
+    Attributes:
+        migrates: whether pairing rounds are held.
+        has_priorities: whether priorities give headroom and order; else all count as normal.
+        source_freeness_steps: an instance below this freeness is a migration source.
+        destination_freeness_steps: an instance above it is a migration destination.
+        round_interval_s: time between two pairing rounds.
+        num_concurrent_migrations: migrations that one instance takes part in at once, a side.
+        target_load_tokens: for each execution priority with a headroom, the real load that
+            keeps the ideal decode speed (1,600 for LLaMA-7B on A10, Section 6.4); the headroom
+            is M less this.
+    """
+
+    name: str
+    dispatch: DispatchRule = DispatchRule.FREEST
+    migrates: bool = True
+    has_priorities: bool = True
+    queue_demand: QueueDemand = QueueDemand.HEAD
+    victim: Victim = Victim.SHORTEST
+    source_freeness_steps: float = 48.0
+    destination_freeness_steps: float = 48.0
+    round_interval_s: float = 0.2
+    num_concurrent_migrations: int = 1
+    target_load_tokens: Mapping[Priority, int] = field(
+        default_factory=lambda: MappingProxyType({HIGH: 1600})
+    )
+
+    def __post_init__(self) -> None:
+        _require(
+            self.source_freeness_steps <= self.destination_freeness_steps,
+            "source_freeness_steps",
+            self.source_freeness_steps,
+            f"at most destination_freeness_steps ({self.destination_freeness_steps})",
+        )
+        _require(self.round_interval_s > 0, "round_interval_s", self.round_interval_s, "positive")
+        _require(
+            self.num_concurrent_migrations >= 1,
+            "num_concurrent_migrations",
+            self.num_concurrent_migrations,
+            "at least 1",
+        )
+        for priority, target in self.target_load_tokens.items():
+            _require(
+                target > 0, f"target_load_tokens of priority {priority}", target, "positive"
+            )
+            _require(
+                priority > NORMAL, "a priority with a target load", priority, "above normal (0)"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationConfig:
+    """How one migration goes (Section 4.2).
+
+    Attributes:
+        last_stage_max_blocks: a stage of at most so many blocks may be the last, for which the
+            request is drained.
+        max_stages: a migration that is not in its last stage by then aborts.
+        lease_s: a destination gives a reservation back when nothing was heard of its migration
+            for so long.
+        query_interval_s: a source that waits for a commit's verdict asks again so often.
+    """
+
+    last_stage_max_blocks: int = 2
+    max_stages: int = 8
+    lease_s: float = 10.0
+    query_interval_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(
+            self.last_stage_max_blocks >= 1,
+            "last_stage_max_blocks",
+            self.last_stage_max_blocks,
+            "at least 1",
+        )
+        _require(self.max_stages >= 2, "max_stages", self.max_stages, "at least 2")
+        _require(self.lease_s > 0, "lease_s", self.lease_s, "positive")
+        _require(self.query_interval_s > 0, "query_interval_s", self.query_interval_s, "positive")
+
+
+@dataclass(frozen=True, slots=True)
+class TransportConfig:
+    """How KV bytes travel between instances (Section 5, KV cache transfer).
+
+    Attributes:
+        kind: "gloo", "tcp" or "shm".
+        host: the address on which this instance listens for its peers.
+        chunk_bytes: a stage is gathered, sent and scattered in chunks of about so many bytes.
+        bandwidth_share: the fraction of time for which a bulk copy may keep the memory bus
+            busy, in (0, 1]; the rest is left to the engine's steps. The last stage is never
+            slowed down.
+        timeout_s: a transfer without progress for so long has failed.
+    """
+
+    kind: str = "shm"
+    host: str = "127.0.0.1"
+    chunk_bytes: int = 4 << 20
+    bandwidth_share: float = 0.5
+    timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        _require(self.kind in ("gloo", "tcp", "shm"), "transport", self.kind, "gloo, tcp or shm")
+        _require(self.chunk_bytes > 0, "chunk_bytes", self.chunk_bytes, "positive")
+        _require(
+            0 < self.bandwidth_share <= 1, "bandwidth_share", self.bandwidth_share, "in (0, 1]"
+        )
+        _require(self.timeout_s > 0, "timeout_s", self.timeout_s, "positive")
+
+
+@dataclass(frozen=True, slots=True)
+class LlumletConfig:
+    """How a llumlet reports and migrates.
+
+    Attributes:
+        report_interval_s: time between two load reports; a report also goes out at once when
+            the number of queuing requests or the migrations in flight change.
+    """
+
+    policy: PolicyConfig
+    migration: MigrationConfig = field(default_factory=MigrationConfig)
+    report_interval_s: float = 0.05
+
+    def __post_init__(self) -> None:
+        _require(
+            self.report_interval_s > 0, "report_interval_s", self.report_interval_s, "positive"
+        )

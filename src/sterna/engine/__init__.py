@@ -1,0 +1,1 @@
+"""Inference engines, behind the one interface that a llumlet asks for."""

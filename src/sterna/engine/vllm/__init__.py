@@ -1,0 +1,1 @@
+"""The real engine: vLLM, unpatched, through its own extension points."""

@@ -1,0 +1,29 @@
+"""The failures that a caller of Sterna can act on; every message says what to do."""
+
+
+class SternaError(Exception):
+    """The root of all errors that Sterna raises on purpose."""
+
+
+class ConfigurationError(SternaError):
+    """An option has a value that cannot work; the message names the option and the value."""
+
+
+class ProtocolError(SternaError):
+    """A state machine was given an event that is illegal in its state; nothing was changed."""
+
+
+class TransportError(SternaError):
+    """KV bytes could not be carried to the peer; the migration that needed them must abort."""
+
+
+class UnknownInstanceError(SternaError):
+    """No instance of the cluster has that id."""
+
+
+class UnknownRequestError(SternaError):
+    """No live request has that id."""
+
+
+class InstanceStartError(SternaError):
+    """An engine instance could not be started; the message carries the engine's own reason."""

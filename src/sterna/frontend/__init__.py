@@ -1,0 +1,1 @@
+"""The OpenAI API: vLLM's own server over instances that Sterna schedules."""

@@ -1,0 +1,1 @@
+"""Live migration of Section 4.2: messages, effects and the two state machines. Pure."""

@@ -1,0 +1,1 @@
+"""The scheduling policy of Section 4.4: pure functions over views and loads."""

@@ -1,0 +1,1 @@
+"""KV bytes between instances (Section 5): block fusion, chunks, pacing, and the wires."""

@@ -1,0 +1,133 @@
+"""The values that every part of Sterna speaks of. Pure.
+
+Memory is counted in **tokens** (blocks x block size), so that freeness is in decode steps
+(Section 4.4.3).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+
+InstanceId = NewType("InstanceId", str)
+"""Names one incarnation of an instance. An id is never used again after its instance is gone."""
+
+FrontendId = NewType("FrontendId", int)
+"""Names one incarnation of a front end. An id is never used again."""
+
+RequestId = NewType("RequestId", str)
+MigrationId = NewType("MigrationId", str)
+
+Priority = NewType("Priority", int)
+"""A rank: larger is more urgent (Section 4.4.1)."""
+
+NORMAL = Priority(0)
+HIGH = Priority(1)
+
+
+class RequestStatus(Enum):
+    """Where a request stands on its instance."""
+
+    QUEUING = "queuing"
+    """Waiting for memory or a batch slot: new, or preempted (vLLM's WAITING)."""
+    RUNNING = "running"
+    """In the batch, its prompt possibly still in chunks."""
+
+
+class Immovable(Enum):
+    """Why a request cannot be migrated at this moment. Each value is shown to operators."""
+
+    PREFILLING = "its prompt is still being prefilled"
+    MIGRATING = "it is already migrating"
+    UNSUPPORTED_ENGINE_FEATURE = "the engine runs with a feature whose state cannot move"
+    UNSUPPORTED_REQUEST_FEATURE = "the request uses a feature whose state cannot move"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """What policies see of one request on one instance.
+
+    Attributes:
+        num_tokens: prompt and output tokens so far.
+        physical_usage_tokens: memory held, in tokens of whole blocks; 0 when queuing.
+        demand_tokens: memory needed to admit it, in tokens of whole blocks (prompt, or prompt +
+            generated if it was preempted); 0 when running.
+        num_preemptions: how often the engine took its memory back on this instance.
+        immovable: why it cannot move now, or None when it can.
+    """
+
+    request_id: RequestId
+    status: RequestStatus
+    num_tokens: int
+    physical_usage_tokens: int = 0
+    demand_tokens: int = 0
+    scheduling_priority: Priority = NORMAL
+    execution_priority: Priority = NORMAL
+    num_output_tokens: int = 0
+    num_preemptions: int = 0
+    arrival_s: float = 0.0
+    immovable: Immovable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceView:
+    """The state of one instance between two steps, as its llumlet sees it.
+
+    Attributes:
+        total_tokens: M, the memory usable by requests (total less the admission watermark).
+        block_size: tokens a block.
+        running: requests in the batch, in the engine's order.
+        queuing: requests that wait, in the engine's order of admission; the first is the head
+            of the line.
+        reserved_tokens: blocks held for incoming migrations; they count as used.
+        shared_tokens: how often blocks shared through the prefix cache are counted too often in
+            the sum of the requests' physical usages, in tokens.
+        is_terminating: the instance is being emptied; its freeness is minus infinity.
+    """
+
+    instance_id: InstanceId
+    total_tokens: int
+    block_size: int
+    running: tuple[RequestView, ...] = ()
+    queuing: tuple[RequestView, ...] = ()
+    reserved_tokens: int = 0
+    shared_tokens: int = 0
+    num_preemptions: int = 0
+    is_terminating: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLoad:
+    """What a llumlet reports of its instance: metrics of the instance, never of single requests
+    (Section 4.3).
+
+    Attributes:
+        sequence: grows with every report of this instance; an older one is ignored.
+        free_tokens: M less the sum of the virtual usages; may be negative.
+        normal_free_tokens: the same with every headroom left out: what the normal priority sees
+            (auto-scaling, Section 4.4.3).
+        used_tokens: physical memory in use, reservations included.
+        head_demand_tokens: demand of the head-of-line queuing request, 0 if none queues.
+        queued_demand_tokens: demand of all queuing requests.
+        num_by_priority: running requests of each execution priority, as (priority, count).
+        last_dispatch: the highest dispatch number among the requests that reached this
+            instance; 0 before the first. The scheduler corrects for dispatches above it.
+        num_migrating_out: migrations in flight from this instance.
+        num_migrating_in: migrations in flight to this instance.
+    """
+
+    instance_id: InstanceId
+    sequence: int
+    total_tokens: int
+    used_tokens: int
+    free_tokens: float
+    normal_free_tokens: float
+    num_running: int
+    num_queuing: int
+    head_demand_tokens: int = 0
+    queued_demand_tokens: int = 0
+    num_by_priority: tuple[tuple[Priority, int], ...] = ()
+    last_dispatch: int = 0
+    num_migrating_out: int = 0
+    num_migrating_in: int = 0
+    num_preemptions: int = 0
+    is_terminating: bool = False
