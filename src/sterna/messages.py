@@ -1,0 +1,248 @@
+"""What the actors say to each other, besides the KV bytes. Pure.
+
+Every message is one ZeroMQ multipart message: the struct in msgpack, then, where the struct
+says so, payload frames in the engine's own encoding, which only engine and front end read.
+All messages are one-way; an answer is a message of its own. Delivery is in order between two
+actors while both live; nothing is promised across actors, so that tokens of a migrated request
+can overtake each other: every span says which token it begins with.
+"""
+
+import msgspec
+
+from sterna.migration.messages import Message, Mode
+from sterna.types import FrontendId, InstanceId, InstanceLoad, Priority, RequestId
+
+# --------------------------------------------------------------- front end <-> global scheduler
+
+
+class DispatchRequest(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> scheduler: name an instance for this request.
+
+    Attributes:
+        demand_tokens: memory needed to admit it, in tokens of whole blocks.
+        arrival_s: when it reached the front end, in seconds of the wall clock.
+    """
+
+    frontend_id: FrontendId
+    request_id: RequestId
+    demand_tokens: int
+    arrival_s: float
+    scheduling_priority: Priority
+    execution_priority: Priority
+
+
+class Dispatched(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler -> front end: send the request to this instance."""
+
+    request_id: RequestId
+    instance_id: InstanceId
+    dispatch_number: int
+
+
+class CancelDispatch(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> scheduler: the request needs no instance any more."""
+
+    request_id: RequestId
+
+
+# ------------------------------------------------------------------- front end <-> instance
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> instance: serve this request. Payload: the engine's request.
+
+    Attributes:
+        dispatch_number: from Dispatched; 0 when the scheduler was bypassed.
+    """
+
+    frontend_id: FrontendId
+    request_id: RequestId
+    dispatch_number: int
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag=True):
+    """Front end or instance -> instance: the clients of these requests have gone.
+
+    An instance that gave a request away forwards this to where it went.
+    """
+
+    request_ids: tuple[RequestId, ...]
+
+
+class CallUtility(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> instance: call a method of the engine. Payload: its arguments."""
+
+    frontend_id: FrontendId
+    call_id: int
+    method: str
+
+
+class TokenSpan(msgspec.Struct, frozen=True, array_like=True):
+    """Which tokens of a request one output holds.
+
+    Attributes:
+        first_index: index of its first token in the request's output, from 0.
+        num_tokens: how many; 0 for an output that only ends the request.
+    """
+
+    request_id: RequestId
+    first_index: int
+    num_tokens: int
+    is_finished: bool
+
+
+class TokenBatch(msgspec.Struct, frozen=True, tag=True):
+    """Instance -> front end: what one step produced. Payload: the engine's outputs, one for
+    each span, in the same order."""
+
+    instance_id: InstanceId
+    spans: tuple[TokenSpan, ...]
+
+
+class UtilityResult(msgspec.Struct, frozen=True, tag=True):
+    """Instance -> front end: outcome of CallUtility. Payload: the engine's outputs with it."""
+
+    instance_id: InstanceId
+    call_id: int
+
+
+class RequestsMoved(msgspec.Struct, frozen=True, tag=True):
+    """Instance -> front end: these requests run here from now on."""
+
+    instance_id: InstanceId
+    request_ids: tuple[RequestId, ...]
+
+
+class OwnerQuery(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> instance, after another instance died: do you have any of these requests?"""
+
+    frontend_id: FrontendId
+    query_id: int
+    request_ids: tuple[RequestId, ...]
+
+
+class OwnerReply(msgspec.Struct, frozen=True, tag=True):
+    """Instance -> front end: these of the queried requests are here, or about to be."""
+
+    instance_id: InstanceId
+    query_id: int
+    request_ids: tuple[RequestId, ...]
+
+
+# --------------------------------------------------------------- instance <-> global scheduler
+
+
+class LoadReport(msgspec.Struct, frozen=True, tag=True):
+    """Instance -> scheduler (Section 4.3)."""
+
+    load: InstanceLoad
+
+
+class SetDestination(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler -> instance: migrate to this instance until told otherwise; None: stop."""
+
+    destination: InstanceId | None
+
+
+# --------------------------------------------------------------------- instance <-> instance
+
+
+class MigrationMessage(msgspec.Struct, frozen=True, tag=True):
+    """Llumlet -> llumlet: a message of the migration protocol."""
+
+    sender: InstanceId
+    message: Message
+
+
+# ------------------------------------------------------------------------------- operators
+
+
+class MigrateRequest(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> instance: an operator wants this request moved. Answer: AdminReply."""
+
+    reply_to: str
+    query_id: int
+    request_id: RequestId
+    destination: InstanceId
+    mode: Mode = Mode.LIVE
+
+
+class ListRequests(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> instance: describe your requests. Answer: AdminReply."""
+
+    reply_to: str
+    query_id: int
+
+
+class ListInstances(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> scheduler: describe the instances. Answer: AdminReply."""
+
+    reply_to: str
+    query_id: int
+
+
+class AdminReply(msgspec.Struct, frozen=True, tag=True):
+    """Answer to an operator's question.
+
+    Attributes:
+        body: JSON of the answer; of the reason when `error` is set.
+        error: None, or what went wrong, in words for the operator.
+    """
+
+    query_id: int
+    body: bytes
+    error: str | None = None
+
+
+# -------------------------------------------------------------------------------- membership
+
+
+class Instance(msgspec.Struct, frozen=True, array_like=True):
+    """One member of the cluster; `address` is its mailbox."""
+
+    instance_id: InstanceId
+    address: str
+    is_terminating: bool = False
+
+
+class Frontend(msgspec.Struct, frozen=True, array_like=True):
+    """One front end; `address` is its mailbox."""
+
+    frontend_id: FrontendId
+    address: str
+
+
+class Membership(msgspec.Struct, frozen=True, tag=True):
+    """Supervisor -> all: who is there. The one with the highest version holds.
+
+    An instance that was in an older version and is not in this one is confirmed dead: it will
+    never act again.
+    """
+
+    version: int
+    instances: tuple[Instance, ...]
+    frontends: tuple[Frontend, ...]
+    scheduler: str | None
+
+
+WireMessage = (
+    DispatchRequest
+    | Dispatched
+    | CancelDispatch
+    | AddRequest
+    | AbortRequests
+    | CallUtility
+    | TokenBatch
+    | UtilityResult
+    | RequestsMoved
+    | OwnerQuery
+    | OwnerReply
+    | LoadReport
+    | SetDestination
+    | MigrationMessage
+    | MigrateRequest
+    | ListRequests
+    | ListInstances
+    | AdminReply
+    | Membership
+)
