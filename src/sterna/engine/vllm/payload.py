@@ -1,0 +1,139 @@
+"""The payload frames of `messages`: vLLM's own structs in vLLM's own encoding, one blob each.
+
+vLLM encodes a struct as one msgpack frame followed by a frame for each large array (log
+probabilities, embeddings), which the msgpack refers to by position. A payload keeps such a list
+together in one blob, so that a payload can be held, forwarded and put inside another message
+without anybody looking into it.
+
+A blob is the frame itself when there is only one, which is nearly always: no copy, and the front
+end forwards it as it came. Otherwise it is the byte 0xC1, which begins no msgpack value, and a
+msgpack list of the frames.
+
+What is in which payload:
+
+- `AddRequest`: an `EngineCoreRequest` (`decode_request`);
+- `TokenBatch`: for each span an `EngineCoreOutputs` with exactly one `EngineCoreOutput`
+  (`encode_outputs`);
+- `CallUtility`: the call as vLLM's client encoded it (`decode_utility_call`);
+- `UtilityResult`: an `EngineCoreOutputs` with a `UtilityOutput` (`encode_utility_result`).
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, UtilityOutput
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
+
+Buffer = bytes | bytearray | memoryview
+
+_MANY_FRAMES = 0xC1
+
+# vLLM's coders are not safe to share between threads, and building one costs ten times as much
+# as encoding a token.
+_per_thread = threading.local()
+
+
+def pack_frames(frames: Sequence[Buffer]) -> bytes:
+    """Return the one blob that holds these frames, of which there is at least one."""
+    if len(frames) == 1:
+        return bytes(frames[0])
+    return bytes([_MANY_FRAMES]) + msgspec.msgpack.encode(list(frames))
+
+
+def unpack_frames(payload: Buffer) -> list[Buffer]:
+    """Return the frames of a blob, without copying them.
+
+    Raises:
+        msgspec.DecodeError: the payload is damaged.
+    """
+    if payload[0] != _MANY_FRAMES:
+        return [payload]
+    return list(msgspec.msgpack.decode(memoryview(payload)[1:], type=list[memoryview]))
+
+
+def encode_request(request: EngineCoreRequest) -> bytes:
+    """Return the payload of an AddRequest."""
+    return _encode(request)
+
+
+def decode_request(payload: Buffer) -> EngineCoreRequest:
+    """Return the request of an AddRequest's payload.
+
+    Raises:
+        msgspec.DecodeError: the payload is damaged.
+    """
+    return _decoder("requests", EngineCoreRequest).decode(unpack_frames(payload))
+
+
+def encode_outputs(outputs: EngineCoreOutputs) -> bytes:
+    """Return one payload of a TokenBatch, or the payload of a UtilityResult."""
+    return _encode(outputs)
+
+
+def decode_outputs(payload: Buffer) -> EngineCoreOutputs:
+    """Return what `encode_outputs` was given.
+
+    Raises:
+        msgspec.DecodeError: the payload is damaged.
+    """
+    return _decoder("outputs", EngineCoreOutputs).decode(unpack_frames(payload))
+
+
+@dataclass(frozen=True, slots=True)
+class UtilityCall:
+    """A call of an engine core's method.
+
+    Attributes:
+        client_index: which of vLLM's clients called.
+        call_id: names the call for that client.
+        args: positional, in plain msgpack types (vLLM's engine core converts structs).
+    """
+
+    client_index: int
+    call_id: int
+    method: str
+    args: tuple[Any, ...]
+
+
+def decode_utility_call(payload: Buffer) -> UtilityCall:
+    """Return the call of a CallUtility's payload.
+
+    Raises:
+        msgspec.DecodeError: the payload is damaged.
+    """
+    client_index, call_id, method, args = _decoder("any", None).decode(unpack_frames(payload))
+    return UtilityCall(client_index, call_id, method, tuple(args))
+
+
+def encode_utility_result(call_id: int, result: object = None, failure: str | None = None) -> bytes:
+    """Return the payload of a UtilityResult: the method's result, or why it failed.
+
+    A result that cannot be encoded becomes a failure that says so, because a call without an
+    answer would leave its client waiting forever.
+    """
+    if failure is None:
+        succeeded = UtilityOutput(call_id, result=UtilityResult(result))
+        try:
+            return _encode(EngineCoreOutputs(utility_output=succeeded))
+        except TypeError as error:
+            failure = f"the result cannot be sent: {error}"
+    failed = UtilityOutput(call_id, failure_message=failure)
+    return _encode(EngineCoreOutputs(utility_output=failed))
+
+
+def _encode(struct: object) -> bytes:
+    encoder = getattr(_per_thread, "encoder", None)
+    if encoder is None:
+        encoder = _per_thread.encoder = MsgpackEncoder()
+    return pack_frames(encoder.encode(struct))
+
+
+def _decoder(name: str, struct: type | None) -> MsgpackDecoder:
+    decoder = getattr(_per_thread, name, None)
+    if decoder is None:
+        decoder = MsgpackDecoder(struct)
+        setattr(_per_thread, name, decoder)
+    return decoder

@@ -1,0 +1,88 @@
+"""vLLM's structs survive the way through one payload blob."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.outputs import LogprobsLists
+from vllm.v1.serial_utils import MsgpackEncoder
+
+from sterna.engine.vllm import payload
+
+pytestmark = pytest.mark.vllm
+
+
+def outputs_with_logprobs(num_logprobs: int) -> EngineCoreOutputs:
+    logprobs = LogprobsLists(
+        logprob_token_ids=np.arange(num_logprobs, dtype=np.int32)[None, :],
+        logprobs=np.linspace(-9, 0, num_logprobs, dtype=np.float32)[None, :],
+        sampled_token_ranks=np.array([3], dtype=np.int32),
+    )
+    return EngineCoreOutputs(
+        outputs=[EngineCoreOutput("r1", [17], new_logprobs=logprobs)], timestamp=2.5
+    )
+
+
+def test_a_single_frame_is_its_own_payload_so_that_it_can_be_forwarded_untouched():
+    outputs = EngineCoreOutputs(outputs=[EngineCoreOutput("r1", [17])], timestamp=2.5)
+    assert [payload.encode_outputs(outputs)] == MsgpackEncoder().encode(outputs)
+
+
+def test_outputs_with_large_arrays_keep_all_their_frames():
+    outputs = outputs_with_logprobs(num_logprobs=500)
+    blob = payload.encode_outputs(outputs)
+    frames = [bytes(frame) for frame in payload.unpack_frames(blob)]
+    assert frames == [bytes(frame) for frame in MsgpackEncoder().encode(outputs)]
+    assert len(frames) == 3
+
+    (decoded,) = payload.decode_outputs(blob).outputs
+    expected = outputs.outputs[0].new_logprobs
+    assert decoded.new_token_ids == [17]
+    np.testing.assert_array_equal(decoded.new_logprobs.logprobs, expected.logprobs)
+    np.testing.assert_array_equal(
+        decoded.new_logprobs.logprob_token_ids, expected.logprob_token_ids
+    )
+
+
+def test_a_request_comes_back_equal():
+    request = EngineCoreRequest(
+        request_id="cmpl-1-0",
+        prompt_token_ids=[1, 2, 3],
+        mm_features=None,
+        sampling_params=SamplingParams(temperature=0.3, seed=7, max_tokens=9, logprobs=2),
+        pooling_params=None,
+        arrival_time=12.5,
+        lora_request=None,
+        cache_salt="salt",
+        data_parallel_rank=None,
+        priority=-4,
+        external_req_id="cmpl-1",
+    )
+    decoded = payload.decode_request(payload.encode_request(request))
+    assert decoded.sampling_params == request.sampling_params
+    assert decoded.prompt_token_ids == [1, 2, 3]
+    assert (decoded.priority, decoded.external_req_id) == (-4, "cmpl-1")
+
+
+def test_a_utility_call_of_vllms_client_can_be_read():
+    frames = MsgpackEncoder().encode((0, 1 << 63, "reset_prefix_cache", (True, False)))
+    call = payload.decode_utility_call(payload.pack_frames(frames))
+    assert call == payload.UtilityCall(0, 1 << 63, "reset_prefix_cache", (True, False))
+
+
+def test_a_utility_result_that_cannot_be_sent_becomes_a_failure():
+    output = payload.decode_outputs(
+        payload.encode_utility_result(5, result=object())
+    ).utility_output
+    assert output.call_id == 5
+    assert output.failure_message.startswith("the result cannot be sent")
+
+
+def test_a_utility_result_comes_back():
+    output = payload.decode_outputs(
+        payload.encode_utility_result(5, result=[1, "two"])
+    ).utility_output
+    assert (output.failure_message, output.result.result) == (None, [1, "two"])
