@@ -27,3 +27,7 @@ class UnknownRequestError(SternaError):
 
 class InstanceStartError(SternaError):
     """An engine instance could not be started; the message carries the engine's own reason."""
+
+
+class ModelPreparationError(SternaError):
+    """The small model could not be fetched or converted; the message says what to do."""
