@@ -68,6 +68,10 @@ class PolicyConfig:
         default_factory=lambda: MappingProxyType({HIGH: 1600})
     )
 
+    def counts_as(self, priority: Priority) -> Priority:
+        """The priority that this policy sees: `priority` itself, or normal without priorities."""
+        return priority if self.has_priorities else NORMAL
+
     def __post_init__(self) -> None:
         _require(
             self.source_freeness_steps <= self.destination_freeness_steps,
@@ -83,12 +87,47 @@ class PolicyConfig:
             "at least 1",
         )
         for priority, target in self.target_load_tokens.items():
-            _require(
-                target > 0, f"target_load_tokens of priority {priority}", target, "positive"
-            )
+            _require(target > 0, f"target_load_tokens of priority {priority}", target, "positive")
             _require(
                 priority > NORMAL, "a priority with a target load", priority, "above normal (0)"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingConfig:
+    """When instances are added and terminated (Section 4.4.3, auto-scaling).
+
+    Attributes:
+        min_instances: never fewer instances that take requests.
+        max_instances: never more, instances that still start included.
+        low_freeness_steps: x; below this average freeness instances are added. The paper's 10
+            (Section 6.5) is in blocks a request: 160 decode steps.
+        high_freeness_steps: y; above this average freeness an instance is terminated. The
+            paper's 60 blocks a request.
+        period_s: how long the average must stay outside [x, y] before each decision.
+    """
+
+    min_instances: int = 1
+    max_instances: int = 16
+    low_freeness_steps: float = 160.0
+    high_freeness_steps: float = 960.0
+    period_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        _require(self.min_instances >= 1, "min_instances", self.min_instances, "at least 1")
+        _require(
+            self.max_instances >= self.min_instances,
+            "max_instances",
+            self.max_instances,
+            f"at least min_instances ({self.min_instances})",
+        )
+        _require(
+            self.low_freeness_steps < self.high_freeness_steps,
+            "low_freeness_steps",
+            self.low_freeness_steps,
+            f"below high_freeness_steps ({self.high_freeness_steps})",
+        )
+        _require(self.period_s > 0, "period_s", self.period_s, "positive")
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,8 @@ class InstanceLoad:
         num_by_priority: running requests of each execution priority, as (priority, count).
         last_dispatch: the highest dispatch number among the requests that reached this
             instance; 0 before the first. The scheduler corrects for dispatches above it.
+        move_tokens: memory that one migration from here would take at its destination: that of
+            the request which would move next; None when none can move.
         num_migrating_out: migrations in flight from this instance.
         num_migrating_in: migrations in flight to this instance.
     """
@@ -127,6 +129,7 @@ class InstanceLoad:
     queued_demand_tokens: int = 0
     num_by_priority: tuple[tuple[Priority, int], ...] = ()
     last_dispatch: int = 0
+    move_tokens: int | None = None
     num_migrating_out: int = 0
     num_migrating_in: int = 0
     num_preemptions: int = 0

@@ -1,0 +1,79 @@
+"""Which instance a new request goes to (Section 4.4.3, dispatching). Pure."""
+
+from collections.abc import Iterable, Sequence
+
+from sterna.config import DispatchRule, PolicyConfig
+from sterna.policy.virtual_usage import Candidate, NewRequest
+from sterna.types import InstanceId
+
+
+def choose(
+    request: NewRequest, candidates: Iterable[Candidate], policy: PolicyConfig
+) -> InstanceId | None:
+    """The instance for the request, or None when there is no candidate.
+
+    A terminating instance is chosen only while no other exists. Ties go to the instance with
+    fewer requests, then to the smaller id.
+    """
+    everyone = tuple(candidates)
+    staying = tuple(each for each in everyone if not each.load.is_terminating)
+    eligible = staying or everyone
+    if not eligible:
+        return None
+    match policy.dispatch:
+        case DispatchRule.ROUND_ROBIN:
+            chosen = min(eligible, key=lambda each: (each.num_dispatched, each.instance_id))
+        case DispatchRule.FREEST:
+            if _has_headroom(request, policy):
+                chosen = _for_high_priority(request, eligible, policy)
+            else:
+                chosen = min(eligible, key=lambda each: (-each.freeness, *_tie_break(each)))
+    return chosen.instance_id
+
+
+def real_load_tokens(candidate: Candidate) -> int:
+    """Memory that the instance's requests use or wait for, without any headroom, in tokens.
+
+    Queuing and in-flight requests count with their demand: they will be decoding next to the
+    request that asks.
+    """
+    load = candidate.load
+    in_flight_tokens = sum(request.demand_tokens for request in candidate.in_flight)
+    return load.used_tokens + load.queued_demand_tokens + in_flight_tokens
+
+
+def _for_high_priority(
+    request: NewRequest, eligible: Sequence[Candidate], policy: PolicyConfig
+) -> Candidate:
+    """Joins an instance with requests of the same priority while the load allows it.
+
+    Departure from the paper, which names only freeness: an instance with a high-priority
+    request has next to no freeness, so that each further one would go to an instance without,
+    until all of them are virtually overloaded and none has a headroom left to give.
+    """
+    priority = policy.counts_as(request.execution_priority)
+    target_tokens = policy.target_load_tokens[priority]
+    joinable = tuple(
+        each
+        for each in eligible
+        if _hosts(each, request, policy)
+        and real_load_tokens(each) + request.demand_tokens <= target_tokens
+    )
+    return min(joinable or eligible, key=lambda each: (real_load_tokens(each), *_tie_break(each)))
+
+
+def _has_headroom(request: NewRequest, policy: PolicyConfig) -> bool:
+    return policy.counts_as(request.execution_priority) in policy.target_load_tokens
+
+
+def _hosts(candidate: Candidate, request: NewRequest, policy: PolicyConfig) -> bool:
+    priority = policy.counts_as(request.execution_priority)
+    running = (each for each, _ in candidate.load.num_by_priority)
+    in_flight = (policy.counts_as(each.execution_priority) for each in candidate.in_flight)
+    return priority in (*running, *in_flight)
+
+
+def _tie_break(candidate: Candidate) -> tuple[int, InstanceId]:
+    load = candidate.load
+    num_requests = load.num_running + load.num_queuing + len(candidate.in_flight)
+    return num_requests, candidate.instance_id

@@ -1,0 +1,102 @@
+"""Which instance migrates requests to which (Section 4.4.3, migration). Pure.
+
+Pairing is level-triggered: each round gives the whole assignment, and what it does not name is
+unset. It sees instances, never their requests (Section 4.3); which request moves is the
+llumlet's choice (`selection`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from sterna.config import PolicyConfig
+from sterna.policy.virtual_usage import Candidate, headroom_tokens
+from sterna.types import NORMAL, InstanceId
+
+
+def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[InstanceId, InstanceId]:
+    """The destination of each source, for this round; other instances are not sources.
+
+    Sources are the instances below the source threshold that have a request to move;
+    destinations those above the destination threshold. A terminating instance, with its
+    freeness of minus infinity, is always the first and never the second.
+
+    The source of lowest freeness gets the destination of highest freeness, and so on; ties go
+    to the smaller id. Each instance is in at most one pair, also where it may take part in
+    several migrations at once (`num_concurrent_migrations`): these then have the same peer.
+
+    A source whose move would not help (`move_helps`) is passed over, and the destination is
+    left to the next one.
+    """
+    known = tuple(candidates)
+    freeness = {each.instance_id: each.freeness for each in known}
+    sources = sorted(
+        (
+            each
+            for each in known
+            if freeness[each.instance_id] < policy.source_freeness_steps
+            and each.load.move_tokens is not None
+        ),
+        key=lambda each: (freeness[each.instance_id], each.instance_id),
+    )
+    destinations = sorted(
+        (each for each in known if freeness[each.instance_id] > policy.destination_freeness_steps),
+        key=lambda each: (-freeness[each.instance_id], each.instance_id),
+    )
+    pairs: dict[InstanceId, InstanceId] = {}
+    for source in sources:
+        if len(pairs) == len(destinations):
+            break
+        destination = destinations[len(pairs)]
+        if move_helps(source, destination, policy):
+            pairs[source.instance_id] = destination.instance_id
+    return pairs
+
+
+def move_helps(source: Candidate, destination: Candidate, policy: PolicyConfig) -> bool:
+    """Whether the next move fits the destination and narrows the gap in freeness.
+
+    Without this, a request that overloads any instance by itself (one that fills the memory, or
+    a lone one of high priority above its target load) would go back and forth every round. The
+    gap to a terminating instance is infinite; whatever leaves it helps.
+    """
+    moved_tokens = source.load.move_tokens
+    if moved_tokens is None:
+        return False
+    room_tokens = destination.load.total_tokens - destination.load.used_tokens
+    room_tokens -= sum(request.demand_tokens for request in destination.in_flight)
+    if moved_tokens > room_tokens:
+        return False
+    if source.load.is_terminating:
+        return True
+    source_after, destination_after = _after_move(source, destination, moved_tokens, policy)
+    gap_after = abs(destination_after.freeness - source_after.freeness)
+    return gap_after < destination.freeness - source.freeness
+
+
+def _after_move(
+    source: Candidate, destination: Candidate, moved_tokens: int, policy: PolicyConfig
+) -> tuple[Candidate, Candidate]:
+    """Both instances as if the source's next request ran on the destination.
+
+    The request is taken to be of the lowest priority that runs on the source. The last one of
+    its priority takes the whole headroom along, to where none of that priority ran.
+    """
+    leaving, arriving = source.load, destination.load
+    counts = dict(leaving.num_by_priority)
+    priority = min(counts, default=NORMAL)
+    freed_tokens = added_tokens = moved_tokens
+    if counts.get(priority, 0) <= 1:
+        freed_tokens += headroom_tokens(priority, leaving.total_tokens, policy)
+    if priority not in dict(arriving.num_by_priority):
+        added_tokens += headroom_tokens(priority, arriving.total_tokens, policy)
+    left = replace(
+        leaving,
+        free_tokens=leaving.free_tokens + freed_tokens,
+        num_running=max(0, leaving.num_running - 1),
+    )
+    arrived = replace(
+        arriving,
+        free_tokens=arriving.free_tokens - added_tokens,
+        num_running=arriving.num_running + 1,
+    )
+    return replace(source, load=left), replace(destination, load=arrived)

@@ -1,0 +1,49 @@
+"""The policies by name. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from sterna.config import DispatchRule, PolicyConfig, QueueDemand
+from sterna.errors import ConfigurationError
+
+LLUMNIX = PolicyConfig(name="llumnix")
+"""The paper's policy: virtual usage, freeness, migration, priorities (Section 4.4)."""
+
+LLUMNIX_BASE = replace(LLUMNIX, name="llumnix-base", has_priorities=False)
+"""Priority-agnostic, all the other features included (Section 6.1, Llumnix-base)."""
+
+INFAAS_PP = PolicyConfig(
+    name="infaas++", has_priorities=False, migrates=False, queue_demand=QueueDemand.ALL
+)
+"""Load-balancing dispatch by memory load, the demand of all queuing requests counted in, and no
+migration (Section 6.1, INFaaS++). It dispatches by freeness too, as in the paper's runs, so that
+its distance from Llumnix is the work of migration."""
+
+ROUND_ROBIN = PolicyConfig(
+    name="round-robin",
+    has_priorities=False,
+    migrates=False,
+    dispatch=DispatchRule.ROUND_ROBIN,
+)
+"""Spreads requests evenly, blind to load (Section 6.1, round-robin dispatching)."""
+
+STERNA = replace(LLUMNIX, name="sterna")
+"""Sterna's own policy: whatever beats Llumnix in evidence."""
+
+PRESETS: Mapping[str, PolicyConfig] = MappingProxyType(
+    {policy.name: policy for policy in (LLUMNIX, LLUMNIX_BASE, INFAAS_PP, ROUND_ROBIN, STERNA)}
+)
+
+
+def preset(name: str) -> PolicyConfig:
+    """The policy of that name.
+
+    Raises:
+        ConfigurationError: there is none; the message lists the names.
+    """
+    try:
+        return PRESETS[name]
+    except KeyError:
+        names = ", ".join(PRESETS)
+        raise ConfigurationError(f"policy must be one of {names}, not {name!r}") from None

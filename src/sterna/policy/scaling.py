@@ -1,0 +1,125 @@
+"""When to add and to terminate instances (Section 4.4.3, auto-scaling). Pure.
+
+The average freeness for the normal priority is kept within [x, y]. Each side has a deadline,
+set when the average leaves the range on that side and cleared when it comes back: the decision
+falls when the deadline is reached, and the next one needs another whole period.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sterna.config import ScalingConfig
+from sterna.policy.virtual_usage import Candidate, normal_freeness_of
+from sterna.types import InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleUp:
+    """Start so many more instances."""
+
+    num_instances: int
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Empty this instance, then end it."""
+
+    instance_id: InstanceId
+
+
+ScalingDecision = ScaleUp | Terminate
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingState:
+    """When the average will have been outside the range for a period.
+
+    Attributes:
+        scale_up_at_s: deadline of an average below x, or None while it is not.
+        scale_down_at_s: deadline of an average above y, or None while it is not.
+    """
+
+    scale_up_at_s: float | None = None
+    scale_down_at_s: float | None = None
+
+
+def average_normal_freeness(candidates: Iterable[Candidate]) -> float | None:
+    """Average over the instances that stay, in decode steps; None when there is none.
+
+    A terminating instance is left out: its minus infinity would be the average's, and the
+    capacity that it leaves behind is what the average is to tell.
+    """
+    values = [normal_freeness_of(each.load, each.in_flight) for each in _staying(candidates)]
+    return math.fsum(values) / len(values) if values else None
+
+
+def decide(
+    state: ScalingState,
+    candidates: Iterable[Candidate],
+    config: ScalingConfig,
+    *,
+    num_starting: int,
+    now_s: float,
+) -> tuple[ScalingState, ScalingDecision | None]:
+    """The next state, and what to do, if anything.
+
+    Instances that start (`num_starting`) will be idle: they count against the maximum, and in
+    how many more are needed. A side on which the limits leave nothing to do keeps its deadline,
+    so that it acts as soon as they do.
+    """
+    staying = _staying(candidates)
+    average = average_normal_freeness(staying)
+    if average is None:
+        # Nothing is known: dead instances are the supervisor's to replace.
+        return ScalingState(), None
+    if average < config.low_freeness_steps:
+        deadline_s = _deadline(state.scale_up_at_s, config, now_s)
+        num_more = _num_to_add(staying, config, num_starting)
+        if now_s >= deadline_s and num_more > 0:
+            return ScalingState(), ScaleUp(num_more)
+        return ScalingState(scale_up_at_s=deadline_s), None
+    if average > config.high_freeness_steps:
+        deadline_s = _deadline(state.scale_down_at_s, config, now_s)
+        if now_s >= deadline_s and len(staying) > config.min_instances:
+            return ScalingState(), Terminate(_emptiest(staying).instance_id)
+        return ScalingState(scale_down_at_s=deadline_s), None
+    return ScalingState(), None
+
+
+def _staying(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    return tuple(each for each in candidates if not each.load.is_terminating)
+
+
+def _deadline(deadline_s: float | None, config: ScalingConfig, now_s: float) -> float:
+    return now_s + config.period_s if deadline_s is None else deadline_s
+
+
+def _num_to_add(staying: Sequence[Candidate], config: ScalingConfig, num_starting: int) -> int:
+    """As many idle instances as bring the average back to x, within the maximum.
+
+    An idle instance has a freeness of M, here the average M of the others.
+    """
+    num_known = len(staying)
+    idle_steps = math.fsum(each.load.total_tokens for each in staying) / num_known
+    limit = config.max_instances - num_known - num_starting
+    gain_steps = idle_steps - config.low_freeness_steps
+    num_needed = 1
+    # Where not even an idle instance reaches x, no number restores the average: one at a time.
+    if gain_steps > 0:
+        steps = (normal_freeness_of(each.load, each.in_flight) for each in staying)
+        lacking_steps = num_known * config.low_freeness_steps - math.fsum(steps)
+        num_needed = math.ceil(lacking_steps / gain_steps)
+    return max(0, min(num_needed - num_starting, limit))
+
+
+def _emptiest(staying: Sequence[Candidate]) -> Candidate:
+    return min(
+        staying,
+        key=lambda each: (
+            each.load.num_running,
+            each.load.num_queuing,
+            each.load.used_tokens,
+            each.instance_id,
+        ),
+    )
