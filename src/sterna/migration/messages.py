@@ -3,21 +3,41 @@
 Three closed sets, one for each direction:
 
 - **messages** travel between the source's and the destination's llumlet (Figure 7 of the paper:
-  the handshake); they are msgspec structs because they go over the wire as they are;
+  the handshake); they are msgspec structs because they go over the wire as they are. They may
+  be lost, repeated and overtaken;
 - **effects** are what a state machine wants done: an interpreter (`runtime`, `simulator`) carries
-  them out, in order;
+  them out;
 - **events** are what happened: an arrived message, an effect's outcome, a death, time.
 
-Every effect that has an outcome names the events that report it. An interpreter reports each
-outcome exactly once.
+The interpreter's contract:
+
+1. Effects of one instance take effect in the order in which they were returned; those on the
+   engine do so between two steps.
+2. An effect that has an outcome names the events that report it. Exactly one of them comes, once,
+   for each time the effect was returned; and for `CopyBlocks` at most one. While an outcome of
+   `ReserveBlocks`, `FreeReservation`, `Adopt`, `Inspect` or `Drain` is due, no other of these
+   effects is returned for that migration, so their outcomes cannot be confused.
+3. Each stage for which receivers listen ends in StageReceived or StageFailed, once, unless
+   `FreeReservation` or `Adopt` stops it; one that gets no bytes for too long has failed.
+4. PeerDead is told only of an instance that will never act again.
+
+A conversation is named by its `reservation`: the destination numbers the reservations it makes
+and says the number in Reserved; whatever is said from then on repeats it. A copy of the first
+Reserve that was long under way can open a second reservation for a migration that is over or
+goes on under another number; nothing that was meant for one is then taken for the other. Abort
+and Released need no number: the source is done with every reservation of that migration.
 """
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NewType
 
 import msgspec
 
 from sterna.types import InstanceId, MigrationId, RequestId
+
+ReservationId = NewType("ReservationId", int)
+"""Names one reservation on its destination. A number is never used again."""
 
 
 class Mode(Enum):
@@ -49,6 +69,7 @@ class Reason(Enum):
     TRANSFER_FAILED = "the KV transfer failed"
     LEASE_EXPIRED = "the destination heard nothing of the migration for too long"
     PEER_DEAD = "the other instance died"
+    COMMIT_LOST = "the source asked for the verdict of a commit that never arrived"
     UNKNOWN_MIGRATION = "the destination does not know the migration"
     CANCELLED = "the migration was cancelled"
 
@@ -61,17 +82,24 @@ class Reserve(msgspec.Struct, frozen=True, tag=True):
 
     All or nothing. The first one carries the request as its front end sent it (`request`), so
     that the destination can prepare it (compile its grammar, say) while the bulk is copied.
+    Sent again from time to time while the source waits for Reserved or StageCopied: it asks how
+    far the stage is, and renews the lease.
 
     Attributes:
-        num_blocks: blocks to add to the reservation; 0 for a stage without KV.
+        first_block: the stage's first block, counted from the request's first.
+        num_blocks: blocks of the stage, at most; 0 for a stage without KV. After a last stage
+            was given up for another one they overlap what is reserved already.
         is_last: the request will be drained for this stage; a batch slot is reserved as well.
+        reservation: None as long as the source knows none.
     """
 
     migration_id: MigrationId
     request_id: RequestId
     stage: int
+    first_block: int
     num_blocks: int
     is_last: bool
+    reservation: ReservationId | None
     request: bytes | None = None
 
 
@@ -83,14 +111,19 @@ class Reserved(msgspec.Struct, frozen=True, tag=True):
     """
 
     migration_id: MigrationId
+    reservation: ReservationId
     stage: int
     receivers: tuple[str, ...]
 
 
 class StageCopied(msgspec.Struct, frozen=True, tag=True):
-    """Destination -> source: every rank has the stage's blocks in place."""
+    """Destination -> source: every rank has the stage's blocks in place.
+
+    Not sent of a last stage, after which the source waits for the verdict.
+    """
 
     migration_id: MigrationId
+    reservation: ReservationId
     stage: int
 
 
@@ -107,6 +140,7 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
     """
 
     migration_id: MigrationId
+    reservation: ReservationId
     request_id: RequestId
     stage: int
     num_blocks: int
@@ -114,30 +148,48 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 
 
 class CommitQuery(msgspec.Struct, frozen=True, tag=True):
-    """Source -> destination: no verdict has come; how did the commit end?"""
+    """Source -> destination: no verdict has come; how did the commit end?
 
-    migration_id: MigrationId
-
-
-class Committed(msgspec.Struct, frozen=True, tag=True):
-    """Destination -> source, the verdict: the request runs here; free yours."""
-
-    migration_id: MigrationId
-
-
-class Aborted(msgspec.Struct, frozen=True, tag=True):
-    """Destination -> source, the verdict: the request was not and will not be adopted.
-
-    Answers Reserve (refused), Abort, CommitQuery of an unknown migration, and goes out unasked
-    when a transfer failed or the lease ran out. The reservation is gone when this is sent.
+    A destination that has no Commit of this reservation takes it for lost and aborts.
     """
 
     migration_id: MigrationId
+    reservation: ReservationId
+
+
+class Committed(msgspec.Struct, frozen=True, tag=True):
+    """Destination -> source, the verdict: the request runs here; free yours.
+
+    Sent again until Released comes.
+    """
+
+    migration_id: MigrationId
+    reservation: ReservationId
+
+
+class Aborted(msgspec.Struct, frozen=True, tag=True):
+    """Destination -> source, the verdict: the request was not and will not be adopted under this
+    reservation; or it was, and has been aborted since, as the source had asked.
+
+    Answers Reserve (refused), Abort, ForwardedAbort, anything of an unknown reservation, and goes
+    out unasked when a transfer failed or the lease ran out. The reservation is gone when this is
+    sent.
+
+    Attributes:
+        reservation: None when the first Reserve was refused.
+    """
+
+    migration_id: MigrationId
+    reservation: ReservationId | None
     reason: Reason
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Source -> destination: give the reservation back. Only before Commit."""
+    """Source -> destination: give the reservation back.
+
+    Before Commit this ends the migration. After Commit it is a wish, when the copy of the last
+    stage failed: the destination aborts unless it has adopted, and the verdict tells which.
+    """
 
     migration_id: MigrationId
     reason: Reason
@@ -150,9 +202,13 @@ class Released(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForwardedAbort(msgspec.Struct, frozen=True, tag=True):
-    """Source -> destination: the client aborted a request whose commit is under way or done."""
+    """Source -> destination: the client aborted a request whose commit is under way or done.
+
+    Answered by Aborted once the request is nowhere on the destination; sent again until then.
+    """
 
     migration_id: MigrationId
+    reservation: ReservationId
     request_id: RequestId
 
 
@@ -217,7 +273,8 @@ class Drain:
 
     One operation of the engine between two steps. Refused when the request is gone, was
     preempted since (`num_preemptions` differs), is immovable, or has more than `max_blocks`
-    blocks from `first_block` on (then nothing changes). Outcome: Drained or DrainRefused.
+    blocks from `first_block` on (then nothing changes). With Mode.RECOMPUTE the number of blocks
+    does not matter, and the exported state is one without KV. Outcome: Drained or DrainRefused.
     """
 
     migration_id: MigrationId
@@ -253,14 +310,29 @@ class AbortDrained:
 
 
 @dataclass(frozen=True, slots=True)
+class AbortRequest:
+    """Either side: end this request, whose client has gone, in the engine. One that is not there
+    is ignored. No outcome.
+    """
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
 class ReserveBlocks:
-    """Destination: reserve the stage's blocks, prepare the request when `request` is given, and
-    make the receivers listen. Outcome: BlocksReserved or ReserveFailed (then nothing changed).
+    """Destination: let the reservation reach to the end of the stage, prepare the request when
+    `request` is given, and make the receivers listen for the stage. Outcome: BlocksReserved or
+    ReserveFailed (then nothing changed).
+
+    The stage is written to blocks `first_block` to `first_block + num_blocks` of the
+    reservation; only those that it does not hold yet are added to it. A stage may bring fewer
+    blocks than were asked for, and a last stage that was given up brings none.
     """
 
     migration_id: MigrationId
     request_id: RequestId
     stage: int
+    first_block: int
     num_blocks: int
     is_last: bool
     request: bytes | None
@@ -279,8 +351,13 @@ class FreeReservation:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Destination: make the request part of the next step's batch. Outcome: Adopted or
-    AdoptFailed (then nothing changed)."""
+    """Destination: stop receivers that still listen, and make the request part of the next
+    step's batch, or queue it when it comes without blocks. Outcome: Adopted or AdoptFailed (then
+    nothing changed).
+
+    The request owns the first `num_blocks` blocks of the reservation; the rest is its to grow
+    into, or free.
+    """
 
     migration_id: MigrationId
     request_id: RequestId
@@ -289,20 +366,15 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
-class AbortAdopted:
-    """Destination: abort the adopted request, whose client has gone. No outcome."""
-
-    migration_id: MigrationId
-    request_id: RequestId
-
-
-@dataclass(frozen=True, slots=True)
 class Ended:
-    """Either side: the migration is over for this side.
+    """Either side: how the migration ended is settled for this side.
+
+    Nothing else of it is asked of the engine afterwards, except to end a request whose client
+    has gone; messages may follow, until both sides know.
 
     Attributes:
         aborted: why it did not commit, or None when the destination owns the request.
-        stages: copy stages begun.
+        stages: stages that were reserved.
     """
 
     migration_id: MigrationId
@@ -320,10 +392,10 @@ Effect = (
     | Resume
     | Release
     | AbortDrained
+    | AbortRequest
     | ReserveBlocks
     | FreeReservation
     | Adopt
-    | AbortAdopted
     | Ended
 )
 
@@ -361,7 +433,7 @@ class Inspected:
     """Outcome of Inspect; None when the request is not on the instance any more.
 
     Attributes:
-        request: the request as its front end sent it, for the first Reserve.
+        request: the request as its front end sent it; needed with the first outcome only.
     """
 
     progress: Progress | None
@@ -459,7 +531,10 @@ class ClientAborted:
 
 @dataclass(frozen=True, slots=True)
 class PeerDead:
-    """The supervisor confirmed that the peer is dead and will never act again."""
+    """The supervisor confirmed that the peer is dead and will never act again.
+
+    A message that it sent before may still arrive afterwards.
+    """
 
 
 @dataclass(frozen=True, slots=True)
