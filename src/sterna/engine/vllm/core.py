@@ -1,0 +1,68 @@
+"""Builds vLLM's engine core inside this process, with Sterna's scheduler and worker extension."""
+
+import sys
+from argparse import Namespace
+from typing import Any
+
+import msgspec
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.core import EngineCore, EngineCoreProc
+from vllm.v1.executor.abstract import Executor
+
+from sterna.engine.vllm.scheduler import MigratingAsyncScheduler, MigratingScheduler
+from sterna.engine.vllm.worker import SternaWorkerExtension
+
+STEP_THREAD_SWITCH_INTERVAL_S = 0.001
+"""How long a Python thread may keep the interpreter from another: the asyncio loop answers peers
+while the engine's thread prepares a step."""
+
+
+class HostedCore(EngineCore):
+    """vLLM's engine core, stepped by Sterna instead of by vLLM's own process."""
+
+    # What vLLM's own process adds to the core, and its description of itself reads.
+    frontend_stats_publish_address = None
+    engine_index = 0
+
+    def ready_response(self) -> bytes:
+        """Return what vLLM's engine-core client expects to hear first from its engine."""
+        return msgspec.msgpack.encode(EngineCoreProc._make_ready_response(self))
+
+    def call_utility(self, method: str, args: tuple[Any, ...], answer: Any) -> None:
+        """Call a method as vLLM's own process does; `answer` gets the UtilityOutput, later
+        when the method returns a future."""
+        from vllm.v1.engine import UtilityOutput
+
+        def result() -> Any:
+            function = getattr(self, method)
+            return function(*EngineCoreProc._convert_msgspec_args(function, args))
+
+        EngineCoreProc._invoke_utility_method(method, result, UtilityOutput(0), answer)
+
+
+def engine_config(args: Namespace) -> VllmConfig:
+    """Return vLLM's configuration for one instance, from the options of `vllm serve`.
+
+    Raises:
+        ValueError: vLLM refuses the options; the message is vLLM's.
+    """
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    # The worker of an instance without tensor parallelism lives in the instance's process.
+    world_size = engine_args.tensor_parallel_size * engine_args.pipeline_parallel_size
+    engine_args.distributed_executor_backend = "uni" if world_size == 1 else "mp"
+    extension = SternaWorkerExtension
+    engine_args.worker_extension_cls = f"{extension.__module__}.{extension.__qualname__}"
+    config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    is_async = config.scheduler_config.async_scheduling
+    config.scheduler_config.scheduler_cls = (
+        MigratingAsyncScheduler if is_async else MigratingScheduler
+    )
+    return config
+
+
+def build_core(config: VllmConfig, *, log_stats: bool) -> HostedCore:
+    """Load the model and make the engine core; belongs to the thread that steps it."""
+    sys.setswitchinterval(STEP_THREAD_SWITCH_INTERVAL_S)
+    return HostedCore(config, Executor.get_class(config), log_stats=log_stats)

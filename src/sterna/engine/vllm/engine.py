@@ -1,0 +1,409 @@
+"""The real engine behind `engine.interface.Engine`: vLLM in this process, unpatched.
+
+Two worlds meet here. On the asyncio loop: requests are decoded and built, transfers are
+commanded and their notices counted. On the step thread: everything that changes the scheduler
+or the worker, as commands between two steps. The loop never waits for a step, the step thread
+never for the loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.request import Request, RequestStatus
+
+from sterna.config import TransportConfig
+from sterna.engine.interface import EngineFacts, EngineListener
+from sterna.engine.vllm.core import HostedCore, build_core
+from sterna.engine.vllm.payload import (
+    decode_request,
+    decode_utility_call,
+    encode_outputs,
+)
+from sterna.engine.vllm.request_state import (
+    RequestState,
+    is_grammar_ready,
+    restore_history,
+    worker_state,
+)
+from sterna.engine.vllm.scheduler import MigratingScheduler
+from sterna.engine.vllm.step_thread import StepThread
+from sterna.engine.vllm.transfers import Transfers
+from sterna.errors import InstanceStartError
+from sterna.messages import TokenSpan
+from sterna.migration.messages import (
+    Adopt,
+    Adopted,
+    AdoptFailed,
+    BlocksReserved,
+    CopyBlocks,
+    Drain,
+    Drained,
+    DrainRefused,
+    Inspected,
+    Mode,
+    Reason,
+    ReserveBlocks,
+    ReserveFailed,
+)
+from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 5.0
+GRAMMAR_TIMEOUT_S = 10.0
+
+
+class VllmEngine:
+    """One vLLM engine core; see `engine.interface.Engine` for the methods."""
+
+    def __init__(
+        self,
+        instance_id: InstanceId,
+        vllm_config: Any,
+        transport: TransportConfig,
+        listener: EngineListener,
+        *,
+        log_stats: bool = False,
+    ) -> None:
+        self._instance_id = instance_id
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._transfers = Transfers(transport, listener.on_transfer)
+        self._thread = StepThread(
+            lambda: build_core(vllm_config, log_stats=log_stats),
+            on_step=self._on_step,
+            on_idle_command=self._publish_view,
+            on_failure=lambda error: self._to_loop(listener.on_failure, error),
+        )
+        self._is_terminating = False
+        # Of the step thread: each request as its front end sent it, and its tokens delivered.
+        self._wire: dict[str, bytes] = {}
+        self._num_delivered: dict[str, int] = {}
+        self._waiting_drains: list[tuple[Drain, Future[Drained | DrainRefused]]] = []
+        self._last_view: InstanceView | None = None
+        # Of the loop: requests built for migrations that have not committed, and the blocks
+        # of requests that migrate away.
+        self._core: HostedCore | None = None
+        self._prepared: dict[MigrationId, tuple[Request, bytes]] = {}
+        self._block_ids: dict[MigrationId, list[int]] = {}
+
+    # --------------------------------------------------------------------------- life cycle
+
+    async def start(self) -> EngineFacts:
+        try:
+            await asyncio.wrap_future(self._thread.start())
+        except Exception as error:
+            raise InstanceStartError(f"vLLM could not start: {error}") from error
+        facts = await self._call(self._open_planes)
+        self._transfers.start()
+        return facts
+
+    def _open_planes(self, core: HostedCore) -> EngineFacts:
+        scheduler: MigratingScheduler = core.scheduler
+        self._core = core
+        if not scheduler.immovable_features:
+            self._transfers.open(core)
+        return EngineFacts(
+            block_size=scheduler.block_size,
+            total_tokens=scheduler.total_tokens,
+            ready_response=core.ready_response(),
+            immovable_features=scheduler.immovable_features,
+        )
+
+    async def close(self) -> None:
+        await self._transfers.close()
+        await asyncio.to_thread(self._thread.close, CLOSE_TIMEOUT_S)
+
+    def set_terminating(self, is_terminating: bool) -> None:
+        """Have views say that the instance is being emptied."""
+        self._is_terminating = is_terminating
+        self._thread.call(self._publish_view)
+
+    # ----------------------------------------------------------------------------- requests
+
+    def add(self, frontend_id: FrontendId, payload: bytes) -> None:
+        wire_request = decode_request(payload)
+        assert self._core is not None
+        try:
+            request, _ = self._core.preprocess_add_request(wire_request)
+        except Exception:
+            logger.exception("request refused by the engine request=%s", wire_request.request_id)
+            self._fail(frontend_id, wire_request.request_id)
+            return
+
+        def add(core: HostedCore) -> None:
+            if request.request_id in core.scheduler.requests and not request.resumable:
+                logger.error("request refused, its id is taken request=%s", request.request_id)
+                return
+            self._wire[request.request_id] = payload
+            self._num_delivered[request.request_id] = 0
+            core.add_request(request)
+
+        def check(future: Future[None]) -> None:
+            if future.exception() is not None:
+                logger.error("request refused by the engine", exc_info=future.exception())
+                self._to_loop(self._fail, frontend_id, request.request_id)
+
+        self._thread.call(add).add_done_callback(check)
+
+    def _fail(self, frontend_id: FrontendId, request_id: str) -> None:
+        output = EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR)
+        span = TokenSpan(RequestId(request_id), 0, 0, True)
+        payload = encode_outputs(EngineCoreOutputs(outputs=[output]))
+        self._listener.on_outputs(frontend_id, (span,), [payload])
+
+    def abort(self, request_ids: Sequence[RequestId]) -> None:
+        self._thread.call(lambda core: self._abort(core, request_ids))
+
+    def abort_frontend(self, frontend_id: FrontendId) -> None:
+        def abort(core: HostedCore) -> None:
+            requests = core.scheduler.requests.values()
+            self._abort(core, [r.request_id for r in requests if r.client_index == frontend_id])
+
+        self._thread.call(abort)
+
+    def _abort(self, core: HostedCore, request_ids: Sequence[str]) -> None:
+        core.abort_requests(list(request_ids))
+        for request_id in request_ids:
+            self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._wire.pop(request_id, None)
+        self._num_delivered.pop(request_id, None)
+
+    def call_utility(
+        self, frontend_id: FrontendId, call_id: int, method: str, payload: bytes
+    ) -> None:
+        call = decode_utility_call(payload)
+
+        def answer(output: Any) -> None:
+            output.call_id = call_id
+            encoded = encode_outputs(EngineCoreOutputs(utility_output=output))
+            self._to_loop(self._listener.on_utility_result, frontend_id, call_id, encoded)
+
+        self._thread.call(lambda core: core.call_utility(method, call.args, answer))
+
+    # ------------------------------------------------------------------------------- source
+
+    async def inspect(self, migration_id: MigrationId, request_id: RequestId) -> Inspected:
+        def inspect(core: HostedCore) -> tuple[Inspected, list[int]]:
+            progress = core.scheduler.progress(request_id)
+            wire = self._wire.get(request_id)
+            if progress is None or wire is None:
+                return Inspected(None), []
+            return Inspected(progress, wire), core.scheduler.block_ids(request_id)
+
+        inspected, self._block_ids[migration_id] = await self._call(inspect)
+        return inspected
+
+    async def drain(self, effect: Drain) -> Drained | DrainRefused:
+        def drain(core: HostedCore) -> Future[Drained | DrainRefused]:
+            future: Future[Drained | DrainRefused] = Future()
+            outcome = core.scheduler.begin_drain(
+                effect.request_id, effect.num_preemptions, effect.first_block, effect.max_blocks
+            )
+            if outcome is not True:
+                future.set_result(DrainRefused(outcome))
+            elif core.scheduler.is_drained(effect.request_id):
+                future.set_result(self._export(core, effect))
+            else:
+                self._waiting_drains.append((effect, future))
+            return future
+
+        return await asyncio.wrap_future(await self._call(drain))
+
+    def _export(self, core: HostedCore, effect: Drain) -> Drained | DrainRefused:
+        scheduler: MigratingScheduler = core.scheduler
+        request = scheduler.drained_request(effect.request_id)
+        if request is None:
+            return DrainRefused(Reason.REQUEST_FINISHED)
+        has_kv = request.status == RequestStatus.RUNNING and effect.mode is not Mode.RECOMPUTE
+        num_valid_tokens = request.num_computed_tokens if has_kv else 0
+        generator_state = None
+        if request.sampling_params is not None and request.sampling_params.seed is not None:
+            # Every tensor-parallel rank draws the same numbers.
+            generator_state = core.collective_rpc(
+                "sterna_export_generator", args=(effect.request_id,)
+            )[0]
+        state = RequestState(
+            output_token_ids=list(request.output_token_ids),
+            num_valid_tokens=num_valid_tokens,
+            num_preemptions=request.num_preemptions,
+            generator_state=generator_state,
+        )
+        self._block_ids[effect.migration_id] = scheduler.block_ids(effect.request_id)
+        num_blocks = -(-num_valid_tokens // scheduler.block_size)
+        return Drained(num_blocks, state.encode())
+
+    def resume(self, request_id: RequestId) -> None:
+        self._thread.call(lambda core: core.scheduler.resume(request_id))
+
+    def release(self, request_id: RequestId) -> None:
+        def release(core: HostedCore) -> None:
+            core.scheduler.release(request_id)
+            self._forget(request_id)
+
+        self._thread.call(release)
+
+    def copy(self, effect: CopyBlocks) -> None:
+        blocks = self._block_ids[effect.migration_id]
+        self._transfers.send(
+            effect.migration_id,
+            effect.stage,
+            blocks[effect.first_block : effect.first_block + effect.num_blocks],
+            effect.receivers,
+            is_paced=not effect.is_last,
+        )
+
+    def stop_copying(self, migration_id: MigrationId) -> None:
+        self._transfers.stop_sending(migration_id)
+
+    def forget_migration(self, migration_id: MigrationId) -> None:
+        """Drop what is remembered of a migration that has ended on this side."""
+        self._block_ids.pop(migration_id, None)
+        self._prepared.pop(migration_id, None)
+
+    # -------------------------------------------------------------------------- destination
+
+    async def reserve(self, effect: ReserveBlocks) -> BlocksReserved | ReserveFailed:
+        if effect.request is not None:
+            try:
+                self._prepare(effect.migration_id, effect.request)
+            except Exception:
+                logger.exception("migrating request refused request=%s", effect.request_id)
+                return ReserveFailed(effect.stage, Reason.UNSUPPORTED)
+        if effect.is_last and not await self._is_grammar_compiled(effect.migration_id):
+            return ReserveFailed(effect.stage, Reason.UNSUPPORTED)
+
+        def reserve(core: HostedCore) -> list[int] | Reason:
+            if core.scheduler.immovable_features:
+                return Reason.UNSUPPORTED
+            if effect.request_id in core.scheduler.requests:
+                return Reason.DUPLICATE_REQUEST
+            return core.scheduler.reserve(
+                effect.migration_id, effect.num_blocks, needs_slot=effect.is_last
+            )
+
+        blocks = await self._call(reserve)
+        if isinstance(blocks, Reason):
+            return ReserveFailed(effect.stage, blocks)
+        receivers = await self._transfers.expect(effect.migration_id, effect.stage, blocks)
+        return BlocksReserved(effect.stage, receivers)
+
+    def _prepare(self, migration_id: MigrationId, payload: bytes) -> None:
+        assert self._core is not None
+        request, _ = self._core.preprocess_add_request(decode_request(payload))
+        self._prepared[migration_id] = (request, payload)
+
+    async def _is_grammar_compiled(self, migration_id: MigrationId) -> bool:
+        prepared = self._prepared.get(migration_id)
+        if prepared is None:
+            return False
+        structured = prepared[0].structured_output_request
+        grammar = None if structured is None else structured._grammar
+        try:
+            if isinstance(grammar, Future):
+                await asyncio.wait_for(asyncio.wrap_future(grammar), GRAMMAR_TIMEOUT_S)
+            return is_grammar_ready(prepared[0])
+        except Exception:
+            logger.exception("grammar of a migrating request failed migration=%s", migration_id)
+            return False
+
+    async def free_reservation(self, migration_id: MigrationId) -> None:
+        await self._transfers.stop(migration_id)
+        self._prepared.pop(migration_id, None)
+        await self._call(lambda core: core.scheduler.free_reservation(migration_id))
+
+    async def adopt(self, effect: Adopt) -> Adopted | AdoptFailed:
+        prepared = self._prepared.pop(effect.migration_id, None)
+        if prepared is None:
+            return AdoptFailed(Reason.UNSUPPORTED)
+        outcome: Adopted | AdoptFailed = await self._call(
+            lambda core: self._adopt(core, effect, *prepared)
+        )
+        if isinstance(outcome, Adopted):
+            self._listener.on_adopted(FrontendId(prepared[0].client_index), effect.request_id)
+        return outcome
+
+    def _adopt(
+        self, core: HostedCore, effect: Adopt, request: Request, payload: bytes
+    ) -> Adopted | AdoptFailed:
+        scheduler: MigratingScheduler = core.scheduler
+        if effect.request_id in scheduler.requests:
+            return AdoptFailed(Reason.DUPLICATE_REQUEST)
+        try:
+            state = RequestState.decode(effect.state)
+            restore_history(core, request, state)
+        except Exception:
+            logger.exception("migrating request not restored request=%s", effect.request_id)
+            return AdoptFailed(Reason.UNSUPPORTED)
+        block_ids: list[int] = []
+        if state.num_valid_tokens:
+            scheduler.adopt_running(effect.migration_id, request, state.num_valid_tokens)
+            block_ids = scheduler.block_ids(effect.request_id)
+        else:
+            scheduler.adopt_queuing(effect.migration_id, request)
+        if state.output_token_ids:
+            core.collective_rpc(
+                "sterna_import_request",
+                args=(worker_state(request, block_ids), state.generator_state),
+            )
+        self._wire[effect.request_id] = payload
+        self._num_delivered[effect.request_id] = len(state.output_token_ids)
+        return Adopted()
+
+    # -------------------------------------------------------------------------- step thread
+
+    def _on_step(self, core: HostedCore, outputs: dict[int, Any]) -> None:
+        for client_index, client_outputs in outputs.items():
+            spans = tuple(self._span(output) for output in client_outputs.outputs)
+            if spans:
+                self._to_loop(
+                    self._deliver, FrontendId(client_index), spans, client_outputs.outputs
+                )
+        if self._waiting_drains:
+            self._export_drained(core)
+        self._publish_view(core)
+
+    def _span(self, output: Any) -> TokenSpan:
+        request_id = output.request_id
+        first_index = self._num_delivered.get(request_id, 0)
+        num_tokens = len(output.new_token_ids)
+        if output.finished:
+            self._forget(request_id)
+        else:
+            self._num_delivered[request_id] = first_index + num_tokens
+        return TokenSpan(RequestId(request_id), first_index, num_tokens, output.finished)
+
+    def _export_drained(self, core: HostedCore) -> None:
+        waiting, self._waiting_drains = self._waiting_drains, []
+        for effect, future in waiting:
+            if core.scheduler.is_drained(effect.request_id):
+                future.set_result(self._export(core, effect))
+            else:
+                self._waiting_drains.append((effect, future))
+
+    def _publish_view(self, core: HostedCore) -> None:
+        view = core.scheduler.view(self._instance_id, self._is_terminating)
+        if view != self._last_view:
+            self._last_view = view
+            self._to_loop(self._listener.on_view, view)
+
+    # --------------------------------------------------------------------------------- loop
+
+    def _deliver(
+        self, frontend_id: FrontendId, spans: tuple[TokenSpan, ...], outputs: list[Any]
+    ) -> None:
+        payloads = [encode_outputs(EngineCoreOutputs(outputs=[output])) for output in outputs]
+        self._listener.on_outputs(frontend_id, spans, payloads)
+
+    async def _call(self, command: Any) -> Any:
+        return await asyncio.wrap_future(self._thread.call(command))
+
+    def _to_loop(self, function: Any, *args: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *args)

@@ -1,0 +1,204 @@
+"""How an instance commands the KV data planes of its workers, one plane a rank.
+
+The KV cache lives where vLLM's worker lives: in the instance's own process, or with tensor
+parallelism in one process a rank. Both are reached alike, over two ZeroMQ sockets a rank, so
+that a copy never waits for the worker's step or its serial RPC loop.
+"""
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from sterna.transport.interface import (
+    Arrived,
+    DataPlane,
+    PlaneEvent,
+    ReceiveFailed,
+    SendFailed,
+    Sent,
+    Stopped,
+    Transfer,
+)
+from sterna.types import MigrationId
+
+
+class SendStage(msgspec.Struct, frozen=True, tag=True):
+    """Instance -> worker: see `DataPlane.send`."""
+
+    transfer: Transfer
+    endpoint: str
+    block_ids: list[int]
+    paced: bool
+
+
+class ReceiveStage(msgspec.Struct, frozen=True, tag=True):
+    """Instance -> worker: see `DataPlane.receive`. Answer: StageArmed."""
+
+    transfer: Transfer
+    block_ids: list[int]
+
+
+class StopTransfers(msgspec.Struct, frozen=True, tag=True):
+    """Instance -> worker: see `DataPlane.stop`."""
+
+    migration_id: MigrationId
+
+
+class ClosePlane(msgspec.Struct, frozen=True, tag=True):
+    """Instance -> worker: close the plane and end its threads."""
+
+
+class StageArmed(msgspec.Struct, frozen=True, tag=True):
+    """Worker -> instance: the rank expects the transfer from here on."""
+
+    rank: int
+    transfer: Transfer
+
+
+class TransferDone(msgspec.Struct, frozen=True, tag=True):
+    """Worker -> instance: Sent (`sent`) or Arrived."""
+
+    rank: int
+    transfer: Transfer
+    is_sent: bool
+    copy_bytes: int
+    duration_s: float
+
+
+class TransferFailed(msgspec.Struct, frozen=True, tag=True):
+    """Worker -> instance: SendFailed (`is_send`) or ReceiveFailed."""
+
+    rank: int
+    transfer: Transfer
+    is_send: bool
+    reason: str
+
+
+class TransfersStopped(msgspec.Struct, frozen=True, tag=True):
+    """Worker -> instance: nothing of the migration is read or written on this rank."""
+
+    rank: int
+    migration_id: MigrationId
+
+
+PlaneCommand = SendStage | ReceiveStage | StopTransfers | ClosePlane
+PlaneNotice = StageArmed | TransferDone | TransferFailed | TransfersStopped
+
+
+class PlaneServer:
+    """Worker side: carries out commands on a data plane and reports what it tells.
+
+    Has one thread that waits for commands; the plane's own threads report.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        notice_address: str,
+        make_plane: Callable[[Callable[[PlaneEvent], None]], DataPlane],
+    ) -> None:
+        self._rank = rank
+        self._context = zmq.Context()
+        self._notices = self._context.socket(zmq.PUSH)
+        self._notices.setsockopt(zmq.LINGER, 0)
+        self._notices.connect(notice_address)
+        # ZeroMQ sockets belong to one thread at a time; several threads report.
+        self._notices_lock = threading.Lock()
+        self._commands = self._context.socket(zmq.PULL)
+        self._commands.setsockopt(zmq.LINGER, 0)
+        self._directory = tempfile.TemporaryDirectory(prefix="sterna-plane-")
+        self.command_address = f"ipc://{self._directory.name}/commands"
+        self._commands.bind(self.command_address)
+        self.plane = make_plane(self._on_event)
+        self._thread = threading.Thread(
+            target=self._serve, name=f"sterna-plane-{rank}", daemon=True
+        )
+        self._thread.start()
+
+    def _serve(self) -> None:
+        decoder: msgspec.msgpack.Decoder[PlaneCommand] = msgspec.msgpack.Decoder(PlaneCommand)
+        while True:
+            command = decoder.decode(self._commands.recv())
+            match command:
+                case SendStage(transfer, endpoint, block_ids, paced):
+                    self.plane.send(transfer, endpoint, block_ids, paced=paced)
+                case ReceiveStage(transfer, block_ids):
+                    self.plane.receive(transfer, block_ids)
+                    self._report(StageArmed(self._rank, transfer))
+                case StopTransfers(migration_id):
+                    self.plane.stop(migration_id)
+                case ClosePlane():
+                    break
+        self.plane.close()
+        self._commands.close()
+        with self._notices_lock:
+            self._notices.close()
+        with contextlib.suppress(OSError):
+            self._directory.cleanup()
+
+    def _on_event(self, event: PlaneEvent) -> None:
+        match event:
+            case Sent(transfer, copy_bytes, duration_s):
+                notice: PlaneNotice = TransferDone(
+                    self._rank, transfer, True, copy_bytes, duration_s
+                )
+            case Arrived(transfer, copy_bytes, duration_s):
+                notice = TransferDone(self._rank, transfer, False, copy_bytes, duration_s)
+            case SendFailed(transfer, reason):
+                notice = TransferFailed(self._rank, transfer, True, reason)
+            case ReceiveFailed(transfer, reason):
+                notice = TransferFailed(self._rank, transfer, False, reason)
+            case Stopped(migration_id):
+                notice = TransfersStopped(self._rank, migration_id)
+        self._report(notice)
+
+    def _report(self, notice: PlaneNotice) -> None:
+        with self._notices_lock:
+            if not self._notices.closed:
+                self._notices.send(msgspec.msgpack.encode(notice))
+
+
+class PlaneLink:
+    """Instance side: commands to all ranks, and the address to which they report."""
+
+    def __init__(self) -> None:
+        self._context = zmq.Context.instance()
+        self._directory = tempfile.TemporaryDirectory(prefix=f"sterna-notices-{os.getpid()}-")
+        self.notice_address = f"ipc://{self._directory.name}/notices"
+        self._ranks: list[zmq.Socket[bytes]] = []
+
+    def connect(self, command_addresses: list[str]) -> None:
+        """Connect to the ranks' command sockets, in rank order."""
+        for address in command_addresses:
+            socket = self._context.socket(zmq.PUSH)
+            socket.setsockopt(zmq.LINGER, 200)
+            socket.connect(address)
+            self._ranks.append(socket)
+
+    @property
+    def num_ranks(self) -> int:
+        """How many workers there are."""
+        return len(self._ranks)
+
+    def send_to(self, rank: int, command: PlaneCommand) -> None:
+        """Queue the command for one rank."""
+        self._ranks[rank].send(msgspec.msgpack.encode(command), zmq.NOBLOCK)
+
+    def send_to_all(self, command: PlaneCommand) -> None:
+        """Queue the command for every rank."""
+        for rank in range(self.num_ranks):
+            self.send_to(rank, command)
+
+    def close(self) -> None:
+        """End the ranks' planes and close the sockets."""
+        self.send_to_all(ClosePlane())
+        for socket in self._ranks:
+            socket.close()
+        self._ranks.clear()
+        with contextlib.suppress(OSError):
+            self._directory.cleanup()

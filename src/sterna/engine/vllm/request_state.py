@@ -1,0 +1,95 @@
+"""What travels with a migrating request besides its KV cache, and how it is put together again.
+
+The request itself travels as its front end sent it, and is built by vLLM's own code on the
+destination as it was on the source. Added to that: the outputs so far, from which penalties,
+stop conditions, `min_tokens` and the grammar's position follow, and the state of the random
+generator of a seeded request.
+"""
+
+from typing import Any
+
+import msgspec
+from vllm.v1.request import Request
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+
+class RequestState(msgspec.Struct, frozen=True):
+    """The state of a drained request.
+
+    Attributes:
+        output_token_ids: all outputs so far; every one has been sent to the front end.
+        num_valid_tokens: tokens of prompt and output whose KV comes along; 0 for none.
+        generator_state: of a seeded request's random generator, else None.
+    """
+
+    output_token_ids: list[int]
+    num_valid_tokens: int
+    num_preemptions: int
+    generator_state: bytes | None = None
+
+    def encode(self) -> bytes:
+        """Return the state of `Commit`."""
+        return msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def decode(state: bytes) -> "RequestState":
+        """Raises msgspec.DecodeError when the bytes are not a request's state."""
+        return msgspec.msgpack.decode(state, type=RequestState)
+
+
+def restore_history(core: Any, request: Request, state: RequestState) -> None:
+    """Bring a request that was just built to where it was on its source.
+
+    Raises:
+        ValueError: its grammar did not compile, or refuses the outputs.
+    """
+    if request.use_structured_output:
+        for token_id in state.output_token_ids:
+            request.append_output_token_ids(token_id)
+            # One by one, because a reasoning parser decides by the tokens so far where the
+            # grammar begins.
+            if not core.structured_output_manager.accept_tokens(request, [token_id]):
+                raise ValueError("the grammar refuses the request's own outputs")
+    else:
+        request.append_output_token_ids(state.output_token_ids)
+    request.num_preemptions = state.num_preemptions
+    if state.output_token_ids:
+        # Statistics of the prefill were delivered with the first token.
+        request.prefill_stats = None
+        request.events = []
+
+
+def is_grammar_ready(request: Request) -> bool:
+    """Whether the request's grammar, if it has one, has been compiled.
+
+    Raises:
+        ValueError: it cannot be compiled.
+    """
+    structured = request.structured_output_request
+    if structured is None:
+        return True
+    if not structured.is_grammar_ready:
+        return False
+    if isinstance(structured.grammar, Exception):
+        raise ValueError(f"the grammar does not compile: {structured.grammar}")
+    return True
+
+
+def worker_state(request: Request, block_ids: list[int]) -> CachedRequestState:
+    """Return what a vLLM worker remembers of a request with a history.
+
+    The generator is restored on the worker, where its device is.
+    """
+    return CachedRequestState(
+        req_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        prompt_embeds=None,
+        mm_features=[],
+        sampling_params=request.sampling_params,
+        pooling_params=None,
+        generator=None,
+        block_ids=(block_ids,),
+        num_computed_tokens=request.num_computed_tokens,
+        output_token_ids=list(request.output_token_ids),
+        lora_request=None,
+    )

@@ -1,0 +1,333 @@
+"""vLLM's scheduler, able to give requests away and to take them in (`scheduler_cls`).
+
+Everything here runs on the engine's thread between two steps. A request given away is first
+**drained**: out of the batch, its blocks kept, its batch slot held so that it can come back.
+A request taken in needs a **reservation**: blocks of the pool and, for its last stage, a batch
+slot. To vLLM an adopted request is a running one that missed a step.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.utils.math_utils import cdiv
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from sterna.engine.vllm.priorities import priority_of
+from sterna.engine.vllm.support import immovable_engine_features, immovable_request_feature
+from sterna.errors import UnknownRequestError
+from sterna.migration.messages import Progress, Reason
+from sterna.types import (
+    Immovable,
+    InstanceId,
+    InstanceView,
+    MigrationId,
+    RequestId,
+    RequestView,
+)
+from sterna.types import RequestStatus as Status
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Blocks and perhaps a batch slot, held for an incoming migration."""
+
+    blocks: list[KVCacheBlock] = field(default_factory=list)
+    has_slot: bool = False
+
+
+class MigratingScheduler(Scheduler):
+    """vLLM's scheduler with drains, reservations and adoptions."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.immovable_features = immovable_engine_features(self.vllm_config, self.kv_cache_config)
+        self.num_preemptions = 0
+        self._drained: dict[str, Request] = {}
+        self._reservations: dict[MigrationId, Reservation] = {}
+        self._admission_limit: int = self.max_num_active_reqs
+
+    # ------------------------------------------------------------------------------- views
+
+    @property
+    def total_tokens(self) -> int:
+        """Memory usable by requests, in tokens: the pool without its null block and watermark."""
+        watermark_blocks = self.kv_cache_manager.watermark_blocks
+        return int((self._pool.num_gpu_blocks - 1 - watermark_blocks) * self.block_size)
+
+    def view(self, instance_id: InstanceId, is_terminating: bool) -> InstanceView:
+        """Return the state between two steps."""
+        running = [self._view_running(request) for request in self.running]
+        running += [self._view_running(request) for request in self._drained_running()]
+        queuing = [
+            self._view_queuing(request)
+            for queue in (self.kv_holding_waiting, self.waiting)
+            for request in queue
+        ]
+        reserved_blocks = sum(len(r.blocks) for r in self._reservations.values())
+        used_blocks = self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks()
+        counted_tokens = sum(r.physical_usage_tokens for r in running)
+        counted_tokens += reserved_blocks * self.block_size
+        return InstanceView(
+            instance_id=instance_id,
+            total_tokens=self.total_tokens,
+            block_size=self.block_size,
+            running=tuple(running),
+            queuing=tuple(queuing),
+            reserved_tokens=reserved_blocks * self.block_size,
+            shared_tokens=max(0, counted_tokens - used_blocks * self.block_size),
+            num_preemptions=self.num_preemptions,
+            is_terminating=is_terminating,
+        )
+
+    def _drained_running(self) -> list[Request]:
+        return [r for r in self._drained.values() if r.status == RequestStatus.RUNNING]
+
+    def _view_running(self, request: Request) -> RequestView:
+        priority = priority_of(request.priority)
+        return RequestView(
+            request_id=RequestId(request.request_id),
+            status=Status.RUNNING,
+            num_tokens=request.num_tokens,
+            physical_usage_tokens=len(self._blocks(request)) * self.block_size,
+            scheduling_priority=priority,
+            execution_priority=priority,
+            num_output_tokens=request.num_output_tokens,
+            num_preemptions=request.num_preemptions,
+            arrival_s=request.arrival_time,
+            immovable=self.immovable(request),
+        )
+
+    def _view_queuing(self, request: Request) -> RequestView:
+        priority = priority_of(request.priority)
+        return RequestView(
+            request_id=RequestId(request.request_id),
+            status=Status.QUEUING,
+            num_tokens=request.num_tokens,
+            demand_tokens=cdiv(request.num_tokens, self.block_size) * self.block_size,
+            scheduling_priority=priority,
+            execution_priority=priority,
+            num_output_tokens=request.num_output_tokens,
+            num_preemptions=request.num_preemptions,
+            arrival_s=request.arrival_time,
+            immovable=self.immovable(request),
+        )
+
+    def immovable(self, request: Request) -> Immovable | None:
+        """Return why the request cannot move at this moment, or None when it can."""
+        if self.immovable_features:
+            return Immovable.UNSUPPORTED_ENGINE_FEATURE
+        if immovable_request_feature(request) is not None:
+            return Immovable.UNSUPPORTED_REQUEST_FEATURE
+        if request.request_id in self._drained:
+            return Immovable.MIGRATING
+        if request.status == RequestStatus.RUNNING and request.num_output_tokens == 0:
+            return Immovable.PREFILLING
+        if request.status == RequestStatus.RUNNING and request.is_prefill_chunk:
+            # A preempted request that is being prefilled again.
+            return Immovable.PREFILLING
+        return None
+
+    def progress(self, request_id: RequestId) -> Progress | None:
+        """Return where the request stands, or None when it is not here."""
+        request = self.requests.get(request_id)
+        if request is None or request.is_finished():
+            return None
+        num_valid_tokens = self._num_valid_tokens(request)
+        return Progress(
+            is_queuing=request.status != RequestStatus.RUNNING,
+            num_full_blocks=num_valid_tokens // self.block_size,
+            num_blocks=cdiv(num_valid_tokens, self.block_size),
+            num_preemptions=request.num_preemptions,
+            immovable=self.immovable(request) is not None,
+        )
+
+    @staticmethod
+    def _num_valid_tokens(request: Request) -> int:
+        """Tokens whose KV is in memory; those of a step in flight are still being computed."""
+        return int(request.num_computed_tokens - request.num_in_flight_tokens)
+
+    def block_ids(self, request_id: RequestId) -> list[int]:
+        """Return the ids of the request's blocks, in order."""
+        return [block.block_id for block in self._blocks(self._request(request_id))]
+
+    # ------------------------------------------------------------------------------ source
+
+    def begin_drain(
+        self, request_id: RequestId, num_preemptions: int, first_block: int, max_blocks: int
+    ) -> bool | Reason | None:
+        """Take the request out of the batch or queue, its blocks and slot kept.
+
+        Returns True when it left, None when it has more than `max_blocks` blocks from
+        `first_block` on, else the reason why it stays.
+        """
+        progress = self.progress(request_id)
+        if progress is None:
+            return Reason.REQUEST_UNKNOWN
+        if progress.num_preemptions != num_preemptions:
+            return Reason.REQUEST_PREEMPTED
+        if progress.immovable:
+            return Reason.REQUEST_IMMOVABLE
+        request = self._request(request_id)
+        # Steps in flight will still write to the blocks after the valid ones.
+        num_final_blocks = cdiv(request.num_computed_tokens, self.block_size)
+        if not progress.is_queuing and num_final_blocks - first_block > max_blocks:
+            return None
+        self._drained[request_id] = request
+        if request.status == RequestStatus.RUNNING:
+            self.running.remove(request)
+            self._hold_slots()
+        else:
+            self.waiting.remove_request(request)
+            self.deferred_waiting.discard(request)
+        return True
+
+    def is_drained(self, request_id: RequestId) -> bool:
+        """Whether no step in flight computes the request any more."""
+        request = self._drained[request_id]
+        return request.num_in_flight_tokens == 0 and request.num_output_placeholders == 0
+
+    def drained_request(self, request_id: RequestId) -> Request | None:
+        """Return the drained request, or None when it finished in its last step in flight."""
+        request = self._drained[request_id]
+        if request.is_finished():
+            self._forget_drained(request_id)
+            return None
+        return request
+
+    def resume(self, request_id: RequestId) -> None:
+        """Put the drained request back where it was; its client notices at most a pause."""
+        request = self._forget_drained(request_id)
+        if request.is_finished():
+            # A pause of the whole engine ended every request meanwhile.
+            return
+        if request.status == RequestStatus.RUNNING:
+            self.running.append(request)
+        else:
+            self.waiting.prepend_request(request)
+
+    def release(self, request_id: RequestId) -> None:
+        """Free the drained request without an output."""
+        request = self._forget_drained(request_id)
+        if request.is_finished():
+            return
+        request.status = RequestStatus.FINISHED_ABORTED
+        self._free_request(request)
+        self.prev_step_scheduled_req_ids.discard(request_id)
+
+    def _forget_drained(self, request_id: RequestId) -> Request:
+        request = self._drained.pop(request_id)
+        self._hold_slots()
+        return request
+
+    # ------------------------------------------------------------------------- destination
+
+    def reserve(
+        self, migration_id: MigrationId, num_blocks: int, needs_slot: bool
+    ) -> list[int] | Reason:
+        """Add blocks, and a batch slot when asked, to the migration's reservation.
+
+        Returns the new blocks' ids, or why nothing was reserved. The watermark stays free, as
+        it does when vLLM admits a request.
+        """
+        if num_blocks > self._pool.get_num_free_blocks() - self.kv_cache_manager.watermark_blocks:
+            return Reason.NO_MEMORY
+        reservation = self._reservations.setdefault(migration_id, Reservation())
+        if needs_slot and not reservation.has_slot:
+            if len(self.running) + self._num_held_slots() >= self._admission_limit:
+                if not reservation.blocks:
+                    del self._reservations[migration_id]
+                return Reason.NO_SLOT
+            reservation.has_slot = True
+            self._hold_slots()
+        blocks = self._pool.get_new_blocks(num_blocks)
+        reservation.blocks.extend(blocks)
+        return [block.block_id for block in blocks]
+
+    def free_reservation(self, migration_id: MigrationId) -> None:
+        """Give the reservation back, if there is one."""
+        reservation = self._reservations.pop(migration_id, None)
+        if reservation is not None:
+            self._pool.free_blocks(reversed(reservation.blocks))
+            self._hold_slots()
+
+    def adopt_running(self, migration_id: MigrationId, request: Request, num_valid: int) -> None:
+        """Make the request, with KV of `num_valid` tokens in its reserved blocks, run.
+
+        Raises:
+            KeyError: there is no such reservation.
+        """
+        reservation = self._reservations.pop(migration_id)
+        self._hold_slots()
+        num_needed = cdiv(request.num_tokens, self.block_size)
+        blocks = reservation.blocks[:num_needed]
+        self._pool.free_blocks(reversed(reservation.blocks[num_needed:]))
+        manager = self.kv_cache_manager.coordinator.single_type_managers[0]
+        manager.req_to_blocks[request.request_id] = blocks
+        manager.num_cached_block[request.request_id] = 0
+        request.num_computed_tokens = num_valid
+        self.kv_cache_manager.cache_blocks(request, num_valid)
+        request.status = RequestStatus.RUNNING
+        self._register(request)
+        self.running.append(request)
+
+    def adopt_queuing(self, migration_id: MigrationId, request: Request) -> None:
+        """Queue the request, which comes without KV, in front of those of its priority.
+
+        With a history (outputs already delivered) it is to vLLM a preempted request, whose KV
+        is computed again from prompt and outputs.
+        """
+        self.free_reservation(migration_id)
+        if request.num_output_tokens:
+            request.status = RequestStatus.PREEMPTED
+            self._register(request)
+            self.waiting.prepend_request(request)
+        else:
+            self.add_request(request)
+
+    def _register(self, request: Request) -> None:
+        self.requests[request.request_id] = request
+        # It may have been here before, and its end not yet have reached the worker, which would
+        # then drop the state that came with the adoption.
+        self.finished_req_ids.discard(request.request_id)
+
+    # ---------------------------------------------------------------------------- internals
+
+    def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
+        self.num_preemptions += 1
+        super()._preempt_request(*args, **kwargs)
+
+    @property
+    def _pool(self) -> Any:
+        return self.kv_cache_manager.block_pool
+
+    def _blocks(self, request: Request) -> list[KVCacheBlock]:
+        # `get`, because the mapping is a defaultdict that would keep an empty entry.
+        managers = self.kv_cache_manager.coordinator.single_type_managers
+        blocks: list[KVCacheBlock] = []
+        for manager in managers:
+            blocks.extend(manager.req_to_blocks.get(request.request_id, ()))
+        return blocks
+
+    def _request(self, request_id: RequestId) -> Request:
+        request = self.requests.get(request_id)
+        if request is None:
+            raise UnknownRequestError(f"request {request_id} is not on this instance")
+        return request
+
+    def _num_held_slots(self) -> int:
+        num_reserved = sum(r.has_slot for r in self._reservations.values())
+        return num_reserved + len(self._drained_running())
+
+    def _hold_slots(self) -> None:
+        """Keep vLLM from admitting into the slots that drained and coming requests need."""
+        self.max_num_active_reqs = self._admission_limit - self._num_held_slots()
+
+
+class MigratingAsyncScheduler(MigratingScheduler, AsyncScheduler):
+    """The same over vLLM's asynchronous scheduling, vLLM's default on GPUs.
+
+    Not run so far: vLLM forces synchronous scheduling on CPU.
+    """

@@ -1,0 +1,106 @@
+"""The thread that builds vLLM's engine core, steps it, and runs commands between two steps."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Core = Any
+"""vLLM's EngineCore."""
+
+
+class StepThread:
+    """Owns an engine core: nothing else may touch it.
+
+    Attributes:
+        on_step: called on this thread after each step with the step's outputs, by client index.
+        on_idle_command: called on this thread after commands that ran while nothing stepped.
+        on_failure: called on this thread when a step raised; the thread ends.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Core],
+        *,
+        on_step: Callable[[Core, dict[int, Any]], None],
+        on_idle_command: Callable[[Core], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._build = build
+        self._on_step = on_step
+        self._on_idle_command = on_idle_command
+        self._on_failure = on_failure
+        self._commands: queue.SimpleQueue[Callable[[Core], None] | None] = queue.SimpleQueue()
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="sterna-step", daemon=True)
+
+    def start(self) -> Future[None]:
+        """Begin; the future ends when the core is built, or with the reason why it is not."""
+        self._thread.start()
+        return self._ready
+
+    def call(self, command: Callable[[Core], T]) -> Future[T]:
+        """Run the command between two steps; commands run in the order of the calls."""
+        future: Future[T] = Future()
+
+        def run(core: Core) -> None:
+            try:
+                result = command(core)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._commands.put(run)
+        return future
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread after the step in progress and shut the core down."""
+        self._commands.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            core = self._build()
+        except BaseException as error:
+            self._ready.set_exception(error)
+            return
+        self._ready.set_result(None)
+        try:
+            while self._run_commands(core):
+                self._step(core)
+        except BaseException as error:
+            logger.exception("engine failed")
+            self._on_failure(error)
+        finally:
+            core.shutdown()
+
+    def _run_commands(self, core: Core) -> bool:
+        """Run what is queued; wait while there is nothing to step. False: close."""
+        while not self._commands.empty() or not _has_work(core):
+            command = self._commands.get()
+            if command is None:
+                return False
+            command(core)
+            if self._commands.empty() and not _has_work(core):
+                self._on_idle_command(core)
+        return True
+
+    def _step(self, core: Core) -> None:
+        outputs, is_executed = core.step_fn()
+        self._on_step(core, outputs or {})
+        core.post_step(is_executed)
+        if not is_executed and core.scheduler.has_requests():
+            # Something outside must happen first: a grammar is being compiled, say.
+            time.sleep(0.001)
+
+
+def _has_work(core: Core) -> bool:
+    return bool(core.scheduler.has_requests() or core.batch_queue)

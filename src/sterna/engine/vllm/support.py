@@ -1,0 +1,50 @@
+"""Which engine features and requests can migrate, and the names of those that cannot.
+
+What is not known to move is refused here by name; the instance then serves without migration
+(or the one request stays), and the log and `sterna requests` say why.
+"""
+
+from typing import Any
+
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.request import Request
+
+
+def immovable_engine_features(vllm_config: Any, kv_cache_config: Any) -> tuple[str, ...]:
+    """Return the names of configured features whose state Sterna cannot move; () when none."""
+    parallel = vllm_config.parallel_config
+    groups = kv_cache_config.kv_cache_groups
+    features = {
+        "speculative decoding": vllm_config.speculative_config is not None,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "decode context parallelism": parallel.decode_context_parallel_size > 1,
+        "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
+        "a KV connector": vllm_config.kv_transfer_config is not None,
+        "an encoder-cache connector": vllm_config.ec_transfer_config is not None,
+        "vLLM's V2 model runner (set VLLM_USE_V2_MODEL_RUNNER=0)": vllm_config.use_v2_model_runner,
+        "a pooling model": vllm_config.model_config.runner_type == "pooling",
+        "an encoder-decoder model": vllm_config.model_config.is_encoder_decoder,
+        "multi-dimensional rotary positions": vllm_config.model_config.uses_mrope,
+        "several KV cache groups (hybrid or sliding-window attention)": len(groups) != 1,
+        "a KV cache in several layouts": len(kv_cache_config.kv_cache_tensors) != 1,
+    }
+    if len(groups) == 1:
+        # Subclasses of full attention (latent attention, say) lay their pages out differently.
+        is_full_attention = type(groups[0].kv_cache_spec) is FullAttentionSpec
+        features["attention other than full"] = not is_full_attention
+    return tuple(name for name, is_used in features.items() if is_used)
+
+
+def immovable_request_feature(request: Request) -> str | None:
+    """Return the name of the first feature of the request that cannot move; None when none."""
+    if request.lora_request is not None:
+        return "a LoRA adapter"
+    if request.mm_features:
+        return "multimodal inputs"
+    if request.prompt_embeds is not None:
+        return "prompt embeddings"
+    if request.pooling_params is not None:
+        return "pooling"
+    if request.resumable:
+        return "streaming input"
+    return None

@@ -1,0 +1,89 @@
+"""Sterna's part of a vLLM worker (`worker_extension_cls`): its KV data plane, and the sampling
+state of requests that leave or arrive.
+
+Methods run on the worker's own thread, reached by vLLM's `collective_rpc`; vLLM mixes this
+class into its worker, hence the prefix of every name.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+from sterna.config import TransportConfig
+from sterna.engine.vllm.plane_link import PlaneServer
+from sterna.transport.data_plane import make_data_plane
+from sterna.transport.kv_layout import KvLayout
+
+
+class SternaWorkerExtension:
+    """Mixed into vLLM's worker; `self` is that worker."""
+
+    if TYPE_CHECKING:
+        model_runner: Any
+        rank: int
+
+    def sterna_open_plane(self, config: TransportConfig, notice_address: str) -> tuple[str, str]:
+        """Start this rank's data plane.
+
+        Returns its command address for the instance and its endpoint for peers.
+        """
+        layout = kv_layout(self.model_runner)
+        server = PlaneServer(
+            self.rank, notice_address, lambda notify: make_data_plane(config, layout, notify)
+        )
+        self._sterna_plane = server
+        return server.command_address, server.plane.endpoint
+
+    def sterna_export_generator(self, request_id: str) -> bytes | None:
+        """Return the state of the request's random generator, None if it has none of its own."""
+        state: CachedRequestState | None = self.model_runner.requests.get(request_id)
+        if state is None or state.generator is None:
+            return None
+        return bytes(state.generator.get_state().numpy().tobytes())
+
+    def sterna_import_request(
+        self,
+        state: CachedRequestState,
+        generator_state: bytes | None,
+    ) -> None:
+        """Make the worker know a request that arrives with a history.
+
+        The worker treats it as one that missed a step, or was preempted.
+        """
+        runner = self.model_runner
+        if generator_state is not None:
+            state.generator = torch.Generator(device=runner.device)
+            # The state's tensor lives on the CPU also for a generator of a CUDA device.
+            state.generator.set_state(
+                torch.frombuffer(bytearray(generator_state), dtype=torch.uint8)
+            )
+        # A former stay of the same request may still have its row in the persistent batch.
+        runner.input_batch.remove_request(state.req_id)
+        runner.num_prompt_logprobs.pop(state.req_id, None)
+        runner.requests[state.req_id] = state
+
+    def sterna_forget_request(self, request_id: str) -> None:
+        """Undo `sterna_import_request`."""
+        self.model_runner.requests.pop(request_id, None)
+
+
+def kv_layout(model_runner: Any) -> KvLayout:
+    """Return where the pages of the runner's KV cache lie in its one backing allocation.
+
+    Page (layer, block) starts at offset + layer * layer_stride + block * block_stride.
+    """
+    config = model_runner.kv_cache_config
+    (tensor,) = config.kv_cache_tensors
+    (group,) = config.kv_cache_groups
+    storage = model_runner.kv_caches[0].untyped_storage()
+    raw = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return KvLayout.from_strided(
+        raw,
+        offset=tensor.offset,
+        num_layers=len(tensor.layers),
+        layer_stride=tensor.layer_stride,
+        num_blocks=config.num_blocks,
+        block_stride=tensor.block_stride,
+        page_bytes=group.kv_cache_spec.page_size_bytes,
+    )
