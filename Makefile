@@ -1,0 +1,76 @@
+# `make serve` and `make test` do everything from a fresh clone: they need Python 3.11 to 3.13, make
+# and a package index. `make help` lists the rest.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Everything that Sterna caches here; `make clean` throws it away.
+CACHE := .cache
+
+# The engine's build: CUDA where a GPU answers, else CPU.
+ifndef ENGINE
+ENGINE := $(if $(shell nvidia-smi --list-gpus 2>/dev/null),cuda,cpu)
+endif
+STAMP := $(VENV)/.installed-$(ENGINE)
+
+# Options of `sterna serve`, `sterna bench migration` and pytest, as in
+# make serve ARGS="--instances 4", make test ARGS="-k policy -x".
+ARGS ?=
+
+# Large traces for some tests lie beside the checkout, where they are at all.
+ifneq ($(wildcard ../shared/data),)
+export STERNA_SHARED ?= $(abspath ../shared)
+endif
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: install
+install: $(STAMP) ## Put Sterna, its engine and the developer tools into .venv
+
+$(STAMP): pyproject.toml requirements/excluded-cpu.txt scripts/install.sh
+	@scripts/install.sh $(VENV) $(CACHE)/tools $(ENGINE)
+	@touch $@
+
+.PHONY: model
+model: install ## Fetch and convert the small model (once)
+	@$(BIN)/python -m sterna.engine.vllm.small_model >/dev/null
+
+.PHONY: serve
+serve: model ## Serve the small model on two instances at http://127.0.0.1:8000
+	@exec $(BIN)/sterna serve $(ARGS)
+
+.PHONY: test
+test: lint types unit ## Lint, check types and run the default tests
+
+.PHONY: unit
+unit: model
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-slow
+test-slow: model ## Run the slow tests
+	@$(BIN)/python -m pytest -m "slow and not soak" $(ARGS)
+
+.PHONY: bench-migration
+bench-migration: model ## Measure migration's downtime into bench/results/migration.json
+	@exec $(BIN)/sterna bench migration $(ARGS)
+
+.PHONY: lint
+lint: install ## Check style
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+.PHONY: types
+types: install ## Check types
+	@$(BIN)/mypy
+
+.PHONY: clean
+clean: ## Remove everything that these targets made
+	rm -rf $(VENV) $(CACHE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests bench -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Installs Sterna, editable, with an engine and the developer tools: install.sh VENV TOOLS ENGINE
+#
+# uv does it, because it can leave out packages (requirements/excluded-cpu.txt) that pip would bring
+# along. Where uv is missing or too old for that, one is put into TOOLS.
+set -euo pipefail
+
+venv=$1
+tools=$2
+engine=$3
+
+say() { echo "sterna: $*" >&2; }
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-} python3.11 python3.12 python3.13 python3; do
+        # Run, not only looked up: version managers put names on PATH that do not work.
+        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
+            2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    say "no Python 3.11, 3.12 or 3.13 on PATH; install one or name it: make PYTHON=/path/to/python3.11"
+    return 1
+}
+
+is_usable_uv() { "$1" pip install --help 2>/dev/null | grep -q -- --excludes; }
+
+find_uv() {
+    local python=$1
+    if is_usable_uv uv; then
+        command -v uv
+        return
+    fi
+    if ! is_usable_uv "$tools/bin/uv"; then
+        say "installing uv into $tools"
+        # Some distributions ship Python without venv, others without pip; either will do.
+        if "$python" -m venv "$tools" >/dev/null 2>&1; then
+            "$tools/bin/python" -m pip install --quiet --upgrade uv >&2
+        elif ! "$python" -m pip install --quiet --upgrade --target "$tools" uv >&2; then
+            say "cannot install uv with $python; install uv, or Python's venv or pip package"
+            return 1
+        fi
+    fi
+    echo "$tools/bin/uv"
+}
+
+# An option of pip's, from its environment variable or its configuration files. uv reads neither,
+# and people set up their index or wheel folder once, for pip.
+pip_option() {
+    local name=$1 variable
+    variable=PIP_$(tr 'a-z-' 'A-Z_' <<<"$name")
+    if [[ -n ${!variable:-} ]]; then
+        echo "${!variable}"
+    else
+        "$python" -m pip config get "global.$name" 2>/dev/null || true
+    fi
+}
+
+python=$(find_python)
+uv=$(find_uv "$python")
+
+index=${UV_DEFAULT_INDEX:-$(pip_option index-url)}
+if [[ -n $index ]]; then
+    export UV_DEFAULT_INDEX=$index
+fi
+links=${UV_FIND_LINKS:-$(pip_option find-links | tr -s ' \n' ',')}
+links=${links%,}
+options=(--python "$venv/bin/python")
+if [[ $engine == cpu ]]; then
+    options+=(--excludes requirements/excluded-cpu.txt)
+fi
+if [[ -n $links ]]; then
+    export UV_FIND_LINKS=$links
+elif [[ $engine == cpu ]]; then
+    # The engine needs torch's CPU build, which the default index does not have.
+    options+=(--torch-backend cpu)
+fi
+
+say "installing into $venv with the $engine engine"
+other_engine=$(find "$venv" -maxdepth 1 -name '.installed-*' ! -name ".installed-$engine" 2>/dev/null || true)
+if [[ ! -x $venv/bin/python || -n $other_engine ]]; then
+    # Two engines in one environment would overwrite each other's files.
+    "$uv" venv --quiet --clear --no-project --python "$python" "$venv"
+fi
+"$uv" pip install --quiet "${options[@]}" --editable ".[$engine,dev]"
