@@ -206,3 +206,73 @@ class LlumletConfig:
         _require(
             self.report_interval_s > 0, "report_interval_s", self.report_interval_s, "positive"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendConfig:
+    """How a front end finds instances for its requests, and how long it waits for others.
+
+    Attributes:
+        host: the address on which this front end listens for the cluster's messages.
+        scheduler_timeout_s: a request for which the scheduler names no instance in so long is
+            sent by the front end's own rule (Section 5, fault tolerance: the scheduler is
+            bypassed).
+        scheduler_retry_s: a scheduler that did not answer is not asked again for so long.
+        hold_timeout_s: a request fails when no instance has been there for so long.
+        owner_timeout_s: a request whose instance died fails when no other instance claims it in
+            so long.
+        gap_timeout_s: a request fails when tokens that precede already received ones do not
+            come in so long.
+        utility_timeout_s: a call of an engine's method fails after so long.
+        admin_timeout_s: an operator's question to instances or scheduler fails after so long.
+        shutdown_timeout_s: open connections are cut so long after the server was told to stop.
+    """
+
+    host: str = "127.0.0.1"
+    scheduler_timeout_s: float = 0.5
+    scheduler_retry_s: float = 2.0
+    hold_timeout_s: float = 60.0
+    owner_timeout_s: float = 1.0
+    gap_timeout_s: float = 10.0
+    utility_timeout_s: float = 300.0
+    admin_timeout_s: float = 30.0
+    shutdown_timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for option in (
+            "scheduler_timeout_s",
+            "scheduler_retry_s",
+            "hold_timeout_s",
+            "owner_timeout_s",
+            "gap_timeout_s",
+            "utility_timeout_s",
+            "admin_timeout_s",
+            "shutdown_timeout_s",
+        ):
+            value = getattr(self, option)
+            _require(value > 0, option, value, "positive")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """What `sterna serve` starts.
+
+    Attributes:
+        num_gpus_per_instance: asked of Ray for each instance; 0 on CPU.
+        instance_memory_bytes: main memory asked of Ray for each instance, None: not counted.
+        internal_host: the address on which the actors' mailboxes listen.
+    """
+
+    llumlet: LlumletConfig
+    transport: TransportConfig
+    frontend: FrontendConfig
+    num_instances: int = 2
+    num_frontends: int = 1
+    num_gpus_per_instance: int = 0
+    instance_memory_bytes: int | None = None
+    internal_host: str = "127.0.0.1"
+    log_level: str = "INFO"
+
+    def __post_init__(self) -> None:
+        _require(self.num_instances >= 1, "instances", self.num_instances, "at least 1")
+        _require(self.num_frontends >= 1, "frontends", self.num_frontends, "at least 1")
