@@ -68,6 +68,7 @@ class Reason(Enum):
     TOO_MANY_STAGES = "the copy did not catch up with decoding within the stage limit"
     TRANSFER_FAILED = "the KV transfer failed"
     LEASE_EXPIRED = "the destination heard nothing of the migration for too long"
+    PEER_SILENT = "nothing was heard from the destination for too long"
     PEER_DEAD = "the other instance died"
     COMMIT_LOST = "the source asked for the verdict of a commit that never arrived"
     UNKNOWN_MIGRATION = "the destination does not know the migration"
