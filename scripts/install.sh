@@ -47,14 +47,15 @@ find_uv() {
 }
 
 # An option of pip's, from its environment variable or its configuration files. uv reads neither,
-# and people set up their index or wheel folder once, for pip.
+# and people set up their index, certificates and wheel folders once, for pip.
 pip_option() {
     local name=$1 variable
     variable=PIP_$(tr 'a-z-' 'A-Z_' <<<"$name")
     if [[ -n ${!variable:-} ]]; then
         echo "${!variable}"
     else
-        "$python" -m pip config get "global.$name" 2>/dev/null || true
+        "$python" -m pip config get "global.$name" 2>/dev/null ||
+            "$tools/bin/python" -m pip config get "global.$name" 2>/dev/null || true
     fi
 }
 
@@ -64,6 +65,10 @@ uv=$(find_uv "$python")
 index=${UV_DEFAULT_INDEX:-$(pip_option index-url)}
 if [[ -n $index ]]; then
     export UV_DEFAULT_INDEX=$index
+fi
+certificates=${SSL_CERT_FILE:-$(pip_option cert)}
+if [[ -n $certificates ]]; then
+    export SSL_CERT_FILE=$certificates
 fi
 links=${UV_FIND_LINKS:-$(pip_option find-links | tr -s ' \n' ',')}
 links=${links%,}
