@@ -450,7 +450,14 @@ class MigrationDestination:
         return [*answers, self._ended(aborted)]
 
     def _ended(self, aborted: Reason | None) -> Ended:
-        return Ended(self.migration_id, self.request_id, aborted, self._num_reserved_stages)
+        return Ended(
+            migration_id=self.migration_id,
+            request_id=self.request_id,
+            peer=self.peer,
+            is_outgoing=False,
+            aborted=aborted,
+            stages=self._num_reserved_stages,
+        )
 
     # ------------------------------------------------------------------------------ answers
 

@@ -11,14 +11,16 @@ Three closed sets, one for each direction:
 
 The interpreter's contract:
 
-1. Effects of one instance take effect in the order in which they were returned; those on the
-   engine do so between two steps.
+1. Effects of one migration take effect in the order in which they were returned, those on the
+   engine between two steps. Effects of different migrations, and AbortRequest, need not wait for
+   each other.
 2. An effect that has an outcome names the events that report it. Exactly one of them comes, once,
    for each time the effect was returned; and for `CopyBlocks` at most one. While an outcome of
    `ReserveBlocks`, `FreeReservation`, `Adopt`, `Inspect` or `Drain` is due, no other of these
    effects is returned for that migration, so their outcomes cannot be confused.
-3. Each stage for which receivers listen ends in StageReceived or StageFailed, once, unless
-   `FreeReservation` or `Adopt` stops it; one that gets no bytes for too long has failed.
+3. Each stage of at least one block, once it is reserved, ends in StageReceived or StageFailed,
+   once, unless `FreeReservation` or `Adopt` stops it; one that gets no bytes for too long has
+   failed. A stage of no blocks ends in neither.
 4. PeerDead is told only of an instance that will never act again.
 
 A conversation is named by its `reservation`: the destination numbers the reservations it makes
@@ -59,6 +61,8 @@ class Reason(Enum):
     REQUEST_PREEMPTED = "the request was preempted"
     REQUEST_UNKNOWN = "the request is not on this instance"
     REQUEST_IMMOVABLE = "the request cannot be migrated at this moment"
+    ALREADY_MIGRATING = "the request is already migrating"
+    SAME_INSTANCE = "the request is on that instance already"
     NO_MEMORY = "the destination has too little free memory"
     NO_SLOT = "the destination's batch is full"
     TERMINATING = "the destination is terminating"
@@ -177,7 +181,7 @@ class Aborted(msgspec.Struct, frozen=True, tag=True):
     sent.
 
     Attributes:
-        reservation: None when the first Reserve was refused.
+        reservation: None when the first Reserve was refused before it had a number.
     """
 
     migration_id: MigrationId
@@ -374,12 +378,16 @@ class Ended:
     has gone; messages may follow, until both sides know.
 
     Attributes:
+        peer: the other instance.
+        is_outgoing: whether this is the source's side.
         aborted: why it did not commit, or None when the destination owns the request.
         stages: stages that were reserved.
     """
 
     migration_id: MigrationId
     request_id: RequestId
+    peer: InstanceId
+    is_outgoing: bool
     aborted: Reason | None
     stages: int
 

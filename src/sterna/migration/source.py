@@ -513,7 +513,14 @@ class MigrationSource:
 
     def _end(self, aborted: Reason | None) -> Ended:
         self._state = SourceState.OVER
-        return Ended(self.migration_id, self.request_id, aborted, self._num_reserved_stages)
+        return Ended(
+            migration_id=self.migration_id,
+            request_id=self.request_id,
+            peer=self.peer,
+            is_outgoing=True,
+            aborted=aborted,
+            stages=self._num_reserved_stages,
+        )
 
     # ------------------------------------------------------------------------------ messages
 

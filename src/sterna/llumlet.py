@@ -1,0 +1,327 @@
+"""The scheduler of one instance (Section 4.3), as a pure state machine.
+
+"The llumlet of each instance consists of a local scheduler and a migration coordinator": it
+reports the instance's load, chooses which request moves when the global scheduler has set a
+destination, and sees the migrations through. What it decides comes back as effects, which an
+interpreter (`runtime`, `simulator`) carries out.
+
+Every method that takes `now_s` returns effects, in order. Time may not run backwards.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+from sterna.config import LlumletConfig
+from sterna.migration.coordinator import MigrationCoordinator
+from sterna.migration.messages import (
+    AbortRequest,
+    ClientAborted,
+    Effect,
+    Ended,
+    Event,
+    Message,
+    Mode,
+    Reason,
+    RequestEnded,
+)
+from sterna.policy.selection import candidates_to_move
+from sterna.policy.virtual_usage import load
+from sterna.types import InstanceId, InstanceLoad, InstanceView, MigrationId, RequestId
+
+MOVED_OUT_CAPACITY = 4096
+"""Requests whose new instance is remembered, for aborts that come here after they left."""
+
+DESTINATION_REFUSALS = frozenset(
+    {
+        Reason.NO_MEMORY,
+        Reason.NO_SLOT,
+        Reason.TERMINATING,
+        Reason.BUSY,
+        Reason.TRANSFER_FAILED,
+        Reason.LEASE_EXPIRED,
+        Reason.PEER_SILENT,
+        Reason.PEER_DEAD,
+    }
+)
+"""Ends of a migration that the next request to the same destination would probably meet too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Send the load to the global scheduler. No outcome."""
+
+    load: InstanceLoad
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardAbort:
+    """Tell the llumlet of another instance that the client of this request has gone: it is, or
+    will be, there (`on_client_abort`). No outcome."""
+
+    instance_id: InstanceId
+    request_id: RequestId
+
+
+LlumletEffect = Effect | Report | ForwardAbort
+
+
+class Llumlet:
+    """Local scheduler and migration coordinator of one instance."""
+
+    def __init__(self, instance_id: InstanceId, config: LlumletConfig) -> None:
+        self._instance_id = instance_id
+        self._config = config
+        self._coordinator = MigrationCoordinator(
+            instance_id, config.migration, config.policy.num_concurrent_migrations
+        )
+        self._view: InstanceView | None = None
+        self._is_terminating = False
+        self._destination: InstanceId | None = None
+        # Until when nothing is sent to a destination that has just refused.
+        self._paused_until_s: float | None = None
+        self._backoff_until_s: dict[RequestId, float] = {}
+        self._moved_out: OrderedDict[RequestId, InstanceId] = OrderedDict()
+        self._last_dispatch = 0
+        self._last_report: InstanceLoad | None = None
+        self._has_changed = False
+        self._report_due_s = 0.0
+        self._heartbeat_due_s = 0.0
+
+    # -------------------------------------------------------------------------- what is asked
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `on_tick` is due, or None."""
+        deadlines = [self._coordinator.next_deadline_s]
+        if self._view is not None:
+            deadlines.append(self._report_due_s if self._has_changed else self._heartbeat_due_s)
+        if self._num_free_slots() > 0:
+            deadlines.append(self._paused_until_s)
+            deadlines.extend(self._backoff_until_s.values())
+        return min((d for d in deadlines if d is not None), default=None)
+
+    @property
+    def has_open_migrations(self) -> bool:
+        """Whether the instance must not be shut down yet, even if it is empty.
+
+        A peer may still hold a request of which it does not know that it came here.
+        """
+        return self._coordinator.has_machines
+
+    def arriving_requests(self) -> frozenset[RequestId]:
+        """Requests that the engine does not have yet, but is about to step."""
+        return self._coordinator.arriving_requests()
+
+    # -------------------------------------------------------------------------- what happens
+
+    def on_view(self, view: InstanceView, now_s: float) -> list[LlumletEffect]:
+        """The engine has made a step, or its requests have changed."""
+        self._view = self._as_terminating(view)
+        self._has_changed = True
+        return self._conclude([], now_s)
+
+    def on_destination(self, destination: InstanceId | None, now_s: float) -> list[LlumletEffect]:
+        """The global scheduler has set this instance's destination, or unset it.
+
+        "The llumlet of each source instance then starts to migrate requests to the destination
+        continuously, until it is no longer set in the source state" (Section 4.4.3). Migrations
+        in flight go on in any case. To be told the same destination again lets one that has
+        refused be asked again.
+        """
+        self._destination = destination
+        self._paused_until_s = None
+        return self._conclude([], now_s)
+
+    def on_order(
+        self, request_id: RequestId, destination: InstanceId, mode: Mode, now_s: float
+    ) -> Reason | tuple[MigrationId, list[LlumletEffect]]:
+        """An operator wants this request moved.
+
+        The limit of concurrent migrations holds on the destination only. Returns why nothing
+        was begun, or the migration's id and the effects; how it ends is told by Ended.
+        """
+        if destination == self._instance_id:
+            return Reason.SAME_INSTANCE
+        if request_id in self._coordinator.requests():
+            return Reason.ALREADY_MIGRATING
+        migration_id, effects = self._coordinator.start(request_id, destination, mode, now_s)
+        return migration_id, self._conclude(effects, now_s)
+
+    def on_message(self, sender: InstanceId, message: Message, now_s: float) -> list[LlumletEffect]:
+        """A message of another llumlet arrived.
+
+        Raises:
+            ProtocolError: a correct peer cannot have sent it; nothing was changed.
+        """
+        effects = self._coordinator.on_message(
+            sender, message, now_s, is_terminating=self._is_terminating
+        )
+        return self._conclude(effects, now_s)
+
+    def on_outcome(
+        self, migration_id: MigrationId, event: Event, now_s: float
+    ) -> list[LlumletEffect]:
+        """An effect of a migration had this outcome, or something happened to its transfer.
+
+        Raises:
+            ProtocolError: the interpreter broke its contract; nothing was changed.
+        """
+        return self._conclude(self._coordinator.on_outcome(migration_id, event, now_s), now_s)
+
+    def on_request_admitted(self, request_id: RequestId, dispatch_number: int) -> None:
+        """A request that was dispatched to this instance has reached its queue."""
+        self._last_dispatch = max(self._last_dispatch, dispatch_number)
+        self._moved_out.pop(request_id, None)
+        self._has_changed = True
+
+    def on_request_ended(
+        self, request_id: RequestId, reason: Reason, now_s: float
+    ) -> list[LlumletEffect]:
+        """The request finished or was preempted: its migration, if there is one, may end now.
+
+        A hint that saves time; the migration would find out as well.
+        """
+        source = self._coordinator.source_of(request_id)
+        if source is None:
+            return []
+        return self._conclude(self._coordinator.tell(source, RequestEnded(reason), now_s), now_s)
+
+    def on_client_abort(self, request_id: RequestId, now_s: float) -> list[LlumletEffect]:
+        """The request's client has gone: end the request wherever it is by now."""
+        if (source := self._coordinator.source_of(request_id)) is not None:
+            leaving = self._coordinator.tell(source, ClientAborted(), now_s)
+            return self._conclude(leaving, now_s)
+        if (destination := self._coordinator.destination_of(request_id)) is not None:
+            # It is the source's until it is adopted; told both, it ends on either side.
+            forward = ForwardAbort(destination.peer, request_id)
+            coming = self._coordinator.tell(destination, ClientAborted(), now_s)
+            return [forward, *self._conclude(coming, now_s)]
+        if (instance_id := self._moved_out.get(request_id)) is not None:
+            return [ForwardAbort(instance_id, request_id)]
+        return [AbortRequest(request_id)]
+
+    def on_peer_dead(self, instance_id: InstanceId, now_s: float) -> list[LlumletEffect]:
+        """The supervisor confirmed that an instance is dead and will never act again."""
+        if self._destination == instance_id:
+            self._destination = None
+        for request_id in [r for r, i in self._moved_out.items() if i == instance_id]:
+            del self._moved_out[request_id]
+        return self._conclude(self._coordinator.on_peer_dead(instance_id, now_s), now_s)
+
+    def on_tick(self, now_s: float) -> list[LlumletEffect]:
+        """Time has passed; due at `next_deadline_s`, harmless at any other time."""
+        return self._conclude(self._coordinator.on_tick(now_s), now_s)
+
+    def set_terminating(self, is_terminating: bool) -> None:
+        """Say whether the instance is being emptied: it then refuses requests that come, and
+        reports a freeness of minus infinity, so that others are paired with it."""
+        self._is_terminating = is_terminating
+        if self._view is not None:
+            self._view = replace(self._view, is_terminating=is_terminating)
+            self._has_changed = True
+
+    # --------------------------------------------------------------------------- migrations
+
+    def _as_terminating(self, view: InstanceView) -> InstanceView:
+        if view.is_terminating or not self._is_terminating:
+            return view
+        return replace(view, is_terminating=True)
+
+    def _conclude(self, effects: list[Effect], now_s: float) -> list[LlumletEffect]:
+        """Learn from what has ended, begin what may begin, report what has changed."""
+        for effect in effects:
+            if isinstance(effect, Ended):
+                self._note_end(effect, now_s)
+        self._end_waits(now_s)
+        started = self._start_migrations(now_s)
+        return [*effects, *started, *self._report(now_s)]
+
+    def _note_end(self, ended: Ended, now_s: float) -> None:
+        if not ended.is_outgoing:
+            if ended.aborted is None:
+                self._moved_out.pop(ended.request_id, None)
+            return
+        if ended.aborted is None:
+            self._moved_out[ended.request_id] = ended.peer
+            self._moved_out.move_to_end(ended.request_id)
+            if len(self._moved_out) > MOVED_OUT_CAPACITY:
+                self._moved_out.popitem(last=False)
+            return
+        retry_s = now_s + self._config.retry_backoff_s
+        self._backoff_until_s[ended.request_id] = retry_s
+        if ended.aborted in DESTINATION_REFUSALS and ended.peer == self._destination:
+            self._paused_until_s = retry_s
+
+    def _end_waits(self, now_s: float) -> None:
+        over = [r for r, until_s in self._backoff_until_s.items() if until_s <= now_s]
+        for request_id in over:
+            del self._backoff_until_s[request_id]
+        if self._paused_until_s is not None and self._paused_until_s <= now_s:
+            self._paused_until_s = None
+
+    def _num_free_slots(self) -> int:
+        if self._view is None or self._destination is None:
+            return 0
+        return self._config.policy.num_concurrent_migrations - self._coordinator.num_outgoing
+
+    def _start_migrations(self, now_s: float) -> list[Effect]:
+        """Fill the free slots, each with the request that moves next."""
+        num_free_slots = self._num_free_slots()
+        if num_free_slots <= 0 or self._paused_until_s is not None:
+            return []
+        assert self._view is not None
+        assert self._destination is not None
+        excluded = self._coordinator.requests()
+        effects: list[Effect] = []
+        for request in candidates_to_move(self._view, self._config.policy):
+            request_id = request.request_id
+            # The view may be older than what has moved since.
+            is_gone = request_id in self._moved_out
+            if is_gone or request_id in excluded or request_id in self._backoff_until_s:
+                continue
+            _, begun = self._coordinator.start(request_id, self._destination, Mode.LIVE, now_s)
+            effects.extend(begun)
+            num_free_slots -= 1
+            if num_free_slots == 0:
+                break
+        return effects
+
+    # ------------------------------------------------------------------------------- reports
+
+    def _report(self, now_s: float) -> list[Report]:
+        if self._view is None:
+            return []
+        is_heartbeat_due = now_s >= self._heartbeat_due_s
+        is_look_due = self._has_changed and now_s >= self._report_due_s
+        if not (is_heartbeat_due or is_look_due or self._is_urgent(self._view)):
+            return []
+        self._has_changed = False
+        self._report_due_s = now_s + self._config.report_interval_s
+        last = self._last_report
+        sequence = 1 if last is None else last.sequence + 1
+        current = self._load(self._view, sequence)
+        is_same = last is not None and current == replace(last, sequence=sequence)
+        if is_same and not is_heartbeat_due:
+            return []
+        self._last_report = current
+        self._heartbeat_due_s = now_s + self._config.heartbeat_interval_s
+        return [Report(current)]
+
+    def _is_urgent(self, view: InstanceView) -> bool:
+        """Whether something changed that the next dispatch or pairing must not miss."""
+        last = self._last_report
+        return last is None or (
+            len(view.queuing) != last.num_queuing
+            or self._coordinator.num_outgoing != last.num_migrating_out
+            or self._coordinator.num_incoming != last.num_migrating_in
+        )
+
+    def _load(self, view: InstanceView, sequence: int) -> InstanceLoad:
+        return load(
+            view,
+            self._config.policy,
+            sequence=sequence,
+            last_dispatch=self._last_dispatch,
+            num_migrating_out=self._coordinator.num_outgoing,
+            num_migrating_in=self._coordinator.num_incoming,
+        )
