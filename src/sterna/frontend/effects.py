@@ -1,0 +1,43 @@
+"""What the front end's cores want done. Pure."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from sterna.messages import AbortRequests, AddRequest, CancelDispatch, DispatchRequest, OwnerQuery
+from sterna.types import InstanceId, RequestId
+
+
+class Failure(Enum):
+    """Why a request ends with an error. Each value is shown to operators."""
+
+    NO_INSTANCE = "no instance was there to serve it"
+    OWNER_DIED = "its instance died and no other instance has it"
+    TOKENS_LOST = "some of its tokens never arrived"
+    RESUMABLE = "a request whose input is streamed cannot be served"
+
+
+@dataclass(frozen=True, slots=True)
+class ToScheduler:
+    """Send this to the scheduler."""
+
+    message: DispatchRequest | CancelDispatch
+
+
+@dataclass(frozen=True, slots=True)
+class ToInstance:
+    """Send this to the instance, with the payload if there is one."""
+
+    instance_id: InstanceId
+    message: AddRequest | AbortRequests | OwnerQuery
+    payload: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """End the request with an error; the core has forgotten it."""
+
+    request_id: RequestId
+    failure: Failure
+
+
+Effect = ToScheduler | ToInstance | Fail

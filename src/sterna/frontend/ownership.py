@@ -1,0 +1,236 @@
+"""Which instance has which request of this front end, also after deaths. Pure.
+
+While nobody dies the owner is where the request was sent, or whoever last said, or showed by
+later tokens than all before, that it runs there. This news travels over one connection for each
+instance, so it may come out of order or, when its sender dies, not at all: a request may have
+moved to an instance that died before it could say so. Therefore **a death puts every request in
+doubt**. All instances are asked for all requests in doubt, and
+
+- a request is out of doubt when an instance claims it and then shows that it runs there; what
+  comes over one connection is in order, so that is fresh;
+- a claim alone keeps it in doubt, and it is asked for again: an instance also claims a request
+  that it is about to adopt, and may then never get it;
+- a request that nobody claims has died with its instance. It is given up only when every live
+  instance has denied it, never because one is slow to answer;
+- a request that moves, or another death, voids the answers so far: the instance that denied it
+  may have it since.
+
+Streams go on meanwhile: doubt is not shown to clients.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sterna.frontend.effects import Effect, Fail, Failure, ToInstance
+from sterna.messages import AbortRequests, OwnerQuery, OwnerReply
+from sterna.types import FrontendId, InstanceId, RequestId
+
+
+@dataclass(slots=True)
+class _Doubt:
+    """A request whose owner is in doubt.
+
+    Attributes:
+        deadline_s: when it is decided upon, or asked for again.
+        is_aborted: its client has gone; whoever claims it is told so.
+        queries: the query in which each instance was asked; answers to older ones are void.
+        unanswered: instances that have not answered theirs.
+        claimant: the one that claimed it last.
+    """
+
+    deadline_s: float
+    is_aborted: bool = False
+    queries: dict[InstanceId, int] = field(default_factory=dict)
+    unanswered: set[InstanceId] = field(default_factory=set)
+    claimant: InstanceId | None = None
+
+
+class Ownership:
+    """The requests that were sent to instances."""
+
+    def __init__(self, frontend_id: FrontendId, owner_timeout_s: float) -> None:
+        self._frontend_id = frontend_id
+        self._owner_timeout_s = owner_timeout_s
+        self._instances: tuple[InstanceId, ...] = ()
+        self._owners: dict[RequestId, InstanceId] = {}
+        self._num_owned: Counter[InstanceId] = Counter()
+        # In the order of their deadlines: each is entered with the same time-out.
+        self._doubts: dict[RequestId, _Doubt] = {}
+        self._queries: dict[int, tuple[InstanceId, tuple[RequestId, ...]]] = {}
+        self._next_query_id = 1
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `on_time` is due, or None when nothing is in doubt."""
+        first = next(iter(self._doubts.values()), None)
+        return None if first is None else first.deadline_s
+
+    def owner(self, request_id: RequestId) -> InstanceId | None:
+        """Return the instance that has the request, as far as is known."""
+        return self._owners.get(request_id)
+
+    def num_owned(self, instance_id: InstanceId) -> int:
+        """Return how many of the requests the instance has."""
+        return self._num_owned[instance_id]
+
+    def on_sent(self, request_id: RequestId, instance_id: InstanceId) -> None:
+        """The request was sent to this instance."""
+        self._own(request_id, instance_id)
+
+    def on_ended(self, request_id: RequestId) -> None:
+        """The request's stream has ended."""
+        self._disown(request_id)
+        self._doubts.pop(request_id, None)
+
+    def on_moved(
+        self, instance_id: InstanceId, request_ids: Iterable[RequestId], now_s: float
+    ) -> list[Effect]:
+        """The instance says that it has adopted these requests.
+
+        What a dead instance said before it died says nothing about who has the request.
+        """
+        if instance_id not in self._instances:
+            return []
+        restarted = []
+        for request_id in request_ids:
+            self._own_if_known(request_id, instance_id)
+            doubt = self._doubts.get(request_id)
+            if doubt is not None and not self._settles(doubt, instance_id, request_id):
+                self._begin_round(request_id, now_s)
+                restarted.append(request_id)
+        return self._query(restarted)
+
+    def on_tokens(self, instance_id: InstanceId, request_ids: Iterable[RequestId]) -> None:
+        """The instance sent later tokens of these requests than all that came before."""
+        if instance_id not in self._instances:
+            return
+        for request_id in request_ids:
+            self._own_if_known(request_id, instance_id)
+            if self._doubts and (doubt := self._doubts.get(request_id)) is not None:
+                self._settles(doubt, instance_id, request_id)
+
+    def on_owner_reply(self, reply: OwnerReply) -> list[Effect]:
+        """An instance claims these of the requests that it was asked for."""
+        _, request_ids = self._queries.pop(reply.query_id, (None, ()))
+        claimed = set(reply.request_ids)
+        aborted = []
+        for request_id in request_ids:
+            doubt = self._doubts.get(request_id)
+            if doubt is None or doubt.queries.get(reply.instance_id) != reply.query_id:
+                continue
+            doubt.unanswered.discard(reply.instance_id)
+            if request_id in claimed:
+                doubt.claimant = reply.instance_id
+                if doubt.is_aborted:
+                    aborted.append(request_id)
+        return _aborts({reply.instance_id: aborted})
+
+    def on_abort(self, request_ids: Iterable[RequestId]) -> list[Effect]:
+        """The clients of these requests have gone; unknown ones have ended already."""
+        by_instance: dict[InstanceId, list[RequestId]] = {}
+        for request_id in request_ids:
+            believed = {self._owners.get(request_id)}
+            self._disown(request_id)
+            doubt = self._doubts.get(request_id)
+            if doubt is not None:
+                doubt.is_aborted = True
+                believed.add(doubt.claimant)
+            for instance_id in sorted(each for each in believed if each is not None):
+                by_instance.setdefault(instance_id, []).append(request_id)
+        return _aborts(by_instance)
+
+    def on_instances(self, instances: Sequence[InstanceId], now_s: float) -> list[Effect]:
+        """These instances live; any other that did is dead for good."""
+        dead = set(self._instances) - set(instances)
+        self._instances = tuple(instances)
+        if dead:
+            self._queries = {
+                query_id: query for query_id, query in self._queries.items() if query[0] not in dead
+            }
+            in_doubt = [*self._doubts, *(each for each in self._owners if each not in self._doubts)]
+            for request_id in in_doubt:
+                self._begin_round(request_id, now_s)
+                if self._owners.get(request_id) in dead:
+                    self._disown(request_id)
+        return self._query(list(self._doubts))
+
+    def on_time(self, now_s: float) -> list[Effect]:
+        """Decide upon the doubts whose deadline has come."""
+        due = [each for each, doubt in self._doubts.items() if doubt.deadline_s <= now_s]
+        asked_again: list[RequestId] = []
+        effects: list[Effect] = []
+        for request_id in due:
+            doubt = self._doubts[request_id]
+            if doubt.claimant is not None and not doubt.is_aborted:
+                self._begin_round(request_id, now_s)
+                asked_again.append(request_id)
+            elif doubt.claimant is None and doubt.unanswered:
+                # Taken out and entered again, so that the deadlines stay in order.
+                del self._doubts[request_id]
+                doubt.deadline_s = now_s + self._owner_timeout_s
+                self._doubts[request_id] = doubt
+            else:
+                del self._doubts[request_id]
+                self._disown(request_id)
+                if not doubt.is_aborted:
+                    effects.append(Fail(request_id, Failure.OWNER_DIED))
+        return effects + self._query(asked_again)
+
+    def _begin_round(self, request_id: RequestId, now_s: float) -> None:
+        """Void all answers for this request; it enters as the last to come due."""
+        doubt = self._doubts.pop(request_id, None)
+        is_aborted = doubt is not None and doubt.is_aborted
+        self._doubts[request_id] = _Doubt(now_s + self._owner_timeout_s, is_aborted)
+
+    def _settles(self, doubt: _Doubt, instance_id: InstanceId, request_id: RequestId) -> bool:
+        """Take the request out of doubt if it is seen where it was claimed."""
+        is_settled = doubt.claimant == instance_id and not doubt.is_aborted
+        if is_settled:
+            del self._doubts[request_id]
+            self._own(request_id, instance_id)
+        return is_settled
+
+    def _query(self, request_ids: Sequence[RequestId]) -> list[Effect]:
+        """Ask every instance for those of these requests that it was not asked for."""
+        effects: list[Effect] = []
+        for instance_id in self._instances:
+            unasked = tuple(
+                each for each in request_ids if instance_id not in self._doubts[each].queries
+            )
+            if not unasked:
+                continue
+            query_id = self._next_query_id
+            self._next_query_id += 1
+            self._queries[query_id] = (instance_id, unasked)
+            query = OwnerQuery(self._frontend_id, query_id, unasked)
+            effects.append(ToInstance(instance_id, query))
+            for request_id in unasked:
+                self._doubts[request_id].queries[instance_id] = query_id
+                self._doubts[request_id].unanswered.add(instance_id)
+        return effects
+
+    def _own_if_known(self, request_id: RequestId, instance_id: InstanceId) -> None:
+        if self._owners.get(request_id, instance_id) != instance_id:
+            self._own(request_id, instance_id)
+
+    def _own(self, request_id: RequestId, instance_id: InstanceId) -> None:
+        self._disown(request_id)
+        self._owners[request_id] = instance_id
+        self._num_owned[instance_id] += 1
+
+    def _disown(self, request_id: RequestId) -> None:
+        owner = self._owners.pop(request_id, None)
+        if owner is None:
+            return
+        self._num_owned[owner] -= 1
+        if not self._num_owned[owner]:
+            del self._num_owned[owner]
+
+
+def _aborts(by_instance: dict[InstanceId, list[RequestId]]) -> list[Effect]:
+    return [
+        ToInstance(instance_id, AbortRequests(tuple(request_ids)))
+        for instance_id, request_ids in by_instance.items()
+        if request_ids
+    ]

@@ -1,0 +1,317 @@
+"""After a death no live request is given up, and no dead one is waited for forever."""
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from sterna.frontend.effects import Effect, Fail, Failure, ToInstance
+from sterna.frontend.ownership import Ownership
+from sterna.messages import AbortRequests, OwnerQuery, OwnerReply
+from sterna.types import FrontendId, InstanceId, RequestId
+
+ME = FrontendId(7)
+I0, I1, I2 = InstanceId("i0"), InstanceId("i1"), InstanceId("i2")
+R1, R2 = RequestId("r1"), RequestId("r2")
+DIED = Fail(R1, Failure.OWNER_DIED)
+
+
+def ownership(*instances: InstanceId, owner: InstanceId = I0) -> Ownership:
+    """One request, R1, sent to `owner`."""
+    result = Ownership(ME, owner_timeout_s=1.0)
+    assert result.on_instances(instances, 0.0) == []
+    result.on_sent(R1, owner)
+    return result
+
+
+def query(instance_id: InstanceId, query_id: int, *request_ids: RequestId) -> ToInstance:
+    return ToInstance(instance_id, OwnerQuery(ME, query_id, request_ids or (R1,)))
+
+
+def abort(instance_id: InstanceId) -> ToInstance:
+    return ToInstance(instance_id, AbortRequests((R1,)))
+
+
+def test_a_death_puts_every_request_in_doubt_and_every_instance_is_asked():
+    under_test = ownership(I0, I1, I2)
+    under_test.on_sent(R2, I1)
+    assert under_test.on_instances([I1, I2], 5.0) == [query(I1, 1, R1, R2), query(I2, 2, R1, R2)]
+    assert under_test.owner(R1) is None
+    assert under_test.owner(R2) == I1
+    assert under_test.next_deadline_s == 6.0
+
+
+def test_a_request_that_nobody_claims_fails_at_the_deadline():
+    under_test = ownership(I0, I1)
+    under_test.on_instances([I1], 5.0)
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, ())) == []
+    assert under_test.on_time(5.9) == []
+    assert under_test.on_time(6.0) == [DIED]
+    assert under_test.next_deadline_s is None
+
+
+def test_the_requests_of_the_last_instance_fail():
+    under_test = ownership(I0)
+    assert under_test.on_instances([], 5.0) == []
+    assert under_test.on_time(6.0) == [DIED]
+
+
+def test_a_slow_instance_is_waited_for():
+    under_test = ownership(I0, I1)
+    under_test.on_instances([I1], 5.0)
+    assert under_test.on_time(6.0) == []
+    assert under_test.next_deadline_s == 7.0
+    under_test.on_owner_reply(OwnerReply(I1, 1, ()))
+    assert under_test.on_time(7.0) == [DIED]
+
+
+def test_an_instance_that_dies_unanswering_is_not_waited_for():
+    under_test = ownership(I0, I1)
+    under_test.on_instances([I1], 5.0)
+    assert under_test.on_instances([], 5.5) == []
+    assert under_test.on_time(6.5) == [DIED]
+
+
+def test_a_claimed_request_that_is_seen_to_run_is_out_of_doubt():
+    under_test = ownership(I0, I1)
+    under_test.on_instances([I1], 5.0)
+    under_test.on_owner_reply(OwnerReply(I1, 1, (R1,)))
+    under_test.on_tokens(I1, [R1])
+    assert under_test.owner(R1) == I1
+    assert under_test.next_deadline_s is None
+
+
+def test_a_claim_alone_is_asked_for_again_because_the_adoption_may_never_come():
+    under_test = ownership(I0, I1)
+    under_test.on_instances([I1], 5.0)
+    under_test.on_owner_reply(OwnerReply(I1, 1, (R1,)))
+    assert under_test.on_time(6.0) == [query(I1, 2)]
+    under_test.on_owner_reply(OwnerReply(I1, 2, ()))
+    assert under_test.on_time(7.0) == [DIED]
+
+
+def test_late_tokens_of_a_former_owner_do_not_settle_a_doubt():
+    under_test = ownership(I0, I1)
+    under_test.on_instances([I1], 5.0)
+    under_test.on_tokens(I1, [R1])
+    under_test.on_owner_reply(OwnerReply(I1, 1, ()))
+    assert under_test.on_time(6.0) == [DIED]
+
+
+def test_a_move_during_the_query_voids_the_answers_so_far():
+    under_test = ownership(I0, I1, I2, owner=I1)
+    under_test.on_instances([I1, I2], 5.0)
+    under_test.on_owner_reply(OwnerReply(I2, 2, ()))
+    assert under_test.on_moved(I2, [R1], 5.5) == [query(I1, 3), query(I2, 4)]
+    under_test.on_owner_reply(OwnerReply(I1, 1, ()))
+    under_test.on_owner_reply(OwnerReply(I1, 3, ()))
+    under_test.on_owner_reply(OwnerReply(I2, 4, (R1,)))
+    under_test.on_tokens(I2, [R1])
+    assert under_test.on_time(9.0) == []
+    assert under_test.owner(R1) == I2
+
+
+def test_an_answer_to_a_voided_query_does_not_count():
+    under_test = ownership(I0, I1)
+    under_test.on_sent(R2, I1)
+    under_test.on_instances([I1], 5.0)
+    under_test.on_moved(I1, [R1], 5.5)
+    under_test.on_owner_reply(OwnerReply(I1, 1, ()))
+    assert under_test.on_time(6.5) == [Fail(R2, Failure.OWNER_DIED)]
+
+
+def test_a_second_death_voids_the_answers_so_far():
+    under_test = ownership(I0, I1, I2)
+    under_test.on_instances([I1, I2], 5.0)
+    under_test.on_owner_reply(OwnerReply(I1, 1, ()))
+    assert under_test.on_instances([I1], 5.5) == [query(I1, 3)]
+    under_test.on_owner_reply(OwnerReply(I1, 3, (R1,)))
+    assert under_test.on_time(6.5) == [query(I1, 4)]
+
+
+def test_a_newcomer_is_asked_too():
+    under_test = ownership(I0, I1)
+    under_test.on_instances([I1], 5.0)
+    assert under_test.on_instances([I1, I2], 5.5) == [query(I2, 2)]
+
+
+def test_what_a_dead_instance_said_is_ignored():
+    under_test = ownership(I0, I1)
+    under_test.on_instances([I1], 5.0)
+    assert under_test.on_moved(I0, [R1], 5.1) == []
+    under_test.on_tokens(I0, [R1])
+    assert under_test.owner(R1) is None
+
+
+def test_an_abort_in_doubt_reaches_whoever_claims_the_request():
+    under_test = ownership(I0, I1)
+    under_test.on_instances([I1], 5.0)
+    assert under_test.on_abort([R1]) == []
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, (R1,))) == [abort(I1)]
+    assert under_test.on_time(6.0) == []
+    assert under_test.next_deadline_s is None
+
+
+def test_an_abort_in_doubt_of_a_request_that_nobody_has_is_no_failure():
+    under_test = ownership(I0, I1)
+    under_test.on_instances([I1], 5.0)
+    under_test.on_abort([R1])
+    under_test.on_owner_reply(OwnerReply(I1, 1, ()))
+    assert under_test.on_time(6.0) == []
+    assert under_test.next_deadline_s is None
+
+
+def test_an_abort_after_a_claim_goes_to_the_claimant():
+    under_test = ownership(I0, I1)
+    under_test.on_instances([I1], 5.0)
+    under_test.on_owner_reply(OwnerReply(I1, 1, (R1,)))
+    assert under_test.on_abort([R1]) == [abort(I1)]
+
+
+def test_a_stream_that_ends_in_doubt_is_forgotten():
+    under_test = ownership(I0, I1)
+    under_test.on_instances([I1], 5.0)
+    under_test.on_ended(R1)
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, ())) == []
+    assert under_test.next_deadline_s is None
+
+
+class World(RuleBasedStateMachine):
+    """Instances that step, pass on and lose one request, behind connections each of which keeps
+    its order; what a dead instance had not sent yet may be lost.
+
+    `holders` have the request's state (two while a commit is under way); `reserved` is about to
+    adopt it. Both claim it when asked, as instances must.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.live = [I0, I1, I2]
+        self.holders = {I0: 0}
+        self.stepping: InstanceId | None = I0
+        self.reserved: InstanceId | None = None
+        self.to_front: dict[InstanceId, list[OwnerReply | int | None]] = {
+            each: [] for each in self.live
+        }
+        self.to_instance: dict[InstanceId, list[OwnerQuery]] = {each: [] for each in self.live}
+        self.has_failed = False
+        self.num_seen = 0
+        self.under_test = Ownership(ME, owner_timeout_s=1.0)
+        self.under_test.on_instances(self.live, 0.0)
+        self.under_test.on_sent(R1, I0)
+
+    def carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Fail):
+                assert not self.holders, "a request that somebody holds was given up"
+                assert not self.has_failed, "a request failed twice"
+                self.has_failed = True
+            elif effect.instance_id in self.live:
+                self.to_instance[effect.instance_id].append(effect.message)
+
+    @precondition(lambda self: self.stepping)
+    @rule()
+    def step(self) -> None:
+        self.holders[self.stepping] += 1
+        self.to_front[self.stepping].append(self.holders[self.stepping])
+
+    @precondition(lambda self: self.stepping and not self.reserved and len(self.live) > 1)
+    @rule(data=st.data())
+    def reserve(self, data: st.DataObject) -> None:
+        others = [each for each in self.live if each not in self.holders]
+        if others:
+            self.reserved = data.draw(st.sampled_from(others))
+
+    @precondition(lambda self: self.reserved and len(self.holders) < 2)
+    @rule()
+    def adopt(self) -> None:
+        """The source, if it still lives, keeps the request suspended until it hears so."""
+        num_tokens = next(iter(self.holders.values()), self.num_seen)
+        self.holders[self.reserved] = num_tokens
+        self.stepping, self.reserved = self.reserved, None
+        self.to_front[self.stepping].append(None)
+
+    @precondition(lambda self: len(self.holders) == 2)
+    @rule()
+    def release(self) -> None:
+        self.holders = {self.stepping: self.holders[self.stepping]}
+
+    @precondition(lambda self: self.reserved)
+    @rule()
+    def give_reservation_back(self) -> None:
+        self.reserved = None
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        dead = data.draw(st.sampled_from(self.live))
+        self.live.remove(dead)
+        self.to_instance[dead].clear()
+        unsent = self.to_front[dead]
+        del unsent[data.draw(st.integers(0, len(unsent))) :]
+        self.holders.pop(dead, None)
+        if self.reserved == dead:
+            self.reserved = None
+        if self.stepping == dead:
+            # The source of an unfinished commit resumes when its peer is confirmed dead.
+            self.stepping = next(iter(self.holders), None)
+
+    @rule()
+    def hear_of_deaths(self) -> None:
+        self.carry_out(self.under_test.on_instances(self.live, self.now_s))
+
+    @rule(instance_id=st.sampled_from([I0, I1, I2]))
+    def front_end_receives(self, instance_id: InstanceId) -> None:
+        if not self.to_front[instance_id]:
+            return
+        message = self.to_front[instance_id].pop(0)
+        if isinstance(message, OwnerReply):
+            self.carry_out(self.under_test.on_owner_reply(message))
+        elif message is None:
+            self.carry_out(self.under_test.on_moved(instance_id, [R1], self.now_s))
+        elif message > self.num_seen:
+            self.num_seen = message
+            self.under_test.on_tokens(instance_id, [R1])
+
+    @rule(instance_id=st.sampled_from([I0, I1, I2]))
+    def instance_receives(self, instance_id: InstanceId) -> None:
+        if instance_id not in self.live or not self.to_instance[instance_id]:
+            return
+        query = self.to_instance[instance_id].pop(0)
+        is_mine = instance_id in self.holders or instance_id == self.reserved
+        claimed = query.request_ids if is_mine else ()
+        self.to_front[instance_id].append(OwnerReply(instance_id, query.query_id, claimed))
+
+    @rule()
+    def deadline_comes(self) -> None:
+        """News that is under way arrives within a deadline; an answer may take longer."""
+        self.deliver_news()
+        self.now_s += 1.0
+        self.carry_out(self.under_test.on_time(self.now_s))
+
+    def deliver_news(self) -> None:
+        for instance_id, messages in self.to_front.items():
+            while messages:
+                self.front_end_receives(instance_id)
+
+    def teardown(self) -> None:
+        """With everybody told and answering, no request is in limbo."""
+        self.reserved = None
+        if self.stepping is None:
+            self.holders = {}
+        self.hear_of_deaths()
+        for _ in range(4):
+            for instance_id in self.live:
+                while self.to_instance[instance_id]:
+                    self.instance_receives(instance_id)
+            self.deadline_comes()
+        assert self.has_failed == (not self.holders)
+        if self.holders:
+            self.step()
+            self.deliver_news()
+            owner = self.under_test.owner(R1)
+            assert owner in self.holders or self.under_test.next_deadline_s is not None
+
+
+TestWorld = World.TestCase
+TestWorld.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
