@@ -12,7 +12,9 @@ from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.executor.abstract import Executor
 
 from sterna.engine.vllm.scheduler import MigratingAsyncScheduler, MigratingScheduler
-from sterna.engine.vllm.worker import SternaWorkerExtension
+
+WORKER_EXTENSION = "sterna.engine.vllm.worker.SternaWorkerExtension"
+"""By name, because vLLM imports it where the workers live."""
 
 STEP_THREAD_SWITCH_INTERVAL_S = 0.001
 """How long a Python thread may keep the interpreter from another: the asyncio loop answers peers
@@ -52,8 +54,7 @@ def engine_config(args: Namespace) -> VllmConfig:
     # The worker of an instance without tensor parallelism lives in the instance's process.
     world_size = engine_args.tensor_parallel_size * engine_args.pipeline_parallel_size
     engine_args.distributed_executor_backend = "uni" if world_size == 1 else "mp"
-    extension = SternaWorkerExtension
-    engine_args.worker_extension_cls = f"{extension.__module__}.{extension.__qualname__}"
+    engine_args.worker_extension_cls = WORKER_EXTENSION
     config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     is_async = config.scheduler_config.async_scheduling
     config.scheduler_config.scheduler_cls = (

@@ -204,7 +204,10 @@ class VllmEngine:
         def drain(core: HostedCore) -> Future[Drained | DrainRefused]:
             future: Future[Drained | DrainRefused] = Future()
             outcome = core.scheduler.begin_drain(
-                effect.request_id, effect.num_preemptions, effect.first_block, effect.max_blocks
+                effect.request_id,
+                effect.num_preemptions,
+                effect.first_block,
+                None if effect.mode is Mode.RECOMPUTE else effect.max_blocks,
             )
             if outcome is not True:
                 future.set_result(DrainRefused(outcome))
@@ -285,13 +288,16 @@ class VllmEngine:
             if effect.request_id in core.scheduler.requests:
                 return Reason.DUPLICATE_REQUEST
             return core.scheduler.reserve(
-                effect.migration_id, effect.num_blocks, needs_slot=effect.is_last
+                effect.migration_id,
+                effect.first_block + effect.num_blocks,
+                needs_slot=effect.is_last,
             )
 
         blocks = await self._call(reserve)
         if isinstance(blocks, Reason):
             return ReserveFailed(effect.stage, blocks)
-        receivers = await self._transfers.expect(effect.migration_id, effect.stage, blocks)
+        stage_blocks = blocks[effect.first_block : effect.first_block + effect.num_blocks]
+        receivers = await self._transfers.expect(effect.migration_id, effect.stage, stage_blocks)
         return BlocksReserved(effect.stage, receivers)
 
     def _prepare(self, migration_id: MigrationId, payload: bytes) -> None:
@@ -319,9 +325,12 @@ class VllmEngine:
         await self._call(lambda core: core.scheduler.free_reservation(migration_id))
 
     async def adopt(self, effect: Adopt) -> Adopted | AdoptFailed:
-        prepared = self._prepared.pop(effect.migration_id, None)
+        prepared = self._prepared.get(effect.migration_id)
         if prepared is None:
             return AdoptFailed(Reason.UNSUPPORTED)
+        if self._transfers.is_expecting(effect.migration_id):
+            # A stage that was given up must not write to the request's blocks any more.
+            await self._transfers.stop(effect.migration_id)
         outcome: Adopted | AdoptFailed = await self._call(
             lambda core: self._adopt(core, effect, *prepared)
         )

@@ -156,12 +156,16 @@ class MigratingScheduler(Scheduler):
     # ------------------------------------------------------------------------------ source
 
     def begin_drain(
-        self, request_id: RequestId, num_preemptions: int, first_block: int, max_blocks: int
+        self,
+        request_id: RequestId,
+        num_preemptions: int,
+        first_block: int,
+        max_blocks: int | None,
     ) -> bool | Reason | None:
         """Take the request out of the batch or queue, its blocks and slot kept.
 
-        Returns True when it left, None when it has more than `max_blocks` blocks from
-        `first_block` on, else the reason why it stays.
+        Returns True when it left, None when it has more than `max_blocks` blocks (None: any
+        number will do) from `first_block` on, else the reason why it stays.
         """
         progress = self.progress(request_id)
         if progress is None:
@@ -173,7 +177,8 @@ class MigratingScheduler(Scheduler):
         request = self._request(request_id)
         # Steps in flight will still write to the blocks after the valid ones.
         num_final_blocks = cdiv(request.num_computed_tokens, self.block_size)
-        if not progress.is_queuing and num_final_blocks - first_block > max_blocks:
+        has_too_many = max_blocks is not None and num_final_blocks - first_block > max_blocks
+        if has_too_many and not progress.is_queuing:
             return None
         self._drained[request_id] = request
         if request.status == RequestStatus.RUNNING:
@@ -227,24 +232,23 @@ class MigratingScheduler(Scheduler):
     def reserve(
         self, migration_id: MigrationId, num_blocks: int, needs_slot: bool
     ) -> list[int] | Reason:
-        """Add blocks, and a batch slot when asked, to the migration's reservation.
+        """Let the migration's reservation reach `num_blocks` blocks, and a batch slot when asked.
 
-        Returns the new blocks' ids, or why nothing was reserved. The watermark stays free, as
-        it does when vLLM admits a request.
+        Returns the ids of all its blocks, or why nothing was reserved. The watermark stays free,
+        as it does when vLLM admits a request.
         """
-        if num_blocks > self._pool.get_num_free_blocks() - self.kv_cache_manager.watermark_blocks:
+        reservation = self._reservations.get(migration_id, Reservation())
+        num_new = max(0, num_blocks - len(reservation.blocks))
+        if num_new > self._pool.get_num_free_blocks() - self.kv_cache_manager.watermark_blocks:
             return Reason.NO_MEMORY
-        reservation = self._reservations.setdefault(migration_id, Reservation())
-        if needs_slot and not reservation.has_slot:
-            if len(self.running) + self._num_held_slots() >= self._admission_limit:
-                if not reservation.blocks:
-                    del self._reservations[migration_id]
-                return Reason.NO_SLOT
-            reservation.has_slot = True
-            self._hold_slots()
-        blocks = self._pool.get_new_blocks(num_blocks)
-        reservation.blocks.extend(blocks)
-        return [block.block_id for block in blocks]
+        lacks_slot = needs_slot and not reservation.has_slot
+        if lacks_slot and len(self.running) + self._num_held_slots() >= self._admission_limit:
+            return Reason.NO_SLOT
+        reservation.blocks.extend(self._pool.get_new_blocks(num_new))
+        reservation.has_slot = reservation.has_slot or needs_slot
+        self._reservations[migration_id] = reservation
+        self._hold_slots()
+        return [block.block_id for block in reservation.blocks]
 
     def free_reservation(self, migration_id: MigrationId) -> None:
         """Give the reservation back, if there is one."""

@@ -115,6 +115,10 @@ class Transfers:
         await armed.done
         return self._endpoints
 
+    def is_expecting(self, migration_id: MigrationId) -> bool:
+        """Whether receivers listen for a stage of the migration."""
+        return any(transfer.migration_id == migration_id for transfer in self._arriving)
+
     async def stop(self, migration_id: MigrationId) -> None:
         """Stop all transfers of the migration; returns when no rank reads or writes for it."""
         for transfer in [t for t in self._arriving if t.migration_id == migration_id]:

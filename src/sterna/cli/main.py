@@ -1,0 +1,49 @@
+"""The `sterna` command: one module a subcommand, imported only when it is used."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from sterna.cli import admin
+from sterna.errors import SternaError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status.
+
+    What the user can act on is printed in one line; anything else is a bug and keeps its
+    traceback.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments[:1] == ["serve"]:
+            # vLLM's own parser reads the options, so that its help and errors stay right.
+            from sterna.cli.serve import serve
+
+            return serve(arguments)
+        args = _parser().parse_args(arguments)
+        status: int = args.run(args)
+    except SternaError as error:
+        print(f"sterna: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sterna",
+        description="Serve one LLM on many engine instances; running requests move live.",
+    )
+    parser.add_argument("--version", action="version", version=f"sterna {version('sterna')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    # Listed for the help only; `main` hands `serve` to vLLM's parser.
+    commands.add_parser("serve", help="serve a model on several vLLM instances")
+    admin.add_commands(commands)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

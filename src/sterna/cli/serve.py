@@ -1,0 +1,272 @@
+"""`sterna serve`: vLLM's options and Sterna's, checked before anything is started."""
+
+import argparse
+import os
+import socket
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from sterna.config import (
+    ClusterConfig,
+    FrontendConfig,
+    LlumletConfig,
+    MigrationConfig,
+    TransportConfig,
+)
+from sterna.errors import ConfigurationError
+from sterna.policy.presets import PRESETS, preset
+
+SMALL_MODEL_NAME = "SmolLM2-135M-Instruct"
+SMALL_MODEL_OPTIONS = {
+    # The smallest footprint that still shows what moves: 22,000 tokens of KV cache.
+    "kv_cache_memory_bytes": 512 * 1024 * 1024,
+    "block_size": 32,
+    "max_model_len": 8192,
+    "max_num_batched_tokens": 512,
+    "max_num_seqs": 32,
+}
+"""Options for the small model where the user gives none."""
+
+INSTANCE_OVERHEAD_BYTES = 1200 * 1024 * 1024
+"""Main memory of an instance's process besides weights and KV cache, as measured on CPU."""
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Run `sterna serve`; returns the exit status when the server has ended.
+
+    Raises:
+        ConfigurationError: an option cannot work; nothing was started.
+    """
+    args = parse(arguments)
+    config = cluster_config(args)
+    _check_port(args.host, args.port)
+    from sterna.runtime.launch import launch
+
+    return launch(config, args, engine_environment())
+
+
+def parse(arguments: Sequence[str]) -> Namespace:
+    """Return the options of `sterna serve [MODEL] ...`, vLLM's and ours.
+
+    Raises:
+        ConfigurationError: an option's value cannot work.
+        SystemExit: vLLM's parser has refused, and said why.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # vLLM forks no engine of its own here; ranks of one are spawned.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    from sterna.engine.vllm.guard import guard_vllm_imports
+
+    guard_vllm_imports()
+    from sterna.engine.vllm.arguments import make_serve_parser, validate
+
+    parser, serve_parser = make_serve_parser()
+    _add_options(serve_parser)
+    args = parser.parse_args(list(arguments))
+    _choose_model(args)
+    _refuse_unhonoured(args)
+    validate(args)
+    return args
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("Sterna", "Instances, scheduling and live migration.")
+    group.add_argument("--instances", type=int, default=2, help="engine instances")
+    group.add_argument("--frontends", type=int, default=1, help="API server processes")
+    group.add_argument(
+        "--policy", choices=sorted(PRESETS), default="sterna", help="scheduling policy"
+    )
+    group.add_argument(
+        "--transport",
+        choices=("gloo", "tcp", "shm"),
+        default="shm",
+        help="what carries KV blocks between instances; shm works on one host only",
+    )
+    group.add_argument(
+        "--no-migration",
+        action="store_true",
+        help="do not move requests automatically; `sterna migrate` still does",
+    )
+    group.add_argument(
+        "--migration-threshold",
+        type=float,
+        metavar="STEPS",
+        help="freeness in decode steps below which an instance gives requests away and above "
+        "which it takes them (default: the policy's)",
+    )
+    group.add_argument(
+        "--migration-interval",
+        type=float,
+        metavar="SECONDS",
+        help="time between two pairing rounds (default: the policy's)",
+    )
+    group.add_argument(
+        "--migration-concurrency",
+        type=int,
+        metavar="N",
+        help="migrations out of, and into, one instance at once (default: the policy's)",
+    )
+    group.add_argument(
+        "--migration-bandwidth-share",
+        type=float,
+        default=TransportConfig.bandwidth_share,
+        metavar="SHARE",
+        help="fraction of time in which bulk copies may use the memory bus, in (0, 1]",
+    )
+    group.add_argument("--sterna-log-level", default="INFO", help="level of Sterna's own log")
+
+
+def cluster_config(args: Namespace) -> ClusterConfig:
+    """Return what to start.
+
+    Raises:
+        ConfigurationError: the values contradict each other or the machine.
+    """
+    policy = preset(args.policy)
+    changes: dict[str, object] = {}
+    if args.no_migration:
+        changes["migrates"] = False
+    if args.migration_threshold is not None:
+        changes["source_freeness_steps"] = args.migration_threshold
+        changes["destination_freeness_steps"] = args.migration_threshold
+    if args.migration_interval is not None:
+        changes["round_interval_s"] = args.migration_interval
+    if args.migration_concurrency is not None:
+        changes["num_concurrent_migrations"] = args.migration_concurrency
+    assert changes.keys() <= {field.name for field in fields(policy)}
+    policy = replace(policy, **changes)  # type: ignore[arg-type]
+    num_gpus = _num_gpus(args)
+    config = ClusterConfig(
+        llumlet=LlumletConfig(policy=policy, migration=MigrationConfig()),
+        transport=TransportConfig(
+            kind=args.transport, bandwidth_share=args.migration_bandwidth_share
+        ),
+        frontend=FrontendConfig(),
+        num_instances=args.instances,
+        num_frontends=args.frontends,
+        num_gpus_per_instance=num_gpus,
+        log_level=args.sterna_log_level,
+    )
+    if num_gpus == 0:
+        _check_memory(args, config)
+    return config
+
+
+def engine_environment() -> dict[str, str]:
+    """Return the environment of processes that run vLLM."""
+    environment = {
+        "VLLM_WORKER_MULTIPROC_METHOD": os.environ["VLLM_WORKER_MULTIPROC_METHOD"],
+        "VLLM_LOGGING_LEVEL": os.environ["VLLM_LOGGING_LEVEL"],
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    from sterna.engine.vllm.arguments import is_cpu_platform
+
+    if is_cpu_platform():
+        # Instances share the machine's cores; more threads than that only get in their way.
+        environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get(
+            "VLLM_CPU_OMP_THREADS_BIND", "nobind"
+        )
+    return environment
+
+
+def _choose_model(args: Namespace) -> None:
+    """Serve the small model when none is named; check a model folder that is."""
+    if args.model_tag is not None:
+        args.model = args.model_tag
+    elif args.model in (None, "", _vllm_default_model()):
+        from sterna.engine.vllm.small_model import default_cache_folder, ensure_small_model
+
+        folder = default_cache_folder(os.environ)
+        args.model = str(ensure_small_model(folder, _print_progress))
+        if args.served_model_name is None:
+            args.served_model_name = [SMALL_MODEL_NAME]
+        for option, value in SMALL_MODEL_OPTIONS.items():
+            if getattr(args, option) is None:
+                setattr(args, option, value)
+        args.enforce_eager = True
+    args.model_tag = args.model
+    path = Path(args.model)
+    looks_like_path = args.model.startswith((".", "/", "~")) or path.exists()
+    if looks_like_path and not (path / "config.json").is_file():
+        state = "is not a model folder (no config.json)" if path.exists() else "is not there"
+        raise ConfigurationError(f"model {args.model} {state}")
+
+
+def _print_progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _vllm_default_model() -> str:
+    from sterna.engine.vllm.arguments import default_model
+
+    return default_model()
+
+
+def _refuse_unhonoured(args: Namespace) -> None:
+    """Refuse vLLM options that would mean something else under Sterna."""
+    if args.data_parallel_size != 1:
+        raise ConfigurationError(
+            f"--data-parallel-size {args.data_parallel_size}: Sterna runs the replicas itself; "
+            f"use --instances {args.data_parallel_size}"
+        )
+    if args.api_server_count not in (None, 1):
+        raise ConfigurationError(
+            f"--api-server-count {args.api_server_count}: use --frontends {args.api_server_count}"
+        )
+    for option in ("headless", "grpc"):
+        if getattr(args, option, False):
+            raise ConfigurationError(f"--{option} is not supported; leave it out")
+    if args.uds:
+        raise ConfigurationError("--uds is not supported; use --host and --port")
+    if args.scheduler_cls is not None:
+        raise ConfigurationError("--scheduler-cls: Sterna brings its own scheduler class")
+    if args.worker_extension_cls:
+        raise ConfigurationError("--worker-extension-cls: Sterna brings its own extension")
+
+
+def _num_gpus(args: Namespace) -> int:
+    from sterna.engine.vllm.arguments import is_cpu_platform
+
+    if is_cpu_platform():
+        return 0
+    return int(args.tensor_parallel_size * args.pipeline_parallel_size)
+
+
+def _check_memory(args: Namespace, config: ClusterConfig) -> None:
+    """Refuse more instances than main memory holds, when the sizes are known."""
+    import psutil
+
+    weights = sum(file.stat().st_size for file in Path(args.model).glob("*.safetensors"))
+    kv_cache = args.kv_cache_memory_bytes
+    if not weights or kv_cache is None:
+        return
+    world_size = args.tensor_parallel_size * args.pipeline_parallel_size
+    instance = weights + (kv_cache + INSTANCE_OVERHEAD_BYTES) * world_size
+    needed = instance * config.num_instances
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise ConfigurationError(
+            f"{config.num_instances} instances need about {needed / 2**30:.1f} GiB of memory, "
+            f"and {available / 2**30:.1f} GiB are available; lower --instances or "
+            "--kv-cache-memory-bytes"
+        )
+
+
+def _check_port(host: str | None, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host or "", port))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigurationError(
+                f"cannot listen on {host or '*'}:{port} ({reason}); choose another --port"
+            ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(serve(["serve", *sys.argv[1:]]))

@@ -1,0 +1,170 @@
+"""The Ray actors: shells that give each driver a process of its own (Section 5).
+
+Ray creates, places and finds them, and tells of their death; what they say to each other goes
+over their mailboxes. Heavy imports happen when an actor starts, so that importing this module
+is cheap and the environment of the engine is set before torch is loaded.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from argparse import Namespace
+from typing import Any
+
+import ray
+
+from sterna.config import FrontendConfig, LlumletConfig, PolicyConfig, TransportConfig
+from sterna.engine.interface import EngineFacts
+from sterna.types import FrontendId, InstanceId
+
+logger = logging.getLogger(__name__)
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def configure_logging(level: str) -> None:
+    """Send Sterna's log lines to stderr, which Ray forwards to the driver."""
+    root = logging.getLogger("sterna")
+    root.setLevel(level)
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(LOG_FORMAT))
+        root.addHandler(handler)
+        root.propagate = False
+
+
+def _engine_environment(environment: dict[str, str]) -> None:
+    """Set what vLLM reads from the environment, before it is imported."""
+    # The engine core is stepped in this process; multiprocessing is for ranks only.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.update(environment)
+
+
+@ray.remote(max_restarts=0, num_cpus=0)
+class SchedulerActor:
+    """Hosts the global scheduler."""
+
+    async def start(self, policy: PolicyConfig, host: str, log_level: str) -> str:
+        """Begin to schedule; returns the mailbox's address."""
+        from sterna.mailbox import Mailbox
+        from sterna.runtime.scheduler import Scheduler
+
+        configure_logging(log_level)
+        self._mailbox = Mailbox(host)
+        self._scheduler = Scheduler(policy, self._mailbox)
+        return self._mailbox.address
+
+    async def run(self) -> None:
+        """Serve until the actor dies; an error here is a bug, and ends the actor."""
+        await self._scheduler.run()
+
+
+@ray.remote(max_restarts=0, num_cpus=0)
+class InstanceActor:
+    """Hosts one engine and its llumlet."""
+
+    async def start(
+        self,
+        instance_id: InstanceId,
+        args: Namespace,
+        llumlet: LlumletConfig,
+        transport: TransportConfig,
+        host: str,
+        environment: dict[str, str],
+        log_level: str,
+    ) -> tuple[str, EngineFacts]:
+        """Load the model and begin to serve; returns the mailbox's address and what is known
+        of the engine.
+
+        Raises:
+            InstanceStartError: vLLM refused; the message is vLLM's.
+        """
+        started_s = time.monotonic()
+        configure_logging(log_level)
+        _engine_environment(environment)
+        from sterna.engine.vllm.guard import guard_vllm_imports
+
+        guard_vllm_imports()
+        from sterna.engine.vllm.core import engine_config
+        from sterna.engine.vllm.engine import VllmEngine
+        from sterna.errors import InstanceStartError
+        from sterna.mailbox import Mailbox
+        from sterna.runtime.instance import Instance
+
+        try:
+            config = engine_config(args)
+        except Exception as error:
+            raise InstanceStartError(f"vLLM refuses its options: {error}") from error
+        mailbox = Mailbox(host)
+        self._instance = Instance(instance_id, llumlet, mailbox)
+        engine = VllmEngine(
+            instance_id,
+            config,
+            transport,
+            self._instance,
+            log_stats=not args.disable_log_stats,
+        )
+        facts = await self._instance.start(engine)
+        logger.info(
+            "instance ready instance=%s kv_tokens=%d start_s=%.1f",
+            instance_id,
+            facts.total_tokens,
+            time.monotonic() - started_s,
+        )
+        return mailbox.address, facts
+
+    async def run(self) -> str:
+        """Wait until the engine fails; returns why."""
+        return repr(await self._instance.failure)
+
+    async def close(self) -> None:
+        """Stop serving and end the engine's own processes."""
+        await self._instance.close()
+
+    async def process_id(self) -> int:
+        """Return the actor's process, for tests that kill it."""
+        return os.getpid()
+
+
+@ray.remote(max_restarts=0, num_cpus=0)
+class FrontendActor:
+    """Hosts one front end: vLLM's OpenAI server."""
+
+    async def prepare(self, environment: dict[str, str], host: str, log_level: str) -> str:
+        """Import what takes long while the instances load; returns the mailbox's address."""
+        from sterna.mailbox import Mailbox
+
+        configure_logging(log_level)
+        _engine_environment(environment)
+        self._mailbox = Mailbox(host)
+        await asyncio.to_thread(_import_server)
+        return self._mailbox.address
+
+    async def start(
+        self, frontend_id: FrontendId, args: Namespace, config: FrontendConfig, ready: bytes
+    ) -> None:
+        """Begin to answer HTTP.
+
+        Args:
+            ready: what an instance's engine says of itself (`EngineFacts.ready_response`).
+        """
+        from sterna.frontend.server import FrontendServer
+
+        self._server: Any = FrontendServer(frontend_id, args, config, self._mailbox, ready)
+        await self._server.start()
+
+    async def run(self) -> None:
+        """Serve until stopped."""
+        await self._server.wait()
+
+    async def stop(self) -> None:
+        """Stop answering."""
+        await self._server.stop()
+
+
+def _import_server() -> None:
+    from sterna.engine.vllm.guard import guard_vllm_imports
+
+    guard_vllm_imports()
+    import sterna.frontend.server  # noqa: F401

@@ -1,0 +1,252 @@
+"""The supervisor: who should be there, who is there, and telling everybody (design: Cluster).
+
+Level-triggered: after every change it compares the wanted members with the present ones, starts
+what is missing, and sends the whole membership to all.
+"""
+
+import asyncio
+import logging
+from argparse import Namespace
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from sterna.config import ClusterConfig
+from sterna.errors import InstanceStartError
+from sterna.mailbox import Mailbox
+from sterna.messages import Frontend, Instance, Membership
+from sterna.runtime.actors import (
+    FrontendActor,
+    InstanceActor,
+    SchedulerActor,
+    configure_logging,
+)
+from sterna.types import FrontendId, InstanceId
+
+logger = logging.getLogger(__name__)
+
+MAX_START_FAILURES = 3
+"""Instances that fail to start in a row before no more replacement is tried."""
+
+RESTART_DELAY_S = 1.0
+
+
+@dataclass(slots=True)
+class _Member:
+    actor: Any
+    address: str
+
+
+class Cluster:
+    """Starts the actors of one cluster and keeps them alive.
+
+    Args:
+        args: the options of `vllm serve`, for engines and front ends.
+        environment: environment variables of processes that run vLLM.
+    """
+
+    def __init__(self, config: ClusterConfig, args: Namespace, environment: dict[str, str]) -> None:
+        self._config = config
+        self._args = args
+        self._environment = environment
+        self._mailbox = Mailbox(config.internal_host)
+        self._version = 0
+        self._num_instances_begun = 0
+        self._num_frontends_begun = 0
+        self._num_start_failures = 0
+        self._instances: dict[InstanceId, _Member] = {}
+        self._frontends: dict[FrontendId, _Member] = {}
+        self._scheduler: _Member | None = None
+        self._ready_response: bytes | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_closing = False
+
+    async def start(self) -> None:
+        """Start everything side by side; returns when requests can be served.
+
+        Raises:
+            InstanceStartError: an instance could not be started; the others are left to be
+                closed.
+        """
+        frontends = [self._prepare_frontend() for _ in range(self._config.num_frontends)]
+        instances = [self._start_instance() for _ in range(self._config.num_instances)]
+        prepared, *_ = await asyncio.gather(
+            asyncio.gather(*frontends), self._start_scheduler(), *instances
+        )
+        await asyncio.gather(*(self._start_frontend(*frontend) for frontend in prepared))
+
+    async def close(self) -> None:
+        """Stop front ends first, then instances, then the scheduler."""
+        self._is_closing = True
+        for task in self._tasks:
+            task.cancel()
+        await _settle(*(member.actor.stop.remote() for member in self._frontends.values()))
+        await _settle(*(member.actor.close.remote() for member in self._instances.values()))
+        self._mailbox.close()
+
+    # ------------------------------------------------------------------------------ starting
+
+    async def _start_scheduler(self) -> None:
+        actor = SchedulerActor.remote()
+        config = self._config
+        address = await actor.start.remote(
+            config.llumlet.policy, config.internal_host, config.log_level
+        )
+        self._scheduler = _Member(actor, address)
+        self._watch(self._watch_scheduler(actor))
+        self._announce()
+
+    async def _start_instance(self) -> None:
+        instance_id = InstanceId(f"i{self._num_instances_begun}")
+        self._num_instances_begun += 1
+        config = self._config
+        options: dict[str, Any] = {"num_gpus": config.num_gpus_per_instance}
+        if config.instance_memory_bytes is not None:
+            options["memory"] = config.instance_memory_bytes
+        actor = InstanceActor.options(**options).remote()
+        try:
+            address, facts = await actor.start.remote(
+                instance_id,
+                self._args,
+                config.llumlet,
+                config.transport,
+                config.internal_host,
+                self._environment,
+                config.log_level,
+            )
+        except ray.exceptions.RayTaskError as error:
+            ray.kill(actor)
+            raise InstanceStartError(f"instance {instance_id}: {error.cause}") from error
+        except ray.exceptions.RayError as error:
+            raise InstanceStartError(f"instance {instance_id} died while starting") from error
+        self._ready_response = facts.ready_response
+        self._instances[instance_id] = _Member(actor, address)
+        self._watch(self._watch_instance(instance_id, actor))
+        self._announce()
+
+    async def _prepare_frontend(self) -> tuple[FrontendId, Any, str]:
+        frontend_id = FrontendId(self._num_frontends_begun)
+        self._num_frontends_begun += 1
+        actor = FrontendActor.remote()
+        config = self._config
+        address = await actor.prepare.remote(
+            self._environment, config.internal_host, config.log_level
+        )
+        return frontend_id, actor, address
+
+    async def _start_frontend(self, frontend_id: FrontendId, actor: Any, address: str) -> None:
+        self._frontends[frontend_id] = _Member(actor, address)
+        self._announce()
+        assert self._ready_response is not None
+        await actor.start.remote(
+            frontend_id, self._args, self._config.frontend, self._ready_response
+        )
+        self._watch(self._watch_frontend(frontend_id, actor))
+
+    # ------------------------------------------------------------------------------ watching
+
+    def _watch(self, watcher: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(watcher)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch_instance(self, instance_id: InstanceId, actor: Any) -> None:
+        reason = await _end_of(actor)
+        logger.error("instance lost instance=%s reason=%s", instance_id, reason)
+        # Whatever is left of it must not act again before others take over its requests.
+        ray.kill(actor)
+        del self._instances[instance_id]
+        self._announce()
+        await self._replace_instance()
+
+    async def _replace_instance(self) -> None:
+        while not self._is_closing and self._num_start_failures < MAX_START_FAILURES:
+            try:
+                await self._start_instance()
+            except InstanceStartError as error:
+                self._num_start_failures += 1
+                logger.error("instance not replaced reason=%s", error)
+                await asyncio.sleep(RESTART_DELAY_S)
+            else:
+                self._num_start_failures = 0
+                return
+
+    async def _watch_scheduler(self, actor: Any) -> None:
+        reason = await _end_of(actor)
+        logger.error("global scheduler lost, front ends go on without reason=%s", reason)
+        ray.kill(actor)
+        self._scheduler = None
+        self._announce()
+        await self._start_scheduler()
+
+    async def _watch_frontend(self, frontend_id: FrontendId, actor: Any) -> None:
+        reason = await _end_of(actor)
+        logger.error("front end lost frontend=%d reason=%s", frontend_id, reason)
+        ray.kill(actor)
+        del self._frontends[frontend_id]
+        self._announce()
+        await self._start_frontend(*await self._prepare_frontend())
+
+    def _announce(self) -> None:
+        """Tell everybody who is there."""
+        self._version += 1
+        instances = tuple(
+            Instance(instance_id, member.address) for instance_id, member in self._instances.items()
+        )
+        frontends = tuple(
+            Frontend(frontend_id, member.address) for frontend_id, member in self._frontends.items()
+        )
+        scheduler = None if self._scheduler is None else self._scheduler.address
+        membership = Membership(self._version, instances, frontends, scheduler)
+        addresses = {member.address for member in (*instances, *frontends)}
+        if scheduler is not None:
+            addresses.add(scheduler)
+        for address in addresses:
+            self._mailbox.send(address, membership)
+        self._mailbox.keep_only(addresses)
+
+    # --------------------------------------------------------------------------------- facts
+
+    def process_ids(self) -> dict[str, Any]:
+        """Return references to the instances' process ids, for tests that kill them."""
+        return {
+            instance_id: member.actor.process_id.remote()
+            for instance_id, member in self._instances.items()
+        }
+
+
+async def _end_of(actor: Any) -> str:
+    """Wait until the actor's `run` ends or the actor dies; returns why."""
+    try:
+        return str(await actor.run.remote())
+    except ray.exceptions.RayError as error:
+        return str(error).strip().splitlines()[0]
+
+
+async def _settle(*references: Any) -> None:
+    """Wait for calls whose callee may already be dead."""
+    await asyncio.gather(*references, return_exceptions=True)
+
+
+@ray.remote(max_restarts=0, num_cpus=0)
+class ClusterActor:
+    """Hosts the supervisor."""
+
+    async def start(
+        self, config: ClusterConfig, args: Namespace, environment: dict[str, str]
+    ) -> None:
+        """See `Cluster.start`."""
+        configure_logging(config.log_level)
+        self._cluster = Cluster(config, args, environment)
+        await self._cluster.start()
+
+    async def close(self) -> None:
+        """See `Cluster.close`."""
+        await self._cluster.close()
+
+    async def process_ids(self) -> dict[str, int]:
+        """Return the process of each instance, for tests that kill them."""
+        references = self._cluster.process_ids()
+        return dict(zip(references, await asyncio.gather(*references.values()), strict=True))

@@ -1,0 +1,146 @@
+"""The global scheduler's driver: its pure core behind a mailbox and a clock (Section 4.3)."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from sterna import global_scheduler as core
+from sterna.config import PolicyConfig
+from sterna.mailbox import Mailbox
+from sterna.messages import (
+    AdminReply,
+    CancelDispatch,
+    Dispatched,
+    DispatchRequest,
+    Instance,
+    ListInstances,
+    LoadReport,
+    Membership,
+    SetDestination,
+    WireMessage,
+)
+from sterna.policy.virtual_usage import freeness_of
+from sterna.types import FrontendId, InstanceId, InstanceLoad
+
+logger = logging.getLogger(__name__)
+
+
+class Scheduler:
+    """Drives one `GlobalScheduler`."""
+
+    def __init__(self, policy: PolicyConfig, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        # Numbers by the clock keep growing over restarts of the scheduler.
+        self._core = core.GlobalScheduler(
+            policy, now_s=time.monotonic(), first_dispatch_number=time.time_ns() // 1000
+        )
+        self._membership = Membership(0, (), (), None)
+        self._instances: dict[InstanceId, Instance] = {}
+        self._frontends: dict[FrontendId, str] = {}
+        self._loads: dict[InstanceId, InstanceLoad] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        self._tick()
+        await self._mailbox.deliver(self._handle)
+
+    def _handle(self, message: WireMessage, frames: list[bytes]) -> None:
+        now_s = time.monotonic()
+        match message:
+            case LoadReport(load):
+                self._loads[load.instance_id] = load
+                self._carry_out(self._core.on_load(load, now_s))
+            case DispatchRequest():
+                self._carry_out(self._core.on_request(message, now_s))
+            case CancelDispatch(request_id):
+                self._carry_out(self._core.on_cancel(request_id, now_s))
+            case ListInstances(reply_to, query_id):
+                body = msgspec.json.encode(self._describe_instances())
+                self._mailbox.send(reply_to, AdminReply(query_id, body))
+            case Membership():
+                self.on_membership(message)
+            case _:
+                logger.error("unexpected message type=%s", type(message).__name__)
+
+    def on_membership(self, membership: Membership) -> None:
+        """Learn who is there."""
+        if membership.version <= self._membership.version:
+            return
+        self._membership = membership
+        now_s = time.monotonic()
+        instances = {i.instance_id: i for i in membership.instances}
+        frontends = {f.frontend_id: f.address for f in membership.frontends}
+        gone_instances = sorted(self._instances.keys() - instances.keys())
+        new_instances = sorted(instances.keys() - self._instances.keys())
+        gone_frontends = sorted(self._frontends.keys() - frontends.keys())
+        self._instances = instances
+        self._frontends = frontends
+        for instance_id in new_instances:
+            self._carry_out(self._core.on_instance_joined(instance_id, now_s))
+        for instance_id in gone_instances:
+            self._loads.pop(instance_id, None)
+            self._carry_out(self._core.on_instance_left(instance_id, now_s))
+        for frontend_id in gone_frontends:
+            self._carry_out(self._core.on_frontend_left(frontend_id, now_s))
+
+    def _carry_out(self, effects: Iterable[core.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case core.Dispatch(request_id, frontend_id, instance_id, number):
+                    address = self._frontends.get(frontend_id)
+                    if address is not None:
+                        self._mailbox.send(address, Dispatched(request_id, instance_id, number))
+                case core.SetDestination(source, destination):
+                    if source in self._instances:
+                        self._mailbox.send(
+                            self._instances[source].address, SetDestination(destination)
+                        )
+                case _:
+                    logger.info("scaling is not carried out decision=%s", effect)
+        self._schedule_tick()
+
+    def _describe_instances(self) -> list[dict[str, object]]:
+        return [self._describe(instance) for instance in self._instances.values()]
+
+    def _describe(self, instance: Instance) -> dict[str, object]:
+        load = self._loads.get(instance.instance_id)
+        state = "terminating" if instance.is_terminating else "running"
+        if load is None:
+            return {
+                "id": instance.instance_id,
+                "state": "starting",
+                "total_tokens": 0,
+                "used_tokens": 0,
+                "freeness": None,
+                "running": 0,
+                "queuing": 0,
+                "migrating": 0,
+            }
+        freeness = freeness_of(load)
+        return {
+            "id": instance.instance_id,
+            "state": state,
+            "total_tokens": load.total_tokens,
+            "used_tokens": load.used_tokens,
+            # JSON knows no infinity; a terminating instance has no freeness to speak of.
+            "freeness": freeness if math.isfinite(freeness) else None,
+            "running": load.num_running,
+            "queuing": load.num_queuing,
+            "migrating": load.num_migrating_out + load.num_migrating_in,
+        }
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._carry_out(self._core.on_tick(time.monotonic()))
+
+    def _schedule_tick(self) -> None:
+        deadline_s = self._core.next_deadline_s
+        if deadline_s is None or self._timer is not None:
+            return
+        delay_s = max(0.0, deadline_s - time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)

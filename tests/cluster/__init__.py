@@ -1,0 +1,1 @@
+"""Tests on real vLLM instances in real Ray actors."""
