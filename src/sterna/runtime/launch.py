@@ -15,6 +15,7 @@ from sterna.config import ClusterConfig
 from sterna.errors import ConfigurationError, InstanceStartError, SternaError
 from sterna.runtime.actors import configure_logging
 from sterna.runtime.cluster import ClusterActor
+from sterna.runtime.reaper import Reaper
 
 CLOSE_TIMEOUT_S = 6.0
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
@@ -33,6 +34,21 @@ def launch(config: ClusterConfig, args: Namespace, environment: dict[str, str]) 
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, lambda *_: stop.set())
     started_s = time.monotonic()
+    reaper = Reaper()
+    try:
+        return _serve(config, args, environment, stop, started_s)
+    finally:
+        _ignore_signals()
+        reaper.close()
+
+
+def _serve(
+    config: ClusterConfig,
+    args: Namespace,
+    environment: dict[str, str],
+    stop: threading.Event,
+    started_s: float,
+) -> int:
     _start_ray(config)
     try:
         cluster = ClusterActor.options(name="sterna-cluster").remote()
@@ -45,7 +61,6 @@ def launch(config: ClusterConfig, args: Namespace, environment: dict[str, str]) 
         finally:
             _close(cluster)
     finally:
-        _ignore_signals()
         ray.shutdown()
     return 0
 

@@ -1,0 +1,80 @@
+"""Ends whatever a server's run leaves behind, also when its driver is killed.
+
+Ray ends its own processes with the driver, except for its per-node agents when the driver dies
+by SIGKILL. Every process of a run inherits one environment variable; a small process that
+outlives the driver waits for the driver's end of a pipe to close and then kills all that have
+it.
+"""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+
+import psutil
+
+RUN_ID_VARIABLE = "STERNA_RUN_ID"
+GRACE_S = 1.0
+"""What processes have for ending by themselves once the driver is gone."""
+
+POLL_INTERVAL_S = 0.05
+
+
+class Reaper:
+    """The driver's side: start it before anything else, close it after everything else."""
+
+    def __init__(self) -> None:
+        run_id = uuid.uuid4().hex
+        os.environ[RUN_ID_VARIABLE] = run_id
+        environment = {k: v for k, v in os.environ.items() if k != RUN_ID_VARIABLE}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "sterna.runtime.reaper", run_id, str(os.getpid())],
+            stdin=subprocess.PIPE,
+            env=environment,
+            # A Ctrl-C in the terminal goes to the whole process group.
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        """End what is left of the run; returns when it has ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def reap(run_id: str, driver_pid: int) -> None:
+    """Kill every process of the run but the driver, after a grace."""
+    deadline_s = time.monotonic() + GRACE_S
+    while (left := _processes(run_id, driver_pid)) and time.monotonic() < deadline_s:
+        time.sleep(POLL_INTERVAL_S)
+    for process in left:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(left, timeout=GRACE_S)
+
+
+def _processes(run_id: str, driver_pid: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        if process.pid == driver_pid:
+            continue
+        try:
+            if process.environ().get(RUN_ID_VARIABLE) == run_id:
+                found.append(process)
+        except (psutil.Error, OSError):
+            # It ended meanwhile, or belongs to somebody else.
+            continue
+    return found
+
+
+def main() -> None:
+    """Wait for the driver's end, then clean up."""
+    sys.stdin.read()
+    reap(sys.argv[1], int(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()
