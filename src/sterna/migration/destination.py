@@ -305,7 +305,7 @@ class MigrationDestination:
             case Adopted():
                 return self._settle(now_s)
             case AdoptFailed(reason):
-                return self._free(reason)
+                return self._free(Reason.REQUEST_ABORTED if self._is_aborted else reason)
             case Received(ForwardedAbort()):
                 self._has_source_aborted = True
             case ClientAborted():
@@ -419,8 +419,7 @@ class MigrationDestination:
 
     def _settle(self, now_s: float) -> list[Effect]:
         """The request is adopted: tell, unless its client or the source has gone meanwhile."""
-        is_aborted = self._has_source_aborted or self._has_client_aborted
-        aborts = [AbortRequest(self.request_id)] if is_aborted else []
+        aborts = [AbortRequest(self.request_id)] if self._is_aborted else []
         if self._has_source_aborted:
             return [*aborts, *self._end(Reason.REQUEST_ABORTED)]
         if self._is_peer_dead:
@@ -445,9 +444,13 @@ class MigrationDestination:
 
     def _end(self, aborted: Reason | None) -> list[Effect]:
         self._state = DestinationState.OVER
-        is_told = aborted is not None and not self._is_peer_dead
-        answers = [self._answer_aborted(aborted)] if aborted is not None and is_told else []
-        return [*answers, self._ended(aborted)]
+        if aborted is None or self._is_peer_dead:
+            return [self._ended(aborted)]
+        return [self._answer_aborted(aborted), self._ended(aborted)]
+
+    @property
+    def _is_aborted(self) -> bool:
+        return self._has_source_aborted or self._has_client_aborted
 
     def _ended(self, aborted: Reason | None) -> Ended:
         return Ended(

@@ -1,0 +1,1 @@
+"""Tests of live migration (Section 4.2)."""
