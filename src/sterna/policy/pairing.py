@@ -53,11 +53,13 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
 
 
 def move_helps(source: Candidate, destination: Candidate, policy: PolicyConfig) -> bool:
-    """Whether the next move fits the destination and narrows the gap in freeness.
+    """Whether the next move fits the destination, narrows the gap in freeness, and leaves the
+    destination freer than the source was.
 
     Without this, a request that overloads any instance by itself (one that fills the memory, or
-    a lone one of high priority above its target load) would go back and forth every round. The
-    gap to a terminating instance is infinite; whatever leaves it helps.
+    a lone one of high priority above its target load) would go back and forth every round. As
+    each move raises the lower freeness of its pair, moves among requests that stay the same
+    come to an end. The gap to a terminating instance is infinite; whatever leaves it helps.
     """
     moved_tokens = source.load.move_tokens
     if moved_tokens is None:
@@ -70,7 +72,8 @@ def move_helps(source: Candidate, destination: Candidate, policy: PolicyConfig) 
         return True
     source_after, destination_after = _after_move(source, destination, moved_tokens, policy)
     gap_after = abs(destination_after.freeness - source_after.freeness)
-    return gap_after < destination.freeness - source.freeness
+    narrows = gap_after < destination.freeness - source.freeness
+    return narrows and destination_after.freeness > source.freeness
 
 
 def _after_move(

@@ -1,0 +1,150 @@
+"""Builders of the values that the policy tests arrange: views, and the loads reported of them."""
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from sterna.config import PolicyConfig
+from sterna.policy.presets import LLUMNIX
+from sterna.policy.virtual_usage import Candidate, NewRequest, load
+from sterna.types import (
+    HIGH,
+    NORMAL,
+    Immovable,
+    InstanceId,
+    InstanceView,
+    Priority,
+    RequestId,
+    RequestStatus,
+    RequestView,
+)
+
+M = 12_672
+"""KV capacity of LLaMA-7B on an A10, in tokens: 792 blocks of 16."""
+
+
+def running(
+    request_id: str,
+    usage_tokens: int,
+    *,
+    num_tokens: int | None = None,
+    priority: Priority = NORMAL,
+    immovable: Immovable | None = None,
+) -> RequestView:
+    return RequestView(
+        request_id=RequestId(request_id),
+        status=RequestStatus.RUNNING,
+        num_tokens=usage_tokens if num_tokens is None else num_tokens,
+        physical_usage_tokens=usage_tokens,
+        scheduling_priority=priority,
+        execution_priority=priority,
+        immovable=immovable,
+    )
+
+
+def queuing(
+    request_id: str,
+    demand_tokens: int,
+    *,
+    priority: Priority = NORMAL,
+    immovable: Immovable | None = None,
+) -> RequestView:
+    return RequestView(
+        request_id=RequestId(request_id),
+        status=RequestStatus.QUEUING,
+        num_tokens=demand_tokens,
+        demand_tokens=demand_tokens,
+        scheduling_priority=priority,
+        execution_priority=priority,
+        immovable=immovable,
+    )
+
+
+def instance(
+    instance_id: str = "i0",
+    *,
+    total_tokens: int = M,
+    running: Sequence[RequestView] = (),
+    queuing: Sequence[RequestView] = (),
+    reserved_tokens: int = 0,
+    shared_tokens: int = 0,
+    is_terminating: bool = False,
+) -> InstanceView:
+    return InstanceView(
+        instance_id=InstanceId(instance_id),
+        total_tokens=total_tokens,
+        block_size=16,
+        running=tuple(running),
+        queuing=tuple(queuing),
+        reserved_tokens=reserved_tokens,
+        shared_tokens=shared_tokens,
+        is_terminating=is_terminating,
+    )
+
+
+def candidate(
+    view: InstanceView,
+    policy: PolicyConfig = LLUMNIX,
+    *,
+    in_flight: Sequence[NewRequest] = (),
+    num_dispatched: int = 0,
+) -> Candidate:
+    """The instance as the global scheduler knows it from a report of this very state."""
+    reported = load(
+        view, policy, sequence=1, last_dispatch=0, num_migrating_out=0, num_migrating_in=0
+    )
+    return Candidate(reported, tuple(in_flight), num_dispatched)
+
+
+def evenly_loaded(
+    instance_id: str, used_tokens: int, num_running: int, *, is_terminating: bool = False
+) -> InstanceView:
+    """An instance of capacity M whose normal requests use the same memory each."""
+    share_tokens = used_tokens // num_running
+    return instance(
+        instance_id,
+        running=[running(f"{instance_id}-{k}", share_tokens) for k in range(num_running)],
+        is_terminating=is_terminating,
+    )
+
+
+def new_request(demand_tokens: int = 160, priority: Priority = NORMAL) -> NewRequest:
+    return NewRequest(demand_tokens, priority)
+
+
+priorities = st.sampled_from([NORMAL, HIGH])
+usages_tokens = st.integers(1, 400).map(lambda num_blocks: 16 * num_blocks)
+
+
+def _requests(instance_id: str, kind: str, max_size: int) -> st.SearchStrategy[list[RequestView]]:
+    build = running if kind == "r" else queuing
+    immovable = st.sampled_from([None, None, None, Immovable.PREFILLING])
+    drawn = st.lists(st.tuples(usages_tokens, priorities, immovable), max_size=max_size)
+    return drawn.map(
+        lambda each: [
+            build(f"{instance_id}-{kind}{k}", tokens, priority=priority, immovable=reason)
+            for k, (tokens, priority, reason) in enumerate(each)
+        ]
+    )
+
+
+def views(
+    instance_id: str = "i0", *, may_terminate: bool = True
+) -> st.SearchStrategy[InstanceView]:
+    """Any instance, far overloaded ones included; request ids are unique in it."""
+    return st.builds(
+        instance,
+        st.just(instance_id),
+        total_tokens=st.integers(200, 1600).map(lambda num_blocks: 16 * num_blocks),
+        running=_requests(instance_id, "r", 6),
+        queuing=_requests(instance_id, "q", 2),
+        reserved_tokens=st.integers(0, 50).map(lambda num_blocks: 16 * num_blocks),
+        is_terminating=st.booleans() if may_terminate else st.just(False),
+    )
+
+
+def clusters() -> st.SearchStrategy[list[InstanceView]]:
+    """One to five instances of any state."""
+    return st.integers(1, 5).flatmap(
+        lambda num: st.tuples(*(views(f"i{k}") for k in range(num))).map(list)
+    )

@@ -1,0 +1,246 @@
+"""Which instance a new request goes to (Section 4.4.3, dispatching)."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sterna.config import PolicyConfig
+from sterna.policy.dispatch import choose, real_load_tokens
+from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, PRESETS, ROUND_ROBIN
+from sterna.policy.virtual_usage import Candidate, NewRequest
+from sterna.types import HIGH, InstanceView
+from tests.policy.builders import (
+    candidate,
+    clusters,
+    evenly_loaded,
+    instance,
+    new_request,
+    priorities,
+    queuing,
+    running,
+    usages_tokens,
+)
+
+
+def dispatch_all(
+    requests: list[NewRequest], candidates: list[Candidate], policy: PolicyConfig = LLUMNIX
+) -> list[str]:
+    """Where the requests of a burst go, with no load report in between."""
+    known = {each.instance_id: each for each in candidates}
+    chosen: list[str] = []
+    for request in requests:
+        target = choose(request, known.values(), policy)
+        assert target is not None
+        chosen.append(target)
+        known[target] = replace(
+            known[target],
+            in_flight=(*known[target].in_flight, request),
+            num_dispatched=known[target].num_dispatched + 1,
+        )
+    return chosen
+
+
+def test_a_request_goes_to_the_instance_of_highest_freeness() -> None:
+    """Section 4.4.3: "dispatches each incoming request to the instance with the highest
+    freeness." By hand: 4,672 / 8 = 584, 2,672 / 2 = 1,336, 6,672 / 12 = 556 steps."""
+    candidates = [
+        candidate(evenly_loaded("i0", 8_000, 8)),
+        candidate(evenly_loaded("i1", 10_000, 2)),
+        candidate(evenly_loaded("i2", 6_000, 12)),
+    ]
+    assert choose(new_request(), candidates, LLUMNIX) == "i1"
+
+
+def test_an_instance_of_negative_freeness_is_avoided() -> None:
+    """Section 4.4.3: "Such negative freeness values help automatically treat such instances as
+    overloaded and prefer dispatching requests to other instances." The first has more free
+    memory, 2,672 tokens, but a head of the line that needs 3,200."""
+    blocked = evenly_loaded("i0", 10_000, 5)
+    blocked = replace(blocked, queuing=(queuing("head", 3_200),))
+    full = evenly_loaded("i1", 12_600, 36)
+    assert choose(new_request(), [candidate(blocked), candidate(full)], LLUMNIX) == "i1"
+
+
+def test_of_two_overloaded_instances_the_one_that_lacks_less_is_chosen() -> None:
+    """Departure from the paper: -2,528 and -3,328 are compared undivided; divided by the batch
+    (2 and 5), every request would go to the instance that is worse off."""
+    head = (queuing("head", 3_200),)
+    few = replace(evenly_loaded("i0", 12_000, 1), queuing=head)
+    many = replace(evenly_loaded("i1", 12_800, 4), queuing=head)
+    assert choose(new_request(), [candidate(many), candidate(few)], LLUMNIX) == "i0"
+
+
+def test_a_burst_between_two_reports_does_not_pile_onto_one_instance() -> None:
+    """Each request in flight counts on its instance before any report shows it."""
+    candidates = [candidate(instance(f"i{k}")) for k in range(4)]
+    chosen = dispatch_all([new_request(320)] * 12, candidates)
+    assert Counter(chosen) == {"i0": 3, "i1": 3, "i2": 3, "i3": 3}
+
+
+def test_a_burst_of_unequal_demands_is_balanced_by_memory() -> None:
+    """By hand: 6,400 to i0 leaves 6,272 / 1; to i1 go 1,600 (11,072 / 1), 1,600 (9,472 / 2 =
+    4,736); the next to i0 (6,272 is the higher)."""
+    candidates = [candidate(instance("i0")), candidate(instance("i1"))]
+    burst = [new_request(6_400), new_request(1_600), new_request(1_600), new_request(1_600)]
+    assert dispatch_all(burst, candidates) == ["i0", "i1", "i1", "i0"]
+
+
+@pytest.mark.parametrize("policy", PRESETS.values(), ids=lambda policy: policy.name)
+def test_a_terminating_instance_gets_nothing_while_another_exists(policy: PolicyConfig) -> None:
+    """Section 4.4.2: a terminating instance has an infinite virtual usage; design: it gets no new
+    requests. Here the one that stays is overloaded and the terminating one idle."""
+    staying = replace(evenly_loaded("i1", 12_600, 5), queuing=(queuing("head", 3_200),))
+    candidates = [
+        candidate(instance("i0", is_terminating=True), policy),
+        candidate(staying, policy, num_dispatched=100),
+    ]
+    assert choose(new_request(), candidates, policy) == "i1"
+    assert choose(new_request(priority=HIGH), candidates, policy) == "i1"
+
+
+@pytest.mark.parametrize("policy", PRESETS.values(), ids=lambda policy: policy.name)
+def test_a_lone_terminating_instance_still_serves(policy: PolicyConfig) -> None:
+    candidates = [candidate(instance("i0", is_terminating=True), policy)]
+    assert choose(new_request(), candidates, policy) == "i0"
+
+
+@pytest.mark.parametrize("policy", PRESETS.values(), ids=lambda policy: policy.name)
+def test_without_any_instance_there_is_no_choice(policy: PolicyConfig) -> None:
+    assert choose(new_request(), [], policy) is None
+
+
+def test_ties_go_to_fewer_requests_then_to_the_smaller_id() -> None:
+    """Both of i0 and i1 have 6,000 free steps: one request of 6,672, or two of 336."""
+    one, two = evenly_loaded("i1", 6_672, 1), evenly_loaded("i0", 672, 2)
+    assert choose(new_request(), [candidate(two), candidate(one)], LLUMNIX) == "i1"
+    idle = [candidate(instance("i8")), candidate(instance("i7"))]
+    assert choose(new_request(), idle, LLUMNIX) == "i7"
+
+
+# ------------------------------------------------------------------------------ high priority
+
+
+def test_a_high_priority_request_joins_an_instance_that_hosts_high_priority() -> None:
+    """Design, section 3: it "joins an instance that already hosts high priority while its real
+    load stays under the target load". The host's freeness is the lowest of all."""
+    host = instance("i1", running=[running("h", 800, priority=HIGH)])
+    candidates = [candidate(instance("i0")), candidate(host)]
+    assert choose(new_request(800, HIGH), candidates, LLUMNIX) == "i1"
+
+
+def test_a_high_priority_request_does_not_lift_a_host_above_the_target_load() -> None:
+    """1,600 tokens in all are allowed: 816 + 800 are too many."""
+    host = instance("i1", running=[running("h", 816, priority=HIGH)])
+    candidates = [candidate(instance("i0")), candidate(host)]
+    assert choose(new_request(800, HIGH), candidates, LLUMNIX) == "i0"
+
+
+def test_real_load_counts_whoever_will_run_there() -> None:
+    """Reserved, queuing and in-flight memory are load for the newcomer: 400 + 96 + 48 + 32 + 16;
+    the headroom is not."""
+    host = instance(
+        "i1",
+        running=[running("h", 400, priority=HIGH)],
+        queuing=[queuing("q", 48), queuing("p", 32)],
+        reserved_tokens=96,
+    )
+    assert real_load_tokens(candidate(host, in_flight=[new_request(16)])) == 592
+
+
+def test_without_a_joinable_host_a_high_priority_request_goes_to_the_least_loaded() -> None:
+    """Design, section 3: "else the least loaded one". By freeness it would be i1 (9,472 / 2
+    against 11,072 / 16 steps)."""
+    candidates = [
+        candidate(evenly_loaded("i0", 1_600, 16)),
+        candidate(evenly_loaded("i1", 3_200, 2)),
+    ]
+    assert choose(new_request(160), candidates, LLUMNIX) == "i1"
+    assert choose(new_request(160, HIGH), candidates, LLUMNIX) == "i0"
+
+
+def test_a_burst_of_high_priority_requests_gathers_on_few_instances() -> None:
+    """Plain freeness would spread them until every instance is virtually overloaded. By hand:
+    four of 400 fill one target load of 1,600; the fifth opens the next host."""
+    candidates = [candidate(instance(f"i{k}")) for k in range(4)]
+    chosen = dispatch_all([new_request(400, HIGH)] * 6, candidates)
+    assert chosen == ["i0", "i0", "i0", "i0", "i1", "i1"]
+
+
+def test_without_priorities_high_counts_as_normal_in_dispatching() -> None:
+    """Section 6.1: Llumnix-base "treats all requests as the same priority"."""
+    host = instance("i1", running=[running("h", 800, priority=HIGH)])
+    candidates = [candidate(each, LLUMNIX_BASE) for each in (instance("i0"), host)]
+    assert choose(new_request(800, HIGH), candidates, LLUMNIX_BASE) == "i0"
+
+
+# ---------------------------------------------------------------------------------- baselines
+
+
+def test_round_robin_sends_to_the_instance_with_the_fewest_dispatches() -> None:
+    """Section 6.1: round robin is "a simple dispatching policy to distribute requests across
+    instances evenly", whatever their load."""
+    candidates = [
+        candidate(instance("i0"), ROUND_ROBIN, num_dispatched=4),
+        candidate(evenly_loaded("i1", 12_600, 9), ROUND_ROBIN, num_dispatched=3),
+        candidate(instance("i2"), ROUND_ROBIN, num_dispatched=4),
+    ]
+    assert dispatch_all([new_request()] * 4, candidates, ROUND_ROBIN) == ["i1", "i0", "i1", "i2"]
+
+
+def test_infaas_counts_the_whole_queue_where_llumnix_counts_its_head() -> None:
+    """Section 6.1: INFaaS++'s load "also counts in the memory required by queuing requests on
+    each instance to reflect the queue pressure". i0 lacks 560 tokens for its head and 6,960 for
+    its queue, i1 lacks 1,360 for both."""
+    short_head = instance(
+        "i0",
+        running=[running("a", 12_592)],
+        queuing=[queuing("b", 640), queuing("c", 6_400)],
+    )
+    long_head = instance("i1", running=[running("d", 12_592)], queuing=[queuing("e", 1_440)])
+    for policy, expected in ((LLUMNIX, "i0"), (INFAAS_PP, "i1")):
+        candidates = [candidate(each, policy) for each in (short_head, long_head)]
+        assert choose(new_request(), candidates, policy) == expected
+
+
+# --------------------------------------------------------------------------------- properties
+
+new_requests = st.builds(NewRequest, usages_tokens, priorities)
+
+
+@settings(max_examples=30)
+@given(clusters(), st.lists(new_requests, min_size=1, max_size=8), st.sampled_from([*PRESETS]))
+def test_dispatch_never_picks_a_terminating_instance_while_another_exists(
+    cluster: list[InstanceView], requests: list[NewRequest], name: str
+) -> None:
+    policy = PRESETS[name]
+    chosen = dispatch_all(requests, [candidate(each, policy) for each in cluster], policy)
+    staying = {each.instance_id for each in cluster if not each.is_terminating}
+    assert set(chosen) <= (staying or {each.instance_id for each in cluster})
+
+
+@settings(max_examples=30)
+@given(clusters(), new_requests, st.sampled_from([*PRESETS]), st.randoms(use_true_random=False))
+def test_the_choice_does_not_depend_on_the_order_of_the_candidates(
+    cluster: list[InstanceView], request_: NewRequest, name: str, rng: random.Random
+) -> None:
+    policy = PRESETS[name]
+    candidates = [candidate(each, policy) for each in cluster]
+    shuffled = list(candidates)
+    rng.shuffle(shuffled)
+    assert choose(request_, shuffled, policy) == choose(request_, candidates, policy)
+
+
+@settings(max_examples=30)
+@given(clusters(), new_requests)
+def test_a_normal_request_never_goes_to_an_instance_when_another_is_freer(
+    cluster: list[InstanceView], request_: NewRequest
+) -> None:
+    candidates = [candidate(each, LLUMNIX_BASE) for each in cluster]
+    chosen = choose(request_, candidates, LLUMNIX_BASE)
+    freeness = {each.instance_id: each.freeness for each in candidates}
+    assert chosen is not None
+    assert freeness[chosen] == max(freeness.values())

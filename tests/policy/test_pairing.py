@@ -1,0 +1,301 @@
+"""Which instance migrates requests to which (Section 4.4.3, migration).
+
+Every load here is one that a llumlet would report of a view, so that pairing is shown on the
+values that it meets in production.
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from sterna.config import PolicyConfig
+from sterna.policy.pairing import move_helps, pair
+from sterna.policy.presets import LLUMNIX, LLUMNIX_BASE
+from sterna.policy.selection import select
+from sterna.policy.virtual_usage import freeness
+from sterna.types import HIGH, Immovable, InstanceId, InstanceView, RequestStatus
+from tests.policy.builders import (
+    M,
+    candidate,
+    clusters,
+    evenly_loaded,
+    instance,
+    new_request,
+    queuing,
+    running,
+)
+
+
+def pairs_of(
+    *cluster: InstanceView, policy: PolicyConfig = LLUMNIX
+) -> dict[InstanceId, InstanceId]:
+    return pair([candidate(each, policy) for each in cluster], policy)
+
+
+def moved(cluster: dict[InstanceId, InstanceView], pairs: dict[InstanceId, InstanceId]) -> None:
+    """Carries out one move of each pair, in place."""
+    for source, destination in pairs.items():
+        request = select(cluster[source], LLUMNIX)
+        assert request is not None
+        left, arrived = cluster[source], cluster[destination]
+        cluster[source] = replace(
+            left,
+            running=tuple(each for each in left.running if each is not request),
+            queuing=tuple(each for each in left.queuing if each is not request),
+        )
+        if request.status is RequestStatus.QUEUING:
+            cluster[destination] = replace(arrived, queuing=(*arrived.queuing, request))
+        else:
+            cluster[destination] = replace(arrived, running=(*arrived.running, request))
+
+
+def with_all_movable(cluster: list[InstanceView]) -> dict[InstanceId, InstanceView]:
+    return {
+        view.instance_id: replace(
+            view, running=tuple(replace(each, immovable=None) for each in view.running)
+        )
+        for view in cluster
+    }
+
+
+def test_sources_are_below_their_threshold_and_destinations_above_theirs() -> None:
+    """Section 4.4.3: "In each round, selects the candidate sets of source and destination
+    instances by choosing those with freeness values smaller or greater than given thresholds,
+    respectively." By hand: 352 / 8 = 44, 384 / 8 = 48 and 512 / 8 = 64 steps."""
+    below, at, above = (
+        instance(
+            f"i{k}",
+            running=[running(f"r{k}-{n}", 16) for n in range(8)],
+            reserved_tokens=M - 8 * 16 - free_tokens,
+        )
+        for k, free_tokens in enumerate((352, 384, 512))
+    )
+    assert [freeness(each, LLUMNIX) for each in (below, at, above)] == [44, 48, 64]
+    assert pairs_of(below, at, above) == {"i0": "i2"}
+    assert pairs_of(below, at) == {}
+    assert pairs_of(at, above) == {}
+
+
+def test_between_two_thresholds_an_instance_is_neither_source_nor_destination() -> None:
+    policy = replace(LLUMNIX, source_freeness_steps=40, destination_freeness_steps=2_000)
+    loaded = evenly_loaded("i0", 12_640, 10)
+    between = evenly_loaded("i1", 8_000, 8)
+    assert pairs_of(loaded, between, policy=policy) == {}
+    assert pairs_of(loaded, between) == {"i0": "i1"}
+
+
+def test_the_lowest_source_is_paired_with_the_highest_destination_repeatedly() -> None:
+    """Section 4.4.3: "pairs the instances from both sets by picking the two with the lowest and
+    the highest freeness values repeatedly"."""
+    sources = [evenly_loaded(f"s{k}", used, 20) for k, used in enumerate((12_480, 12_640, 12_320))]
+    destinations = [evenly_loaded(f"d{k}", used, 5) for k, used in enumerate((6_400, 160, 3_200))]
+    assert pairs_of(*sources, *destinations) == {"s1": "d1", "s0": "d2", "s2": "d0"}
+
+
+def test_a_source_without_a_destination_left_is_not_paired() -> None:
+    """Each instance is in at most one pair, also where it may migrate several requests at once."""
+    policy = replace(LLUMNIX, num_concurrent_migrations=4)
+    sources = [evenly_loaded("s0", 12_640, 20), evenly_loaded("s1", 12_480, 20)]
+    assert pairs_of(*sources, instance("d0"), policy=policy) == {"s0": "d0"}
+
+
+def test_ties_go_to_the_smaller_ids() -> None:
+    sources = [evenly_loaded(f"s{k}", 12_480, 20) for k in (1, 0)]
+    assert pairs_of(*sources, instance("d1"), instance("d0")) == {"s0": "d0", "s1": "d1"}
+
+
+def test_a_queuing_request_makes_its_instance_a_source() -> None:
+    """Section 4.4.2: "queuing requests will increase the total virtual usage of the instance, then
+    the policy will trigger migration for load balancing (which in effect is de-fragmentation for
+    the queuing request)". Each has 2,272 tokens free; only i0's head of the line needs more."""
+    blocked = replace(evenly_loaded("i0", 10_400, 10), queuing=(queuing("head", 3_200),))
+    assert pairs_of(blocked, evenly_loaded("i1", 10_400, 10)) == {"i0": "i1"}
+
+
+def test_normal_requests_are_moved_off_when_the_headroom_runs_out() -> None:
+    """Section 4.4.2: "When the headroom for a high-priority request is running up, the other normal
+    requests will be migrated away by the load balancing policy because the instance is overloaded
+    in terms of the total virtual usage." """
+    crowded = instance(
+        "i0", running=[running("h", 400, priority=HIGH), *evenly_loaded("i0", 1_280, 4).running]
+    )
+    busier = evenly_loaded("i1", 6_400, 10)
+    assert pairs_of(crowded, busier) == {"i0": "i1"}
+    assert pairs_of(crowded, busier, policy=LLUMNIX_BASE) == {}
+
+
+def test_a_terminating_instance_is_always_a_source_and_comes_first() -> None:
+    """Section 4.4.2: when an instance is terminating, "the remaining requests will be migrated to
+    other instances". It is nearly idle, and there is only one destination."""
+    terminating = evenly_loaded("i1", 160, 1, is_terminating=True)
+    overloaded = evenly_loaded("i0", 12_640, 20)
+    assert pairs_of(terminating, overloaded, instance("i2")) == {"i1": "i2"}
+
+
+def test_a_terminating_instance_is_never_a_destination() -> None:
+    overloaded = evenly_loaded("i0", 12_640, 20)
+    assert pairs_of(overloaded, instance("i1", is_terminating=True)) == {}
+
+
+def test_a_terminating_instance_gives_its_queuing_requests_away() -> None:
+    emptied = instance("i0", queuing=[queuing("q", 320)], is_terminating=True)
+    assert pairs_of(emptied, instance("i1")) == {"i0": "i1"}
+
+
+def test_an_instance_without_anything_to_move_is_no_source() -> None:
+    """Else it would take the best destination from a source that has."""
+    prefilling = instance("i0", running=[running("r", 12_640, immovable=Immovable.PREFILLING)])
+    overloaded = evenly_loaded("i1", 12_480, 20)
+    assert pairs_of(prefilling, overloaded, instance("i2")) == {"i1": "i2"}
+    assert pairs_of(instance("i0", is_terminating=True), instance("i2")) == {}
+
+
+def test_a_pairing_sees_the_requests_in_flight() -> None:
+    """A destination to which a burst is under way is not free any more: 12,672 - 12,640 = 32."""
+    overloaded = candidate(evenly_loaded("i0", 12_640, 20))
+    idle = instance("i1")
+    assert pair([overloaded, candidate(idle)], LLUMNIX) == {"i0": "i1"}
+    in_flight = [new_request(12_640)]
+    assert pair([overloaded, candidate(idle, in_flight=in_flight)], LLUMNIX) == {}
+
+
+# ---------------------------------------------------------------- the move must narrow the gap
+
+
+def test_a_lone_request_that_fills_the_memory_does_not_go_back_and_forth() -> None:
+    """Design, section 3: "A pair is made only if the move narrows their gap." Moved, it would leave
+    the two instances with each other's freeness, 32 and 12,672."""
+    assert pairs_of(evenly_loaded("i0", 12_640, 1), instance("i1")) == {}
+
+
+def test_a_lone_high_priority_request_above_its_target_load_stays() -> None:
+    """It takes its headroom along: 12,672 - 2,000 - 11,072 = -400 wherever it runs."""
+    alone = instance("i0", running=[running("h", 2_000, priority=HIGH)])
+    assert freeness(alone, LLUMNIX) == -400
+    assert pairs_of(alone, instance("i1")) == {}
+
+
+def test_one_of_two_high_priority_requests_leaves_when_they_overload_their_instance() -> None:
+    """By hand: 1,600 - 1,920 = -320 becomes 640 on both."""
+    crowded = instance(
+        "i0", running=[running("a", 960, priority=HIGH), running("b", 960, priority=HIGH)]
+    )
+    assert freeness(crowded, LLUMNIX) == pytest.approx(-320)
+    assert pairs_of(crowded, instance("i1")) == {"i0": "i1"}
+
+
+def test_a_move_that_would_swap_the_two_loads_is_not_made() -> None:
+    """Two requests of 6,304 here and one there: 32 and 6,368 would change places."""
+    two, one = evenly_loaded("i0", 12_608, 2), evenly_loaded("i1", 6_304, 1)
+    assert pairs_of(two, one) == {}
+
+
+def test_a_move_does_not_leave_the_destination_worse_than_the_source_was() -> None:
+    """By hand: 400 / 20 = 20 and 400 / 7 = 57 steps would become 736 / 19 = 39 and 64 / 8 = 8: a
+    narrower gap, but a source again, and a lower one than before."""
+    others = [running(f"r{k}", 592) for k in range(19)]
+    source = instance("i0", running=[running("short", 336), *others], reserved_tokens=688)
+    destination = instance(
+        "i1", running=[running(f"d{k}", 1_744) for k in range(7)], reserved_tokens=64
+    )
+    assert freeness(source, LLUMNIX) == 20
+    assert freeness(destination, LLUMNIX) == 400 / 7
+    assert pairs_of(source, destination) == {}
+
+
+def test_a_short_request_may_leave_a_long_one_behind() -> None:
+    """What moves decides, not the average: (12,672 - 12,624) / 2 = 24 becomes 672 here, and
+    6,272 / 4 = 1,568 becomes 5,648 / 5 = 1,129 there."""
+    uneven = instance("i0", running=[running("long", 12_000), running("short", 624)])
+    assert pairs_of(uneven, evenly_loaded("i1", 6_400, 4)) == {"i0": "i1"}
+
+
+def test_a_move_must_fit_the_destination() -> None:
+    """A destination would refuse it, and the next source would have gone without."""
+    blocked = replace(evenly_loaded("s0", 9_600, 3), queuing=(queuing("head", 6_400),))
+    small = replace(evenly_loaded("s1", 12_480, 39), queuing=(queuing("head2", 640),))
+    destination = evenly_loaded("d0", 11_200, 10)
+    assert select(blocked, LLUMNIX).physical_usage_tokens == 3_200  # type: ignore[union-attr]
+    assert pairs_of(blocked, destination) == {}
+    assert pairs_of(blocked, small, destination) == {"s1": "d0"}
+
+
+def test_a_source_that_is_passed_over_leaves_its_destination_to_the_next() -> None:
+    lone = evenly_loaded("s0", 12_656, 1)
+    crowded = evenly_loaded("s1", 12_480, 20)
+    assert pairs_of(lone, crowded, instance("d0")) == {"s1": "d0"}
+
+
+# --------------------------------------------------------------------------------- properties
+
+
+@settings(max_examples=30)
+@given(clusters())
+def test_a_pairing_is_a_matching_of_sources_with_destinations(cluster: list[InstanceView]) -> None:
+    pairs = pairs_of(*cluster)
+    views = {each.instance_id: each for each in cluster}
+    assert len({*pairs, *pairs.values()}) == 2 * len(pairs)
+    for source, destination in pairs.items():
+        assert freeness(views[source], LLUMNIX) < LLUMNIX.source_freeness_steps
+        assert freeness(views[destination], LLUMNIX) > LLUMNIX.destination_freeness_steps
+        assert not views[destination].is_terminating
+
+
+@settings(max_examples=30)
+@given(clusters())
+def test_every_pairs_move_narrows_the_gap(cluster: list[InstanceView]) -> None:
+    """Judged by Algorithm 1 over the views before and after the real move."""
+    views = with_all_movable(cluster)
+    pairs = pairs_of(*views.values())
+    after = dict(views)
+    moved(after, pairs)
+    for source, destination in pairs.items():
+        gap = freeness(views[destination], LLUMNIX) - freeness(views[source], LLUMNIX)
+        gap_after = freeness(after[destination], LLUMNIX) - freeness(after[source], LLUMNIX)
+        if not views[source].is_terminating:
+            assert abs(gap_after) < gap
+            assert freeness(after[destination], LLUMNIX) > freeness(views[source], LLUMNIX)
+
+
+@settings(max_examples=30)
+@given(clusters())
+def test_no_source_goes_without_a_destination_that_would_help_it(
+    cluster: list[InstanceView],
+) -> None:
+    """A source that is left over was passed over for the freest destination left at its turn; so
+    the freest of those left at the end helps none of the sources below it."""
+    candidates = {each.instance_id: candidate(each) for each in cluster}
+    pairs = pair(candidates.values(), LLUMNIX)
+    left = [
+        each
+        for name, each in candidates.items()
+        if name not in pairs.values() and each.freeness > LLUMNIX.destination_freeness_steps
+    ]
+    if not left:
+        return
+    freest = min(left, key=lambda each: (-each.freeness, each.instance_id))
+    last = max((candidates[source].freeness for source in pairs), default=float("-inf"))
+    for each in candidates.values():
+        is_source = each.freeness < LLUMNIX.source_freeness_steps
+        if is_source and each.instance_id not in pairs and each.freeness > last:
+            assert not move_helps(each, freest, LLUMNIX)
+
+
+@settings(max_examples=30)
+@given(clusters())
+def test_moves_among_requests_that_stay_the_same_come_to_an_end(
+    cluster: list[InstanceView],
+) -> None:
+    """No request travels for ever: no placement comes back, so that pairing stops."""
+    views = with_all_movable(cluster)
+    seen = set()
+    while pairs := pairs_of(*views.values()):
+        placement = frozenset(
+            (name, request.request_id)
+            for name, view in views.items()
+            for request in (*view.running, *view.queuing)
+        )
+        assert placement not in seen
+        seen.add(placement)
+        moved(views, pairs)

@@ -1,0 +1,80 @@
+"""The policies by name (Section 6.1, baselines)."""
+
+import pytest
+
+from sterna.config import DispatchRule, PolicyConfig, QueueDemand, Victim
+from sterna.errors import ConfigurationError
+from sterna.policy.pairing import pair
+from sterna.policy.presets import (
+    INFAAS_PP,
+    LLUMNIX,
+    LLUMNIX_BASE,
+    PRESETS,
+    ROUND_ROBIN,
+    STERNA,
+    preset,
+)
+from tests.policy.builders import candidate, evenly_loaded, instance
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("llumnix", LLUMNIX),
+        ("llumnix-base", LLUMNIX_BASE),
+        ("infaas++", INFAAS_PP),
+        ("round-robin", ROUND_ROBIN),
+        ("sterna", STERNA),
+    ],
+)
+def test_a_preset_is_found_by_its_name(name: str, policy: object) -> None:
+    assert preset(name) is policy
+    assert preset(name).name == name
+
+
+def test_an_unknown_name_is_refused_with_the_names_that_there_are() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        preset("freest")
+    for name in ("llumnix", "llumnix-base", "infaas++", "round-robin", "sterna", "'freest'"):
+        assert name in str(caught.value)
+
+
+def test_llumnix_is_the_papers_policy() -> None:
+    """Sections 4.4 and 6.4: head-of-line demand, shorter sequences first, a target load of 1,600
+    tokens for high priority."""
+    assert LLUMNIX.dispatch is DispatchRule.FREEST
+    assert LLUMNIX.queue_demand is QueueDemand.HEAD
+    assert LLUMNIX.victim is Victim.SHORTEST
+    assert LLUMNIX.has_priorities
+    assert list(LLUMNIX.target_load_tokens.values()) == [1_600]
+
+
+def test_the_baselines_do_not_migrate() -> None:
+    """Section 6.1: neither round robin nor INFaaS++ reschedules, and neither knows priorities."""
+    assert [each.name for each in PRESETS.values() if not each.migrates] == [
+        "infaas++",
+        "round-robin",
+    ]
+    assert not INFAAS_PP.has_priorities
+    assert not ROUND_ROBIN.has_priorities
+
+
+def test_llumnix_base_differs_from_llumnix_in_priorities_alone() -> None:
+    """Section 6.1: Llumnix-base is "priority-agnostic [...] but enables all the other features
+    including migration"."""
+    differing = {
+        name for name in LLUMNIX.__slots__ if getattr(LLUMNIX, name) != getattr(LLUMNIX_BASE, name)
+    }
+    assert differing == {"name", "has_priorities"}
+
+
+@pytest.mark.parametrize("policy", [LLUMNIX, LLUMNIX_BASE, STERNA], ids=lambda each: each.name)
+def test_migration_is_on_by_default_and_its_thresholds_have_the_right_sign(
+    policy: PolicyConfig,
+) -> None:
+    """An overloaded and an idle instance are paired without any option being set."""
+    overloaded = evenly_loaded("i0", 12_640, 20)
+    assert policy.migrates
+    assert pair([candidate(each, policy) for each in (overloaded, instance("i1"))], policy) == {
+        "i0": "i1"
+    }

@@ -1,0 +1,217 @@
+"""When instances are added and terminated (Section 4.4.3, auto-scaling)."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sterna.config import ScalingConfig
+from sterna.errors import ConfigurationError
+from sterna.policy.scaling import (
+    ScaleUp,
+    ScalingDecision,
+    ScalingState,
+    Terminate,
+    average_normal_freeness,
+    decide,
+)
+from sterna.policy.virtual_usage import Candidate
+from sterna.types import HIGH, InstanceId, InstanceView
+from tests.policy.builders import (
+    candidate,
+    clusters,
+    evenly_loaded,
+    instance,
+    queuing,
+    running,
+)
+
+CONFIG = ScalingConfig(
+    min_instances=1,
+    max_instances=8,
+    low_freeness_steps=160,
+    high_freeness_steps=960,
+    period_s=10,
+)
+
+BUSY = [candidate(evenly_loaded(f"i{k}", 12_000, 8)) for k in range(2)]
+"""672 / 8 = 84 steps each: below x."""
+EASY = [candidate(evenly_loaded(f"i{k}", 8_000, 8)) for k in range(2)]
+"""4,672 / 8 = 584 steps each: within [x, y]."""
+SLACK = [candidate(evenly_loaded("i0", 800, 2)), candidate(evenly_loaded("i1", 320, 1))]
+"""11,872 / 2 = 5,936 and 12,352 steps: above y."""
+
+
+def decisions(
+    history: list[tuple[float, list[Candidate]]],
+    config: ScalingConfig = CONFIG,
+    *,
+    num_starting: int = 0,
+) -> list[tuple[float, ScalingDecision]]:
+    """What is decided over a history of (time, loads), with the times."""
+    state, taken = ScalingState(), []
+    for now_s, candidates in history:
+        state, decision = decide(state, candidates, config, num_starting=num_starting, now_s=now_s)
+        if decision is not None:
+            taken.append((now_s, decision))
+    return taken
+
+
+def test_the_average_is_that_of_the_normal_prioritys_freeness() -> None:
+    """Section 4.4.3: scaling follows "the averages freeness for the normal priority across
+    instances". By hand: (12,672 - 672) / 2 = 6,000 without the headroom, and 584: 3,292."""
+    host = instance("i0", running=[running("h", 400, priority=HIGH), running("r", 272)])
+    assert average_normal_freeness([candidate(host), EASY[1]]) == 3_292
+
+
+def test_a_terminating_instance_is_not_part_of_the_average() -> None:
+    """Its minus infinity would scale up whatever the load."""
+    terminating = candidate(instance("i9", is_terminating=True))
+    assert average_normal_freeness([*EASY, terminating]) == 584
+    assert average_normal_freeness([terminating]) is None
+    assert average_normal_freeness([]) is None
+
+
+def test_an_instance_is_added_when_freeness_is_below_x_for_a_period() -> None:
+    """Section 4.4.3: "maintains the average freeness within a range [x, y], and adds or terminates
+    an instance when the freeness is smaller than x or greater than y for a period,
+    respectively." """
+    history = [(float(t), BUSY) for t in range(0, 12)]
+    assert decisions(history) == [(10, ScaleUp(1))]
+
+
+def test_an_instance_is_terminated_when_freeness_is_above_y_for_a_period() -> None:
+    """The same sentence, and: "chooses the instance with fewest running requests for
+    termination." """
+    history = [(float(t), SLACK) for t in range(0, 12)]
+    assert decisions(history) == [(10, Terminate(InstanceId("i1")))]
+
+
+def test_within_the_range_nothing_is_decided() -> None:
+    assert decisions([(float(t), EASY) for t in range(0, 40)]) == []
+
+
+@pytest.mark.parametrize("outside", [BUSY, SLACK])
+def test_a_visit_outside_the_range_that_is_shorter_than_the_period_decides_nothing(
+    outside: list[Candidate],
+) -> None:
+    history = [(0.0, outside), (9.9, outside), (9.95, EASY), (10.0, outside), (19.9, outside)]
+    assert decisions(history) == []
+
+
+def test_the_other_side_of_the_range_clears_the_deadline_as_well() -> None:
+    assert decisions([(0.0, BUSY), (9.0, SLACK), (10.0, BUSY), (19.0, BUSY)]) == []
+
+
+def test_each_decision_needs_a_period_of_its_own() -> None:
+    """An instance takes time to start, and a load time to spread."""
+    history = [(float(t), BUSY) for t in range(0, 35)]
+    assert [at_s for at_s, _ in decisions(history)] == [10, 21, 32]
+
+
+def test_exactly_x_and_exactly_y_are_within_the_range() -> None:
+    """By hand: 2,560 / 16 = 160 and 960 / 1 steps."""
+    at_x = [candidate(instance("i0", running=[running(f"r{k}", 632) for k in range(16)]))]
+    at_y = [candidate(instance("i0", running=[running("r", 11_712)]))]
+    assert average_normal_freeness(at_x) == 160
+    assert average_normal_freeness(at_y) == 960
+    config = replace(CONFIG, min_instances=1)
+    both = [*at_y, candidate(instance("i1", running=[running("s", 11_712)]))]
+    assert decisions([(0.0, at_x), (20.0, at_x)], config) == []
+    assert decisions([(0.0, both), (20.0, both)], config) == []
+
+
+def test_as_many_are_added_as_bring_the_average_back_to_x() -> None:
+    """An idle instance has 12,672 steps. Two that lack 12,672 - 12,000 - 16,672 = -16,000 each need
+    (2 * 160 + 32,000) / (12,672 - 160) = 2.58 of them: three."""
+    lacking = [
+        candidate(replace(evenly_loaded(f"i{k}", 12_000, 8), queuing=(queuing(f"q{k}", 16_672),)))
+        for k in range(2)
+    ]
+    assert decisions([(0.0, lacking), (10.0, lacking)]) == [(10, ScaleUp(3))]
+    assert decisions([(0.0, lacking), (10.0, lacking)], num_starting=1) == [(10, ScaleUp(2))]
+    assert decisions([(0.0, lacking), (10.0, lacking)], num_starting=3) == []
+
+
+def test_the_maximum_holds_and_counts_instances_that_start() -> None:
+    two, three = replace(CONFIG, max_instances=2), replace(CONFIG, max_instances=3)
+    history = [(0.0, BUSY), (10.0, BUSY)]
+    assert decisions(history, two) == []
+    assert decisions(history, three) == [(10, ScaleUp(1))]
+    assert decisions(history, three, num_starting=1) == []
+
+
+def test_at_the_maximum_the_deadline_stays_so_that_a_freed_place_is_used_at_once() -> None:
+    two = replace(CONFIG, max_instances=2)
+    history = [(0.0, BUSY), (10.0, BUSY), (11.0, BUSY[:1])]
+    assert decisions(history, two) == [(11, ScaleUp(1))]
+
+
+def test_where_not_even_an_idle_instance_reaches_x_one_is_added_at_a_time() -> None:
+    tiny = [candidate(instance("i0", total_tokens=128))]
+    assert decisions([(0.0, tiny), (10.0, tiny)]) == [(10, ScaleUp(1))]
+
+
+def test_the_minimum_holds_and_a_terminating_instance_does_not_count() -> None:
+    config = replace(CONFIG, min_instances=2)
+    history = [(0.0, SLACK), (10.0, SLACK)]
+    assert decisions(history, config) == []
+    terminating = candidate(instance("i9", is_terminating=True))
+    with_terminating = [*SLACK, terminating]
+    assert decisions([(0.0, with_terminating), (10.0, with_terminating)], config) == []
+
+
+def test_of_equally_few_running_requests_the_emptier_instance_goes() -> None:
+    """Queuing requests, then memory, then the id break the tie."""
+    waiting = candidate(instance("a", running=[running("r", 16)], queuing=[queuing("q", 16)]))
+    fuller = candidate(instance("b", running=[running("s", 32)]))
+    emptier = [candidate(instance(name, running=[running("t", 16)])) for name in ("d", "c")]
+    cluster = [waiting, fuller, *emptier]
+    assert decisions([(0.0, cluster), (10.0, cluster)]) == [(10, Terminate(InstanceId("c")))]
+
+
+def test_without_any_load_nothing_is_decided_and_deadlines_are_forgotten() -> None:
+    """Dead instances are the supervisor's to replace."""
+    assert decisions([(0.0, BUSY), (9.0, []), (10.0, BUSY), (19.0, BUSY)]) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"min_instances": 0},
+        {"max_instances": 0},
+        {"low_freeness_steps": 960.0},
+        {"period_s": 0.0},
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(changes))):
+        replace(CONFIG, **changes)
+
+
+@settings(max_examples=30)
+@given(clusters(), st.integers(0, 9))
+def test_the_number_of_instances_stays_within_its_limits(
+    cluster: list[InstanceView], num_starting: int
+) -> None:
+    candidates = [candidate(each) for each in cluster]
+    num_staying = sum(1 for each in cluster if not each.is_terminating)
+    config = replace(CONFIG, min_instances=2)
+    history = [(0.0, candidates), (10.0, candidates)]
+    for _, decision in decisions(history, config, num_starting=num_starting):
+        average = average_normal_freeness(candidates)
+        assert average is not None
+        assert math.isfinite(average)
+        match decision:
+            case ScaleUp(num_instances):
+                assert num_instances >= 1
+                assert num_staying + num_starting + num_instances <= config.max_instances
+                assert average < config.low_freeness_steps
+            case Terminate(instance_id):
+                assert num_staying > config.min_instances
+                assert average > config.high_freeness_steps
+                views = {each.instance_id: each for each in cluster}
+                assert not views[instance_id].is_terminating

@@ -1,0 +1,156 @@
+"""Which request moves from a source instance (Section 4.4.3, migration)."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sterna.config import Victim
+from sterna.policy.presets import LLUMNIX, LLUMNIX_BASE
+from sterna.policy.selection import candidates_to_move, select
+from sterna.types import HIGH, Immovable, InstanceView, Priority, RequestStatus
+from tests.policy.builders import instance, queuing, running, views
+
+
+def order(view: InstanceView, victim: Victim = Victim.SHORTEST) -> list[str]:
+    policy = replace(LLUMNIX, victim=victim)
+    return [each.request_id for each in candidates_to_move(view, policy)]
+
+
+def test_lower_priorities_and_shorter_sequences_move_first() -> None:
+    """Section 4.4.3: "prefers the requests with lower priorities and shorter sequence lengths when
+    choosing the requests to migrate." """
+    view = instance(
+        running=[
+            running("high-short", 16, priority=HIGH),
+            running("long", 800),
+            running("short", 160),
+            running("high-long", 320, priority=HIGH),
+        ]
+    )
+    assert order(view) == ["short", "long", "high-short", "high-long"]
+
+
+def test_execution_priority_decides_and_scheduling_priority_does_not() -> None:
+    """Section 4.4.1: the execution priority is what gives a request a lower instance load."""
+    long = replace(running("long", 800), scheduling_priority=HIGH)
+    short = replace(running("short", 160), execution_priority=HIGH)
+    assert order(instance(running=[short, long])) == ["long", "short"]
+
+
+def test_the_sequence_is_measured_in_tokens_and_not_in_blocks() -> None:
+    """Both hold ten blocks."""
+    view = instance(running=[running("a", 160, num_tokens=159), running("b", 160, num_tokens=147)])
+    assert order(view) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("victim", "expected"),
+    [
+        (Victim.SHORTEST, ["second", "third", "first", "high"]),
+        (Victim.LONGEST, ["first", "third", "second", "high"]),
+        (Victim.LAST_STARTED, ["third", "second", "first", "high"]),
+    ],
+)
+def test_the_victim_rule_orders_requests_of_one_priority(
+    victim: Victim, expected: list[str]
+) -> None:
+    view = instance(
+        running=[
+            running("first", 800),
+            running("second", 160),
+            running("high", 16, priority=HIGH),
+            running("third", 320),
+        ]
+    )
+    assert order(view, victim) == expected
+
+
+def test_ties_go_to_the_smaller_id() -> None:
+    assert order(instance(running=[running("b", 160), running("a", 160)])) == ["a", "b"]
+
+
+@pytest.mark.parametrize("reason", Immovable)
+def test_an_immovable_request_is_not_chosen(reason: Immovable) -> None:
+    stuck, free = running("stuck", 16, immovable=reason), running("free", 160)
+    assert select(instance(running=[stuck, free]), LLUMNIX) == free
+    assert select(instance(running=[stuck]), LLUMNIX) is None
+
+
+def test_an_instance_without_requests_has_none_to_move() -> None:
+    assert select(instance(), LLUMNIX) is None
+
+
+def test_running_requests_leave_to_make_room_for_queuing_ones() -> None:
+    """Section 4.4.2, queuing requests: migration "in effect is de-fragmentation for the queuing
+    request": it stays, and those that hold its memory leave."""
+    view = instance(running=[running("r", 160)], queuing=[queuing("q", 16)])
+    assert order(view) == ["r"]
+    assert order(instance(queuing=[queuing("q", 16)])) == []
+
+
+def test_from_a_terminating_instance_the_queue_moves_first_and_in_its_order() -> None:
+    """Section 4.4.2: "the remaining requests will be migrated to other instances": all of them,
+    and those that wait, whose move copies nothing, before those that run."""
+    view = instance(
+        running=[running("r", 160)],
+        queuing=[
+            queuing("head", 800, priority=HIGH),
+            queuing("stuck", 48, immovable=Immovable.UNSUPPORTED_REQUEST_FEATURE),
+            queuing("last", 16),
+        ],
+        is_terminating=True,
+    )
+    assert order(view) == ["head", "last", "r"]
+
+
+def test_without_priorities_a_high_one_moves_like_any_other() -> None:
+    view = instance(running=[running("high", 16, priority=HIGH), running("normal", 160)])
+    assert select(view, LLUMNIX_BASE) == view.running[0]
+    assert select(view, LLUMNIX) == view.running[1]
+
+
+def test_the_order_knows_every_rank_of_priority() -> None:
+    """A rank is compared with other ranks, never with zero as if it were a truth value."""
+    ranks = [3, 0, 2, -1, 1]
+    view = instance(running=[running(f"p{p}", 160, priority=Priority(p)) for p in ranks])
+    assert order(view) == ["p-1", "p0", "p1", "p2", "p3"]
+
+
+@given(views(), st.sampled_from(Victim))
+def test_the_request_that_was_judged_is_the_request_that_moves(
+    view: InstanceView, victim: Victim
+) -> None:
+    """No candidate is anything but a movable request of this very instance, each is there once,
+    and the one selected is the first of them."""
+    policy = replace(LLUMNIX, victim=victim)
+    candidates = candidates_to_move(view, policy)
+    movable = [each for each in (*view.running, *view.queuing) if each.immovable is None]
+    if not view.is_terminating:
+        movable = [each for each in movable if each.status is RequestStatus.RUNNING]
+    assert sorted(each.request_id for each in candidates) == sorted(
+        each.request_id for each in movable
+    )
+    chosen = select(view, policy)
+    assert chosen is (candidates[0] if candidates else None)
+    if chosen is not None and chosen.status is RequestStatus.RUNNING:
+        assert chosen.execution_priority == min(
+            each.execution_priority for each in movable if each.status is RequestStatus.RUNNING
+        )
+
+
+@given(views())
+def test_several_migrations_at_once_take_different_requests(view: InstanceView) -> None:
+    """A request that has begun to move is immovable, so that asking again comes to an end."""
+    for _ in range(len(view.running) + len(view.queuing) + 1):
+        chosen = select(view, LLUMNIX)
+        if chosen is None:
+            break
+        moving = replace(chosen, immovable=Immovable.MIGRATING)
+        view = replace(
+            view,
+            running=tuple(moving if each is chosen else each for each in view.running),
+            queuing=tuple(moving if each is chosen else each for each in view.queuing),
+        )
+    assert select(view, LLUMNIX) is None
