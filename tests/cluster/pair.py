@@ -138,7 +138,7 @@ class InstancePair:
     async def close(self) -> None:
         self.is_closed = True
         for actor in self.actors.values():
-            await asyncio.wait([actor.close.remote()], timeout=10)
+            await asyncio.wait_for(_outcome(actor.close.remote()), HANG_TIMEOUT_S)
             ray.kill(actor)
         self._delivery.cancel()
         self._mailbox.close()
@@ -255,6 +255,10 @@ class InstancePair:
         task = asyncio.create_task(notify())
         _notifications.add(task)
         task.add_done_callback(_notifications.discard)
+
+
+async def _outcome(reference: Any) -> Any:
+    return await reference
 
 
 _notifications: set[asyncio.Task[None]] = set()

@@ -12,8 +12,8 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from sterna.config import TransportConfig
 from sterna.engine.vllm.plane_link import PlaneServer
-from sterna.transport.data_plane import make_data_plane
 from sterna.transport.layout import KvLayout
+from sterna.transport.plane import make_data_plane
 
 
 class SternaWorkerExtension:
