@@ -12,6 +12,7 @@ from sterna.types import (
     NORMAL,
     Immovable,
     InstanceId,
+    InstanceLoad,
     InstanceView,
     Priority,
     RequestId,
@@ -82,6 +83,24 @@ def instance(
     )
 
 
+def report(
+    view: InstanceView,
+    policy: PolicyConfig = LLUMNIX,
+    *,
+    sequence: int = 1,
+    last_dispatch: int = 0,
+) -> InstanceLoad:
+    """What the instance's llumlet reports in this very state."""
+    return load(
+        view,
+        policy,
+        sequence=sequence,
+        last_dispatch=last_dispatch,
+        num_migrating_out=0,
+        num_migrating_in=0,
+    )
+
+
 def candidate(
     view: InstanceView,
     policy: PolicyConfig = LLUMNIX,
@@ -90,10 +109,7 @@ def candidate(
     num_dispatched: int = 0,
 ) -> Candidate:
     """The instance as the global scheduler knows it from a report of this very state."""
-    reported = load(
-        view, policy, sequence=1, last_dispatch=0, num_migrating_out=0, num_migrating_in=0
-    )
-    return Candidate(reported, tuple(in_flight), num_dispatched)
+    return Candidate(report(view, policy), tuple(in_flight), num_dispatched)
 
 
 def evenly_loaded(

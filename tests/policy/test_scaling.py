@@ -187,7 +187,7 @@ def test_without_any_load_nothing_is_decided_and_deadlines_are_forgotten() -> No
         {"period_s": 0.0},
     ],
 )
-def test_a_configuration_that_cannot_work_is_refused(changes: dict[str, float]) -> None:
+def test_a_configuration_that_cannot_work_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(changes))):
         replace(CONFIG, **changes)
 
