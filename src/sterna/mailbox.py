@@ -35,7 +35,7 @@ class Mailbox:
         self._inbox.setsockopt(zmq.LINGER, 0)
         port = self._inbox.bind_to_random_port(f"tcp://{host}")
         self.address = f"tcp://{host}:{port}"
-        self._send_context = zmq.Context.shadow(self._context)
+        self._send_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context)
         self._outboxes: dict[str, zmq.Socket[bytes]] = {}
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[WireMessage] = msgspec.msgpack.Decoder(WireMessage)

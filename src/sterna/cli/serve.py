@@ -65,7 +65,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
 
     parser, serve_parser = make_serve_parser()
     _add_options(serve_parser)
-    args = parser.parse_args(list(arguments))
+    args: Namespace = parser.parse_args(list(arguments))
     _choose_model(args)
     _refuse_unhonoured(args)
     validate(args)
@@ -112,9 +112,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--migration-bandwidth-share",
         type=float,
-        default=TransportConfig.bandwidth_share,
         metavar="SHARE",
-        help="fraction of time in which bulk copies may use the memory bus, in (0, 1]",
+        help="fraction of time in which bulk copies may use the memory bus, in (0, 1] "
+        f"(default: {TransportConfig().bandwidth_share})",
     )
     group.add_argument("--sterna-log-level", default="INFO", help="level of Sterna's own log")
 
@@ -138,12 +138,13 @@ def cluster_config(args: Namespace) -> ClusterConfig:
         changes["num_concurrent_migrations"] = args.migration_concurrency
     assert changes.keys() <= {field.name for field in fields(policy)}
     policy = replace(policy, **changes)  # type: ignore[arg-type]
+    transport = TransportConfig(kind=args.transport)
+    if args.migration_bandwidth_share is not None:
+        transport = replace(transport, bandwidth_share=args.migration_bandwidth_share)
     num_gpus = _num_gpus(args)
     config = ClusterConfig(
         llumlet=LlumletConfig(policy=policy, migration=MigrationConfig()),
-        transport=TransportConfig(
-            kind=args.transport, bandwidth_share=args.migration_bandwidth_share
-        ),
+        transport=transport,
         frontend=FrontendConfig(),
         num_instances=args.instances,
         num_frontends=args.frontends,

@@ -41,8 +41,7 @@ def _engine_environment(environment: dict[str, str]) -> None:
     os.environ.update(environment)
 
 
-@ray.remote(max_restarts=0, num_cpus=0)
-class SchedulerActor:
+class _SchedulerActor:
     """Hosts the global scheduler."""
 
     async def start(self, policy: PolicyConfig, host: str, log_level: str) -> str:
@@ -60,8 +59,7 @@ class SchedulerActor:
         await self._scheduler.run()
 
 
-@ray.remote(max_restarts=0, num_cpus=0)
-class InstanceActor:
+class _InstanceActor:
     """Hosts one engine and its llumlet."""
 
     async def start(
@@ -127,8 +125,7 @@ class InstanceActor:
         return os.getpid()
 
 
-@ray.remote(max_restarts=0, num_cpus=0)
-class FrontendActor:
+class _FrontendActor:
     """Hosts one front end: vLLM's OpenAI server."""
 
     async def prepare(self, environment: dict[str, str], host: str, log_level: str) -> str:
@@ -168,3 +165,15 @@ def _import_server() -> None:
 
     guard_vllm_imports()
     import sterna.frontend.server  # noqa: F401
+
+
+def remote_class(hosted: type) -> Any:
+    """Return the Ray actor class of a plain class; the caller's options say what it needs."""
+    # An actor that dies is replaced by the supervisor under a new id, never restarted by Ray
+    # under the old one: peers rely on "dead" being final.
+    return ray.remote(max_restarts=0, num_cpus=0)(hosted)
+
+
+SchedulerActor = remote_class(_SchedulerActor)
+InstanceActor = remote_class(_InstanceActor)
+FrontendActor = remote_class(_FrontendActor)

@@ -22,6 +22,7 @@ from sterna.runtime.actors import (
     InstanceActor,
     SchedulerActor,
     configure_logging,
+    remote_class,
 )
 from sterna.types import FrontendId, InstanceId
 
@@ -200,7 +201,7 @@ class Cluster:
         )
         scheduler = None if self._scheduler is None else self._scheduler.address
         membership = Membership(self._version, instances, frontends, scheduler)
-        addresses = {member.address for member in (*instances, *frontends)}
+        addresses = {i.address for i in instances} | {f.address for f in frontends}
         if scheduler is not None:
             addresses.add(scheduler)
         for address in addresses:
@@ -230,8 +231,7 @@ async def _settle(*references: Any) -> None:
     await asyncio.gather(*references, return_exceptions=True)
 
 
-@ray.remote(max_restarts=0, num_cpus=0)
-class ClusterActor:
+class _ClusterActor:
     """Hosts the supervisor."""
 
     async def start(
@@ -250,3 +250,6 @@ class ClusterActor:
         """Return the process of each instance, for tests that kill them."""
         references = self._cluster.process_ids()
         return dict(zip(references, await asyncio.gather(*references.values()), strict=True))
+
+
+ClusterActor = remote_class(_ClusterActor)

@@ -167,7 +167,7 @@ class PlaneLink:
     """Instance side: commands to all ranks, and the address to which they report."""
 
     def __init__(self) -> None:
-        self._context = zmq.Context.instance()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._directory = tempfile.TemporaryDirectory(prefix=f"sterna-notices-{os.getpid()}-")
         self.notice_address = f"ipc://{self._directory.name}/notices"
         self._ranks: list[zmq.Socket[bytes]] = []
