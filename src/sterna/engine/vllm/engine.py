@@ -12,7 +12,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+)
 from vllm.v1.request import Request, RequestStatus
 
 from sterna.config import TransportConfig
@@ -22,6 +27,7 @@ from sterna.engine.vllm.payload import (
     decode_request,
     decode_utility_call,
     encode_outputs,
+    encode_request,
 )
 from sterna.engine.vllm.request_state import (
     RequestState,
@@ -81,14 +87,14 @@ class VllmEngine:
         )
         self._is_terminating = False
         # Of the step thread: each request as its front end sent it, and its tokens delivered.
-        self._wire: dict[str, bytes] = {}
+        self._wire: dict[str, EngineCoreRequest] = {}
         self._num_delivered: dict[str, int] = {}
         self._waiting_drains: list[tuple[Drain, Future[Drained | DrainRefused]]] = []
         self._last_view: InstanceView | None = None
         # Of the loop: requests built for migrations that have not committed, and the blocks
         # of requests that migrate away.
         self._core: HostedCore | None = None
-        self._prepared: dict[MigrationId, tuple[Request, bytes]] = {}
+        self._prepared: dict[MigrationId, tuple[Request, EngineCoreRequest]] = {}
         self._block_ids: dict[MigrationId, list[int]] = {}
 
     # --------------------------------------------------------------------------- life cycle
@@ -127,6 +133,8 @@ class VllmEngine:
 
     def add(self, frontend_id: FrontendId, payload: bytes) -> None:
         wire_request = decode_request(payload)
+        # By this the step's outputs are sorted; vLLM's client knows nothing of other front ends.
+        wire_request.client_index = frontend_id
         assert self._core is not None
         try:
             request, _ = self._core.preprocess_add_request(wire_request)
@@ -139,7 +147,7 @@ class VllmEngine:
             if request.request_id in core.scheduler.requests and not request.resumable:
                 logger.error("request refused, its id is taken request=%s", request.request_id)
                 return
-            self._wire[request.request_id] = payload
+            self._wire[request.request_id] = wire_request
             self._num_delivered[request.request_id] = 0
             core.add_request(request)
 
@@ -195,7 +203,7 @@ class VllmEngine:
             wire = self._wire.get(request_id)
             if progress is None or wire is None:
                 return Inspected(None), []
-            return Inspected(progress, wire), core.scheduler.block_ids(request_id)
+            return Inspected(progress, encode_request(wire)), core.scheduler.block_ids(request_id)
 
         inspected, self._block_ids[migration_id] = await self._call(inspect)
         return inspected
@@ -302,8 +310,9 @@ class VllmEngine:
 
     def _prepare(self, migration_id: MigrationId, payload: bytes) -> None:
         assert self._core is not None
-        request, _ = self._core.preprocess_add_request(decode_request(payload))
-        self._prepared[migration_id] = (request, payload)
+        wire_request = decode_request(payload)
+        request, _ = self._core.preprocess_add_request(wire_request)
+        self._prepared[migration_id] = (request, wire_request)
 
     async def _is_grammar_compiled(self, migration_id: MigrationId) -> bool:
         prepared = self._prepared.get(migration_id)
@@ -339,7 +348,11 @@ class VllmEngine:
         return outcome
 
     def _adopt(
-        self, core: HostedCore, effect: Adopt, request: Request, payload: bytes
+        self,
+        core: HostedCore,
+        effect: Adopt,
+        request: Request,
+        wire_request: EngineCoreRequest,
     ) -> Adopted | AdoptFailed:
         scheduler: MigratingScheduler = core.scheduler
         if effect.request_id in scheduler.requests:
@@ -361,7 +374,7 @@ class VllmEngine:
                 "sterna_import_request",
                 args=(worker_state(request, block_ids), state.generator_state),
             )
-        self._wire[effect.request_id] = payload
+        self._wire[effect.request_id] = wire_request
         self._num_delivered[effect.request_id] = len(state.output_token_ids)
         return Adopted()
 
