@@ -247,7 +247,7 @@ class FrontendConfig:
     gap_timeout_s: float = 10.0
     utility_timeout_s: float = 300.0
     admin_timeout_s: float = 30.0
-    shutdown_timeout_s: float = 5.0
+    shutdown_timeout_s: float = 3.0
 
     def __post_init__(self) -> None:
         for option in (

@@ -31,3 +31,11 @@ class InstanceStartError(SternaError):
 
 class ModelPreparationError(SternaError):
     """The small model could not be fetched or converted; the message says what to do."""
+
+
+class UnansweredError(SternaError):
+    """Another actor died or did not answer in time; the message says which."""
+
+
+class ImmovableError(SternaError):
+    """A request could not be migrated; the message has the reason."""

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.serial_utils import MsgpackEncoder
 
@@ -45,6 +45,31 @@ def test_outputs_with_large_arrays_keep_all_their_frames():
     np.testing.assert_array_equal(
         decoded.new_logprobs.logprob_token_ids, expected.logprob_token_ids
     )
+
+
+def test_cutting_leading_tokens_cuts_what_belongs_to_them():
+    logprobs = LogprobsLists(
+        logprob_token_ids=np.arange(12, dtype=np.int32).reshape(3, 4),
+        logprobs=-np.arange(12, dtype=np.float32).reshape(3, 4),
+        sampled_token_ranks=np.array([5, 6, 7], dtype=np.int32),
+    )
+    output = EngineCoreOutput(
+        "r1", [17, 18, 19], new_logprobs=logprobs, finish_reason=FinishReason.LENGTH
+    )
+    blob = payload.encode_outputs(EngineCoreOutputs(outputs=[output], timestamp=2.5))
+    outputs = payload.decode_outputs(payload.cut_leading_tokens(blob, 2))
+    (cut,) = outputs.outputs
+    assert (cut.new_token_ids, cut.finish_reason) == ([19], FinishReason.LENGTH)
+    assert cut.new_logprobs.logprob_token_ids.tolist() == [[8, 9, 10, 11]]
+    assert cut.new_logprobs.logprobs.tolist() == [[-8, -9, -10, -11]]
+    assert cut.new_logprobs.sampled_token_ranks.tolist() == [7]
+    assert outputs.timestamp == 2.5
+
+
+def test_a_failure_ends_the_request_with_an_error():
+    blob = payload.encode_failure("r1", is_pooling=False)
+    (output,) = payload.decode_outputs(blob).outputs
+    assert output == EngineCoreOutput("r1", [], finish_reason=FinishReason.ERROR)
 
 
 def test_a_request_comes_back_equal():

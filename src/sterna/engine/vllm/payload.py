@@ -24,7 +24,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest, UtilityOutput
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    UtilityOutput,
+)
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
 Buffer = bytes | bytearray | memoryview
@@ -80,6 +86,44 @@ def decode_outputs(payload: Buffer) -> EngineCoreOutputs:
         msgspec.DecodeError: the payload is damaged.
     """
     return _decoder("outputs", EngineCoreOutputs).decode(unpack_frames(payload))
+
+
+def cut_leading_tokens(payload: Buffer, num_tokens: int) -> bytes:
+    """Return the payload of a TokenBatch without its first tokens and what belongs to them.
+
+    Raises:
+        msgspec.DecodeError: the payload is damaged.
+    """
+    outputs = decode_outputs(payload)
+    (output,) = outputs.outputs
+    num_kept = len(output.new_token_ids) - num_tokens
+    output.new_token_ids = output.new_token_ids[num_tokens:]
+    if output.new_logprobs is not None:
+        output.new_logprobs = output.new_logprobs.slice_request(num_tokens, num_kept)
+    if output.new_sampling_mask is not None:
+        # Without offsets the mask is that of a single position.
+        is_whole = output.new_sampling_mask.offsets is None or num_kept == 0
+        output.new_sampling_mask = (
+            None if is_whole else output.new_sampling_mask.slice_request(num_tokens, num_kept)
+        )
+    if output.routed_experts is not None:
+        output.routed_experts = output.routed_experts[num_tokens:]
+    # These come with the first token, which the client has.
+    output.new_prompt_logprobs_tensors = None
+    output.prompt_token_id_logprobs = None
+    output.prefill_stats = None
+    return encode_outputs(outputs)
+
+
+def encode_failure(request_id: str, *, is_pooling: bool) -> bytes:
+    """Return a payload that ends the request with vLLM's own error: HTTP 500, or an error event
+    in a stream that has begun."""
+    output = EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR)
+    if is_pooling:
+        # vLLM's output processor knows one way only for a pooling request to fail; without it,
+        # it takes the missing embedding for a bug and ends the server.
+        output.mm_cache_miss_hashes = [request_id]
+    return encode_outputs(EngineCoreOutputs(outputs=[output]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,136 @@
+"""Operators' questions: which instances and requests there are, and moving a request."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from sterna.errors import (
+    ImmovableError,
+    UnansweredError,
+    UnknownInstanceError,
+    UnknownRequestError,
+)
+from sterna.frontend.names import meant
+from sterna.frontend.peers import Peers, Questions
+from sterna.messages import (
+    AdminReply,
+    ListInstances,
+    ListRequests,
+    MigrateRequest,
+    WireMessage,
+)
+from sterna.migration.messages import Mode
+from sterna.types import InstanceId, RequestId
+
+Described = dict[str, Any]
+
+
+class Operators:
+    """Asks the scheduler and the instances on behalf of operators."""
+
+    def __init__(self, peers: Peers, timeout_s: float) -> None:
+        self._peers = peers
+        self._questions: Questions[AdminReply] = Questions(timeout_s)
+
+    def on_reply(self, reply: AdminReply) -> None:
+        """An answer came."""
+        self._questions.on_answer(reply.query_id, reply)
+
+    def on_instances(self, live: tuple[InstanceId, ...]) -> None:
+        """Give up what was asked of instances that are not among these."""
+        self._questions.on_instances(live)
+
+    async def list_instances(self) -> list[Described]:
+        """Return the instances with their loads, as the scheduler knows them.
+
+        Raises:
+            UnansweredError: there is no scheduler, or it does not answer.
+        """
+
+        def send(query_id: int) -> None:
+            if not self._peers.send_to_scheduler(ListInstances(self._own_address, query_id)):
+                raise UnansweredError("there is no scheduler at this moment; try again")
+
+        instances: list[Described] = _decoded(await self._questions.ask(None, send))
+        return instances
+
+    async def list_requests(self) -> list[Described]:
+        """Return the live requests of all instances.
+
+        Raises:
+            UnansweredError: an instance died or does not answer.
+        """
+        lists = await asyncio.gather(*map(self._list_requests_of, self._peers.instances))
+        return [request for each in lists for request in each]
+
+    async def migrate(self, name: str, destination: InstanceId, mode: Mode) -> list[Described]:
+        """Move every request that the name stands for; return a report of each.
+
+        One of several that is at the destination already needs no move and no report.
+
+        Raises:
+            UnknownInstanceError: there is no such destination.
+            UnknownRequestError: the name stands for no live request.
+            ImmovableError: not all could be moved.
+            UnansweredError: an instance died or does not answer.
+        """
+        if destination not in self._peers.instances:
+            known = ", ".join(self._peers.instances) or "none"
+            raise UnknownInstanceError(f"no instance is called {destination}; there are: {known}")
+        where = {
+            RequestId(each["id"]): InstanceId(each["instance"])
+            for each in await self.list_requests()
+        }
+        request_ids = meant(name, where)
+        if not request_ids:
+            raise UnknownRequestError(f"no live request is called {name}")
+        moves = [
+            self._migrate_one(request_id, where[request_id], destination, mode)
+            for request_id in request_ids
+            if where[request_id] != destination
+        ]
+        if not moves:
+            raise ImmovableError(f"{name} is on {destination} already")
+        replies = await asyncio.gather(*moves)
+        refused = [reply for reply in replies if reply.error is not None]
+        if refused:
+            raise ImmovableError(_refusal(refused, len(request_ids)))
+        return [_decoded(reply) for reply in replies]
+
+    @property
+    def _own_address(self) -> str:
+        return self._peers.own_address
+
+    async def _list_requests_of(self, instance_id: InstanceId) -> list[Described]:
+        def message(query_id: int) -> WireMessage:
+            return ListRequests(self._own_address, query_id)
+
+        requests = _decoded(await self._ask(instance_id, message))
+        return [{**request, "instance": instance_id} for request in requests]
+
+    async def _migrate_one(
+        self, request_id: RequestId, source: InstanceId, destination: InstanceId, mode: Mode
+    ) -> AdminReply:
+        def message(query_id: int) -> WireMessage:
+            return MigrateRequest(self._own_address, query_id, request_id, destination, mode)
+
+        return await self._ask(source, message)
+
+    async def _ask(
+        self, instance_id: InstanceId, message: Callable[[int], WireMessage]
+    ) -> AdminReply:
+        def send(query_id: int) -> None:
+            self._peers.send_to_instance(instance_id, message(query_id))
+
+        return await self._questions.ask(instance_id, send)
+
+
+def _decoded(reply: AdminReply) -> Any:
+    return msgspec.json.decode(reply.body)
+
+
+def _refusal(refused: list[AdminReply], num_meant: int) -> str:
+    reasons = "; ".join(f"{_decoded(each)['request']}: {each.error}" for each in refused)
+    return f"{len(refused)} of {num_meant} not moved: {reasons}" if num_meant > 1 else reasons

@@ -1,0 +1,113 @@
+"""The actors that a front end talks to: where they are, and questions that wait for answers."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from sterna.errors import UnansweredError
+from sterna.mailbox import Mailbox
+from sterna.messages import Membership, WireMessage
+from sterna.types import InstanceId
+
+Answer = TypeVar("Answer")
+
+
+class Peers:
+    """Sends to the members of the newest membership."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._membership = Membership(-1, (), (), None)
+        self._addresses: dict[InstanceId, str] = {}
+        self._is_served = asyncio.Event()
+
+    @property
+    def own_address(self) -> str:
+        """The mailbox to which the others answer."""
+        return self._mailbox.address
+
+    @property
+    def instances(self) -> tuple[InstanceId, ...]:
+        """The live instances."""
+        return tuple(self._addresses)
+
+    async def served(self) -> None:
+        """Wait until at least one instance lives."""
+        await self._is_served.wait()
+
+    def on_membership(self, membership: Membership) -> bool:
+        """Take over who is there; returns False when it is no news."""
+        if membership.version <= self._membership.version:
+            return False
+        self._membership = membership
+        self._addresses = {each.instance_id: each.address for each in membership.instances}
+        if self._addresses:
+            self._is_served.set()
+        else:
+            self._is_served.clear()
+        addresses = set(self._addresses.values())
+        if membership.scheduler is not None:
+            addresses.add(membership.scheduler)
+        self._mailbox.keep_only(addresses)
+        return True
+
+    def send_to_instance(
+        self, instance_id: InstanceId, message: WireMessage, frames: Sequence[bytes] = ()
+    ) -> None:
+        """Send, unless the instance is gone: then what it would have done is void."""
+        address = self._addresses.get(instance_id)
+        if address is not None:
+            self._mailbox.send(address, message, frames)
+
+    def send_to_scheduler(self, message: WireMessage) -> bool:
+        """Send, and return False when there is no scheduler."""
+        if self._membership.scheduler is None:
+            return False
+        self._mailbox.send(self._membership.scheduler, message)
+        return True
+
+
+class Questions(Generic[Answer]):
+    """Questions whose answers come as messages of their own, matched by number."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._waiting: dict[int, tuple[InstanceId | None, asyncio.Future[Answer]]] = {}
+        self._next_id = 1
+
+    async def ask(self, whom: InstanceId | None, send: Callable[[int], object]) -> Answer:
+        """Number the question, send it, and wait for the answer.
+
+        Args:
+            whom: the instance that was asked; None for the scheduler.
+
+        Raises:
+            UnansweredError: the instance died, or did not answer in time.
+        """
+        question_id = self._next_id
+        self._next_id += 1
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[question_id] = (whom, future)
+        name = "the scheduler" if whom is None else f"instance {whom}"
+        try:
+            send(question_id)
+            async with asyncio.timeout(self._timeout_s):
+                return await future
+        except TimeoutError:
+            raise UnansweredError(
+                f"{name} did not answer within {self._timeout_s:g} s; try again"
+            ) from None
+        finally:
+            del self._waiting[question_id]
+
+    def on_answer(self, question_id: int, answer: Answer) -> None:
+        """An answer came; one that nobody waits for any more is dropped."""
+        _, future = self._waiting.get(question_id, (None, None))
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def on_instances(self, live: Sequence[InstanceId]) -> None:
+        """Give up the questions to instances that are not among these."""
+        for whom, future in self._waiting.values():
+            if whom is not None and whom not in live and not future.done():
+                future.set_exception(UnansweredError(f"instance {whom} died; try again"))

@@ -1,0 +1,299 @@
+"""The front end's asyncio shell: vLLM's engine-core client on one side, the cluster on the other.
+
+To vLLM's server in this process the router poses as its one engine core, over the two ZeroMQ
+sockets of an external engine: it receives requests, aborts and utility calls, and sends outputs.
+To the cluster it is a mailbox. What goes where is decided by the pure cores (`dispatch`,
+`ownership`, `streams`); payloads pass through unread.
+
+No `SchedulerStats` are sent: those of several instances would overwrite each other in vLLM's
+metrics, which know one engine. `_push` is where aggregated ones would go out.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+from vllm.v1.engine import EngineCoreReadyResponse, EngineCoreRequest, EngineCoreRequestType
+
+from sterna.config import FrontendConfig
+from sterna.engine.vllm.payload import (
+    cut_leading_tokens,
+    decode_request,
+    encode_failure,
+    pack_frames,
+    unpack_frames,
+)
+from sterna.engine.vllm.priorities import priority_of
+from sterna.frontend.dispatch import Dispatcher
+from sterna.frontend.effects import Effect, Fail, Failure, ToInstance, ToScheduler
+from sterna.frontend.operators import Operators
+from sterna.frontend.peers import Peers
+from sterna.frontend.streams import Streams
+from sterna.frontend.utilities import Utilities
+from sterna.mailbox import Mailbox
+from sterna.messages import (
+    AbortRequests,
+    AdminReply,
+    Dispatched,
+    DispatchRequest,
+    Membership,
+    OwnerReply,
+    RequestsMoved,
+    TokenBatch,
+    UtilityResult,
+    WireMessage,
+)
+from sterna.types import FrontendId, RequestId
+
+logger = logging.getLogger(__name__)
+
+ENGINE_IDENTITY = (0).to_bytes(2, "little")
+"""By this ZeroMQ identity vLLM's client knows its engine of rank 0."""
+
+
+class Router:
+    """Connects one AsyncLLM to the instances.
+
+    Args:
+        ready: an instance's EngineCoreReadyResponse, in msgpack, which vLLM's client awaits.
+        folder: a private folder for the sockets that vLLM's client binds.
+    """
+
+    def __init__(
+        self,
+        frontend_id: FrontendId,
+        config: FrontendConfig,
+        mailbox: Mailbox,
+        ready: bytes,
+        folder: Path,
+    ) -> None:
+        self._frontend_id = frontend_id
+        self._mailbox = mailbox
+        self._block_size = _block_size(ready)
+        self.peers = Peers(mailbox)
+        self.operators = Operators(self.peers, config.admin_timeout_s)
+        self._dispatcher = Dispatcher(frontend_id, config)
+        self._streams = Streams(config.gap_timeout_s)
+        self._utilities = Utilities(frontend_id, self.peers, config.utility_timeout_s)
+        self._utility_calls: set[asyncio.Task[None]] = set()
+        # vLLM ends a pooling request in another way than a generating one.
+        self._pooling: set[RequestId] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        self._input_address = f"ipc://{folder}/input"
+        self._output_address = f"ipc://{folder}/output"
+        self._context = zmq.asyncio.Context()
+        self._input = self._context.socket(zmq.DEALER)
+        self._input.setsockopt(zmq.IDENTITY, ENGINE_IDENTITY)
+        self._output = zmq.Socket(zmq.Context.shadow(self._context), zmq.PUSH)
+        for socket, address in (
+            (self._input, self._input_address),
+            (self._output, self._output_address),
+        ):
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.connect(address)
+        # ZeroMQ keeps it until the client binds its socket. That is why a client which blocks
+        # the loop until it has heard from its engine can be made in this same loop.
+        self._input.send(ready)
+
+    @property
+    def client_addresses(self) -> dict[str, str]:
+        """Where vLLM's client must bind its sockets."""
+        return {"input_address": self._input_address, "output_address": self._output_address}
+
+    async def run(self) -> None:
+        """Route until cancelled; raises when something breaks, which is a bug."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._mailbox.deliver(self._on_message))
+            group.create_task(self._serve_client())
+            await self._broken
+
+    def close(self) -> None:
+        """Close the sockets towards vLLM; the mailbox belongs to the caller."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._utility_calls:
+            task.cancel()
+        self._input.close()
+        self._output.close()
+        self._context.term()
+
+    # --------------------------------------------------------------- from vLLM's client
+
+    async def _serve_client(self) -> None:
+        while True:
+            kind, *frames = await self._input.recv_multipart()
+            match EngineCoreRequestType(kind):
+                case EngineCoreRequestType.ADD:
+                    self._on_add(pack_frames(frames))
+                case EngineCoreRequestType.ABORT:
+                    self._on_abort(msgspec.msgpack.decode(frames[0], type=list[RequestId]))
+                case EngineCoreRequestType.UTILITY:
+                    task = asyncio.create_task(self._answer_utility(pack_frames(frames)))
+                    self._utility_calls.add(task)
+                    task.add_done_callback(self._on_utility_answered)
+                case other:
+                    logger.error("unexpected message of vLLM's client kind=%s", other)
+            await asyncio.sleep(0)
+
+    def _on_add(self, payload: bytes) -> None:
+        request = decode_request(payload)
+        request_id = RequestId(request.request_id)
+        if request.pooling_params is not None:
+            self._pooling.add(request_id)
+        if request.resumable:
+            self._carry_out([Fail(request_id, Failure.RESUMABLE)])
+            return
+        priority = priority_of(request.priority)
+        ask = DispatchRequest(
+            frontend_id=self._frontend_id,
+            request_id=request_id,
+            demand_tokens=_in_blocks(_num_prompt_tokens(request), self._block_size),
+            arrival_s=request.arrival_time,
+            scheduling_priority=priority,
+            execution_priority=priority,
+        )
+        self._streams.open(request_id)
+        self._carry_out(self._dispatcher.on_request(ask, payload, _now_s()))
+
+    def _on_abort(self, request_ids: list[RequestId]) -> None:
+        for request_id in request_ids:
+            self._end_stream(request_id)
+        self._carry_out(self._dispatcher.on_abort(request_ids))
+
+    async def _answer_utility(self, payload: bytes) -> None:
+        self._push(await self._utilities.answer(payload))
+
+    def _on_utility_answered(self, task: asyncio.Task[None]) -> None:
+        self._utility_calls.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._break(error)
+
+    # ----------------------------------------------------------------- from the cluster
+
+    def _on_message(self, message: WireMessage, frames: list[bytes]) -> None:
+        match message:
+            case TokenBatch():
+                self._on_tokens(message, frames)
+            case Dispatched():
+                self._carry_out(self._dispatcher.on_dispatched(message, _now_s()))
+            case RequestsMoved(instance_id, request_ids):
+                self._carry_out(self._dispatcher.on_moved(instance_id, request_ids, _now_s()))
+            case OwnerReply():
+                self._carry_out(self._dispatcher.on_owner_reply(message))
+            case UtilityResult(_, call_id):
+                self._utilities.on_result(call_id, frames[0])
+            case AdminReply():
+                self.operators.on_reply(message)
+            case Membership():
+                self.on_membership(message)
+            case _:
+                logger.error("unexpected message type=%s", type(message).__name__)
+
+    def on_membership(self, membership: Membership) -> None:
+        """Learn who is there; whoever was and is not is dead for good."""
+        if not self.peers.on_membership(membership):
+            return
+        self._utilities.on_instances(self.peers.instances)
+        self.operators.on_instances(self.peers.instances)
+        self._carry_out(self._dispatcher.on_membership(membership, _now_s()))
+
+    def _on_tokens(self, batch: TokenBatch, payloads: list[bytes]) -> None:
+        outcome = self._streams.on_batch(batch.spans, payloads, _now_s())
+        self._dispatcher.on_tokens(batch.instance_id, outcome.advanced)
+        for delivery in outcome.deliveries:
+            payload = delivery.payload
+            if delivery.num_repeated:
+                payload = cut_leading_tokens(payload, delivery.num_repeated)
+            self._push(payload)
+            if delivery.is_finished:
+                self._end_stream(delivery.request_id)
+                self._dispatcher.on_ended(delivery.request_id)
+        if outcome.strays:
+            # Their abort came too early for the instance, or was lost with another one.
+            abort = AbortRequests(tuple(outcome.strays))
+            self.peers.send_to_instance(batch.instance_id, abort)
+        self._schedule_tick()
+
+    # -------------------------------------------------------------------------- effects
+
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ToScheduler(message):
+                    self.peers.send_to_scheduler(message)
+                case ToInstance(instance_id, message, payload):
+                    frames = () if payload is None else (payload,)
+                    self.peers.send_to_instance(instance_id, message, frames)
+                case Fail(request_id, failure):
+                    self._fail(request_id, failure)
+        self._schedule_tick()
+
+    def _fail(self, request_id: RequestId, failure: Failure) -> None:
+        logger.warning("request failed request=%s reason=%s", request_id, failure.value)
+        self._push(encode_failure(request_id, is_pooling=request_id in self._pooling))
+        self._end_stream(request_id)
+
+    def _end_stream(self, request_id: RequestId) -> None:
+        self._streams.close(request_id)
+        self._pooling.discard(request_id)
+
+    def _push(self, payload: bytes) -> None:
+        """Hand outputs to vLLM's client, in order."""
+        self._output.send_multipart(unpack_frames(payload), zmq.NOBLOCK)
+
+    def _break(self, error: BaseException) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(error)
+
+    # ----------------------------------------------------------------------------- time
+
+    def _schedule_tick(self) -> None:
+        """Wake at the next deadline, or earlier: a deadline that has moved back costs one
+        needless wake-up, which is cheaper than a timer made anew at every token."""
+        deadlines_s = (self._dispatcher.next_deadline_s, self._streams.next_deadline_s())
+        next_s = min((each for each in deadlines_s if each is not None), default=None)
+        if next_s is None or (self._timer is not None and self._timer.when() <= next_s):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(next_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now_s = _now_s()
+        try:
+            self._carry_out(self._dispatcher.on_time(now_s))
+            for request_id in self._streams.expired(now_s):
+                effects = self._dispatcher.on_abort([request_id])
+                self._carry_out([*effects, Fail(request_id, Failure.TOKENS_LOST)])
+        except Exception as error:
+            self._break(error)
+
+
+def _now_s() -> float:
+    """Return the time of the loop's own clock, by which timers are set."""
+    return asyncio.get_running_loop().time()
+
+
+def _block_size(ready: bytes) -> int:
+    response = msgspec.msgpack.decode(ready, type=EngineCoreReadyResponse)
+    return int(response.effective_attention_block_size or response.block_size)
+
+
+def _num_prompt_tokens(request: EngineCoreRequest) -> int:
+    if request.prompt_token_ids is not None:
+        return len(request.prompt_token_ids)
+    return 0 if request.prompt_embeds is None else len(request.prompt_embeds)
+
+
+def _in_blocks(num_tokens: int, block_size: int) -> int:
+    """Return the tokens of the whole blocks that hold so many."""
+    return -(-num_tokens // block_size) * block_size

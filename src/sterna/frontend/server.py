@@ -1,0 +1,248 @@
+"""One front end: vLLM's own OpenAI server, unpatched, in front of the router.
+
+Built from vLLM's own functions instead of its `run_server`, for two reasons: that one installs
+signal handlers, which only a process's main thread may and an actor must not; and it starts or
+awaits engines, where here the router stands in for one.
+"""
+
+import asyncio
+import logging
+import socket
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import vllm.envs as envs
+from fastapi import FastAPI
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import propagate_flash_late_interaction
+from vllm.entrypoints.launchers.launcher import NoSignalServer, setup_server, watchdog_loop
+from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
+from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from sterna.config import FrontendConfig
+from sterna.frontend.admin import add_admin_routes
+from sterna.frontend.router import Router
+from sterna.mailbox import Mailbox
+from sterna.types import FrontendId
+
+logger = logging.getLogger(__name__)
+
+
+class ClusterClient(AsyncLLM):  # type: ignore[misc]
+    """vLLM's engine client, whose health is that of the cluster."""
+
+    has_instances: Callable[[], bool]
+
+    async def check_health(self) -> None:
+        """See AsyncLLM.
+
+        Raises:
+            EngineDeadError: no instance lives, so `/health` answers 503.
+        """
+        await super().check_health()
+        if not self.has_instances():
+            raise EngineDeadError
+
+
+class FrontendServer:
+    """Answers HTTP until stopped.
+
+    Args:
+        args: the options of `vllm serve`, and `frontends`: how many servers share the port.
+        mailbox: where the cluster's messages for this front end arrive; the membership is
+            expected there.
+        ready: what an instance's engine says of itself (`EngineFacts.ready_response`).
+    """
+
+    def __init__(
+        self,
+        frontend_id: FrontendId,
+        args: Namespace,
+        config: FrontendConfig,
+        mailbox: Mailbox,
+        ready: bytes,
+    ) -> None:
+        self._frontend_id = frontend_id
+        self._args = args
+        self._config = config
+        self._mailbox = mailbox
+        self._ready = ready
+        self._listening = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Return when HTTP requests are answered, or raise what prevented it."""
+        self._serving = asyncio.create_task(self._serve())
+        listening = asyncio.create_task(self._listening.wait())
+        await asyncio.wait({self._serving, listening}, return_when=asyncio.FIRST_COMPLETED)
+        if not self._listening.is_set():
+            listening.cancel()
+            await self._serving
+
+    async def wait(self) -> None:
+        """Return when the server was stopped; raise what else ended it."""
+        assert self._serving is not None, "start() comes first"
+        await asyncio.shield(self._serving)
+
+    async def stop(self) -> None:
+        """Stop answering: open connections have `shutdown_timeout_s` left to end."""
+        self._stopping.set()
+        if self._serving is not None:
+            if not self._listening.is_set():
+                self._serving.cancel()
+            await asyncio.wait({self._serving})
+
+    async def _serve(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="sterna-") as folder:
+            router = Router(
+                self._frontend_id, self._config, self._mailbox, self._ready, Path(folder)
+            )
+            try:
+                await _until_first_ends(router.run(), self._serve_http(router))
+            finally:
+                router.close()
+
+    async def _serve_http(self, router: Router) -> None:
+        _, sock = setup_server(self._args, reuse_port=self._args.frontends > 1)
+        with sock:
+            # vLLM's client begins with a utility call, which needs somebody to answer it.
+            await router.peers.served()
+            client = make_client(self._args, router)
+            try:
+                await client.reset_mm_cache()
+                tasks = await client.get_supported_tasks()
+                app = build_app(self._args, tasks, client.model_config)
+                add_admin_routes(app, router.operators, _api_keys(self._args))
+                await init_app_state(client, app.state, self._args, tasks)
+                await self._answer(app, client, sock)
+            finally:
+                client.shutdown(timeout=0)
+
+    async def _answer(self, app: FastAPI, client: AsyncLLM, sock: socket.socket) -> None:
+        config = _http_config(app, self._args, self._config.shutdown_timeout_s)
+        app.state.server = server = _Server(config, self._listening)
+        companions = [
+            asyncio.create_task(watchdog_loop(server, client)),
+            asyncio.create_task(self._stop_when_told(server)),
+        ]
+        refresher = _certificate_refresher(config, self._args)
+        try:
+            await server.serve(sockets=[sock])
+        finally:
+            for task in companions:
+                task.cancel()
+            if refresher is not None:
+                refresher.stop()
+        if not self._stopping.is_set():
+            raise RuntimeError("vLLM's server ended by itself; its log says why")
+
+    async def _stop_when_told(self, server: uvicorn.Server) -> None:
+        await self._stopping.wait()
+        server.should_exit = True
+
+
+class _Server(NoSignalServer):  # type: ignore[misc]
+    """Tells when it listens."""
+
+    def __init__(self, config: uvicorn.Config, listening: asyncio.Event) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listening.set()
+
+
+def make_client(args: Namespace, router: Router) -> ClusterClient:
+    """Return vLLM's client, connected to the router instead of an engine; it loads the tokenizer
+    and no weights.
+
+    Raises:
+        ValueError: vLLM refuses the options; the message is vLLM's.
+    """
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    propagate_flash_late_interaction(args, engine_args)
+    # Ranks are the instances' matter; here they would only be checked against this process's
+    # devices, of which it needs none.
+    engine_args.tensor_parallel_size = engine_args.pipeline_parallel_size = 1
+    engine_args.distributed_executor_backend = None
+    # With one client and one engine vLLM keeps what it has sent of images in step between the
+    # two, and sends references. No instance has seen all of them, so each must be sent whole.
+    engine_args._api_process_count = max(2, args.frontends)
+    engine_args._api_process_rank = 0
+    vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    client: ClusterClient = ClusterClient.from_vllm_config(
+        vllm_config,
+        usage_context=UsageContext.OPENAI_API_SERVER,
+        enable_log_requests=engine_args.enable_log_requests,
+        aggregate_engine_logging=engine_args.aggregate_engine_logging,
+        disable_log_stats=engine_args.disable_log_stats,
+        client_addresses=router.client_addresses,
+        client_count=args.frontends,
+    )
+    client.has_instances = lambda: bool(router.peers.instances)
+    return client
+
+
+def _http_config(app: FastAPI, args: Namespace, shutdown_timeout_s: float) -> uvicorn.Config:
+    """Return uvicorn's configuration as vLLM makes it."""
+    log_config = get_uvicorn_log_config(args)
+    config = uvicorn.Config(
+        app,
+        host=args.host,
+        port=args.port,
+        log_level=args.uvicorn_log_level,
+        access_log=not args.disable_uvicorn_access_log,
+        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        timeout_graceful_shutdown=shutdown_timeout_s,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+        ssl_ciphers=args.ssl_ciphers,
+        **({} if log_config is None else {"log_config": log_config}),
+    )
+    config.h11_max_incomplete_event_size = args.h11_max_incomplete_event_size
+    config.h11_max_header_count = args.h11_max_header_count
+    config.load()
+    return config
+
+
+def _certificate_refresher(config: uvicorn.Config, args: Namespace) -> SSLCertRefresher | None:
+    if not args.enable_ssl_refresh:
+        return None
+    return SSLCertRefresher(
+        ssl_context=config.ssl,
+        key_path=config.ssl_keyfile,
+        cert_path=config.ssl_certfile,
+        ca_path=config.ssl_ca_certs,
+    )
+
+
+def _api_keys(args: Namespace) -> list[str]:
+    """Return the keys that vLLM itself would ask for."""
+    return [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
+
+
+async def _until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run these side by side; when one ends, cancel the others, and raise what ended it."""
+    tasks = [asyncio.create_task(each) for each in coroutines]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()

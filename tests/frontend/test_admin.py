@@ -1,0 +1,140 @@
+"""The operators' API: answers, names, errors and keys."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from sterna.errors import (
+    ImmovableError,
+    UnansweredError,
+    UnknownInstanceError,
+    UnknownRequestError,
+)
+from sterna.frontend.admin import add_admin_routes
+from sterna.migration.messages import Mode
+from sterna.types import InstanceId
+
+INSTANCES = [{"id": "i0", "state": "running", "freeness": 12.5}]
+REQUESTS = [{"id": "chatcmpl-tern-9f86d081", "instance": "i0", "status": "running"}]
+
+
+class ScriptedOperators:
+    """Answers as told; an error is raised."""
+
+    def __init__(self, *reports: dict[str, Any], error: Exception | None = None) -> None:
+        self._reports = list(reports)
+        self._error = error
+        self.moves: list[tuple[str, InstanceId, Mode]] = []
+
+    async def list_instances(self) -> list[dict[str, Any]]:
+        if self._error is not None:
+            raise self._error
+        return INSTANCES
+
+    async def list_requests(self) -> list[dict[str, Any]]:
+        return REQUESTS
+
+    async def migrate(self, name: str, to: InstanceId, mode: Mode) -> list[dict[str, Any]]:
+        self.moves.append((name, to, mode))
+        if self._error is not None:
+            raise self._error
+        return self._reports
+
+
+def client(operators: ScriptedOperators, *api_keys: str) -> TestClient:
+    app = FastAPI()
+    add_admin_routes(app, operators, api_keys)
+    return TestClient(app)
+
+
+def move(operators: ScriptedOperators, body: object) -> Any:
+    return client(operators).post("/admin/migrate", content=msgspec.json.encode(body))
+
+
+def test_instances_and_requests_are_listed():
+    answers = client(ScriptedOperators())
+    assert answers.get("/admin/instances").json() == INSTANCES
+    assert answers.get("/admin/requests").json() == REQUESTS
+
+
+def test_a_move_answers_with_its_report():
+    report = {"request": "r1", "from": "i0", "to": "i1", "stages": 2, "suspended_ms": 3.5}
+    operators = ScriptedOperators(report)
+    answer = move(operators, {"request": "r1", "to": "i1"})
+    assert (answer.status_code, answer.json()) == (200, report)
+    assert operators.moves == [("r1", "i1", Mode.LIVE)]
+
+
+def test_moves_of_several_requests_answer_with_a_list():
+    reports = [{"request": "0_r1"}, {"request": "1_r1"}]
+    assert move(ScriptedOperators(*reports), {"request": "r1", "to": "i1"}).json() == reports
+
+
+def test_the_mode_can_be_chosen():
+    operators = ScriptedOperators({})
+    move(operators, {"request": "r1", "to": "i1", "mode": "recompute"})
+    assert operators.moves[0][2] is Mode.RECOMPUTE
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (UnknownRequestError("no live request is called r1"), 404, "NotFoundError"),
+        (UnknownInstanceError("no instance is called i9"), 404, "NotFoundError"),
+        (ImmovableError("its prompt is still being prefilled"), 409, "ConflictError"),
+        (UnansweredError("instance i0 died; try again"), 503, "ServiceUnavailableError"),
+    ],
+)
+def test_a_refusal_is_an_error_object_with_its_reason(error: Exception, status: int, kind: str):
+    answer = move(ScriptedOperators(error=error), {"request": "r1", "to": "i1"})
+    assert answer.status_code == status
+    assert answer.json() == {
+        "error": {"message": str(error), "type": kind, "param": None, "code": status}
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "part_of_message"),
+    [
+        ({"request": "r1"}, "missing required field `to`"),
+        ({"request": 1, "to": "i1"}, "Expected `str`, got `int` - at `$.request`"),
+        ({"request": "r1", "to": "i1", "mode": "fast"}, "Invalid enum value 'fast'"),
+        ({"request": "r1", "to": "i1", "how": "fast"}, "unknown field `how`"),
+    ],
+)
+def test_a_body_that_cannot_be_understood_is_a_bad_request(body: object, part_of_message: str):
+    operators = ScriptedOperators({})
+    answer = move(operators, body)
+    assert answer.status_code == 400
+    assert part_of_message in answer.json()["error"]["message"]
+    assert operators.moves == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/admin/instances"), ("GET", "/admin/requests"), ("POST", "/admin/migrate")],
+)
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer", "Basic secret", "secret"])
+def test_with_an_api_key_every_route_asks_for_it(method: str, path: str, header: str | None):
+    operators = ScriptedOperators({})
+    headers = {} if header is None else {"Authorization": header}
+    answer = client(operators, "secret").request(method, path, headers=headers, content=b"{}")
+    assert answer.status_code == 401
+    assert answer.json()["error"]["type"] == "UnauthorizedError"
+    assert operators.moves == []
+
+
+@pytest.mark.parametrize("key", ["secret", "other"])
+def test_any_of_the_api_keys_opens_the_routes(key: str):
+    headers = {"Authorization": f"Bearer {key}"}
+    answer = client(ScriptedOperators(), "secret", "other").get("/admin/requests", headers=headers)
+    assert answer.status_code == 200
+
+
+def test_a_missing_scheduler_is_told():
+    error = UnansweredError("there is no scheduler at this moment; try again")
+    answer = client(ScriptedOperators(error=error)).get("/admin/instances")
+    assert answer.status_code == 503

@@ -1,0 +1,394 @@
+"""The router towards vLLM's engine-core client: its sockets, messages and utility calls."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+
+pytest.importorskip("vllm")
+
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreReadyResponse,
+    EngineCoreRequest,
+    EngineCoreRequestType,
+    FinishReason,
+)
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from sterna.config import FrontendConfig
+from sterna.frontend.router import Router
+from sterna.mailbox import Mailbox
+from sterna.messages import (
+    AbortRequests,
+    AddRequest,
+    CallUtility,
+    CancelDispatch,
+    Membership,
+    OwnerQuery,
+)
+from sterna.types import HIGH, NORMAL, RequestId
+from tests.frontend.scripted import ME, ScriptedCluster, ready_response, within
+
+pytestmark = pytest.mark.vllm
+
+CONFIG = FrontendConfig(
+    scheduler_timeout_s=0.05, owner_timeout_s=0.05, gap_timeout_s=0.05, utility_timeout_s=5.0
+)
+
+
+class Client:
+    """The sockets of vLLM's AsyncMPClient, without the rest of it."""
+
+    def __init__(self, addresses: dict[str, str]) -> None:
+        self._context = zmq.asyncio.Context()
+        self._input = self._context.socket(zmq.ROUTER)
+        self._input.bind(addresses["input_address"])
+        self._output = self._context.socket(zmq.PULL)
+        self._output.bind(addresses["output_address"])
+        self._encoder = MsgpackEncoder()
+        self._decoder = MsgpackDecoder(EngineCoreOutputs)
+
+    async def ready(self) -> EngineCoreReadyResponse:
+        self._engine, payload = await self._input.recv_multipart()
+        return msgspec.msgpack.decode(payload, type=EngineCoreReadyResponse)
+
+    async def send(self, kind: EngineCoreRequestType, message: object) -> None:
+        frames = [self._engine, kind.value, *self._encoder.encode(message)]
+        await self._input.send_multipart(frames)
+
+    async def add(self, request: EngineCoreRequest) -> None:
+        await self.send(EngineCoreRequestType.ADD, request)
+
+    async def call(self, method: str, *args: object) -> Any:
+        await self.send(EngineCoreRequestType.UTILITY, (0, 1 << 63, method, args))
+        outputs = await self.receive()
+        assert outputs.utility_output.call_id == 1 << 63
+        return outputs.utility_output
+
+    async def receive(self) -> EngineCoreOutputs:
+        return self._decoder.decode(await self._output.recv_multipart())
+
+    async def receive_output(self) -> EngineCoreOutput:
+        (output,) = (await self.receive()).outputs
+        return output
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class World:
+    """A router between vLLM's client and a scripted cluster."""
+
+    def __init__(self, client: Client, cluster: ScriptedCluster, router: Router) -> None:
+        self.client, self.cluster, self.router = client, cluster, router
+
+
+@asynccontextmanager
+async def world(folder: Path, config: FrontendConfig = CONFIG) -> AsyncIterator[World]:
+    mailbox = Mailbox("127.0.0.1")
+    router = Router(ME, config, mailbox, ready_response(), folder)
+    running = asyncio.create_task(router.run())
+    client = Client(router.client_addresses)
+    cluster = ScriptedCluster(mailbox.address)
+    cluster.announce(cluster.i0, cluster.i1)
+    try:
+        await client.ready()
+        await router.peers.served()
+        yield World(client, cluster, router)
+        assert not running.done(), running.exception()
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+        client.close()
+        cluster.close()
+        router.close()
+        mailbox.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., None]:
+    """Runs a test's coroutine in a world of its own."""
+
+    def run(test: Callable[[World], Coroutine[Any, Any, None]], **changes: float) -> None:
+        async def in_world() -> None:
+            async with world(tmp_path, replace(CONFIG, **changes)) as each:
+                await test(each)
+
+        asyncio.run(within(in_world()))
+
+    return run
+
+
+def request(
+    request_id: str = "r1", num_prompt_tokens: int = 33, **fields: Any
+) -> EngineCoreRequest:
+    fields.setdefault("sampling_params", SamplingParams(max_tokens=5))
+    fields.setdefault("pooling_params", None)
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(range(num_prompt_tokens)),
+        mm_features=None,
+        arrival_time=12.5,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+        **fields,
+    )
+
+
+def test_the_client_hears_from_its_engine_although_it_binds_later(tmp_path: Path):
+    async def test() -> None:
+        mailbox = Mailbox("127.0.0.1")
+        router = Router(ME, CONFIG, mailbox, ready_response(block_size=64), tmp_path)
+        client = Client(router.client_addresses)
+        assert (await client.ready()).block_size == 64
+        client.close()
+        router.close()
+        mailbox.close()
+
+    asyncio.run(within(test()))
+
+
+def test_a_request_is_dispatched_by_its_demand_and_priority_and_sent_untouched(run):
+    async def test(world: World) -> None:
+        sent = request(num_prompt_tokens=33, priority=-1)
+        await world.client.add(sent)
+        message, (payload,) = await world.cluster.i0.get(AddRequest)
+        assert message == AddRequest(ME, RequestId("r1"), 1)
+        assert payload == bytes(MsgpackEncoder().encode(sent)[0])
+        (ask,) = world.cluster.scheduler.asked
+        assert (ask.frontend_id, ask.request_id, ask.arrival_s) == (ME, "r1", 12.5)
+        assert ask.demand_tokens == 64
+        assert (ask.scheduling_priority, ask.execution_priority) == (HIGH, HIGH)
+
+    run(test)
+
+
+def test_a_request_without_a_priority_is_normal(run):
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get(AddRequest)
+        assert world.cluster.scheduler.asked[0].execution_priority == NORMAL
+
+    run(test)
+
+
+def test_a_silent_scheduler_is_bypassed(run):
+    async def test(world: World) -> None:
+        world.cluster.scheduler.target = None
+        await world.client.add(request())
+        message, _ = await world.cluster.i0.get(AddRequest)
+        assert message.dispatch_number == 0
+        await world.cluster.scheduler.get(CancelDispatch)
+
+    run(test)
+
+
+def test_tokens_reach_the_client_in_order_and_once_over_a_move(run):
+    async def test(world: World) -> None:
+        i0, i1 = world.cluster.i0, world.cluster.i1
+        await world.client.add(request())
+        await i0.get_request()
+        i1.send_moved("r1")
+        i1.send_tokens("r1", 1, [11, 12])
+        i1.send_tokens("r1", 3, [13], FinishReason.LENGTH)
+        i0.send_tokens("r1", 0, [10])
+        received = [await world.client.receive_output() for _ in range(3)]
+        assert [output.new_token_ids for output in received] == [[10], [11, 12], [13]]
+        assert received[-1].finish_reason == FinishReason.LENGTH
+
+    run(test, gap_timeout_s=30.0)
+
+
+def test_a_partly_repeated_output_is_cut(run):
+    async def test(world: World) -> None:
+        i0 = world.cluster.i0
+        await world.client.add(request())
+        await i0.get_request()
+        i0.send_tokens("r1", 0, [10, 11])
+        i0.send_tokens("r1", 1, [11, 12])
+        await world.client.receive()
+        assert (await world.client.receive_output()).new_token_ids == [12]
+
+    run(test)
+
+
+def test_an_abort_follows_the_request_to_where_it_moved(run):
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get_request()
+        world.cluster.i1.send_moved("r1")
+        world.cluster.i1.send_tokens("r1", 0, [10])
+        await world.client.receive()
+        await world.client.send(EngineCoreRequestType.ABORT, ["r1"])
+        message, _ = await world.cluster.i1.get(AbortRequests)
+        assert message.request_ids == ("r1",)
+
+    run(test)
+
+
+def test_an_instance_that_steps_a_request_nobody_waits_for_is_told_to_stop(run):
+    async def test(world: World) -> None:
+        world.cluster.i1.send_tokens("gone", 4, [10])
+        message, _ = await world.cluster.i1.get(AbortRequests)
+        assert message.request_ids == ("gone",)
+
+    run(test)
+
+
+def test_a_request_that_dies_with_its_instance_ends_with_an_error(run):
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get_request()
+        world.cluster.announce(world.cluster.i1)
+        output = await world.client.receive_output()
+        assert output == EngineCoreOutput("r1", [], finish_reason=FinishReason.ERROR)
+
+    run(test)
+
+
+def test_a_pooling_request_fails_in_the_one_way_that_vllm_knows(run):
+    async def test(world: World) -> None:
+        await world.client.add(request(sampling_params=None, pooling_params=PoolingParams()))
+        await world.cluster.i0.get_request()
+        world.cluster.announce(world.cluster.i1)
+        output = await world.client.receive_output()
+        assert output.finish_reason == FinishReason.ERROR
+        assert output.mm_cache_miss_hashes
+
+    run(test)
+
+
+def test_a_request_that_was_adopted_before_its_instance_died_goes_on(run):
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get_request()
+        world.cluster.i0.send_tokens("r1", 0, [10])
+        await world.client.receive()
+        world.cluster.i1.claims.add(RequestId("r1"))
+        world.cluster.announce(world.cluster.i1)
+        # A claim without tokens is asked for again.
+        await world.cluster.i1.get(OwnerQuery)
+        await world.cluster.i1.get(OwnerQuery)
+        world.cluster.i1.send_tokens("r1", 1, [11], FinishReason.LENGTH)
+        assert (await world.client.receive_output()).new_token_ids == [11]
+
+    run(test)
+
+
+def test_a_request_whose_tokens_got_lost_ends_with_an_error_and_is_aborted(run):
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get_request()
+        world.cluster.i0.send_tokens("r1", 1, [11])
+        output = await world.client.receive_output()
+        assert (output.request_id, output.finish_reason) == ("r1", FinishReason.ERROR)
+        message, _ = await world.cluster.i0.get(AbortRequests)
+        assert message.request_ids == ("r1",)
+
+    run(test)
+
+
+def test_a_request_with_streamed_input_is_refused(run):
+    async def test(world: World) -> None:
+        await world.client.add(request(resumable=True))
+        assert (await world.client.receive_output()).finish_reason == FinishReason.ERROR
+
+    run(test)
+
+
+def test_a_utility_call_that_changes_state_reaches_every_instance(run):
+    async def test(world: World) -> None:
+        world.cluster.i0.utility_results["reset_prefix_cache"] = True
+        world.cluster.i1.utility_results["reset_prefix_cache"] = True
+        assert (await world.client.call("reset_prefix_cache", True, False)).result.result is True
+        world.cluster.i1.utility_results["reset_prefix_cache"] = False
+        assert (await world.client.call("reset_prefix_cache", True, False)).result.result is False
+
+    run(test)
+
+
+def test_results_of_all_workers_come_in_the_order_of_the_instances(run):
+    async def test(world: World) -> None:
+        world.cluster.i0.utility_results["collective_rpc"] = ["a", "b"]
+        world.cluster.i1.utility_results["collective_rpc"] = ["c", "d"]
+        output = await world.client.call("collective_rpc", "method", None, (), None)
+        assert output.result.result == ["a", "b", "c", "d"]
+
+    run(test)
+
+
+def test_a_utility_call_that_any_instance_can_answer_goes_to_one(run):
+    async def test(world: World) -> None:
+        world.cluster.i1.utility_results["get_supported_tasks"] = RuntimeError("not asked")
+        output = await world.client.call("get_supported_tasks")
+        assert output.result.result == ["generate"]
+
+    run(test)
+
+
+def test_a_failing_utility_call_says_where_and_why(run):
+    async def test(world: World) -> None:
+        world.cluster.i0.utility_results["sleep"] = None
+        world.cluster.i1.utility_results["sleep"] = RuntimeError("no bed")
+        output = await world.client.call("sleep", 1, "abort")
+        assert output.failure_message == "instance i1: no bed"
+
+    run(test)
+
+
+def test_instances_that_disagree_fail_the_call(run):
+    async def test(world: World) -> None:
+        world.cluster.i0.utility_results["is_sleeping"] = True
+        world.cluster.i1.utility_results["is_sleeping"] = False
+        output = await world.client.call("is_sleeping")
+        assert "answer is_sleeping differently" in output.failure_message
+
+    run(test)
+
+
+@pytest.mark.parametrize("method", ["reinitialize_distributed", "shutdown", "__init__"])
+def test_an_unknown_utility_call_is_answered_with_a_failure(run, method: str):
+    async def test(world: World) -> None:
+        output = await world.client.call(method)
+        assert "cannot be called" in output.failure_message
+
+    run(test)
+
+
+def test_a_utility_call_without_instances_is_answered_with_a_failure(run):
+    async def test(world: World) -> None:
+        world.router.on_membership(Membership(99, (), (), None))
+        output = await world.client.call("reset_prefix_cache", False, False)
+        assert "there is no instance" in output.failure_message
+
+    run(test)
+
+
+def test_a_utility_call_on_an_instance_that_dies_is_answered_with_a_failure(run):
+    async def test(world: World) -> None:
+        calling = asyncio.create_task(world.client.call("sleep", 1, "abort"))
+        await world.cluster.i1.get(CallUtility)
+        world.cluster.announce(world.cluster.i0)
+        assert "instance i1 died" in (await calling).failure_message
+
+    run(test)
+
+
+def test_a_utility_call_that_is_not_answered_in_time_fails(run):
+    async def test(world: World) -> None:
+        output = await world.client.call("sleep", 1, "abort")
+        assert "did not answer within 0.05 s" in output.failure_message
+
+    run(test, utility_timeout_s=0.05)
