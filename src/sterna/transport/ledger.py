@@ -1,0 +1,248 @@
+"""The transfers in flight of one plane, and the single way in which each of them ends.
+
+A transfer's blocks may be touched only between `enter` and `leave`, which bracket one chunk.
+Whatever ends a transfer (the last chunk, a dead peer, a deadline, `stop`) takes effect at once for
+all later brackets, and its event goes out when no bracket is open any more. So "is not read or
+written any more" holds from the moment the owner hears of it, and nobody ever waits for a socket
+to hear it.
+"""
+
+import logging
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from sterna.errors import ProtocolError, TransportError
+from sterna.transport.interface import (
+    Notify,
+    PlaneEvent,
+    ReceiveFailed,
+    SendFailed,
+    Stopped,
+    Transfer,
+)
+from sterna.transport.waiting import Waker
+from sterna.types import MigrationId
+
+_logger = logging.getLogger(__name__)
+
+_STOPPED = "the migration was stopped"
+_CLOSED = "the data plane was closed"
+
+
+class Side(Enum):
+    SOURCE = "source"
+    DESTINATION = "destination"
+
+
+@dataclass(eq=False, slots=True)
+class Copy:
+    """One side of a transfer in flight.
+
+    Attributes:
+        block_ids: int64[num_blocks].
+        fence: what the engine has to finish before the blocks may be touched.
+        begun_s: when it was submitted (source) or its sender began (destination).
+        deadline_s: when it has failed for want of progress; None while no progress is due.
+        over: why it is over, or None while it is alive.
+        waker: of the thread that works on it, and must know when it is over.
+    """
+
+    side: Side
+    transfer: Transfer
+    block_ids: torch.Tensor
+    copy_bytes: int
+    fence: "torch.cuda.Event | None"
+    is_paced: bool
+    begun_s: float
+    deadline_s: float | None
+    over: str | None = None
+    waker: Waker | None = None
+    _is_entered: bool = False
+    _event: PlaneEvent | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Stop:
+    migration_id: MigrationId
+    entered: set[Copy]
+
+
+class Ledger:
+    """All copies of a plane, and the thread that tells their ends to the plane's owner."""
+
+    def __init__(self, notify: Notify, timeout_s: float) -> None:
+        self._notify = notify
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._copies: dict[tuple[Side, Transfer], Copy] = {}
+        self._stops: list[_Stop] = []
+        self._is_closed = False
+        # None makes the thread look around: there are copies to watch, or the ledger is closed.
+        self._events: queue.SimpleQueue[PlaneEvent | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="sterna-kv-notify", daemon=True)
+        self._thread.start()
+
+    def add(self, copy: Copy) -> None:
+        """Takes a copy up.
+
+        Raises:
+            ProtocolError: the same transfer is in flight on this side.
+            TransportError: the plane is closed.
+        """
+        key = (copy.side, copy.transfer)
+        with self._lock:
+            if self._is_closed:
+                raise TransportError(f"{_CLOSED}; nothing can be copied any more")
+            if key in self._copies:
+                raise ProtocolError(f"{copy.transfer} is already in flight on its {key[0].value}")
+            self._copies[key] = copy
+            if len(self._copies) == 1:
+                self._events.put(None)
+
+    def claim(
+        self, transfer: Transfer, num_blocks: int, copy_bytes: int, waker: Waker
+    ) -> Copy | str:
+        """The destination's side of a transfer that its source has begun, or why there is none.
+
+        The source may bring fewer blocks than are expected: they go to the first ones. A source
+        that is refused leaves what is expected as it was. Otherwise the deadline starts
+        again.
+        """
+        with self._lock:
+            copy = self._copies.get((Side.DESTINATION, transfer))
+            if copy is None or copy.over is not None:
+                return "nobody expects this transfer"
+            if copy.waker is not None:
+                return "this transfer is being received already"
+            num_expected = len(copy.block_ids)
+            is_same_block = copy_bytes * num_expected == copy.copy_bytes * num_blocks
+            if num_blocks > num_expected or not is_same_block:
+                return (
+                    f"{len(copy.block_ids)} blocks of {copy.copy_bytes} bytes in all are "
+                    f"expected, not {num_blocks} of {copy_bytes}"
+                )
+            # A last stage is reserved with room to grow and may bring fewer blocks.
+            copy.block_ids = copy.block_ids[:num_blocks]
+            copy.copy_bytes = copy_bytes
+            copy.waker = waker
+            copy.begun_s = time.monotonic()
+            copy.deadline_s = copy.begun_s + self._timeout_s
+            return copy
+
+    def enter(self, copy: Copy) -> bool:
+        """Whether the copy is alive and its blocks may be touched, until `leave`."""
+        with self._lock:
+            copy._is_entered = copy.over is None
+            return copy._is_entered
+
+    def leave(self, copy: Copy) -> None:
+        """Ends what a true `enter` began."""
+        with self._lock:
+            copy._is_entered = False
+            if copy.over is None:
+                return
+            self._remove(copy)
+            for stop in list(self._stops):
+                stop.entered.discard(copy)
+                if not stop.entered:
+                    self._stops.remove(stop)
+                    self._events.put(Stopped(stop.migration_id))
+
+    def progress(self, copy: Copy) -> None:
+        """Grants the copy another timeout until the next progress."""
+        copy.deadline_s = time.monotonic() + self._timeout_s
+
+    def end(self, copy: Copy, event: PlaneEvent) -> bool:
+        """Ends the copy with the event, unless it is over already; returns whether it did."""
+        with self._lock:
+            if copy.over is not None:
+                return False
+            reason = event.reason if isinstance(event, SendFailed | ReceiveFailed) else "it is done"
+            self._end(copy, event, reason)
+            return True
+
+    def fail(self, copy: Copy, reason: str) -> None:
+        """Ends the copy with its side's failure, unless it is over already."""
+        failed = SendFailed if copy.side is Side.SOURCE else ReceiveFailed
+        self.end(copy, failed(copy.transfer, reason))
+
+    def stop(self, migration_id: MigrationId) -> None:
+        """Ends all copies of the migration silently, then tells that it is stopped."""
+        with self._lock:
+            entered = set()
+            for copy in list(self._copies.values()):
+                if copy.transfer.migration_id == migration_id:
+                    # An end that is not told yet because a chunk is in progress stays untold.
+                    copy._event = None
+                    if copy._is_entered:
+                        entered.add(copy)
+                    if copy.over is None:
+                        self._end(copy, None, _STOPPED)
+            if entered:
+                self._stops.append(_Stop(migration_id, entered))
+            elif not self._is_closed:
+                self._events.put(Stopped(migration_id))
+
+    def close(self) -> None:
+        """Ends everything silently, and the thread; `join` waits for it."""
+        with self._lock:
+            self._is_closed = True
+            self._stops.clear()
+            for copy in list(self._copies.values()):
+                copy._event = None
+                if copy.over is None:
+                    self._end(copy, None, _CLOSED)
+            self._events.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Waits until no event is being told any more. From `notify` itself, returns at once."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def _end(self, copy: Copy, event: PlaneEvent | None, reason: str) -> None:
+        copy.over = reason
+        copy._event = event
+        if not copy._is_entered:
+            self._remove(copy)
+        if copy.waker is not None:
+            copy.waker.set()
+
+    def _remove(self, copy: Copy) -> None:
+        del self._copies[copy.side, copy.transfer]
+        if copy._event is not None:
+            self._events.put(copy._event)
+
+    def _run(self) -> None:
+        while True:
+            # Looking at the deadlines now and then is enough: nobody relies on more than
+            # "about a timeout".
+            period_s = self._timeout_s / 4 if self._copies else None
+            try:
+                event = self._events.get(timeout=period_s)
+            except queue.Empty:
+                event = None
+            if self._is_closed:
+                return
+            if event is None:
+                self._fail_overdue()
+                continue
+            try:
+                self._notify(event)
+            except Exception:
+                _logger.exception("the owner of the data plane failed on event=%s", event)
+
+    def _fail_overdue(self) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            overdue = [
+                copy
+                for copy in self._copies.values()
+                if copy.deadline_s is not None and copy.deadline_s < now_s
+            ]
+        for copy in overdue:
+            self.fail(copy, f"no progress for {self._timeout_s:g} s")

@@ -1,0 +1,222 @@
+"""One instance's data plane: where its transfers come together with connections and threads.
+
+Threads: one that listens, one that tells outcomes, one for each peer that is sent to and one for
+each peer that sends (with Gloo, two for the latter). All are asleep while nothing is copied.
+"""
+
+import atexit
+import ipaddress
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+
+import torch
+
+from sterna.config import TransportConfig
+from sterna.errors import ConfigurationError, TransportError
+from sterna.transport.channel import Wire
+from sterna.transport.chunks import largest_chunk_bytes
+from sterna.transport.incoming import Incoming
+from sterna.transport.interface import DataPlane, Notify, Transfer
+from sterna.transport.layout import KvLayout
+from sterna.transport.ledger import Copy, Ledger, Side
+from sterna.transport.outgoing import Outgoing, Peer
+from sterna.transport.pacing import Pacer
+from sterna.transport.parts import PlaneParts
+from sterna.transport.shm import ShmWire
+from sterna.transport.tcp import TcpWire
+from sterna.transport.waiting import Waker, wait
+from sterna.types import MigrationId
+
+_logger = logging.getLogger(__name__)
+
+_TOKEN_BYTES = 16
+_CLOSE_S = 0.9
+_ACCEPT_RETRY_S = 0.5
+
+
+def make_data_plane(config: TransportConfig, layout: KvLayout, notify: Notify) -> DataPlane:
+    """A data plane over the cache, listening and ready, its staging memory touched.
+
+    Args:
+        notify: hears the outcomes, one at a time, on a thread of the plane's own.
+
+    Raises:
+        ConfigurationError: peers could not reach `config.host`.
+        OSError: the plane cannot listen there.
+    """
+    return _Plane(config, layout, notify)
+
+
+class _Plane:
+    def __init__(self, config: TransportConfig, layout: KvLayout, notify: Notify) -> None:
+        self._layout = layout
+        self._wire = _make_wire(config, layout)
+        self._listener, address = self._wire.listen()
+        self._listener.setblocking(False)
+        self._parts = PlaneParts(
+            wire=self._wire,
+            layout=layout,
+            ledger=Ledger(notify, config.timeout_s),
+            # A receiver waits for `timeout_s`; no pause may come near it.
+            pacer=Pacer(config.bandwidth_share, config.timeout_s / 4),
+            token=secrets.token_hex(_TOKEN_BYTES),
+            chunk_bytes=config.chunk_bytes,
+            timeout_s=config.timeout_s,
+        )
+        self._endpoint = f"{self._wire.kind}://{address}/{self._parts.token}"
+        self._lock = threading.Lock()
+        self._outgoing: dict[str, Outgoing] = {}
+        self._incoming: set[Incoming] = set()
+        self._is_closed = False
+        self._waker = Waker()
+        self._thread = threading.Thread(target=self._listen, name="sterna-kv-listen", daemon=True)
+        self._thread.start()
+        # A process that ends with Gloo's threads alive is aborted by the C++ runtime.
+        atexit.register(self.close)
+
+    @property
+    def endpoint(self) -> str:
+        return self._endpoint
+
+    def send(
+        self, transfer: Transfer, endpoint: str, block_ids: Sequence[int], *, paced: bool
+    ) -> None:
+        copy = self._add(Side.SOURCE, transfer, block_ids, paced)
+        try:
+            peer = _parse(endpoint, self._wire.kind)
+        except TransportError as error:
+            self._parts.ledger.fail(copy, str(error))
+            return
+        with self._lock:
+            outgoing = self._outgoing.get(endpoint)
+            if self._is_closed or (outgoing is not None and outgoing.submit(copy)):
+                return
+            outgoing = Outgoing(peer, self._parts, self._forget_outgoing)
+            self._outgoing[endpoint] = outgoing
+            outgoing.submit(copy)
+            outgoing.thread.start()
+
+    def receive(self, transfer: Transfer, block_ids: Sequence[int]) -> None:
+        if len(set(block_ids)) != len(block_ids):
+            raise TransportError(f"{transfer} would scatter twice into one of {list(block_ids)}")
+        self._add(Side.DESTINATION, transfer, block_ids, False)
+
+    def stop(self, migration_id: MigrationId) -> None:
+        self._parts.ledger.stop(migration_id)
+
+    def close(self) -> None:
+        deadline_s = time.monotonic() + _CLOSE_S
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            connections: list[Incoming | Outgoing] = [*self._incoming, *self._outgoing.values()]
+        # From here on no block is touched, except by a chunk in progress; its thread is joined.
+        self._parts.ledger.close()
+        self._waker.set()
+        for connection in connections:
+            connection.close()
+        for thread in [self._thread, *(connection.thread for connection in connections)]:
+            if thread is not threading.current_thread():
+                thread.join(max(deadline_s - time.monotonic(), 0.0))
+                if thread.is_alive():
+                    _logger.warning("kv thread still busy at close thread=%s", thread.name)
+        self._parts.ledger.join(max(deadline_s - time.monotonic(), 0.0))
+        self._listener.close()
+        self._wire.close()
+        self._waker.close()
+        atexit.unregister(self.close)
+
+    def _add(
+        self, side: Side, transfer: Transfer, block_ids: Sequence[int], is_paced: bool
+    ) -> Copy:
+        for block_id in block_ids:
+            if not 0 <= block_id < self._layout.num_blocks:
+                raise TransportError(
+                    f"{transfer} names block {block_id}, but the cache has "
+                    f"{self._layout.num_blocks} blocks"
+                )
+        now_s = time.monotonic()
+        copy = Copy(
+            side=side,
+            transfer=transfer,
+            block_ids=torch.tensor(block_ids, dtype=torch.int64),
+            copy_bytes=len(block_ids) * self._layout.block_bytes,
+            fence=self._layout.fence(),
+            is_paced=is_paced,
+            begun_s=now_s,
+            deadline_s=now_s + self._parts.timeout_s if side is Side.DESTINATION else None,
+        )
+        self._parts.ledger.add(copy)
+        return copy
+
+    def _listen(self) -> None:
+        while not self._is_closed:
+            if not wait(self._waker, self._listener):
+                continue
+            try:
+                self._accept()
+            except OSError as error:
+                # The caller has gone, or the process is out of descriptors: a loop without a
+                # pause would not help.
+                _logger.warning("kv connection not accepted error=%s", error)
+                wait(self._waker, timeout_s=_ACCEPT_RETRY_S)
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        with self._lock:
+            if self._is_closed:
+                sock.close()
+                return
+            incoming = Incoming(sock, self._parts, self._forget_incoming)
+            self._incoming.add(incoming)
+            incoming.thread.start()
+
+    def _forget_incoming(self, incoming: Incoming) -> None:
+        with self._lock:
+            self._incoming.discard(incoming)
+
+    def _forget_outgoing(self, outgoing: Outgoing) -> None:
+        with self._lock:
+            for endpoint, known in list(self._outgoing.items()):
+                if known is outgoing:
+                    del self._outgoing[endpoint]
+
+
+def _make_wire(config: TransportConfig, layout: KvLayout) -> Wire:
+    slot_bytes = largest_chunk_bytes(layout.page_bytes, config.chunk_bytes)
+    if config.kind == "shm":
+        return ShmWire(slot_bytes, layout.device)
+    _require_reachable(config.host)
+    if config.kind == "tcp":
+        return TcpWire(config.host, slot_bytes, layout.device)
+    # Imported here, because a torch without Gloo serves the other wires just as well.
+    from sterna.transport.gloo import GlooWire
+
+    return GlooWire(config.host, slot_bytes, layout.device, config.timeout_s)
+
+
+def _require_reachable(host: str) -> None:
+    try:
+        is_wildcard = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        # A name.
+        return
+    if is_wildcard:
+        raise ConfigurationError(
+            f"the transport's host must be an address that peers can connect to, not {host}"
+        )
+
+
+def _parse(endpoint: str, kind: str) -> Peer:
+    scheme, _, rest = endpoint.partition("://")
+    address, _, token = rest.rpartition("/")
+    if scheme != kind or not address or not token:
+        raise TransportError(
+            f"endpoint {endpoint!r} is not one of transport {kind!r}: all instances must use the "
+            "same transport"
+        )
+    return Peer(address, token)
