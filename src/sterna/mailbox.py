@@ -41,7 +41,10 @@ class Mailbox:
         self._decoder: msgspec.msgpack.Decoder[WireMessage] = msgspec.msgpack.Decoder(WireMessage)
 
     def send(self, address: str, message: WireMessage, frames: Frames = ()) -> None:
-        """Queue the message for the mailbox at `address`; drop it when the queue is full."""
+        """Queue the message for the mailbox at `address`; drop it when the queue is full, or this
+        mailbox is closed."""
+        if self._inbox.closed:
+            return
         outbox = self._outboxes.get(address)
         if outbox is None:
             outbox = zmq.Socket(self._send_context, zmq.PUSH)

@@ -162,6 +162,8 @@ def engine_environment() -> dict[str, str]:
         "VLLM_WORKER_MULTIPROC_METHOD": os.environ["VLLM_WORKER_MULTIPROC_METHOD"],
         "VLLM_LOGGING_LEVEL": os.environ["VLLM_LOGGING_LEVEL"],
         "VLLM_NO_USAGE_STATS": "1",
+        # Libraries that warn of their own deprecations say nothing to who serves a model.
+        "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore::FutureWarning"),
     }
     from sterna.engine.vllm.arguments import is_cpu_platform
 

@@ -31,8 +31,7 @@ def launch(config: ClusterConfig, args: Namespace, environment: dict[str, str]) 
     """
     configure_logging(config.log_level)
     stop = threading.Event()
-    for signal_number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signal_number, lambda *_: stop.set())
+    _on_signal(stop)
     started_s = time.monotonic()
     reaper = Reaper()
     try:
@@ -50,6 +49,8 @@ def _serve(
     started_s: float,
 ) -> int:
     _start_ray(config)
+    # Ray has put its own handlers in their place.
+    _on_signal(stop)
     try:
         cluster = ClusterActor.options(name="sterna-cluster").remote()
         try:
@@ -63,6 +64,11 @@ def _serve(
     finally:
         ray.shutdown()
     return 0
+
+
+def _on_signal(stop: threading.Event) -> None:
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, lambda *_: stop.set())
 
 
 def _start_ray(config: ClusterConfig) -> None:
