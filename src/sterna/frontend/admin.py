@@ -12,13 +12,15 @@ vLLM's own check guards only the inference routes.
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 
 from sterna.errors import (
     ImmovableError,
@@ -68,7 +70,12 @@ def add_admin_routes(app: FastAPI, operators: Operators, api_keys: Sequence[str]
         if digests and not _is_authorized(request.headers.get("Authorization"), digests):
             raise UnauthorizedError("these routes need a valid API key")
 
-    router = APIRouter(prefix="/admin", tags=["admin"], dependencies=[Depends(authorize)])
+    router = APIRouter(
+        prefix="/admin",
+        tags=["admin"],
+        dependencies=[Depends(authorize)],
+        route_class=_AdminRoute,
+    )
 
     @router.get("/instances")
     async def list_instances() -> Response:
@@ -88,11 +95,28 @@ def add_admin_routes(app: FastAPI, operators: Operators, api_keys: Sequence[str]
         return JSONResponse(reports if len(reports) != 1 else reports[0])
 
     app.include_router(router)
-    app.add_exception_handler(SternaError, _error_response)
 
 
-async def _error_response(request: Request, error: Exception) -> Response:
-    assert isinstance(error, SternaError)
+class _AdminRoute(APIRoute):
+    """Turns our errors into error objects.
+
+    The server's own exception handlers cannot be added to: vLLM has built them into the
+    application by the time it is handed over.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_or_explain(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except SternaError as error:
+                return _error_response(error)
+
+        return handle_or_explain
+
+
+def _error_response(error: SternaError) -> Response:
     status = _STATUS.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
     body = {
         "message": str(error),

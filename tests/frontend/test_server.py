@@ -1,0 +1,365 @@
+"""vLLM's own server, over HTTP, in front of scripted instances."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm")
+
+from vllm.v1.engine import FinishReason
+from vllm.v1.outputs import LogprobsLists
+
+from sterna.config import FrontendConfig
+from sterna.frontend.server import FrontendServer
+from sterna.mailbox import Mailbox
+from sterna.messages import AbortRequests
+from sterna.types import RequestId
+from tests.frontend.scripted import ME, ScriptedCluster, ready_response, within
+
+pytestmark = pytest.mark.vllm
+
+CONFIG = FrontendConfig(
+    scheduler_timeout_s=1.0, owner_timeout_s=0.05, gap_timeout_s=0.2, shutdown_timeout_s=1.0
+)
+API_KEY = "secret"
+MESSAGES = [{"role": "user", "content": "Hello!"}]
+
+
+class Served:
+    """A front end that answers HTTP, and the cluster behind it."""
+
+    def __init__(self, server: FrontendServer, cluster: ScriptedCluster, url: str) -> None:
+        self.server, self.cluster = server, cluster
+        headers = {"Authorization": f"Bearer {API_KEY}"}
+        self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=30.0)
+        from transformers import AutoTokenizer
+
+        from tests.models import small_model
+
+        self._tokenizer = AutoTokenizer.from_pretrained(small_model())
+
+    def tokens(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def post(self, path: str, **body: Any) -> "asyncio.Task[httpx.Response]":
+        """Send a request; the answer can be awaited when the instances have spoken."""
+        return asyncio.create_task(self.http.post(path, json=body))
+
+    def chat(self, **body: Any) -> "asyncio.Task[httpx.Response]":
+        return self.post("/v1/chat/completions", model="small", messages=MESSAGES, **body)
+
+    @asynccontextmanager
+    async def streamed_chat(self, **body: Any) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """Yield the events of a streamed answer, without the final [DONE]."""
+        body = {"model": "small", "messages": MESSAGES, "stream": True, **body}
+        async with self.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            assert answer.status_code == 200
+            yield _events(answer)
+
+    async def healthy(self, status: int) -> None:
+        """Wait until `/health` answers so; each answer takes a turn of the server's loop."""
+        while (await self.http.get("/health")).status_code != status:
+            pass
+
+
+async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    async for line in answer.aiter_lines():
+        data = line.removeprefix("data: ")
+        if data and data != "[DONE]":
+            yield json.loads(data)
+
+
+def _content(event: dict[str, Any]) -> str:
+    return event["choices"][0]["delta"].get("content") or ""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _serve() -> Served:
+    from sterna.cli.serve import parse
+    from tests.models import small_model
+
+    port = _free_port()
+    model = str(small_model())
+    options = ["--served-model-name", "small", "--port", str(port), "--api-key", API_KEY]
+    args = parse(["serve", model, *options, "--max-model-len", "2048"])
+    mailbox = Mailbox("127.0.0.1")
+    cluster = ScriptedCluster(mailbox.address)
+    cluster.announce(cluster.i0, cluster.i1)
+    server = FrontendServer(ME, args, CONFIG, mailbox, ready_response())
+    await server.start()
+    return Served(server, cluster, f"http://127.0.0.1:{port}")
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def served(loop: asyncio.AbstractEventLoop) -> Iterator[Served]:
+    served = loop.run_until_complete(_serve())
+    yield served
+
+    async def stop() -> None:
+        await served.http.aclose()
+        await served.server.stop()
+        await served.server.wait()
+        served.cluster.close()
+
+    loop.run_until_complete(within(stop()))
+
+
+@pytest.fixture
+def run(loop: asyncio.AbstractEventLoop, served: Served) -> Callable[..., None]:
+    def run(test: Callable[[Served], Coroutine[Any, Any, None]]) -> None:
+        served.cluster.announce(served.cluster.i0, served.cluster.i1)
+        loop.run_until_complete(within(test(served)))
+
+    return run
+
+
+def test_a_chat_is_answered_by_the_instance_that_the_scheduler_named(run):
+    async def test(served: Served) -> None:
+        answering = served.chat(max_tokens=5)
+        request = await served.cluster.i0.get_request()
+        tokens = served.tokens("Terns fly far")
+        served.cluster.i0.send_tokens(request.request_id, 0, tokens, FinishReason.LENGTH)
+        answer = (await answering).json()
+        assert answer["choices"][0]["message"]["content"] == "Terns fly far"
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["completion_tokens"] == len(tokens)
+        assert request.request_id.startswith(answer["id"])
+
+    run(test)
+
+
+def test_a_stream_is_in_order_and_whole_over_a_move(run):
+    async def test(served: Served) -> None:
+        i0, i1 = served.cluster.i0, served.cluster.i1
+        async with served.streamed_chat() as events:
+            request_id = (await i0.get_request()).request_id
+            tokens = served.tokens("From the Arctic to the Antarctic and back")
+            i0.send_tokens(request_id, 0, tokens[:2])
+            i1.send_moved(request_id)
+            i1.send_tokens(request_id, 4, tokens[4:], FinishReason.LENGTH)
+            i1.send_tokens(request_id, 1, tokens[1:4])
+            received = [event async for event in events]
+        text = "".join(map(_content, received))
+        assert text == "From the Arctic to the Antarctic and back"
+        reasons = [event["choices"][0]["finish_reason"] for event in received]
+        assert [reason for reason in reasons if reason] == ["length"]
+
+    run(test)
+
+
+def test_several_choices_are_several_requests_of_one_answer(run):
+    async def test(served: Served) -> None:
+        answering = served.chat(n=2, temperature=1.0)
+        for _ in range(2):
+            request_id = (await served.cluster.i0.get_request()).request_id
+            tokens = served.tokens(f"choice {request_id[0]}")
+            served.cluster.i0.send_tokens(request_id, 0, tokens, FinishReason.LENGTH)
+        choices = (await answering).json()["choices"]
+        assert [each["message"]["content"] for each in choices] == ["choice 0", "choice 1"]
+
+    run(test)
+
+
+def test_large_arrays_beside_the_tokens_arrive(run):
+    async def test(served: Served) -> None:
+        answering = served.chat(logprobs=True, top_logprobs=20)
+        request_id = (await served.cluster.i0.get_request()).request_id
+        tokens = served.tokens("many words in one step")
+        logprobs = LogprobsLists(
+            # The sampled token comes first, then the likeliest ones.
+            logprob_token_ids=np.array([[token, *range(20)] for token in tokens], dtype=np.int32),
+            logprobs=np.tile(-np.arange(21, dtype=np.float32), (len(tokens), 1)),
+            sampled_token_ranks=np.ones(len(tokens), dtype=np.int32),
+        )
+        served.cluster.i0.send_tokens(
+            request_id, 0, tokens, FinishReason.LENGTH, new_logprobs=logprobs
+        )
+        content = (await answering).json()["choices"][0]["logprobs"]["content"]
+        assert len(content) == len(tokens)
+        assert [top["logprob"] for top in content[-1]["top_logprobs"]] == [-i for i in range(20)]
+
+    run(test)
+
+
+def test_a_disconnected_client_frees_its_request_where_it_is_by_then(run):
+    async def test(served: Served) -> None:
+        async with served.streamed_chat() as events:
+            request_id = (await served.cluster.i0.get_request()).request_id
+            served.cluster.i1.send_moved(request_id)
+            served.cluster.i1.send_tokens(request_id, 0, served.tokens("Hi"))
+            assert "Hi" in [_content(await anext(events)), _content(await anext(events))]
+        message, _ = await served.cluster.i1.get(AbortRequests)
+        assert message.request_ids == (request_id,)
+
+    run(test)
+
+
+def test_a_stop_string_ends_the_answer_and_the_request(run):
+    async def test(served: Served) -> None:
+        answering = served.chat(stop=[" far"])
+        request_id = (await served.cluster.i0.get_request()).request_id
+        served.cluster.i0.send_tokens(request_id, 0, served.tokens("Terns fly far away"))
+        choice = (await answering).json()["choices"][0]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("Terns fly", "stop")
+        message, _ = await served.cluster.i0.get(AbortRequests)
+        assert message.request_ids == (request_id,)
+
+    run(test)
+
+
+def test_an_answer_whose_instance_died_is_a_500_error(run):
+    async def test(served: Served) -> None:
+        answering = served.chat()
+        await served.cluster.i0.get_request()
+        served.cluster.announce(served.cluster.i1)
+        answer = await answering
+        assert answer.status_code == 500
+        assert answer.json()["error"]["type"] == "InternalServerError"
+
+    run(test)
+
+
+def test_a_stream_whose_instance_died_ends_with_an_error_event(run):
+    async def test(served: Served) -> None:
+        async with served.streamed_chat() as events:
+            request_id = (await served.cluster.i0.get_request()).request_id
+            served.cluster.i0.send_tokens(request_id, 0, served.tokens("Hi"))
+            while _content(await anext(events)) != "Hi":
+                pass
+            served.cluster.announce(served.cluster.i1)
+            received = [event async for event in events]
+        assert [event["error"]["code"] for event in received] == [500]
+
+    run(test)
+
+
+def test_a_stream_goes_on_when_another_instance_has_adopted_it(run):
+    async def test(served: Served) -> None:
+        i0, i1 = served.cluster.i0, served.cluster.i1
+        async with served.streamed_chat() as events:
+            request_id = (await i0.get_request()).request_id
+            i0.send_tokens(request_id, 0, served.tokens("Hi"))
+            i1.claims.add(RequestId(request_id))
+            served.cluster.announce(i1)
+            i1.send_tokens(request_id, 1, served.tokens(" there"), FinishReason.LENGTH)
+            text = "".join([_content(event) async for event in events])
+        assert text == "Hi there"
+
+    run(test)
+
+
+def test_health_is_that_of_the_cluster(run):
+    async def test(served: Served) -> None:
+        await served.healthy(200)
+        served.cluster.announce()
+        await served.healthy(503)
+        served.cluster.announce(served.cluster.i0)
+        await served.healthy(200)
+
+    run(test)
+
+
+def test_metrics_keep_vllms_names(run):
+    async def test(served: Served) -> None:
+        answering = served.chat()
+        request_id = (await served.cluster.i0.get_request()).request_id
+        served.cluster.i0.send_tokens(request_id, 0, [1, 2, 3], FinishReason.STOP)
+        await answering
+        text = (await served.http.get("/metrics")).text
+        (line,) = [
+            line for line in text.splitlines() if line.startswith("vllm:generation_tokens_total")
+        ]
+        assert float(line.split()[-1]) >= 3
+        assert 'vllm:request_success_total{engine="0",finished_reason="stop"' in text
+
+    run(test)
+
+
+def test_a_bad_request_gets_vllms_own_error(run):
+    async def test(served: Served) -> None:
+        answer = await served.chat(max_tokens=-1)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "BadRequestError")
+        answer = await served.post("/v1/chat/completions", model="large", messages=MESSAGES)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NotFoundError")
+
+    run(test)
+
+
+def test_operators_need_the_servers_key(run):
+    async def test(served: Served) -> None:
+        answer = await served.http.get("/admin/requests", headers={"Authorization": ""})
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == 401
+
+    run(test)
+
+
+def test_operators_see_instances_and_requests(run):
+    async def test(served: Served) -> None:
+        served.cluster.scheduler.described = [{"id": "i0", "state": "running"}]
+        served.cluster.i0.described = [{"id": "chatcmpl-tern-9f86d081", "num_tokens": 5}]
+        served.cluster.i1.described = []
+        answer = await served.http.get("/admin/instances")
+        assert answer.json() == [{"id": "i0", "state": "running"}]
+        answer = await served.http.get("/admin/requests")
+        assert answer.json() == [
+            {"id": "chatcmpl-tern-9f86d081", "num_tokens": 5, "instance": "i0"}
+        ]
+
+    run(test)
+
+
+def test_an_operator_moves_every_choice_of_a_response(run):
+    async def test(served: Served) -> None:
+        served.cluster.i0.described = [
+            {"id": "0_chatcmpl-gull-0a1b2c3d"},
+            {"id": "1_chatcmpl-gull-0a1b2c3d"},
+        ]
+        served.cluster.i1.described = [{"id": "2_chatcmpl-gull-0a1b2c3d"}]
+        answer = await served.post("/admin/migrate", request="gull", to="i1")
+        assert [each["request"][0] for each in answer.json()] == ["0", "1"]
+        assert {each["from"] for each in answer.json()} == {"i0"}
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"request": "tern", "to": "i9"}, 404, "no instance is called i9; there are: i0, i1"),
+        ({"request": "gull", "to": "i1"}, 404, "no live request is called gull"),
+        ({"request": "tern", "to": "i0"}, 409, "tern is on i0 already"),
+        ({"request": "tern", "to": "i1"}, 409, "chatcmpl-tern-9f86d081: its batch is full"),
+    ],
+)
+def test_an_operator_is_told_why_a_request_does_not_move(
+    run, body: dict[str, str], status: int, message: str
+):
+    async def test(served: Served) -> None:
+        served.cluster.i0.described = [{"id": "chatcmpl-tern-9f86d081"}]
+        served.cluster.i1.described = []
+        served.cluster.i0.refusal = "its batch is full"
+        answer = await served.post("/admin/migrate", **body)
+        assert answer.status_code == status
+        assert answer.json()["error"]["message"] == message
+
+    run(test)
