@@ -111,3 +111,30 @@ def test_a_utility_result_comes_back():
         payload.encode_utility_result(5, result=[1, "two"])
     ).utility_output
     assert (output.failure_message, output.result.result) == (None, [1, "two"])
+
+
+def test_merged_payloads_hold_the_same_outputs_in_the_same_order():
+    outputs = [
+        EngineCoreOutput(f"r{number}", [number, number + 1], finish_reason=FinishReason.STOP)
+        for number in range(3)
+    ]
+    payloads = [payload.encode_outputs(EngineCoreOutputs(outputs=[output])) for output in outputs]
+
+    merged = payload.merge_outputs(payloads)
+
+    assert len(merged) == 1
+    assert payload.decode_outputs(merged[0]).outputs == outputs
+
+
+def test_a_payload_of_several_frames_is_not_merged_but_keeps_its_place():
+    large = np.zeros((64, 1024), dtype=np.float32)
+    one = EngineCoreOutput("one", [1])
+    two = EngineCoreOutput("two", [2], routed_experts=large)
+    three = EngineCoreOutput("three", [3])
+    payloads = [payload.encode_outputs(EngineCoreOutputs(outputs=[o])) for o in (one, two, three)]
+
+    merged = payload.merge_outputs(payloads)
+
+    ids = [o.request_id for each in merged for o in payload.decode_outputs(each).outputs]
+    assert ids == ["one", "two", "three"]
+    assert merged[1] == payloads[1]

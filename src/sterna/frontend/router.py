@@ -24,6 +24,7 @@ from sterna.engine.vllm.payload import (
     cut_leading_tokens,
     decode_request,
     encode_failure,
+    merge_outputs,
     pack_frames,
     unpack_frames,
 )
@@ -208,11 +209,15 @@ class Router:
     def _on_tokens(self, batch: TokenBatch, payloads: list[bytes]) -> None:
         outcome = self._streams.on_batch(batch.spans, payloads, _now_s())
         self._dispatcher.on_tokens(batch.instance_id, outcome.advanced)
-        for delivery in outcome.deliveries:
-            payload = delivery.payload
-            if delivery.num_repeated:
-                payload = cut_leading_tokens(payload, delivery.num_repeated)
+        payloads = [
+            cut_leading_tokens(each.payload, each.num_repeated)
+            if each.num_repeated
+            else each.payload
+            for each in outcome.deliveries
+        ]
+        for payload in merge_outputs(payloads):
             self._push(payload)
+        for delivery in outcome.deliveries:
             if delivery.is_finished:
                 self._end_stream(delivery.request_id)
                 self._dispatcher.on_ended(delivery.request_id)

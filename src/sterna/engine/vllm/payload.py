@@ -19,6 +19,7 @@ What is in which payload:
 """
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +87,33 @@ def decode_outputs(payload: Buffer) -> EngineCoreOutputs:
         msgspec.DecodeError: the payload is damaged.
     """
     return _decoder("outputs", EngineCoreOutputs).decode(unpack_frames(payload))
+
+
+def merge_outputs(payloads: Sequence[bytes]) -> list[bytes]:
+    """Return payloads with the same outputs in the same order, as few as can be.
+
+    vLLM's client pays more for a message than for an output, so what one step has produced for
+    it goes into one message. Nothing is decoded; payloads of several frames stay alone, since
+    their parts refer to frames by position.
+    """
+    merged: list[bytes] = []
+    outputs: list[msgspec.Raw] = []
+    for payload in payloads:
+        if payload[0] == _MANY_FRAMES:
+            _close_merged(merged, outputs)
+            merged.append(payload)
+        else:
+            # EngineCoreOutputs is an array whose second element is the array of outputs.
+            fields = msgspec.msgpack.decode(payload, type=list[msgspec.Raw])
+            outputs += msgspec.msgpack.decode(fields[1], type=list[msgspec.Raw])
+    _close_merged(merged, outputs)
+    return merged
+
+
+def _close_merged(merged: list[bytes], outputs: list[msgspec.Raw]) -> None:
+    if outputs:
+        merged.append(msgspec.msgpack.encode([0, outputs, None, time.monotonic()]))
+        outputs.clear()
 
 
 def cut_leading_tokens(payload: Buffer, num_tokens: int) -> bytes:
