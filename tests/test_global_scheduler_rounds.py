@@ -6,11 +6,12 @@ import pytest
 
 from sterna.config import PolicyConfig, ScalingConfig
 from sterna.global_scheduler import Effect, GlobalScheduler, SetDestination
+from sterna.messages import DispatchRequest
 from sterna.policy.presets import INFAAS_PP, LLUMNIX, ROUND_ROBIN
 from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.policy.selection import candidates_to_move
 from sterna.policy.virtual_usage import freeness
-from sterna.types import InstanceId, InstanceView
+from sterna.types import NORMAL, FrontendId, InstanceId, InstanceView, RequestId
 from tests.policy.builders import evenly_loaded, instance, queuing, report
 
 OVERLOADED = evenly_loaded("i0", 12_640, 20)
@@ -104,6 +105,16 @@ def test_a_terminating_instance_is_emptied() -> None:
     """Section 4.4.2: "the remaining requests will be migrated to other instances"."""
     core = scheduler(evenly_loaded("i0", 160, 1, is_terminating=True), evenly_loaded("i1", 320, 2))
     assert core.on_tick(0.2)[0] == told("i0", "i1")
+
+
+def test_a_dispatch_that_was_lost_does_not_keep_its_instance_from_being_a_destination() -> None:
+    core = scheduler(OVERLOADED, IDLE)
+    lost = DispatchRequest(FrontendId(1), RequestId("lost"), 12_640, 0.0, NORMAL, NORMAL)
+    core.on_request(lost, 0.0)
+    core.on_tick(4.9)
+    assert core.destinations == {}
+    core.on_tick(5.2)
+    assert core.destinations == {"i0": "i1"}
 
 
 def test_rounds_that_were_missed_are_not_made_up_for() -> None:

@@ -132,9 +132,12 @@ priorities = st.sampled_from([NORMAL, HIGH])
 usages_tokens = st.integers(1, 400).map(lambda num_blocks: 16 * num_blocks)
 
 
-def _requests(instance_id: str, kind: str, max_size: int) -> st.SearchStrategy[list[RequestView]]:
+def _requests(
+    instance_id: str, kind: str, max_size: int, *, all_movable: bool
+) -> st.SearchStrategy[list[RequestView]]:
     build = running if kind == "r" else queuing
-    immovable = st.sampled_from([None, None, None, Immovable.PREFILLING])
+    reasons = [None] if all_movable else [None, None, None, Immovable.PREFILLING]
+    immovable = st.sampled_from(reasons)
     drawn = st.lists(st.tuples(usages_tokens, priorities, immovable), max_size=max_size)
     return drawn.map(
         lambda each: [
@@ -145,15 +148,15 @@ def _requests(instance_id: str, kind: str, max_size: int) -> st.SearchStrategy[l
 
 
 def views(
-    instance_id: str = "i0", *, may_terminate: bool = True
+    instance_id: str = "i0", *, may_terminate: bool = True, all_movable: bool = False
 ) -> st.SearchStrategy[InstanceView]:
     """Any instance, far overloaded ones included; request ids are unique in it."""
     return st.builds(
         instance,
         st.just(instance_id),
         total_tokens=st.integers(200, 1600).map(lambda num_blocks: 16 * num_blocks),
-        running=_requests(instance_id, "r", 6),
-        queuing=_requests(instance_id, "q", 2),
+        running=_requests(instance_id, "r", 6, all_movable=all_movable),
+        queuing=_requests(instance_id, "q", 2, all_movable=all_movable),
         reserved_tokens=st.integers(0, 50).map(lambda num_blocks: 16 * num_blocks),
         is_terminating=st.booleans() if may_terminate else st.just(False),
     )

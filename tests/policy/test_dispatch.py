@@ -114,9 +114,16 @@ def test_without_any_instance_there_is_no_choice(policy: PolicyConfig) -> None:
 
 
 def test_ties_go_to_fewer_requests_then_to_the_smaller_id() -> None:
-    """Both of i0 and i1 have 6,000 free steps: one request of 6,672, or two of 336."""
+    """All of i0 and i1 have 6,000 free steps: one request of 6,672, or two of 336, running, in
+    flight or at the head of a queue."""
     one, two = evenly_loaded("i1", 6_672, 1), evenly_loaded("i0", 672, 2)
     assert choose(new_request(), [candidate(two), candidate(one)], LLUMNIX) == "i1"
+    on_its_way = candidate(evenly_loaded("i0", 336, 1), in_flight=[new_request(336)])
+    assert choose(new_request(), [on_its_way, candidate(one)], LLUMNIX) == "i1"
+    queue = tuple(queuing(f"q{k}", 336) for k in range(3))
+    waiting = replace(evenly_loaded("i0", 336, 1), queuing=queue)
+    two_running = evenly_loaded("i1", 672, 2)
+    assert choose(new_request(), [candidate(waiting), candidate(two_running)], LLUMNIX) == "i1"
     idle = [candidate(instance("i8")), candidate(instance("i7"))]
     assert choose(new_request(), idle, LLUMNIX) == "i7"
 

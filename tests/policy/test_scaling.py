@@ -125,15 +125,19 @@ def test_exactly_x_and_exactly_y_are_within_the_range() -> None:
 
 
 def test_as_many_are_added_as_bring_the_average_back_to_x() -> None:
-    """An idle instance has 12,672 steps. Two that lack 12,672 - 12,000 - 16,672 = -16,000 each need
-    (2 * 160 + 32,000) / (12,672 - 160) = 2.58 of them: three."""
+    """An idle instance has 12,672 steps. Two with 12,672 - 12,000 - 13,056 = -12,384 each need
+    (2 * 160 + 24,768) / (12,672 - 160) = 2.005 of them: three."""
     lacking = [
-        candidate(replace(evenly_loaded(f"i{k}", 12_000, 8), queuing=(queuing(f"q{k}", 16_672),)))
+        candidate(replace(evenly_loaded(f"i{k}", 12_000, 8), queuing=(queuing(f"q{k}", 13_056),)))
         for k in range(2)
     ]
     assert decisions([(0.0, lacking), (10.0, lacking)]) == [(10, ScaleUp(3))]
     assert decisions([(0.0, lacking), (10.0, lacking)], num_starting=1) == [(10, ScaleUp(2))]
     assert decisions([(0.0, lacking), (10.0, lacking)], num_starting=3) == []
+    at_most_four = replace(CONFIG, max_instances=4)
+    assert decisions([(0.0, lacking), (10.0, lacking)], at_most_four, num_starting=1) == [
+        (10, ScaleUp(1))
+    ]
 
 
 def test_the_maximum_holds_and_counts_instances_that_start() -> None:
@@ -151,8 +155,9 @@ def test_at_the_maximum_the_deadline_stays_so_that_a_freed_place_is_used_at_once
 
 
 def test_where_not_even_an_idle_instance_reaches_x_one_is_added_at_a_time() -> None:
-    tiny = [candidate(instance("i0", total_tokens=128))]
-    assert decisions([(0.0, tiny), (10.0, tiny)]) == [(10, ScaleUp(1))]
+    for total_tokens in (128, 160):
+        tiny = [candidate(instance("i0", total_tokens=total_tokens, running=[running("r", 16)]))]
+        assert decisions([(0.0, tiny), (10.0, tiny)]) == [(10, ScaleUp(1))]
 
 
 def test_the_minimum_holds_and_a_terminating_instance_does_not_count() -> None:

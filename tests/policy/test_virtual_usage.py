@@ -249,6 +249,19 @@ def test_a_load_report_sums_the_instance_up() -> None:
     )
 
 
+def test_an_idle_instance_reports_that_all_is_free() -> None:
+    assert candidate(instance("i4")).load == InstanceLoad(
+        instance_id=InstanceId("i4"),
+        sequence=1,
+        total_tokens=M,
+        used_tokens=0,
+        free_tokens=M,
+        normal_free_tokens=M,
+        num_running=0,
+        num_queuing=0,
+    )
+
+
 def test_a_report_without_movable_requests_has_nothing_to_move() -> None:
     view = instance(running=[running("a", 400, immovable=Immovable.MIGRATING)])
     assert candidate(view).load.move_tokens is None
