@@ -126,6 +126,9 @@ def test_rounds_that_were_missed_are_not_made_up_for() -> None:
     core.on_tick(7.0)
     assert core.next_deadline_s == pytest.approx(7.2)
     assert core.on_tick(7.1) == []
+    quarters = scheduler(OVERLOADED, IDLE, policy=replace(LLUMNIX, round_interval_s=0.25))
+    quarters.on_tick(0.5)
+    assert quarters.next_deadline_s == 0.75
 
 
 @pytest.mark.parametrize("policy", [INFAAS_PP, ROUND_ROBIN], ids=lambda each: each.name)
