@@ -186,6 +186,8 @@ class GlobalScheduler:
     def _dispatch_held(self, now_s: float) -> list[Effect]:
         """Dispatches by scheduling priority, the highest first, then first come, first served
         (Section 4.4.3)."""
+        if not self._held:
+            return []
         self._drop_expired(now_s)
         effects: list[Effect] = []
         for request in sorted(self._held.values(), key=self._place_in_line):
