@@ -8,6 +8,7 @@ parts over the same mailboxes, so that it decides when a request moves, and sees
 import asyncio
 import itertools
 import os
+import pickle
 import signal
 from argparse import Namespace
 from dataclasses import dataclass, field
@@ -124,7 +125,7 @@ class InstancePair:
         actor = InstanceActor.options(num_gpus=self._num_gpus).remote()
         address, self.facts = await actor.start.remote(
             instance_id,
-            self._args,
+            pickle.dumps(self._args),
             self._llumlet,
             self._transport,
             "127.0.0.1",

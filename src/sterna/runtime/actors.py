@@ -8,6 +8,7 @@ is cheap and the environment of the engine is set before torch is loaded.
 import asyncio
 import logging
 import os
+import pickle
 import time
 from argparse import Namespace
 from typing import Any
@@ -67,7 +68,7 @@ class _InstanceActor:
     async def start(
         self,
         instance_id: InstanceId,
-        args: Namespace,
+        packed_args: bytes,
         llumlet: LlumletConfig,
         transport: TransportConfig,
         host: str,
@@ -76,6 +77,9 @@ class _InstanceActor:
     ) -> tuple[str, EngineFacts]:
         """Load the model and begin to serve; returns the mailbox's address and what is known
         of the engine.
+
+        Args:
+            packed_args: the pickled options of `vllm serve`.
 
         Raises:
             InstanceStartError: vLLM refused; the message is vLLM's.
@@ -92,6 +96,7 @@ class _InstanceActor:
         from sterna.mailbox import Mailbox
         from sterna.runtime.instance import Instance
 
+        args: Namespace = pickle.loads(packed_args)
         try:
             config = engine_config(args)
         except Exception as error:
@@ -141,15 +146,17 @@ class _FrontendActor:
         return self._mailbox.address
 
     async def start(
-        self, frontend_id: FrontendId, args: Namespace, config: FrontendConfig, ready: bytes
+        self, frontend_id: FrontendId, packed_args: bytes, config: FrontendConfig, ready: bytes
     ) -> None:
         """Begin to answer HTTP.
 
         Args:
+            packed_args: the pickled options of `vllm serve`.
             ready: what an instance's engine says of itself (`EngineFacts.ready_response`).
         """
         from sterna.frontend.server import FrontendServer
 
+        args: Namespace = pickle.loads(packed_args)
         self._server: Any = FrontendServer(frontend_id, args, config, self._mailbox, ready)
         await self._server.start()
 

@@ -6,7 +6,6 @@ what is missing, and sends the whole membership to all.
 
 import asyncio
 import logging
-from argparse import Namespace
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -44,11 +43,12 @@ class Cluster:
     """Starts the actors of one cluster and keeps them alive.
 
     Args:
-        args: the options of `vllm serve`, for engines and front ends.
+        args: the pickled options of `vllm serve`, for engines and front ends. Unpickling imports
+            vLLM, which only they need, and only when their environment is set.
         environment: environment variables of processes that run vLLM.
     """
 
-    def __init__(self, config: ClusterConfig, args: Namespace, environment: dict[str, str]) -> None:
+    def __init__(self, config: ClusterConfig, args: bytes, environment: dict[str, str]) -> None:
         self._config = config
         self._args = args
         self._environment = environment
@@ -234,9 +234,7 @@ async def _settle(*references: Any) -> None:
 class _ClusterActor:
     """Hosts the supervisor."""
 
-    async def start(
-        self, config: ClusterConfig, args: Namespace, environment: dict[str, str]
-    ) -> None:
+    async def start(self, config: ClusterConfig, args: bytes, environment: dict[str, str]) -> None:
         """See `Cluster.start`."""
         configure_logging(config.log_level)
         self._cluster = Cluster(config, args, environment)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -54,7 +55,9 @@ def _serve(
     try:
         cluster = ClusterActor.options(name="sterna-cluster").remote()
         try:
-            if not _await_start(cluster.start.remote(config, args, environment), stop):
+            if not _await_start(
+                cluster.start.remote(config, pickle.dumps(args), environment), stop
+            ):
                 return 0
             _print_ready(config, args, time.monotonic() - started_s)
             stop.wait()
