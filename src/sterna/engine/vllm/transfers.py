@@ -42,6 +42,7 @@ class Transfers:
         self._on_transfer = on_transfer
         self._link = PlaneLink()
         self._endpoints: tuple[str, ...] = ()
+        self._sending: dict[Transfer, _Countdown] = {}
         self._armed: dict[Transfer, _Countdown] = {}
         self._arriving: dict[Transfer, _Countdown] = {}
         self._stopping: dict[MigrationId, _Countdown] = {}
@@ -95,11 +96,14 @@ class Transfers:
             self._on_transfer(migration_id, CopyFailed(stage))
             return
         transfer = Transfer(migration_id, stage)
+        self._sending[transfer] = _Countdown(self._link.num_ranks)
         for rank, endpoint in enumerate(receivers):
             self._link.send_to(rank, SendStage(transfer, endpoint, list(block_ids), is_paced))
 
     def stop_sending(self, migration_id: MigrationId) -> None:
         """Drop what is still to be sent."""
+        for transfer in [t for t in self._sending if t.migration_id == migration_id]:
+            del self._sending[transfer]
         self._link.send_to_all(StopTransfers(migration_id))
 
     async def expect(
@@ -150,9 +154,11 @@ class Transfers:
                     copy_bytes,
                     duration_s * 1e3,
                 )
-                if not is_sent and transfer in self._arriving and self._arriving[transfer].count():
-                    del self._arriving[transfer]
-                    self._on_transfer(transfer.migration_id, StageReceived(transfer.stage))
+                under_way = self._sending if is_sent else self._arriving
+                if transfer in under_way and under_way[transfer].count():
+                    del under_way[transfer]
+                    if not is_sent:
+                        self._on_transfer(transfer.migration_id, StageReceived(transfer.stage))
             case TransferFailed(rank, transfer, is_send, reason):
                 logger.warning(
                     "stage failed migration=%s stage=%d rank=%d side=%s reason=%s",
@@ -163,8 +169,10 @@ class Transfers:
                     reason,
                 )
                 failed = CopyFailed(transfer.stage) if is_send else StageFailed(transfer.stage)
-                self._arriving.pop(transfer, None)
-                self._on_transfer(transfer.migration_id, failed)
+                under_way = self._sending if is_send else self._arriving
+                # The first rank that fails has failed the stage.
+                if under_way.pop(transfer, None) is not None:
+                    self._on_transfer(transfer.migration_id, failed)
             case TransfersStopped(_, migration_id):
                 if migration_id in self._stopping and self._stopping[migration_id].count():
                     del self._stopping[migration_id]
