@@ -86,9 +86,6 @@ class Engine(Protocol):
     def abort(self, request_ids: Sequence[RequestId]) -> None:
         """End requests whose clients have gone; unknown ones are ignored."""
 
-    def abort_frontend(self, frontend_id: FrontendId) -> None:
-        """End all requests of a front end that has gone."""
-
     def call_utility(
         self, frontend_id: FrontendId, call_id: int, method: str, payload: bytes
     ) -> None:

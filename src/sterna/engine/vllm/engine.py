@@ -167,13 +167,6 @@ class VllmEngine:
     def abort(self, request_ids: Sequence[RequestId]) -> None:
         self._thread.call(lambda core: self._abort(core, request_ids))
 
-    def abort_frontend(self, frontend_id: FrontendId) -> None:
-        def abort(core: HostedCore) -> None:
-            requests = core.scheduler.requests.values()
-            self._abort(core, [r.request_id for r in requests if r.client_index == frontend_id])
-
-        self._thread.call(abort)
-
     def _abort(self, core: HostedCore, request_ids: Sequence[str]) -> None:
         core.abort_requests(list(request_ids))
         for request_id in request_ids:
