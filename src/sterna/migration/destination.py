@@ -224,6 +224,10 @@ class MigrationDestination:
                 return [self._answer_reserved()]
             case ReserveFailed(stage=stage, reason=reason) if stage == self._stage:
                 return self._free(reason)
+            case StageFailed(stage=stage) | StageReceived(stage=stage) if stage == self._stage:
+                # It overtook the outcome. Nobody can have been told yet to send this stage: bytes
+                # that came are those of a sender that talks to another reservation.
+                return self._give_up(Reason.TRANSFER_FAILED)
             case Received(Reserve(stage=stage)) if stage <= self._stage:
                 return []  # Repeated or overtaken; the outcome answers.
             case Received(Commit() | CommitQuery()):

@@ -12,8 +12,8 @@ Three closed sets, one for each direction:
 The interpreter's contract:
 
 1. Effects of one migration take effect in the order in which they were returned, those on the
-   engine between two steps. Effects of different migrations, and AbortRequest, need not wait for
-   each other.
+   engine between two steps; AbortRequest takes effect after what was returned before it for the
+   same request. Effects of different migrations need not wait for each other.
 2. An effect that has an outcome names the events that report it. Exactly one of them comes, once,
    for each time the effect was returned; and for `CopyBlocks` at most one. While an outcome of
    `ReserveBlocks`, `FreeReservation`, `Adopt`, `Inspect` or `Drain` is due, no other of these
