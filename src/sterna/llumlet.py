@@ -311,7 +311,8 @@ class Llumlet:
         """Whether something changed that the next dispatch or pairing must not miss."""
         last = self._last_report
         return last is None or (
-            len(view.queuing) != last.num_queuing
+            view.is_terminating != last.is_terminating
+            or len(view.queuing) != last.num_queuing
             or self._coordinator.num_outgoing != last.num_migrating_out
             or self._coordinator.num_incoming != last.num_migrating_in
         )
