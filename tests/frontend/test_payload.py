@@ -138,3 +138,24 @@ def test_a_payload_of_several_frames_is_not_merged_but_keeps_its_place():
     ids = [o.request_id for each in merged for o in payload.decode_outputs(each).outputs]
     assert ids == ["one", "two", "three"]
     assert merged[1] == payloads[1]
+
+
+def test_outputs_of_different_weights_are_not_merged():
+    payloads = [
+        payload.encode_outputs(
+            EngineCoreOutputs(outputs=[EngineCoreOutput(name, [1])], weight_version=version)
+        )
+        for name, version in (("one", "v1"), ("two", "v1"), ("three", "v2"), ("four", None))
+    ]
+
+    merged = [payload.decode_outputs(each) for each in payload.merge_outputs(payloads)]
+
+    assert [(each.weight_version, [o.request_id for o in each.outputs]) for each in merged] == [
+        ("v1", ["one", "two"]),
+        ("v2", ["three"]),
+        (None, ["four"]),
+    ]
+
+
+def test_the_envelope_has_vllms_fields_in_vllms_order():
+    assert payload._Envelope.__struct_fields__ == EngineCoreOutputs.__struct_fields__

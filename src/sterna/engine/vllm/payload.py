@@ -93,27 +93,63 @@ def merge_outputs(payloads: Sequence[bytes]) -> list[bytes]:
     """Return payloads with the same outputs in the same order, as few as can be.
 
     vLLM's client pays more for a message than for an output, so what one step has produced for
-    it goes into one message. Nothing is decoded; payloads of several frames stay alone, since
-    their parts refer to frames by position.
+    it goes into one message. Outputs are not decoded; payloads of several frames stay alone,
+    since their parts refer to frames by position. A merged message has this process's time,
+    since those of instances on other machines are of other clocks.
     """
     merged: list[bytes] = []
-    outputs: list[msgspec.Raw] = []
+    batch = _Batch()
     for payload in payloads:
         if payload[0] == _MANY_FRAMES:
-            _close_merged(merged, outputs)
+            batch.close_into(merged)
             merged.append(payload)
-        else:
-            # EngineCoreOutputs is an array whose second element is the array of outputs.
-            fields = msgspec.msgpack.decode(payload, type=list[msgspec.Raw])
-            outputs += msgspec.msgpack.decode(fields[1], type=list[msgspec.Raw])
-    _close_merged(merged, outputs)
+            continue
+        envelope = msgspec.msgpack.decode(payload, type=_Envelope)
+        if envelope.weight_version != batch.weight_version:
+            batch.close_into(merged)
+            batch.weight_version = envelope.weight_version
+        batch.outputs += envelope.outputs
+    batch.close_into(merged)
     return merged
 
 
-def _close_merged(merged: list[bytes], outputs: list[msgspec.Raw]) -> None:
-    if outputs:
-        merged.append(msgspec.msgpack.encode([0, outputs, None, time.monotonic()]))
-        outputs.clear()
+_NIL = msgspec.Raw(b"\xc0")
+
+
+class _Envelope(msgspec.Struct, array_like=True):
+    """An EngineCoreOutputs whose parts are left encoded; the fields are vLLM's, in its order."""
+
+    engine_index: msgspec.Raw
+    outputs: list[msgspec.Raw]
+    scheduler_stats: msgspec.Raw = _NIL
+    timestamp: float = 0.0
+    utility_output: msgspec.Raw = _NIL
+    finished_requests: msgspec.Raw = _NIL
+    wave_complete: msgspec.Raw = _NIL
+    start_wave: msgspec.Raw = _NIL
+    weight_version: str | None = None
+
+
+class _Batch:
+    """Outputs that go into one message, and the version of the weights that made them."""
+
+    def __init__(self) -> None:
+        self.outputs: list[msgspec.Raw] = []
+        self.weight_version: str | None = None
+
+    def close_into(self, merged: list[bytes]) -> None:
+        if self.outputs:
+            merged.append(
+                msgspec.msgpack.encode(
+                    _Envelope(
+                        engine_index=msgspec.Raw(b"\x00"),
+                        outputs=self.outputs,
+                        timestamp=time.monotonic(),
+                        weight_version=self.weight_version,
+                    )
+                )
+            )
+            self.outputs = []
 
 
 def cut_leading_tokens(payload: Buffer, num_tokens: int) -> bytes:
