@@ -1,0 +1,1 @@
+"""What came of the requests: records of single runs, and their summaries."""

@@ -1,0 +1,73 @@
+"""What is recorded of a run, once, for simulated and real runs alike. Pure."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Records:
+    """One entry of every array a request, in the order of the trace.
+
+    Attributes:
+        arrival_s: float64[n], when it reached the cluster.
+        first_token_s: float64[n], when its first token was there.
+        end_s: float64[n], when its last token was there.
+        input_tokens: int64[n].
+        output_tokens: int64[n].
+        priority: int64[n], execution priority.
+        num_preemptions: int64[n].
+        preemption_loss_s: float64[n], the sum over its preemptions of the time until its next
+            token beyond that of one decode step (Section 3: "the extra queuing time and the
+            recomputing for previous KV cache").
+        queue_s: float64[n], from arrival to the first step that computes it.
+    """
+
+    arrival_s: NDArray[np.float64]
+    first_token_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    input_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    priority: NDArray[np.int64]
+    num_preemptions: NDArray[np.int64]
+    preemption_loss_s: NDArray[np.float64]
+    queue_s: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClusterRecord:
+    """What is recorded of the cluster as a whole.
+
+    Attributes:
+        migrations_started: migrations begun by their sources.
+        migrations_committed: of these, the ones after which the destination had the request.
+        migrations_aborted: of these, the ones after which the source kept it.
+        fragmentation_time_s: float64[k], when the fragmentation was sampled.
+        fragmentation_proportion: float64[k], fragmented memory over the cluster's total memory
+            at these times (Section 6.3).
+        instances_time_s: float64[m], when the number of instances changed, the first at 0.
+        instances_num: int64[m], instances from that time on, starting and terminating ones
+            included.
+        migrating_instance_s: sum over the instances of the time with a migration in flight.
+        downtime_s: float64[c], of each committed migration: from the drain to the adoption.
+        simulated_s: when the last request ended.
+        wall_s: how long the run took.
+        num_steps: steps of all engines.
+    """
+
+    migrations_started: int
+    migrations_committed: int
+    migrations_aborted: int
+    fragmentation_time_s: NDArray[np.float64]
+    fragmentation_proportion: NDArray[np.float64]
+    instances_time_s: NDArray[np.float64]
+    instances_num: NDArray[np.int64]
+    migrating_instance_s: float
+    downtime_s: NDArray[np.float64]
+    simulated_s: float
+    wall_s: float
+    num_steps: int

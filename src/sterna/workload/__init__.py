@@ -1,0 +1,1 @@
+"""What requests come when: traces, arrivals and lengths."""

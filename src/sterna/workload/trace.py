@@ -1,0 +1,48 @@
+"""A trace: the requests of one run. Pure."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sterna.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Requests in the order of their arrival; one entry of every array a request.
+
+    Attributes:
+        name: what reports call it.
+        arrival_s: float64[n], ascending, from 0 on.
+        input_tokens: int64[n], at least 1.
+        output_tokens: int64[n], at least 1: how many tokens the model will produce.
+        priority: int64[n], the execution priority, which is the scheduling priority too.
+
+    Raises:
+        ConfigurationError: the arrays do not fit together; the message has the row.
+    """
+
+    name: str
+    arrival_s: NDArray[np.float64]
+    input_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    priority: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        for field, is_valid, rule in (
+            ("arrival_s", np.diff(self.arrival_s, prepend=0.0) >= 0, "ascending and from 0 on"),
+            ("input_tokens", self.input_tokens >= 1, "at least 1"),
+            ("output_tokens", self.output_tokens >= 1, "at least 1"),
+            ("priority", self.priority >= 0, "at least 0 (normal)"),
+        ):
+            if len(is_valid) != len(self):
+                raise ConfigurationError(
+                    f"trace {self.name}: {field} has {len(is_valid)} entries, not {len(self)}"
+                )
+            if not is_valid.all():
+                row = int(np.argmin(is_valid))
+                raise ConfigurationError(f"trace {self.name}: {field} of row {row} must be {rule}")
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
