@@ -7,12 +7,14 @@ it wants done.
 import pytest
 
 from sterna.config import MigrationConfig
+from sterna.errors import ProtocolError
 from sterna.migration.messages import (
     AdoptFailed,
     Cancelled,
     ClientAborted,
     CommitQuery,
     CopyFailed,
+    Drained,
     DrainRefused,
     Inspected,
     Mode,
@@ -218,6 +220,16 @@ def test_refused_adoption_resumes_the_request_on_the_source() -> None:
         "B ReservationFreed: send Aborted UNSUPPORTED; Ended UNSUPPORTED, 2 stages",
         "A Aborted UNSUPPORTED: StopCopying; Resume; Ended UNSUPPORTED, 2 stages",
     ]
+
+
+@pytest.mark.parametrize("num_blocks", [7, 12])
+def test_a_drain_that_keeps_no_promise_is_a_protocol_error(num_blocks: int) -> None:
+    """Fewer blocks than were copied, or more than were reserved: the engine is broken."""
+    source = source_in("DRAINING")
+    before = snapshot(source)
+    with pytest.raises(ProtocolError):
+        source.on_event(Drained(num_blocks, b"state"), START_S)
+    assert snapshot(source) == before
 
 
 def test_copying_that_does_not_catch_up_ends_at_the_stage_limit() -> None:
