@@ -30,10 +30,13 @@ from sterna.migration.source import SourceState
 from tests.migration.duet import LOSE, Duet
 from tests.migration.machines import (
     REQUEST,
+    START_S,
     M,
     N,
     inspected,
     progress,
+    snapshot,
+    source_in,
 )
 
 STAGE_0 = [
