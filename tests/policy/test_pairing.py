@@ -210,9 +210,12 @@ def test_a_move_does_not_leave_the_destination_worse_than_the_source_was() -> No
 
 def test_a_move_that_would_widen_the_gap_is_not_made() -> None:
     """By hand: 64 / 4 = 16 and 6,912 / 60 = 115 steps would become 3,216 / 3 = 1,072 and 3,760 / 61
-    = 62: the gap of 99 would become 1,010."""
+    = 62: the gap of 99 would become 1,010. And 32 and 12,000 / 4 = 3,000 would become 6,368 / 1 and
+    5,696 / 5 = 1,139: 2,968 would become 5,229."""
     few_long, many_short = evenly_loaded("i0", 12_608, 4), evenly_loaded("i1", 5_760, 60)
     assert pairs_of(few_long, many_short) == {}
+    two, four = evenly_loaded("i0", 12_608, 2), evenly_loaded("i1", 672, 4)
+    assert pairs_of(two, four) == {}
 
 
 def test_the_last_high_priority_request_takes_the_headroom_along() -> None:
