@@ -76,6 +76,8 @@ def _on_signal(stop: threading.Event) -> None:
 
 def _start_ray(config: ClusterConfig) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray would have engines yield to every other process of the machine.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray's own socket is on the loopback interface and ends with this process.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
