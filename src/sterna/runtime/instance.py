@@ -127,6 +127,10 @@ class Instance:
         """Learn who is there; whoever is not there any more is dead for good."""
         if membership.version <= self._membership.version:
             return
+        if membership.scheduler != self._membership.scheduler:
+            # Migration is disabled while the scheduler is gone (Section 5); its successor says
+            # anew what it wants.
+            self._carry_out(self._llumlet.on_destination(None, _now_s()))
         self._membership = membership
         instances = {i.instance_id: i.address for i in membership.instances}
         frontends = {f.frontend_id: f.address for f in membership.frontends}
