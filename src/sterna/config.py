@@ -195,27 +195,29 @@ class LlumletConfig:
 
     Attributes:
         report_interval_s: time between two load reports; a report also goes out at once when
-            the number of queuing requests or the migrations in flight change.
+            the number of queuing requests or the migrations in flight change. None: it reports
+            nothing by itself; whoever drives it asks for the loads (`simulator`).
         heartbeat_interval_s: a report goes out so often when nothing changes.
         retry_backoff_s: a request whose migration aborted is not chosen again for so long.
     """
 
     policy: PolicyConfig
     migration: MigrationConfig = field(default_factory=MigrationConfig)
-    report_interval_s: float = 0.05
+    report_interval_s: float | None = 0.05
     heartbeat_interval_s: float = 1.0
     retry_backoff_s: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(
-            self.report_interval_s > 0, "report_interval_s", self.report_interval_s, "positive"
-        )
-        _require(
-            self.heartbeat_interval_s >= self.report_interval_s,
-            "heartbeat_interval_s",
-            self.heartbeat_interval_s,
-            f"at least report_interval_s ({self.report_interval_s})",
-        )
+        if self.report_interval_s is not None:
+            _require(
+                self.report_interval_s > 0, "report_interval_s", self.report_interval_s, "positive"
+            )
+            _require(
+                self.heartbeat_interval_s >= self.report_interval_s,
+                "heartbeat_interval_s",
+                self.heartbeat_interval_s,
+                f"at least report_interval_s ({self.report_interval_s})",
+            )
         _require(self.retry_backoff_s >= 0, "retry_backoff_s", self.retry_backoff_s, "at least 0")
 
 

@@ -93,7 +93,7 @@ class Llumlet:
     def next_deadline_s(self) -> float | None:
         """When `on_tick` is due, or None."""
         deadlines = [self._coordinator.next_deadline_s]
-        if self._view is not None:
+        if self._view is not None and self._config.report_interval_s is not None:
             deadlines.append(self._report_due_s if self._has_changed else self._heartbeat_due_s)
         if self._num_free_slots() > 0:
             deadlines.append(self._paused_until_s)
@@ -108,6 +108,21 @@ class Llumlet:
         """
         return self._coordinator.has_machines
 
+    @property
+    def num_outgoing(self) -> int:
+        """Migrations from here that have not ended."""
+        return self._coordinator.num_outgoing
+
+    @property
+    def num_incoming(self) -> int:
+        """Migrations to here that have not ended."""
+        return self._coordinator.num_incoming
+
+    @property
+    def destination(self) -> InstanceId | None:
+        """Where the global scheduler wants requests migrated to."""
+        return self._destination
+
     def arriving_requests(self) -> frozenset[RequestId]:
         """Requests that the engine does not have yet, but is about to step."""
         return self._coordinator.arriving_requests()
@@ -116,9 +131,13 @@ class Llumlet:
 
     def on_view(self, view: InstanceView, now_s: float) -> list[LlumletEffect]:
         """The engine has made a step, or its requests have changed."""
+        self.see(view)
+        return self._conclude([], now_s)
+
+    def see(self, view: InstanceView) -> None:
+        """Take note of the engine's state without acting on it: another event follows at once."""
         self._view = self._as_terminating(view)
         self._has_changed = True
-        return self._conclude([], now_s)
 
     def on_destination(self, destination: InstanceId | None, now_s: float) -> list[LlumletEffect]:
         """The global scheduler has set this instance's destination, or unset it.
@@ -289,14 +308,15 @@ class Llumlet:
     # ------------------------------------------------------------------------------- reports
 
     def _report(self, now_s: float) -> list[Report]:
-        if self._view is None:
+        interval_s = self._config.report_interval_s
+        if self._view is None or interval_s is None:
             return []
         is_heartbeat_due = now_s >= self._heartbeat_due_s
         is_look_due = self._has_changed and now_s >= self._report_due_s
         if not (is_heartbeat_due or is_look_due or self._is_urgent(self._view)):
             return []
         self._has_changed = False
-        self._report_due_s = now_s + self._config.report_interval_s
+        self._report_due_s = now_s + interval_s
         last = self._last_report
         sequence = 1 if last is None else last.sequence + 1
         current = self._load(self._view, sequence)

@@ -1,0 +1,80 @@
+"""How an emulated engine schedules. Pure."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from sterna.errors import ConfigurationError
+
+
+class StepMode(Enum):
+    """What one step may hold."""
+
+    PREFILL_FIRST = "prefill_first"
+    """Whole prompts, or one token of every running request (vLLM 0.1, the paper's engine)."""
+    CHUNKED = "chunked"
+    """One token of every running request and chunks of prompts in one batch (vLLM 1)."""
+
+
+class Preemption(Enum):
+    """In which order running requests get memory; the last one loses its own first."""
+
+    LATEST_ARRIVED = "latest_arrived"
+    """By scheduling priority, then arrival (vLLM 0.1; vLLM 1 with priority scheduling)."""
+    LAST_ADMITTED = "last_admitted"
+    """By entry into the batch (vLLM 1, first come first served)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedEngineConfig:
+    """The limits and the rules of one emulated engine.
+
+    Attributes:
+        num_blocks: blocks of the KV cache.
+        block_size: tokens a block.
+        watermark: the fraction of all blocks that an admission leaves free.
+        max_num_seqs: running requests at most.
+        max_num_batched_tokens: tokens of one step at most. With whole prompts, one that is
+            longer runs alone.
+        step_mode: what one step may hold.
+        preemption: who loses its memory.
+        keeps_block_free: whether every running request finds a free block before each of its
+            tokens, needed or not (vLLM 0.1: the last free block is never used).
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    watermark: float = 0.01
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 12_000
+    step_mode: StepMode = StepMode.PREFILL_FIRST
+    preemption: Preemption = Preemption.LATEST_ARRIVED
+    keeps_block_free: bool = True
+
+    def __post_init__(self) -> None:
+        for option in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
+            value = getattr(self, option)
+            if value < 1:
+                raise ConfigurationError(f"{option} must be at least 1, not {value!r}")
+        if not 0 <= self.watermark < 1:
+            raise ConfigurationError(f"watermark must be in [0, 1), not {self.watermark!r}")
+        if self.num_usable_blocks < 1:
+            raise ConfigurationError(f"watermark must leave a block usable, not {self.watermark!r}")
+
+    @property
+    def watermark_blocks(self) -> int:
+        """Blocks that an admission leaves free."""
+        return int(self.watermark * self.num_blocks)
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that requests can fill by admissions alone."""
+        return self.num_blocks - self.watermark_blocks
+
+    @property
+    def total_tokens(self) -> int:
+        """M: memory usable by requests, in tokens."""
+        return self.num_usable_blocks * self.block_size
+
+    def blocks_of(self, num_tokens: int) -> int:
+        """Blocks that so many tokens take."""
+        return -(-num_tokens // self.block_size)

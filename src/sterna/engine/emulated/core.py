@@ -1,0 +1,477 @@
+"""The emulated engine's core: continuous batching over paged memory, without a clock. Pure.
+
+What vLLM's scheduler decides, decided here by the same rules: who is admitted, what a step
+computes, whose memory is taken back, and what a migration asks for (drains, reservations,
+adoptions; `engine.vllm.scheduler` has the same ones). A step is begun and ended by the caller,
+who lets its duration pass in between, on a wall clock or a virtual one; everything else is
+called between two steps.
+
+Where a rule differs between vLLM 0.1, which the paper ran, and vLLM 1, `config` chooses.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
+from sterna.engine.emulated.requests import EmulatedRequest, RequestState
+from sterna.engine.emulated.step_time import StepTime
+from sterna.errors import UnknownRequestError
+from sterna.migration.messages import Progress, Reason
+from sterna.types import (
+    Immovable,
+    InstanceId,
+    InstanceView,
+    MigrationId,
+    RequestId,
+    RequestStatus,
+    RequestView,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step under way.
+
+    Attributes:
+        duration_s: how long it takes.
+        scheduled: the requests that it computes, with the number of their tokens, in order.
+        admitted: those of them that queued until now.
+        preempted: requests whose memory was taken back when the step began, in order.
+    """
+
+    duration_s: float
+    scheduled: tuple[tuple[RequestId, int], ...]
+    admitted: tuple[RequestId, ...] = ()
+    preempted: tuple[RequestId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token that a step produced.
+
+    Attributes:
+        index: its place in the request's output, from 0.
+        is_last: the request has finished with it.
+    """
+
+    request_id: RequestId
+    index: int
+    is_last: bool
+
+
+@dataclass(slots=True)
+class _Reservation:
+    num_blocks: int = 0
+    has_slot: bool = False
+
+
+class EmulatedCore:
+    """One engine."""
+
+    def __init__(self, config: EmulatedEngineConfig, step_time: StepTime) -> None:
+        self._config = config
+        self._step_time = step_time
+        self._requests: dict[RequestId, EmulatedRequest] = {}
+        # In the order in which they get memory; the last one is preempted first.
+        self._running: list[EmulatedRequest] = []
+        self._waiting: list[EmulatedRequest] = []
+        self._drained: dict[RequestId, EmulatedRequest] = {}
+        self._reservations: dict[MigrationId, _Reservation] = {}
+        self._num_free_blocks = config.num_blocks
+        self._num_preemptions = 0
+        self._scheduled: list[tuple[EmulatedRequest, int]] = []
+
+    # ------------------------------------------------------------------------------- views
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that neither a request nor a reservation holds."""
+        return self._num_free_blocks
+
+    @property
+    def num_reserved_blocks(self) -> int:
+        """Blocks held for incoming migrations."""
+        return sum(each.num_blocks for each in self._reservations.values())
+
+    @property
+    def is_stepping(self) -> bool:
+        """Whether a step is under way."""
+        return bool(self._scheduled)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are neither requests nor reservations."""
+        return not self._requests and not self._reservations
+
+    def requests(self) -> Iterable[EmulatedRequest]:
+        """All requests that hold memory, queue or are drained."""
+        return self._requests.values()
+
+    def view(self, instance_id: InstanceId, *, is_terminating: bool = False) -> InstanceView:
+        """What the llumlet sees. During a step: the state as the step's beginning left it."""
+        running = [*self._running, *self._drained_running()]
+        return InstanceView(
+            instance_id=instance_id,
+            total_tokens=self._config.total_tokens,
+            block_size=self._config.block_size,
+            running=tuple(self._view(each, RequestStatus.RUNNING) for each in running),
+            queuing=tuple(self._view(each, RequestStatus.QUEUING) for each in self._waiting),
+            reserved_tokens=self.num_reserved_blocks * self._config.block_size,
+            num_preemptions=self._num_preemptions,
+            is_terminating=is_terminating,
+        )
+
+    def _view(self, request: EmulatedRequest, status: RequestStatus) -> RequestView:
+        is_queuing = status is RequestStatus.QUEUING
+        demand_blocks = self._config.blocks_of(request.num_tokens) if is_queuing else 0
+        return RequestView(
+            request_id=request.request_id,
+            status=status,
+            num_tokens=request.num_tokens,
+            physical_usage_tokens=request.num_blocks * self._config.block_size,
+            demand_tokens=demand_blocks * self._config.block_size,
+            scheduling_priority=request.scheduling_priority,
+            execution_priority=request.execution_priority,
+            num_output_tokens=request.num_output_tokens,
+            num_preemptions=request.num_preemptions,
+            arrival_s=request.arrival_s,
+            immovable=self._immovable(request),
+        )
+
+    def _immovable(self, request: EmulatedRequest) -> Immovable | None:
+        if request.request_id in self._drained:
+            return Immovable.MIGRATING
+        if request.num_blocks > 0 and request.is_prefilling:
+            return Immovable.PREFILLING
+        return None
+
+    def progress(self, request_id: RequestId) -> Progress | None:
+        """Where the request stands, or None when it is not here."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        num_valid_tokens = request.num_computed_tokens
+        return Progress(
+            is_queuing=request.num_blocks == 0,
+            num_full_blocks=num_valid_tokens // self._config.block_size,
+            num_blocks=self._config.blocks_of(num_valid_tokens),
+            num_preemptions=request.num_preemptions,
+            immovable=self._immovable(request) is not None,
+        )
+
+    # --------------------------------------------------------------------------- requests
+
+    def add(self, state: RequestState) -> None:
+        """Queue a request by (scheduling priority, arrival).
+
+        It may also be called during a step, whose batch does not change.
+        """
+        request = EmulatedRequest.of(state)
+        self._requests[request.request_id] = request
+        self._enqueue(request)
+
+    def abort(self, request_id: RequestId) -> None:
+        """End the request without a token; one that is not here is ignored."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        self._free(request)
+        self._drained.pop(request_id, None)
+        for requests in (self._running, self._waiting):
+            if request in requests:
+                requests.remove(request)
+
+    def _enqueue(self, request: EmulatedRequest) -> None:
+        self._waiting.insert(
+            next(
+                (
+                    place
+                    for place, other in enumerate(self._waiting)
+                    if other.scheduling_priority < request.scheduling_priority
+                    or (
+                        other.scheduling_priority == request.scheduling_priority
+                        and not other.is_preempted
+                        and other.arrival_s > request.arrival_s
+                    )
+                ),
+                len(self._waiting),
+            ),
+            request,
+        )
+
+    def _enqueue_in_front(self, request: EmulatedRequest) -> None:
+        """Queue in front of all requests of the same priority."""
+        priority = request.scheduling_priority
+        place = sum(other.scheduling_priority > priority for other in self._waiting)
+        self._waiting.insert(place, request)
+
+    def _join_batch(self, request: EmulatedRequest) -> None:
+        if self._config.preemption is Preemption.LAST_ADMITTED:
+            self._running.append(request)
+            return
+        key = (-request.scheduling_priority, request.arrival_s)
+        place = sum((-other.scheduling_priority, other.arrival_s) <= key for other in self._running)
+        self._running.insert(place, request)
+
+    # ------------------------------------------------------------------------------- steps
+
+    def begin_step(self) -> Step | None:
+        """Decide what the next step computes; None when nothing can run."""
+        assert not self._scheduled
+        admitted, preempted = self._schedule()
+        if not self._scheduled and preempted:
+            # All memory was taken back, so that there is room again for the head of the line.
+            admitted, more_preempted = self._schedule()
+            preempted += more_preempted
+        if not self._scheduled:
+            return None
+        return Step(
+            duration_s=self._duration_s(),
+            scheduled=tuple((each.request_id, num) for each, num in self._scheduled),
+            admitted=tuple(each.request_id for each in admitted),
+            preempted=tuple(each.request_id for each in preempted),
+        )
+
+    def end_step(self) -> tuple[Token, ...]:
+        """The tokens that the step under way has produced, in the order of its batch."""
+        tokens = []
+        for request, num_tokens in self._scheduled:
+            request.num_computed_tokens += num_tokens
+            if request.num_computed_tokens < request.num_tokens:
+                continue
+            index = request.num_output_tokens
+            request.num_output_tokens += 1
+            is_last = request.num_output_tokens == request.output_tokens
+            tokens.append(Token(request.request_id, index, is_last))
+            if is_last:
+                self._running.remove(request)
+                self._free(request)
+                del self._requests[request.request_id]
+        self._scheduled = []
+        return tuple(tokens)
+
+    def _schedule(self) -> tuple[list[EmulatedRequest], list[EmulatedRequest]]:
+        """Fill the step; returns the admitted and the preempted requests."""
+        if self._config.step_mode is StepMode.CHUNKED:
+            budget = self._config.max_num_batched_tokens
+            budget, preempted = self._schedule_running(budget)
+            return ([] if preempted else self._admit_chunks(budget)), preempted
+        if admitted := self._admit_prompts():
+            return admitted, []
+        _, preempted = self._schedule_running(len(self._running))
+        return [], preempted
+
+    def _schedule_running(self, budget: int) -> tuple[int, list[EmulatedRequest]]:
+        """Let running requests compute on, within the budget of tokens.
+
+        Each gets the memory for that; where there is too little, the last ones lose theirs.
+        Returns what is left of the budget, and the preempted requests.
+        """
+        preempted = []
+        place = 0
+        while place < len(self._running) and budget > 0:
+            request = self._running[place]
+            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
+            while not self._has_room(request, num_tokens):
+                preempted.append(self._preempt_last())
+                if preempted[-1] is request:
+                    return budget, preempted
+            self._compute(request, num_tokens)
+            budget -= num_tokens
+            place += 1
+        return budget, preempted
+
+    def _has_room(self, request: EmulatedRequest, num_tokens: int) -> bool:
+        num_new_blocks = self._num_new_blocks(request, num_tokens)
+        return self._num_free_blocks >= max(num_new_blocks, int(self._config.keeps_block_free))
+
+    def _preempt_last(self) -> EmulatedRequest:
+        request = self._running.pop()
+        self._free(request)
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        request.is_preempted = True
+        self._num_preemptions += 1
+        self._enqueue_in_front(request)
+        return request
+
+    def _admit_prompts(self) -> list[EmulatedRequest]:
+        """Admit whole prompts in the queue's order, until one does not fit (vLLM 0.1)."""
+        admitted: list[EmulatedRequest] = []
+        budget = self._config.max_num_batched_tokens
+        while self._waiting and self._has_slot():
+            head = self._waiting[0]
+            if (admitted and head.num_tokens > budget) or not self._fits(head, self._watermark):
+                break
+            budget -= head.num_tokens
+            self._admit(head, head.num_tokens)
+            admitted.append(head)
+        return admitted
+
+    def _admit_chunks(self, budget: int) -> list[EmulatedRequest]:
+        """Admit requests in the queue's order as long as tokens are left (vLLM 1).
+
+        The whole prompt must fit into the free memory, though it takes only what it computes.
+        The watermark is for the running requests; where none runs, it may be used.
+        """
+        admitted: list[EmulatedRequest] = []
+        while self._waiting and budget > 0 and self._has_slot():
+            head = self._waiting[0]
+            if not self._fits(head, self._watermark if self._running else 0):
+                break
+            num_tokens = min(head.num_tokens, budget)
+            budget -= num_tokens
+            self._admit(head, num_tokens)
+            admitted.append(head)
+        return admitted
+
+    def _admit(self, head: EmulatedRequest, num_tokens: int) -> None:
+        self._waiting.pop(0)
+        head.is_preempted = False
+        self._join_batch(head)
+        self._compute(head, num_tokens)
+
+    def _compute(self, request: EmulatedRequest, num_tokens: int) -> None:
+        num_new_blocks = self._num_new_blocks(request, num_tokens)
+        self._num_free_blocks -= num_new_blocks
+        request.num_blocks += num_new_blocks
+        self._scheduled.append((request, num_tokens))
+
+    def _num_new_blocks(self, request: EmulatedRequest, num_tokens: int) -> int:
+        num_needed = self._config.blocks_of(request.num_computed_tokens + num_tokens)
+        return num_needed - request.num_blocks
+
+    @property
+    def _watermark(self) -> int:
+        return self._config.watermark_blocks
+
+    def _fits(self, request: EmulatedRequest, watermark_blocks: int) -> bool:
+        num_blocks = self._config.blocks_of(request.num_tokens)
+        return num_blocks + watermark_blocks <= self._num_free_blocks
+
+    def _free(self, request: EmulatedRequest) -> None:
+        self._num_free_blocks += request.num_blocks
+        request.num_blocks = 0
+
+    def _duration_s(self) -> float:
+        num_prompt_tokens = num_pairs = num_decodes = num_context_tokens = 0
+        for request, num_tokens in self._scheduled:
+            num_before = request.num_computed_tokens
+            if request.is_prefilling:
+                num_prompt_tokens += num_tokens
+                num_pairs += num_tokens * num_tokens + 2 * num_tokens * num_before
+            else:
+                num_decodes += 1
+                num_context_tokens += num_before + num_tokens
+        return self._step_time.duration_s(
+            num_prompt_tokens, num_pairs, num_decodes, num_context_tokens
+        )
+
+    # ------------------------------------------------------------------------------ source
+
+    def begin_drain(
+        self, request_id: RequestId, num_preemptions: int, first_block: int, max_blocks: int | None
+    ) -> bool | Reason | None:
+        """Take the request out of the batch or queue, its blocks and slot kept.
+
+        Returns True when it left, None when it has more than `max_blocks` blocks (None: any
+        number will do) from `first_block` on, else the reason why it stays.
+        """
+        progress = self.progress(request_id)
+        if progress is None:
+            return Reason.REQUEST_UNKNOWN
+        if progress.num_preemptions != num_preemptions:
+            return Reason.REQUEST_PREEMPTED
+        if progress.immovable:
+            return Reason.REQUEST_IMMOVABLE
+        if max_blocks is not None and progress.num_blocks - first_block > max_blocks:
+            return None
+        request = self._requests[request_id]
+        (self._waiting if progress.is_queuing else self._running).remove(request)
+        self._drained[request_id] = request
+        return True
+
+    def export(self, request_id: RequestId) -> RequestState:
+        """What the destination needs to go on with the drained request."""
+        return self._drained[request_id].state()
+
+    def resume(self, request_id: RequestId) -> None:
+        """Put the drained request back where it was."""
+        request = self._forget_drained(request_id)
+        if request.num_blocks > 0:
+            self._join_batch(request)
+        else:
+            self._enqueue_in_front(request)
+
+    def release(self, request_id: RequestId) -> None:
+        """Free the drained request without a token."""
+        request = self._forget_drained(request_id)
+        self._free(request)
+        del self._requests[request_id]
+
+    def _forget_drained(self, request_id: RequestId) -> EmulatedRequest:
+        request = self._drained.pop(request_id, None)
+        if request is None:
+            raise UnknownRequestError(f"request {request_id} is not drained on this engine")
+        return request
+
+    def _drained_running(self) -> list[EmulatedRequest]:
+        return [each for each in self._drained.values() if each.num_blocks > 0]
+
+    # ------------------------------------------------------------------------- destination
+
+    def reserve(
+        self, migration_id: MigrationId, num_blocks: int, *, needs_slot: bool
+    ) -> Reason | None:
+        """Let the migration's reservation reach `num_blocks` blocks, and a batch slot when asked.
+
+        Returns why nothing was reserved, or None. The watermark stays free, as it does when a
+        request is admitted.
+        """
+        reservation = self._reservations.get(migration_id, _Reservation())
+        num_new_blocks = max(0, num_blocks - reservation.num_blocks)
+        if num_new_blocks > self._num_free_blocks - self._config.watermark_blocks:
+            return Reason.NO_MEMORY
+        if needs_slot and not reservation.has_slot and not self._has_slot():
+            return Reason.NO_SLOT
+        self._num_free_blocks -= num_new_blocks
+        reservation.num_blocks += num_new_blocks
+        reservation.has_slot = reservation.has_slot or needs_slot
+        self._reservations[migration_id] = reservation
+        return None
+
+    def free_reservation(self, migration_id: MigrationId) -> None:
+        """Give the reservation back, if there is one."""
+        reservation = self._reservations.pop(migration_id, None)
+        if reservation is not None:
+            self._num_free_blocks += reservation.num_blocks
+
+    def adopt(self, migration_id: MigrationId, state: RequestState, num_blocks: int) -> None:
+        """Take the migrated request in, which comes with KV in the reservation's first blocks.
+
+        It runs from the next step on. One that comes without KV queues: by arrival, or in front
+        of its priority when it has run before.
+
+        Raises:
+            KeyError: there is no such reservation.
+        """
+        reservation = self._reservations.pop(migration_id)
+        assert num_blocks <= reservation.num_blocks
+        self._num_free_blocks += reservation.num_blocks - num_blocks
+        request = EmulatedRequest.of(state)
+        self._requests[request.request_id] = request
+        if num_blocks > 0:
+            request.num_blocks = num_blocks
+            self._join_batch(request)
+            return
+        request.num_computed_tokens = 0
+        if request.num_output_tokens > 0:
+            request.is_preempted = True
+            self._enqueue_in_front(request)
+        else:
+            self._enqueue(request)
+
+    def _has_slot(self) -> bool:
+        num_held = len(self._drained_running())
+        num_held += sum(each.has_slot for each in self._reservations.values())
+        return len(self._running) + num_held < self._config.max_num_seqs

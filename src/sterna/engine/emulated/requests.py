@@ -1,0 +1,101 @@
+"""A request on an emulated engine. Pure."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from sterna.types import NORMAL, Priority, RequestId
+
+
+class RequestState(msgspec.Struct, frozen=True, array_like=True):
+    """A request as it travels: all that an emulated engine needs to go on with it.
+
+    Attributes:
+        prompt_tokens: length of the prompt.
+        output_tokens: how many tokens it will produce: an emulated engine knows its end.
+        arrival_s: when it reached the cluster.
+        num_output_tokens: how many tokens it has produced.
+        num_computed_tokens: of how many tokens, from the first on, the KV is there.
+    """
+
+    request_id: RequestId
+    prompt_tokens: int
+    output_tokens: int
+    arrival_s: float
+    scheduling_priority: Priority = NORMAL
+    execution_priority: Priority = NORMAL
+    num_output_tokens: int = 0
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
+
+    def encode(self) -> bytes:
+        """The state as bytes; `decode_state` reads them."""
+        return msgspec.msgpack.encode(self)
+
+
+def decode_state(payload: bytes) -> RequestState:
+    """The state that `RequestState.encode` wrote."""
+    return msgspec.msgpack.decode(payload, type=RequestState)
+
+
+@dataclass(slots=True, eq=False)
+class EmulatedRequest:
+    """A request and the memory that it holds; changed by its engine alone.
+
+    Attributes:
+        num_tokens: prompt and output so far. The KV of the last one is computed by the step
+            that produces the next one.
+        num_blocks: blocks held.
+        is_preempted: it queues because its memory was taken back.
+    """
+
+    request_id: RequestId
+    prompt_tokens: int
+    output_tokens: int
+    arrival_s: float
+    scheduling_priority: Priority
+    execution_priority: Priority
+    num_output_tokens: int
+    num_computed_tokens: int
+    num_preemptions: int
+    num_blocks: int = 0
+    is_preempted: bool = False
+
+    @classmethod
+    def of(cls, state: RequestState) -> "EmulatedRequest":
+        """The request that arrives with this state, without memory."""
+        return cls(
+            request_id=state.request_id,
+            prompt_tokens=state.prompt_tokens,
+            output_tokens=state.output_tokens,
+            arrival_s=state.arrival_s,
+            scheduling_priority=state.scheduling_priority,
+            execution_priority=state.execution_priority,
+            num_output_tokens=state.num_output_tokens,
+            num_computed_tokens=state.num_computed_tokens,
+            num_preemptions=state.num_preemptions,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return self.prompt_tokens + self.num_output_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether KV of more than its last token is missing."""
+        return self.num_output_tokens == 0 or self.num_computed_tokens < self.num_tokens - 1
+
+    def state(self) -> RequestState:
+        """The request as it travels."""
+        return RequestState(
+            request_id=self.request_id,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            arrival_s=self.arrival_s,
+            scheduling_priority=self.scheduling_priority,
+            execution_priority=self.execution_priority,
+            num_output_tokens=self.num_output_tokens,
+            num_computed_tokens=self.num_computed_tokens,
+            num_preemptions=self.num_preemptions,
+        )

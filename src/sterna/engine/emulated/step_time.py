@@ -1,0 +1,92 @@
+"""How long a step takes, from what it computes. Pure.
+
+A prompt of n tokens costs time in n (matrix products) and in the pairs of tokens that attend to
+each other, n^2. A decode reads the weights once for the whole batch, costs a little a request,
+and reads the KV cache of all its tokens. A step with both reads the weights once, so that the
+prompt's chunks add their own work alone to the decode.
+"""
+
+from dataclasses import dataclass, fields
+
+from sterna.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The constants, in seconds.
+
+    Attributes:
+        prefill_s: of a step that only prefills, whatever it holds.
+        prefill_token_s: a token of a prompt.
+        prefill_pair_s: a pair of attending tokens: n^2 for a whole prompt, n^2 + 2nc for a chunk
+            of n after c tokens.
+        prefill_min_s: the least that a step that only prefills takes.
+        decode_s: of a step that decodes, whatever the batch.
+        decode_request_s: a request in the decoding batch.
+        decode_token_s: a token in the KV cache of the decoding batch.
+    """
+
+    prefill_s: float
+    prefill_token_s: float
+    prefill_pair_s: float
+    prefill_min_s: float
+    decode_s: float
+    decode_request_s: float
+    decode_token_s: float
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value < 0:
+                raise ConfigurationError(f"{each.name} must be at least 0, not {value!r}")
+        if self.decode_s <= 0 or max(self.prefill_s, self.prefill_min_s) <= 0:
+            raise ConfigurationError("a step must take time: decode_s and prefill_min_s")
+
+    @property
+    def constants(self) -> tuple[float, float, float, float, float, float, float]:
+        """The constants in the order in which `step_duration_s` takes them."""
+        return (
+            self.prefill_s,
+            self.prefill_token_s,
+            self.prefill_pair_s,
+            self.prefill_min_s,
+            self.decode_s,
+            self.decode_request_s,
+            self.decode_token_s,
+        )
+
+    def duration_s(
+        self, num_prompt_tokens: int, num_pairs: int, num_decodes: int, num_context_tokens: int
+    ) -> float:
+        """The duration of a step; see `step_duration_s`."""
+        return step_duration_s(
+            *self.constants, num_prompt_tokens, num_pairs, num_decodes, num_context_tokens
+        )
+
+
+def step_duration_s(
+    prefill_s: float,
+    prefill_token_s: float,
+    prefill_pair_s: float,
+    prefill_min_s: float,
+    decode_s: float,
+    decode_request_s: float,
+    decode_token_s: float,
+    num_prompt_tokens: int,
+    num_pairs: int,
+    num_decodes: int,
+    num_context_tokens: int,
+) -> float:
+    """Duration of a step in seconds. The compiled kernel uses this very function.
+
+    Args:
+        num_prompt_tokens: tokens of prompts and chunks.
+        num_pairs: their pairs of attending tokens.
+        num_decodes: requests of which the step computes one token.
+        num_context_tokens: tokens of these requests, the computed one included.
+    """
+    prompts_s = prefill_token_s * num_prompt_tokens + prefill_pair_s * num_pairs
+    if num_decodes == 0:
+        return max(prefill_min_s, prefill_s + prompts_s)
+    batch_s = decode_s + decode_request_s * num_decodes + decode_token_s * num_context_tokens
+    return batch_s + prompts_s

@@ -1,0 +1,67 @@
+"""What a simulation runs, and how. Pure."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from sterna.config import MigrationConfig, PolicyConfig, ScalingConfig
+from sterna.engine.emulated.config import EmulatedEngineConfig
+from sterna.engine.emulated.copy_time import CopyTime
+from sterna.engine.emulated.step_time import StepTime
+from sterna.errors import ConfigurationError
+
+
+class Report(Enum):
+    """What the global scheduler knows of an instance when it decides."""
+
+    LIVE = "live"
+    """The instance's state at this moment."""
+    STALE = "stale"
+    """The state at the beginning of the last step that has ended, as in the paper's runs: what
+    was dispatched since then, or came in during that step, is not seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationConfig:
+    """One run, except for its trace.
+
+    Attributes:
+        num_instances: instances at the start.
+        report: what the scheduler knows when it decides.
+        scaling: None leaves the number of instances alone.
+        start_delay_s: from the decision to add an instance until it can serve.
+        dispatch_delay_s: from a request's arrival until it queues on its instance.
+        message_delay_s: from one llumlet to another.
+        retry_backoff_s: a request whose migration aborted is not chosen again for so long.
+        fragmentation_interval_s: time between two samples of the fragmentation; None: none.
+        is_fast: whether compiled code advances the engines; the results are the same.
+        has_checks: whether every event is followed by the checks of `checkers`.
+    """
+
+    engine: EmulatedEngineConfig
+    step_time: StepTime
+    copy_time: CopyTime
+    policy: PolicyConfig
+    num_instances: int = 16
+    report: Report = Report.LIVE
+    migration: MigrationConfig = field(default_factory=MigrationConfig)
+    scaling: ScalingConfig | None = None
+    start_delay_s: float = 0.0
+    dispatch_delay_s: float = 0.0
+    message_delay_s: float = 0.0015
+    retry_backoff_s: float = 1.0
+    fragmentation_interval_s: float | None = 1.0
+    is_fast: bool = True
+    has_checks: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_instances < 1:
+            raise ConfigurationError(f"num_instances must be at least 1, not {self.num_instances}")
+        for option in ("start_delay_s", "dispatch_delay_s", "message_delay_s", "retry_backoff_s"):
+            value = getattr(self, option)
+            if value < 0:
+                raise ConfigurationError(f"{option} must be at least 0, not {value!r}")
+        interval_s = self.fragmentation_interval_s
+        if interval_s is not None and interval_s <= 0:
+            raise ConfigurationError(
+                f"fragmentation_interval_s must be positive or None, not {interval_s!r}"
+            )

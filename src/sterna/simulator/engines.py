@@ -1,0 +1,122 @@
+"""What the simulation asks of the engines of all instances, plain or compiled. Pure.
+
+An engine is named by its row; a row that was stopped can be started again for another instance.
+A request is named by its place in the trace. A step begins and ends at known moments; whatever
+changes an engine happens between two steps, but for `add`, which the step under way does not
+notice.
+"""
+
+from typing import Protocol
+
+from sterna.metrics.records import Records
+from sterna.migration.messages import Progress, Reason
+from sterna.types import InstanceId, InstanceLoad, InstanceView, MigrationId, RequestId
+
+
+def request_id_of(index: int) -> RequestId:
+    """The id of a request of the trace; ids sort as the indexes do."""
+    return RequestId(f"r{index:09d}")
+
+
+def index_of(request_id: RequestId) -> int:
+    """The request's place in the trace."""
+    return int(request_id[1:])
+
+
+class Engines(Protocol):
+    """The engines of all instances."""
+
+    steps_alone: bool
+    """Whether `advance` ends and begins steps without being told to; else each step is to be
+    ended and begun by the caller, at its time."""
+    num_ended: int
+    """Requests that have produced their last token."""
+    num_steps: int
+    """Steps begun."""
+
+    def start(self, row: int, instance_id: InstanceId) -> None:
+        """An engine without requests begins to exist."""
+
+    def stop(self, row: int) -> None:
+        """The engine, which is empty, ceases to exist."""
+
+    # ------------------------------------------------------------------------------- steps
+
+    def advance(self, until_s: float) -> None:
+        """Let all steps pass that end by then."""
+
+    def advance_row(self, row: int, until_s: float) -> None:
+        """Let this engine's steps pass that end by then."""
+
+    def step_end_s(self, row: int) -> float | None:
+        """When the step under way ends, or None between two steps."""
+
+    def hold(self, row: int) -> None:
+        """Have `advance` not begin a step after the one under way: the caller will."""
+
+    def end_step(self, row: int, now_s: float) -> None:
+        """The step under way ends now."""
+
+    def begin_step(self, row: int, now_s: float) -> float | None:
+        """Begin a step, when there is anything to compute; returns when it will end."""
+
+    # ------------------------------------------------------------------------------- loads
+
+    def set_terminating(self, row: int) -> None:
+        """Have views and loads say that the instance is being emptied."""
+
+    def changed_rows(self) -> list[int]:
+        """Engines whose load may have changed since this was last asked, in order."""
+
+    def load(
+        self, row: int, *, sequence: int, num_migrating_out: int, num_migrating_in: int
+    ) -> InstanceLoad:
+        """What the instance's llumlet has reported last."""
+
+    def view(self, row: int) -> InstanceView:
+        """The engine's state."""
+
+    def is_empty(self, row: int) -> bool:
+        """Whether there are neither requests nor reservations."""
+
+    def fragmented_tokens(self) -> tuple[int, list[int], int]:
+        """Free memory of all instances, the demands of the requests that block the head of a
+        line because they do not fit, and the total memory; in tokens."""
+
+    # ---------------------------------------------------------------------------- requests
+
+    def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
+        """Queue a request of the trace."""
+
+    def progress(self, row: int, index: int) -> Progress | None:
+        """Where the request stands, or None when it is not here."""
+
+    def begin_drain(
+        self, row: int, index: int, num_preemptions: int, first_block: int, max_blocks: int | None
+    ) -> bool | Reason | None:
+        """See `EmulatedCore.begin_drain`."""
+
+    def export(self, row: int, index: int) -> bytes:
+        """The state of a drained request."""
+
+    def resume(self, row: int, index: int) -> None:
+        """See `EmulatedCore.resume`."""
+
+    def release(self, row: int, index: int) -> None:
+        """See `EmulatedCore.release`."""
+
+    def reserve(
+        self, row: int, migration_id: MigrationId, num_blocks: int, *, needs_slot: bool
+    ) -> Reason | None:
+        """See `EmulatedCore.reserve`."""
+
+    def free_reservation(self, row: int, migration_id: MigrationId) -> None:
+        """See `EmulatedCore.free_reservation`."""
+
+    def adopt(
+        self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int
+    ) -> None:
+        """See `EmulatedCore.adopt`."""
+
+    def records(self) -> Records:
+        """What came of the requests."""

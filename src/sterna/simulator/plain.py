@@ -1,0 +1,265 @@
+"""The engines of all instances, step by step: every step is two events. Pure.
+
+The reference for the compiled ones (`fast`), and what the checks look into.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sterna.engine.emulated.core import EmulatedCore, Step
+from sterna.engine.emulated.requests import RequestState, decode_state
+from sterna.metrics.records import Records
+from sterna.migration.messages import Progress, Reason
+from sterna.policy.virtual_usage import load
+from sterna.simulator.config import Report, SimulationConfig
+from sterna.simulator.engines import index_of, request_id_of
+from sterna.types import InstanceId, InstanceLoad, InstanceView, MigrationId, Priority
+from sterna.workload.trace import Trace
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """What a report says: the state, and the last dispatch that is part of it."""
+
+    view: InstanceView
+    last_dispatch: int
+
+
+@dataclass(slots=True)
+class _Engine:
+    instance_id: InstanceId
+    core: EmulatedCore
+    step: Step | None = None
+    end_s: float = 0.0
+    is_terminating: bool = False
+    last_dispatch: int = 0
+    begun: _Snapshot | None = None
+    reported: _Snapshot | None = None
+
+
+@dataclass(slots=True)
+class _Times:
+    """What is being recorded of one request; None until it has happened."""
+
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    end_s: float | None = None
+    num_preemptions: int = 0
+    loss_s: float = 0.0
+    preempted_s: float | None = None
+    num_tokens: int = 0
+
+
+class PlainEngines:
+    """One `EmulatedCore` an instance; see `engines.Engines` for the methods."""
+
+    steps_alone = False
+
+    def __init__(self, trace: Trace, config: SimulationConfig) -> None:
+        self._trace = trace
+        self._config = config
+        self._engines: dict[int, _Engine] = {}
+        self._changed: set[int] = set()
+        self._times = [_Times() for _ in range(len(trace))]
+        self.num_ended = 0
+        self.num_steps = 0
+
+    def start(self, row: int, instance_id: InstanceId) -> None:
+        core = EmulatedCore(self._config.engine, self._config.step_time)
+        self._engines[row] = _Engine(instance_id, core)
+        self._report_now(row)
+
+    def stop(self, row: int) -> None:
+        assert self.is_empty(row)
+        del self._engines[row]
+        self._changed.discard(row)
+
+    def core(self, row: int) -> EmulatedCore:
+        """The engine itself, for the checks."""
+        return self._engines[row].core
+
+    # ------------------------------------------------------------------------------- steps
+
+    def advance(self, until_s: float) -> None:
+        pass
+
+    def advance_row(self, row: int, until_s: float) -> None:
+        pass
+
+    def step_end_s(self, row: int) -> float | None:
+        engine = self._engines[row]
+        return None if engine.step is None else engine.end_s
+
+    def hold(self, row: int) -> None:
+        pass
+
+    def begin_step(self, row: int, now_s: float) -> float | None:
+        engine = self._engines[row]
+        step = engine.core.begin_step()
+        if step is None:
+            # An engine that does not step has nobody who would report its state later.
+            self._report_now(row)
+            return None
+        self.num_steps += 1
+        engine.step = step
+        engine.end_s = now_s + step.duration_s
+        for request_id in step.preempted:
+            times = self._times[index_of(request_id)]
+            times.num_preemptions += 1
+            if times.preempted_s is None:
+                # The step that it misses would have brought its next token.
+                times.preempted_s = engine.end_s
+        for request_id in step.admitted:
+            times = self._times[index_of(request_id)]
+            if times.first_scheduled_s is None:
+                times.first_scheduled_s = now_s
+        engine.begun = self._snapshot(engine)
+        self._changed.add(row)
+        return engine.end_s
+
+    def end_step(self, row: int, now_s: float) -> None:
+        engine = self._engines[row]
+        assert engine.step is not None
+        assert now_s == engine.end_s
+        for token in engine.core.end_step():
+            times = self._times[index_of(token.request_id)]
+            assert token.index == times.num_tokens, "tokens in order, each of them once"
+            times.num_tokens += 1
+            if times.first_token_s is None:
+                times.first_token_s = now_s
+            if times.preempted_s is not None:
+                times.loss_s += now_s - times.preempted_s
+                times.preempted_s = None
+            if token.is_last:
+                assert times.end_s is None
+                times.end_s = now_s
+                self.num_ended += 1
+        engine.step = None
+        engine.reported = engine.begun
+        self._changed.add(row)
+
+    # ------------------------------------------------------------------------------- loads
+
+    def set_terminating(self, row: int) -> None:
+        self._engines[row].is_terminating = True
+        self._changed.add(row)
+
+    def changed_rows(self) -> list[int]:
+        rows = sorted(self._changed)
+        self._changed.clear()
+        return rows
+
+    def load(
+        self, row: int, *, sequence: int, num_migrating_out: int, num_migrating_in: int
+    ) -> InstanceLoad:
+        engine = self._engines[row]
+        snapshot = engine.reported
+        if self._config.report is Report.LIVE or snapshot is None:
+            snapshot = self._snapshot(engine)
+        return load(
+            replace(snapshot.view, is_terminating=engine.is_terminating),
+            self._config.policy,
+            sequence=sequence,
+            last_dispatch=snapshot.last_dispatch,
+            num_migrating_out=num_migrating_out,
+            num_migrating_in=num_migrating_in,
+        )
+
+    def view(self, row: int) -> InstanceView:
+        engine = self._engines[row]
+        return engine.core.view(engine.instance_id, is_terminating=engine.is_terminating)
+
+    def is_empty(self, row: int) -> bool:
+        return self._engines[row].core.is_empty
+
+    def fragmented_tokens(self) -> tuple[int, list[int], int]:
+        config = self._config.engine
+        free_tokens = 0
+        demands_tokens = []
+        for row in sorted(self._engines):
+            core = self._engines[row].core
+            free_tokens += core.num_free_blocks * config.block_size
+            queuing = self.view(row).queuing
+            if queuing:
+                room_blocks = core.num_free_blocks - config.watermark_blocks
+                if queuing[0].demand_tokens > room_blocks * config.block_size:
+                    demands_tokens.append(queuing[0].demand_tokens)
+        total_tokens = len(self._engines) * config.num_blocks * config.block_size
+        return free_tokens, demands_tokens, total_tokens
+
+    def _snapshot(self, engine: _Engine) -> _Snapshot:
+        return _Snapshot(engine.core.view(engine.instance_id), engine.last_dispatch)
+
+    def _report_now(self, row: int) -> None:
+        engine = self._engines[row]
+        engine.reported = self._snapshot(engine)
+        self._changed.add(row)
+
+    # ---------------------------------------------------------------------------- requests
+
+    def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
+        engine = self._engines[row]
+        priority = Priority(int(self._trace.priority[index]))
+        engine.core.add(
+            RequestState(
+                request_id=request_id_of(index),
+                prompt_tokens=int(self._trace.input_tokens[index]),
+                output_tokens=int(self._trace.output_tokens[index]),
+                arrival_s=float(self._trace.arrival_s[index]),
+                scheduling_priority=priority,
+                execution_priority=priority,
+            )
+        )
+        engine.last_dispatch = dispatch_number
+        self._changed.add(row)
+
+    def progress(self, row: int, index: int) -> Progress | None:
+        return self._engines[row].core.progress(request_id_of(index))
+
+    def begin_drain(
+        self, row: int, index: int, num_preemptions: int, first_block: int, max_blocks: int | None
+    ) -> bool | Reason | None:
+        core = self._engines[row].core
+        return core.begin_drain(request_id_of(index), num_preemptions, first_block, max_blocks)
+
+    def export(self, row: int, index: int) -> bytes:
+        return self._engines[row].core.export(request_id_of(index)).encode()
+
+    def resume(self, row: int, index: int) -> None:
+        self._engines[row].core.resume(request_id_of(index))
+
+    def release(self, row: int, index: int) -> None:
+        self._engines[row].core.release(request_id_of(index))
+
+    def reserve(
+        self, row: int, migration_id: MigrationId, num_blocks: int, *, needs_slot: bool
+    ) -> Reason | None:
+        return self._engines[row].core.reserve(migration_id, num_blocks, needs_slot=needs_slot)
+
+    def free_reservation(self, row: int, migration_id: MigrationId) -> None:
+        self._engines[row].core.free_reservation(migration_id)
+
+    def adopt(
+        self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int
+    ) -> None:
+        self._engines[row].core.adopt(migration_id, decode_state(state), num_blocks)
+
+    def records(self) -> Records:
+        nan = float("nan")
+
+        def seconds(name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+            values = [getattr(times, name) for times in self._times]
+            return np.array([nan if value is None else value for value in values], np.float64)
+
+        return Records(
+            arrival_s=self._trace.arrival_s,
+            first_token_s=seconds("first_token_s"),
+            end_s=seconds("end_s"),
+            input_tokens=self._trace.input_tokens,
+            output_tokens=self._trace.output_tokens,
+            priority=self._trace.priority,
+            num_preemptions=np.array([each.num_preemptions for each in self._times], np.int64),
+            preemption_loss_s=seconds("loss_s"),
+            queue_s=seconds("first_scheduled_s") - self._trace.arrival_s,
+        )

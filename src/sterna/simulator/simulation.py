@@ -1,0 +1,457 @@
+"""The simulated cluster: production scheduling over emulated engines, in virtual time.
+
+One event after the other: steps end, messages and copies arrive, requests come, the global
+scheduler holds its rounds. What these lead to is decided by the very `GlobalScheduler`,
+`Llumlet`s and policies that serve; here their effects take time and happen.
+
+There is no randomness in here, and nothing depends on the order of sets or on the clock: the
+same trace and configuration give the same records, bit for bit, in every process.
+"""
+
+import math
+import time
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from sterna.config import LlumletConfig
+from sterna.errors import ConfigurationError
+from sterna.global_scheduler import Dispatch, Effect, GlobalScheduler, SetDestination
+from sterna.messages import DispatchRequest
+from sterna.metrics.fragmentation import fragmentation_proportion
+from sterna.metrics.records import ClusterRecord, Records
+from sterna.migration.messages import CopyBlocks, Ended, Message
+from sterna.policy.scaling import ScaleUp, Terminate
+from sterna.simulator.config import SimulationConfig
+from sterna.simulator.engines import Engines, request_id_of
+from sterna.simulator.events import EventQueue, Rank
+from sterna.simulator.instance import Instance
+from sterna.simulator.links import Copy, Links
+from sterna.simulator.plain import PlainEngines
+from sterna.types import FrontendId, InstanceId, MigrationId, Priority
+from sterna.workload.trace import Trace
+
+FRONTEND = FrontendId(0)
+
+
+def simulate(trace: Trace, config: SimulationConfig) -> tuple[Records, ClusterRecord]:
+    """Run the trace to its end.
+
+    Raises:
+        ConfigurationError: a request of the trace can never be served by such an instance.
+    """
+    begin_s = time.perf_counter()
+    simulation = Simulation(trace, config)
+    simulation.run()
+    return simulation.result(time.perf_counter() - begin_s)
+
+
+class Simulation:
+    """One run."""
+
+    def __init__(self, trace: Trace, config: SimulationConfig) -> None:
+        _require_servable(trace, config)
+        self._trace = trace
+        self._config = config
+        self._engines = _engines(trace, config)
+        self._scheduler = GlobalScheduler(config.policy, now_s=0.0, scaling=config.scaling)
+        self._llumlet_config = LlumletConfig(
+            policy=config.policy,
+            migration=config.migration,
+            report_interval_s=None,
+            retry_backoff_s=config.retry_backoff_s,
+        )
+        self._events = EventQueue()
+        self._links = Links()
+        self._instances: dict[InstanceId, Instance] = {}
+        self._rows: dict[int, Instance] = {}
+        self._num_started = 0
+        self._num_reports: dict[InstanceId, int] = {}
+        self._next_arrival = 0
+        self._arrivals_s: list[float] = trace.arrival_s.tolist()
+        self._demands_tokens = _demands_tokens(trace, config)
+        self._priorities: list[int] = trace.priority.tolist()
+        # The ends of steps that are events although engines step alone.
+        self._stops_s: dict[int, float] = {}
+        self._tick_at_s: dict[InstanceId, float] = {}
+        self._recorder = _Recorder()
+        self._is_over = len(trace) == 0
+
+    # --------------------------------------------------------------------------------- loop
+
+    def run(self) -> None:
+        """Let everything happen until every request has ended."""
+        for _ in range(self._config.num_instances):
+            self._launch(0.0, 0.0)
+        self._plan_round(0.0)
+        self._plan_sample(0.0)
+        num_requests = len(self._trace)
+        while not self._is_over:
+            event = self._events.next
+            if self._next_arrival < num_requests:
+                arrival = (self._arrivals_s[self._next_arrival], Rank.ARRIVAL)
+                if event is None or arrival < event:
+                    self._arrive(arrival[0])
+                    continue
+            if event is None:
+                # No round and no sample is to come either.
+                self._engines.advance(math.inf)
+                break
+            now_s, action = self._events.pop()
+            action(now_s)
+        assert self._engines.num_ended == num_requests, "every request ends"
+
+    def result(self, wall_s: float) -> tuple[Records, ClusterRecord]:
+        """What came of the run."""
+        records = self._engines.records()
+        simulated_s = float(records.end_s.max()) if len(records) else 0.0
+        num_in_flight = sum(each.llumlet.num_outgoing for each in self._instances.values())
+        recorded = self._recorder
+        for instance in self._instances.values():
+            recorded.set_migrating(instance.instance_id, False, simulated_s)
+        return records, ClusterRecord(
+            migrations_started=recorded.num_committed + recorded.num_aborted + num_in_flight,
+            migrations_committed=recorded.num_committed,
+            migrations_aborted=recorded.num_aborted,
+            fragmentation_time_s=np.array(recorded.sample_s, np.float64),
+            fragmentation_proportion=np.array(recorded.proportions, np.float64),
+            instances_time_s=np.array(recorded.instances_s, np.float64),
+            instances_num=np.array(recorded.num_instances, np.int64),
+            migrating_instance_s=recorded.migrating_s,
+            downtime_s=np.array(recorded.downtimes_s, np.float64),
+            simulated_s=simulated_s,
+            wall_s=wall_s,
+            num_steps=self._engines.num_steps,
+        )
+
+    # ----------------------------------------------------------------------- dispatch, rounds
+
+    def _arrive(self, now_s: float) -> None:
+        index = self._next_arrival
+        self._next_arrival += 1
+        self._engines.advance(now_s)
+        self._report_loads(now_s)
+        priority = Priority(self._priorities[index])
+        request = DispatchRequest(
+            frontend_id=FRONTEND,
+            request_id=request_id_of(index),
+            demand_tokens=self._demands_tokens[index],
+            arrival_s=now_s,
+            scheduling_priority=priority,
+            execution_priority=priority,
+        )
+        self._carry_out(self._scheduler.on_request(request, now_s), now_s)
+
+    def _round(self, now_s: float) -> None:
+        if self._advance_to_decision(now_s):
+            return
+        self._report_loads(now_s)
+        self._carry_out(self._scheduler.on_tick(now_s), now_s)
+        self._plan_round(now_s)
+
+    def _advance_to_decision(self, now_s: float) -> bool:
+        """Let every engine reach this moment; returns whether all requests have ended by then.
+
+        The only events that look whether the run is over: they happen at the same times however
+        the engines are stepped.
+        """
+        self._engines.advance(now_s)
+        self._is_over = self._engines.num_ended == len(self._trace)
+        return self._is_over
+
+    def _plan_round(self, now_s: float) -> None:
+        deadline_s = self._scheduler.next_deadline_s
+        if deadline_s is not None:
+            self._events.push(max(now_s, deadline_s), Rank.ROUND, self._round)
+
+    def _report_loads(self, now_s: float) -> None:
+        """Tell the scheduler whatever it does not know yet."""
+        for row in self._engines.changed_rows():
+            instance = self._rows[row]
+            number = self._num_reports[instance.instance_id] + 1
+            self._num_reports[instance.instance_id] = number
+            load = self._engines.load(
+                row,
+                sequence=number,
+                num_migrating_out=instance.llumlet.num_outgoing,
+                num_migrating_in=instance.llumlet.num_incoming,
+            )
+            self._carry_out(self._scheduler.on_load(load, now_s), now_s)
+
+    def _carry_out(self, effects: list[Effect], now_s: float) -> None:
+        for effect in effects:
+            match effect:
+                case Dispatch():
+                    self._dispatch(effect, now_s)
+                case SetDestination(source, destination):
+                    self._instances[source].on_destination(destination, now_s)
+                case ScaleUp(num_instances):
+                    for _ in range(num_instances):
+                        self._launch(now_s, self._config.start_delay_s)
+                case Terminate(instance_id):
+                    self._terminate(self._instances[instance_id], now_s)
+
+    def _dispatch(self, dispatch: Dispatch, now_s: float) -> None:
+        delay_s = self._config.dispatch_delay_s
+        if delay_s == 0:
+            self._deliver(dispatch, now_s)
+        else:
+            self._events.push(now_s + delay_s, Rank.MESSAGE, partial(self._deliver, dispatch))
+
+    def _deliver(self, dispatch: Dispatch, now_s: float) -> None:
+        instance = self._instances[dispatch.instance_id]
+        self._engines.advance_row(instance.row, now_s)
+        instance.on_request_admitted(dispatch.request_id, dispatch.dispatch_number)
+        index = int(dispatch.request_id[1:])
+        self._engines.add(instance.row, index, dispatch.dispatch_number, now_s)
+        self._step_if_idle(instance, now_s)
+
+    # -------------------------------------------------------------------------------- steps
+
+    def _step_if_idle(self, instance: Instance, now_s: float) -> None:
+        if self._engines.step_end_s(instance.row) is None:
+            self._between_steps(instance, now_s)
+
+    def _end_step(self, instance: Instance, now_s: float) -> None:
+        self._engines.end_step(instance.row, now_s)
+        self._between_steps(instance, now_s)
+
+    def _between_steps(self, instance: Instance, now_s: float) -> None:
+        instance.run_commands(now_s)
+        end_s = self._engines.begin_step(instance.row, now_s)
+        if end_s is None:
+            self._end_if_empty(instance, now_s)
+        elif not self._engines.steps_alone:
+            self._plan_step_end(instance, end_s)
+        elif instance.is_terminating:
+            self._stop_after_step(instance, end_s)
+
+    def _stop_after_step(self, instance: Instance, end_s: float) -> None:
+        """Be there when the step under way ends, where engines step alone."""
+        if self._stops_s.get(instance.row) != end_s:
+            self._stops_s[instance.row] = end_s
+            self._engines.hold(instance.row)
+            self._plan_step_end(instance, end_s)
+
+    def _plan_step_end(self, instance: Instance, end_s: float) -> None:
+        action = partial(self._end_step, instance)
+        self._events.push(end_s, Rank.STEP_END, action, instance.row)
+
+    # --------------------------------------------------------------------------- migrations
+
+    def send(self, sender: InstanceId, peer: InstanceId, message: Message, now_s: float) -> None:
+        """Deliver the message to the peer's llumlet, later."""
+        action = partial(self._receive, sender, peer, message)
+        self._events.push(now_s + self._config.message_delay_s, Rank.MESSAGE, action)
+
+    def _receive(
+        self, sender: InstanceId, peer: InstanceId, message: Message, now_s: float
+    ) -> None:
+        instance = self._instances.get(peer)
+        if instance is not None:
+            self._engines.advance_row(instance.row, now_s)
+            instance.on_message(sender, message, now_s)
+
+    def begin_copy(self, source: InstanceId, effect: CopyBlocks, now_s: float) -> None:
+        """Copy blocks to the migration's destination."""
+        (destination,) = effect.receivers
+        moved = self._links.begin(
+            effect.migration_id,
+            source,
+            InstanceId(destination),
+            effect.stage,
+            self._config.copy_time.stage_duration_s(effect.num_blocks),
+            now_s,
+        )
+        self._plan_copies(moved)
+
+    def stop_copy(self, migration_id: MigrationId, now_s: float) -> None:
+        """Drop the migration's copy, if there is one."""
+        self._plan_copies(self._links.end(migration_id, now_s))
+
+    def _plan_copies(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            action = partial(self._end_copy, copy, copy.end_s)
+            self._events.push(copy.end_s, Rank.MESSAGE, action)
+
+    def _end_copy(self, copy: Copy, planned_s: float, now_s: float) -> None:
+        # A copy that was given up, or whose end was planned anew, leaves its old plans behind.
+        if self._links.copy_of(copy.migration_id) is not copy or copy.end_s != planned_s:
+            return
+        self._plan_copies(self._links.end(copy.migration_id, now_s))
+        instance = self._instances.get(copy.destination)
+        if instance is not None:
+            self._engines.advance_row(instance.row, now_s)
+            instance.on_stage_copied(copy.migration_id, copy.stage, now_s)
+
+    def on_drained(self, migration_id: MigrationId, now_s: float) -> None:
+        """A request has left its batch; its downtime begins."""
+        self._recorder.drained_s[migration_id] = now_s
+
+    def on_adopted(self, migration_id: MigrationId, now_s: float) -> None:
+        """The request is part of the next step's batch on its destination."""
+        self._recorder.downtimes_s.append(now_s - self._recorder.drained_s.pop(migration_id))
+
+    def on_ended(self, ended: Ended) -> None:
+        """A migration is over for one of its sides."""
+        if not ended.is_outgoing:
+            return
+        if ended.aborted is None:
+            self._recorder.num_committed += 1
+        else:
+            self._recorder.num_aborted += 1
+            self._recorder.drained_s.pop(ended.migration_id, None)
+
+    def on_activity(self, instance: Instance, now_s: float) -> None:
+        """The instance has been told something, and what followed has been carried out."""
+        llumlet = instance.llumlet
+        is_migrating = llumlet.num_outgoing + llumlet.num_incoming > 0
+        self._recorder.set_migrating(instance.instance_id, is_migrating, now_s)
+        if (instance.has_commands or instance.is_terminating) and not instance.is_between_steps:
+            self._plan_commands(instance, now_s)
+        self._plan_tick(instance)
+
+    def _plan_commands(self, instance: Instance, now_s: float) -> None:
+        end_s = self._engines.step_end_s(instance.row)
+        if end_s is None:
+            # Not at once: what has led here is still being carried out.
+            action = partial(self._settle, instance)
+            self._events.push(now_s, Rank.STEP_END, action, instance.row)
+        elif self._engines.steps_alone:
+            self._stop_after_step(instance, end_s)
+
+    def _settle(self, instance: Instance, now_s: float) -> None:
+        """Run the commands of an engine that has nothing to compute."""
+        if instance.instance_id in self._instances:
+            self._step_if_idle(instance, now_s)
+
+    def _plan_tick(self, instance: Instance) -> None:
+        deadline_s = instance.llumlet.next_deadline_s
+        planned_s = self._tick_at_s.get(instance.instance_id)
+        if deadline_s is not None and (planned_s is None or deadline_s < planned_s):
+            self._tick_at_s[instance.instance_id] = deadline_s
+            action = partial(self._tick, instance, deadline_s)
+            self._events.push(deadline_s, Rank.MESSAGE, action)
+
+    def _tick(self, instance: Instance, planned_s: float, now_s: float) -> None:
+        if self._tick_at_s.get(instance.instance_id) != planned_s:
+            return
+        del self._tick_at_s[instance.instance_id]
+        deadline_s = instance.llumlet.next_deadline_s
+        if deadline_s is not None and deadline_s <= now_s:
+            self._engines.advance_row(instance.row, now_s)
+            instance.on_tick(now_s)
+        else:
+            self._plan_tick(instance)
+
+    # ------------------------------------------------------------------------------ scaling
+
+    def _launch(self, now_s: float, delay_s: float) -> None:
+        instance_id = InstanceId(f"i{self._num_started:05d}")
+        self._num_started += 1
+        row = next(row for row in range(len(self._rows) + 1) if row not in self._rows)
+        instance = Instance(instance_id, row, self._llumlet_config, self._engines, self)
+        self._instances[instance_id] = instance
+        self._rows[row] = instance
+        self._num_reports[instance_id] = 0
+        self._recorder.set_num_instances(now_s, len(self._instances))
+        self._carry_out(self._scheduler.on_instance_joined(instance_id, now_s), now_s)
+        if delay_s == 0:
+            self._engines.start(row, instance_id)
+        else:
+            action = partial(self._ready, instance)
+            self._events.push(now_s + delay_s, Rank.MESSAGE, action)
+
+    def _ready(self, instance: Instance, now_s: float) -> None:
+        self._engines.start(instance.row, instance.instance_id)
+
+    def _terminate(self, instance: Instance, now_s: float) -> None:
+        instance.set_terminating()
+        self._plan_commands(instance, now_s)
+
+    def _end_if_empty(self, instance: Instance, now_s: float) -> None:
+        """An instance that was emptied ends as soon as nobody needs to ask it anything."""
+        if not instance.is_terminating:
+            return
+        if instance.llumlet.has_open_migrations or not self._engines.is_empty(instance.row):
+            return
+        del self._instances[instance.instance_id]
+        del self._rows[instance.row]
+        self._engines.stop(instance.row)
+        self._stops_s.pop(instance.row, None)
+        self._engines.advance(now_s)
+        self._recorder.set_num_instances(now_s, len(self._instances))
+        gone = instance.instance_id
+        self._carry_out(self._scheduler.on_instance_left(gone, now_s), now_s)
+        for other in self._instances.values():
+            other.on_peer_gone(gone, now_s)
+
+    # ------------------------------------------------------------------------------ samples
+
+    def _plan_sample(self, now_s: float) -> None:
+        if self._config.fragmentation_interval_s is not None:
+            next_s = now_s + self._config.fragmentation_interval_s
+            self._events.push(next_s, Rank.SAMPLE, self._sample)
+
+    def _sample(self, now_s: float) -> None:
+        if self._advance_to_decision(now_s):
+            return
+        proportion = fragmentation_proportion(*self._engines.fragmented_tokens())
+        self._recorder.sample_s.append(now_s)
+        self._recorder.proportions.append(proportion)
+        self._plan_sample(now_s)
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """What is noted of the cluster while it runs."""
+
+    num_committed: int = 0
+    num_aborted: int = 0
+    drained_s: dict[MigrationId, float] = field(default_factory=dict)
+    downtimes_s: list[float] = field(default_factory=list)
+    sample_s: list[float] = field(default_factory=list)
+    proportions: list[float] = field(default_factory=list)
+    instances_s: list[float] = field(default_factory=list)
+    num_instances: list[int] = field(default_factory=list)
+    migrating_since_s: dict[InstanceId, float] = field(default_factory=dict)
+    migrating_s: float = 0.0
+
+    def set_num_instances(self, now_s: float, num_instances: int) -> None:
+        """So many instances exist from now on."""
+        if self.instances_s and self.instances_s[-1] == now_s:
+            self.num_instances[-1] = num_instances
+            return
+        self.instances_s.append(now_s)
+        self.num_instances.append(num_instances)
+
+    def set_migrating(self, instance_id: InstanceId, is_migrating: bool, now_s: float) -> None:
+        """From now on the instance takes part in a migration, or in none."""
+        if is_migrating:
+            self.migrating_since_s.setdefault(instance_id, now_s)
+        elif instance_id in self.migrating_since_s:
+            since_s = self.migrating_since_s.pop(instance_id)
+            self.migrating_s += max(0.0, now_s - since_s)
+
+
+def _engines(trace: Trace, config: SimulationConfig) -> Engines:
+    return PlainEngines(trace, config)
+
+
+def _demands_tokens(trace: Trace, config: SimulationConfig) -> list[int]:
+    block_size = config.engine.block_size
+    demands: list[int] = (-(-trace.input_tokens // block_size) * block_size).tolist()
+    return demands
+
+
+def _require_servable(trace: Trace, config: SimulationConfig) -> None:
+    """Every request must fit alone: one that does not would queue, or be preempted, forever."""
+    total_tokens = trace.input_tokens + trace.output_tokens
+    is_servable = total_tokens <= config.engine.total_tokens
+    if not is_servable.all():
+        row = int(np.argmin(is_servable))
+        raise ConfigurationError(
+            f"trace {trace.name}: row {row} needs {int(total_tokens[row])} tokens of memory, "
+            f"an instance has {config.engine.total_tokens}"
+        )
