@@ -76,7 +76,11 @@ class _Sender:
         self._sends: dict[int, torch.distributed.Work] = {}
 
     def join(self, stream: FrameStream) -> None:
-        self._pair.meet(stream)
+        helper = _Helper()
+        try:
+            self._pair.meet(stream, helper)
+        finally:
+            helper.end()
 
     def ship(self, stream: FrameStream, chunk: Chunk) -> bool:
         stream.put(chunk)
@@ -102,29 +106,30 @@ class _Receiver:
     def __init__(self, buffer: torch.Tensor, pair: "_Pair") -> None:
         self._buffer = buffer
         self._pair = pair
+        self._helper = _Helper()
 
     def join(self, stream: FrameStream) -> None:
-        self._pair.meet(stream)
+        self._pair.meet(stream, self._helper)
 
     def fetch(self, stream: FrameStream, chunk: Chunk) -> torch.Tensor:
         staged = self._buffer[: chunk.num_bytes]
         with _gloo_errors():
             receive = self._pair.group.recv([staged], _SOURCE, _TAG)
-        self._pair.helper.run(lambda: receive.wait(self._pair.timeout), stream)
+        self._helper.run(lambda: receive.wait(self._pair.timeout), stream)
         return staged
 
     def close(self) -> None:
+        self._helper.end()
         self._pair.close()
 
 
 class _Pair:
-    """One side of a process group of two, and the helper that waits for it."""
+    """One side of a process group of two."""
 
     def __init__(
         self, rank: int, gloo_device: ProcessGroupGloo.Device, timeout: datetime.timedelta
     ) -> None:
         self.timeout = timeout
-        self.helper = _Helper()
         self._rank = rank
         self._gloo_device = gloo_device
         self._group: ProcessGroupGloo | None = None
@@ -135,7 +140,7 @@ class _Pair:
         assert self._group is not None, "the pair has not met yet"
         return self._group
 
-    def meet(self, stream: FrameStream) -> None:
+    def meet(self, stream: FrameStream, helper: "_Helper") -> None:
         """Forms the group; the peer does the same at the other end of the stream."""
         options = ProcessGroupGloo._Options()
         options._devices = [self._gloo_device]
@@ -143,12 +148,9 @@ class _Pair:
         options._timeout = self.timeout
         # The group knows only the native half of the store, so this one must live as long.
         store = self._store = _ControlStore(stream)
-        self._group = self.helper.run(
-            lambda: ProcessGroupGloo(store, self._rank, 2, options), stream
-        )
+        self._group = helper.run(lambda: ProcessGroupGloo(store, self._rank, 2, options), stream)
 
     def close(self) -> None:
-        self.helper.end()
         self._group = None
         self._store = None
 

@@ -132,14 +132,15 @@ class _Connection:
         self._streams: dict[int, _Inbound] = {}
 
     def turn(self) -> None:
-        """Waits for the source or a stop, and handles it."""
-        if wait(self._waker, self._stream):
-            self._stream.fill()
-            while (frame := self._stream.next_frame()) is not None:
-                self._hear(frame)
-                self._stream.flush()
+        """Handles what the source has sent and what was stopped, then waits for more."""
+        # Frames may have come along with the last one of the greeting: read before waiting.
+        while (frame := self._stream.next_frame()) is not None:
+            self._hear(frame)
+            self._stream.flush()
         self._refuse_ended()
         self._stream.flush()
+        if wait(self._waker, self._stream):
+            self._stream.fill()
 
     def copies(self) -> list[Copy]:
         return [inbound.copy for inbound in self._streams.values()]
