@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from sterna.cli import admin
+from sterna.cli import admin, bench
 from sterna.errors import SternaError
 
 
@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     # Listed for the help only; `main` hands `serve` to vLLM's parser.
     commands.add_parser("serve", help="serve a model on several vLLM instances")
     admin.add_commands(commands)
+    bench.add_commands(commands)
     return parser
 
 

@@ -1,0 +1,240 @@
+"""Measures live migration against its two baselines: the paper's Figure 10, on real instances.
+
+`bench/results/migration.json` has a row a cell (mode, transport, length, idle or busy);
+`bench/results/migration_cost.json` says what migration costs those that do not migrate. Read
+downtimes against `decode_step_ms`: a client that gets a token every 40 ms does not notice 10 ms.
+Run it on a quiet machine; everything here shares its cores.
+
+    sterna bench migration [--quick] [--transports tcp shm] [--tokens 1024 8192] ...
+
+A run that was interrupted goes on where it was when it is started again with the same options.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import migration_cost, migration_report, results_io
+from bench.cluster_driver import Driver, local_ray
+from bench.migration_goals import goals
+from bench.migration_plan import BATCHES, MODES, TOKENS, TRANSPORTS, Group, Plan, groups, in_order
+from bench.migration_samples import row
+from bench.migration_session import BATCH_SIZE, BATCH_TOKENS, ENGINE_OPTIONS, Session
+from sterna.cli.serve import SMALL_MODEL_NAME, engine_environment, parse
+from sterna.config import MigrationConfig, TransportConfig
+from sterna.migration.messages import Mode
+
+ROOT = Path(__file__).resolve().parent.parent
+UNFINISHED = ROOT / ".cache" / "bench" / "migration.json"
+
+QUICK = Plan(transports=("shm",), tokens=(256, 1024), num_samples=5, num_recompute_samples=2)
+PARTS = ("downtime", "cost")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    plan = QUICK if options.quick else _plan(options)
+    folder = UNFINISHED.parent / "quick" if options.quick else results_io.RESULTS
+    with local_ray():
+        benchmark = _Benchmark(plan, folder, resume=options.resume)
+        if "downtime" in options.parts:
+            benchmark.measure_downtimes()
+        if "cost" in options.parts:
+            benchmark.measure_cost(quick=options.quick)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sterna bench migration",
+        description="Measures downtime and cost of migrations between real instances.",
+    )
+    plan = Plan()
+    parser.add_argument("--quick", action="store_true", help="a few cells, kept out of the results")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS)
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--batches", nargs="+", choices=BATCHES, default=BATCHES)
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=plan.num_samples,
+        help="migrations a cell (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--recompute-samples",
+        type=int,
+        default=plan.num_recompute_samples,
+        help="migrations a cell of recompute (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with an interrupted run also when the code or the options differ",
+    )
+    return parser
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    return Plan(
+        modes=options.modes,
+        transports=options.transports,
+        tokens=options.tokens,
+        batches=options.batches,
+        num_samples=options.samples,
+        num_recompute_samples=options.recompute_samples,
+    )
+
+
+class _Benchmark:
+    """One run over a plan; results are kept after every length."""
+
+    def __init__(self, plan: Plan, folder: Path, *, resume: bool) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._config = _config(plan)
+        self._key = "any" if resume else _key(self._config)
+        self._args = parse(["serve", *ENGINE_OPTIONS])
+        self._begun_s = time.monotonic()
+
+    # ---------------------------------------------------------------------------- downtimes
+
+    def measure_downtimes(self) -> None:
+        """Measure what is left of the plan, then write results, table and plot."""
+        self._rows = self._unfinished_rows()
+        if self._rows:
+            self._say(f"going on with {len(self._rows)} rows of an interrupted run")
+        for group in groups(self._plan, self._rows):
+            asyncio.run(self._measure_group(group))
+        rows = in_order(self._plan, self._rows)
+        path = results_io.write("migration", self._config, rows, self._folder)
+        UNFINISHED.unlink(missing_ok=True)
+        document = results_io.read("migration", self._folder)
+        migration_report.plot(document, path.with_suffix(".svg"))
+        self._say(f"written: {path}, {path.with_suffix('.svg').name}")
+        if self._folder == results_io.RESULTS:
+            self._write_readme(document)
+        for goal in goals(rows):
+            mark = "reached" if goal.is_reached else "MISSED "
+            self._say(f"{mark} {goal.name}: {goal.found}; {goal.bound}")
+
+    async def _measure_group(self, group: Group) -> None:
+        batch = "busy" if group.busy else "idle"
+        self._say(f"starting two instances over {group.transport}, {batch}")
+        driver = await self._start(TransportConfig(kind=group.transport))
+        session = Session(driver, busy=group.busy, seed=1)
+        await session.warm_up(
+            sorted({Mode(c.mode) for cells in group.cells for c in cells}, key=str)
+        )
+        for cells in group.cells:
+            modes = [Mode(cell.mode) for cell in cells]
+            taken = await session.samples(cells[0].tokens, modes, self._plan.count(cells[0]))
+            for cell in cells:
+                found = row(cell, [sample for mode, sample in taken if mode.value == cell.mode])
+                self._rows.append(found)
+                self._say(_line(found))
+            self._keep()
+        await driver.close()
+
+    def _unfinished_rows(self) -> list[dict[str, Any]]:
+        try:
+            unfinished = json.loads(UNFINISHED.read_text())
+        except (OSError, ValueError):
+            return []
+        rows: list[dict[str, Any]] = unfinished["rows"]
+        return rows if self._key in ("any", unfinished["key"]) else []
+
+    def _keep(self) -> None:
+        UNFINISHED.parent.mkdir(parents=True, exist_ok=True)
+        UNFINISHED.write_text(json.dumps({"key": _key(self._config), "rows": self._rows}))
+
+    def _write_readme(self, document: dict[str, Any]) -> None:
+        text = migration_report.markdown(document)
+        if not migration_report.write_readme(ROOT / "README.md", text):
+            self._say("README.md has no marks for the table; here it is:")
+            print(text)
+
+    # --------------------------------------------------------------------------------- cost
+
+    def measure_cost(self, *, quick: bool) -> None:
+        """Measure what migration costs the requests that stay."""
+        rows = []
+        transports = list(migration_cost.COPY_TRANSPORTS.items())
+        for name, transport in transports[:1] if quick else transports:
+            rows.append(asyncio.run(self._measure_copy(name, transport)))
+            self._say(json.dumps(rows[-1]))
+        found = asyncio.run(self._measure_throughput(2 if quick else 12))
+        for each in found:
+            self._say(json.dumps(each))
+        path = results_io.write("migration_cost", self._config, rows + found, self._folder)
+        self._say(f"written: {path}")
+
+    async def _measure_copy(self, name: str, transport: TransportConfig) -> Any:
+        self._say(f"copying: {name}")
+        driver = await self._start(transport)
+        found = await migration_cost.copy_row(driver, name, transport, self._plan.num_samples)
+        await driver.close()
+        return found
+
+    async def _measure_throughput(self, num_pairs: int) -> list[dict[str, Any]]:
+        self._say(f"throughput, {num_pairs} pairs of runs")
+        driver = await self._start(TransportConfig())
+        found = await migration_cost.throughput_rows(driver, num_pairs)
+        await driver.close()
+        return found
+
+    # -------------------------------------------------------------------------------- common
+
+    async def _start(self, transport: TransportConfig) -> Driver:
+        driver = Driver(self._args, engine_environment(), transport)
+        await driver.start()
+        return driver
+
+    def _say(self, text: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - self._begun_s), 60)
+        print(f"[{minutes:3}:{seconds:02}] {text}", flush=True)
+
+
+def _config(plan: Plan) -> dict[str, Any]:
+    transport, migration = TransportConfig(), MigrationConfig()
+    return {
+        "model": SMALL_MODEL_NAME,
+        "engine_options": ENGINE_OPTIONS,
+        "num_instances": 2,
+        "busy": f"{BATCH_SIZE} more requests of {BATCH_TOKENS} tokens on each instance",
+        "num_samples": plan.num_samples,
+        "num_recompute_samples": plan.num_recompute_samples,
+        "chunk_bytes": transport.chunk_bytes,
+        "bandwidth_share": transport.bandwidth_share,
+        "last_stage_max_blocks": migration.last_stage_max_blocks,
+    }
+
+
+def _key(config: dict[str, Any]) -> str:
+    """Names what is measured: rows under another key are of another run."""
+    digest = hashlib.sha256(json.dumps(config).encode())
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _line(found: dict[str, Any]) -> str:
+    migrating = found["decode_step_migrating_ms"]
+    return (
+        f"{found['mode']:9} {found['transport'] or '-':4} {found['tokens']:5} tokens "
+        f"{'busy' if found['busy'] else 'idle'}: downtime {found['downtime_ms']['median']:8.1f} ms "
+        f"(p99 {found['downtime_ms']['p99']:8.1f}), step {found['decode_step_ms']['median']:.1f} ms"
+        + (f", migrating {migrating['median']:.1f} ms" if migrating else "")
+        + f", {found['stages']} stages, n={found['n']}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Which cells the migration benchmark measures, in which order, and which are left to measure.
+Pure.
+
+A group is what one start of the instances serves; within it, the cells of one length are measured
+in turns on the same requests, so that they can be compared.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from bench.migration_samples import Cell
+
+TOKENS = (256, 512, 1024, 2048, 4096, 8192)
+MODES = ("live", "stop_copy", "recompute")
+TRANSPORTS = ("gloo", "tcp", "shm")
+BATCHES = ("idle", "busy")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure.
+
+    Attributes:
+        num_samples: migrations a cell.
+        num_recompute_samples: the same for recompute, of which one at 8k tokens takes half a
+            minute on a CPU.
+    """
+
+    modes: Sequence[str] = MODES
+    transports: Sequence[str] = TRANSPORTS
+    tokens: Sequence[int] = TOKENS
+    batches: Sequence[str] = BATCHES
+    num_samples: int = 11
+    num_recompute_samples: int = 5
+
+    def count(self, cell: Cell) -> int:
+        """How many migrations make the cell's row."""
+        return self.num_recompute_samples if cell.mode == "recompute" else self.num_samples
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Cells that are measured on the same instances.
+
+    Attributes:
+        transport: what the instances are started with.
+        cells: those to measure side by side, for each length.
+    """
+
+    transport: str
+    busy: bool
+    cells: tuple[tuple[Cell, ...], ...]
+
+
+def cells(plan: Plan) -> Iterator[Cell]:
+    """Yields the plan's cells, those of a group and of a length next to each other."""
+    copying = [mode for mode in plan.modes if mode != "recompute"]
+    for batch in plan.batches:
+        for transport in plan.transports if copying else ():
+            for tokens in plan.tokens:
+                for mode in copying:
+                    yield Cell(mode, transport, tokens, batch == "busy")
+    if "recompute" in plan.modes:
+        for batch in plan.batches:
+            for tokens in plan.tokens:
+                yield Cell("recompute", None, tokens, batch == "busy")
+
+
+def groups(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> list[Group]:
+    """Returns what is left to measure when these rows are there."""
+    left = [cell for cell in cells(plan) if not any(cell.matches(row) for row in rows)]
+    found = []
+    for (transport, busy), members in groupby(left, key=lambda cell: (cell.transport, cell.busy)):
+        by_length = groupby(members, key=lambda cell: cell.tokens)
+        # Recompute copies nothing, so any transport will do.
+        group = Group(transport or "shm", busy, tuple(tuple(each) for _, each in by_length))
+        found.append(group)
+    return found
+
+
+def in_order(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns the plan's rows that are there, in the plan's order."""
+    return [row for cell in cells(plan) for row in rows if cell.matches(row)]

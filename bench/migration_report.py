@@ -1,0 +1,166 @@
+"""The migration benchmark's table for the README and its plot, both from the result files alone.
+
+The table stands between two marks in the README, which this replaces as a whole.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.migration_goals import Goal, goals
+
+Row = Mapping[str, Any]
+
+BEGIN = "<!-- migration benchmark: begin -->"
+END = "<!-- migration benchmark: end -->"
+
+MODE_NAMES = {"live": "live", "stop_copy": "stop and copy", "recompute": "recompute"}
+TRANSPORT_NAMES = {"gloo": "Gloo", "tcp": "TCP", "shm": "shm"}
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """Returns the tables and the goals of the result file."""
+    rows: Sequence[Row] = document["rows"]
+    parts = [_headline(document)]
+    for busy in (False, True):
+        those = [row for row in rows if row["busy"] == busy]
+        if those:
+            parts += [_caption(those, busy), _table(those)]
+    parts.append(_goal_list(goals(rows)))
+    return "\n\n".join(parts)
+
+
+def write_readme(readme: Path, text: str) -> bool:
+    """Puts the text between the marks; False when the README has no marks."""
+    before, begin, rest = readme.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        return False
+    readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    return True
+
+
+def plot(document: Mapping[str, Any], path: Path) -> None:
+    """Draws the paper's Figure 10: downtimes by length, and decode steps with and without a
+    migration."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    # Else every run of the same numbers writes another file.
+    matplotlib.rcParams["svg.hashsalt"] = "sterna"
+    from matplotlib import pyplot
+
+    rows: Sequence[Row] = document["rows"]
+    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4.2))
+    for axis, busy in zip(axes, (False, True), strict=False):
+        _draw_downtimes(axis, [row for row in rows if row["busy"] == busy])
+        axis.set_title(f"downtime, {'busy' if busy else 'idle'} instances")
+    _draw_steps(axes[2], [row for row in rows if row["mode"] == "live" and row["busy"]])
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _headline(document: Mapping[str, Any]) -> str:
+    hardware, config = document["hardware"], document["config"]
+    return (
+        f"Measured on {document['date'][:10]} at commit {document['commit']}: "
+        f"{hardware['cpu']}, {hardware['num_cores']} cores, {config['model']}, "
+        f"two instances on one host. Medians of {config['num_samples']} migrations "
+        f"({config['num_recompute_samples']} for recompute)."
+    )
+
+
+def _caption(rows: Sequence[Row], busy: bool) -> str:
+    steps = [row["decode_step_ms"]["median"] for row in rows if row["mode"] == "live"]
+    batch = "both instances also run a batch of 8k tokens" if busy else "nothing else runs"
+    if not steps:
+        return f"Downtime in ms, {batch}:"
+    return f"Downtime in ms, {batch} (a decode step takes {min(steps):.0f} to {max(steps):.0f} ms):"
+
+
+def _table(rows: Sequence[Row]) -> str:
+    columns = list(dict.fromkeys((row["mode"], row["transport"]) for row in rows))
+    lengths = sorted({row["tokens"] for row in rows})
+    table = [["tokens", *(_column_name(*column) for column in columns)]]
+    table.append(["---:"] * len(table[0]))
+    for tokens in lengths:
+        cells = {(row["mode"], row["transport"]): row for row in rows if row["tokens"] == tokens}
+        table.append([f"{tokens:,}", *(_cell(cells.get(column)) for column in columns)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in table)
+
+
+def _column_name(mode: str, transport: str | None) -> str:
+    name = MODE_NAMES[mode]
+    return name if transport is None else f"{name}, {TRANSPORT_NAMES[transport]}"
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    downtime_ms = row["downtime_ms"]["median"]
+    return f"{downtime_ms:.1f}" if downtime_ms < 100 else f"{downtime_ms:,.0f}"
+
+
+def _goal_list(found: Iterable[Goal]) -> str:
+    return "\n".join(
+        f"- {goal.name}: {goal.found} (goal: {goal.bound}"
+        f"{'' if goal.is_reached else '; **not reached**'})"
+        for goal in found
+    )
+
+
+def _draw_downtimes(axis: Any, rows: Sequence[Row]) -> None:
+    lines = dict.fromkeys((row["mode"], row["transport"]) for row in rows)
+    for mode, transport in lines:
+        points = [r for r in rows if (r["mode"], r["transport"]) == (mode, transport)]
+        axis.plot(
+            [row["tokens"] for row in points],
+            [row["downtime_ms"]["median"] for row in points],
+            marker="o",
+            linestyle={"live": "-", "stop_copy": "--", "recompute": ":"}[mode],
+            label=_column_name(mode, transport),
+        )
+    live = [row for row in rows if row["mode"] == "live"]
+    if live:
+        lengths = sorted({row["tokens"] for row in live})
+        steps = [
+            min(r["decode_step_ms"]["median"] for r in live if r["tokens"] == tokens)
+            for tokens in lengths
+        ]
+        axis.plot(lengths, steps, color="grey", linewidth=1, label="a decode step")
+    axis.set_yscale("log")
+    _label_lengths(axis, rows)
+    axis.set_ylabel("ms")
+
+
+def _draw_steps(axis: Any, rows: Sequence[Row]) -> None:
+    for transport in dict.fromkeys(row["transport"] for row in rows):
+        points = [row for row in rows if row["transport"] == transport]
+        lengths = [row["tokens"] for row in points]
+        name = TRANSPORT_NAMES[transport]
+        (line,) = axis.plot(
+            lengths,
+            [row["decode_step_ms"]["median"] for row in points],
+            linestyle="--",
+            label=f"without, {name}",
+        )
+        axis.plot(
+            lengths,
+            [row["decode_step_migrating_ms"]["median"] for row in points],
+            marker="o",
+            color=line.get_color(),
+            label=f"with a migration, {name}",
+        )
+    axis.set_ylim(bottom=0)
+    _label_lengths(axis, rows)
+    axis.set_title("decode step on the busy source")
+
+
+def _label_lengths(axis: Any, rows: Sequence[Row]) -> None:
+    axis.set_xlabel("tokens of the migrated request")
+    if rows:
+        axis.set_xscale("log", base=2)
+        lengths = sorted({row["tokens"] for row in rows})
+        axis.set_xticks(lengths, [f"{n // 1024}k" if n >= 1024 else str(n) for n in lengths])
+        axis.legend(fontsize="x-small")

@@ -1,0 +1,89 @@
+"""The README's table and the plot come from the result file alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.migration_report import BEGIN, END, markdown, plot, write_readme
+
+
+def a_row(mode: str, transport: str | None, tokens: int, downtime_ms: float) -> dict[str, Any]:
+    return {
+        "mode": mode,
+        "transport": transport,
+        "tokens": tokens,
+        "busy": False,
+        "n": 5,
+        "downtime_ms": {"median": downtime_ms, "p99": downtime_ms},
+        "decode_step_ms": {"median": 40.0, "p99": 45.0},
+        "decode_step_migrating_ms": {"median": 41.0, "p99": 45.0},
+        "stages": 2,
+    }
+
+
+def a_document() -> dict[str, Any]:
+    rows = [
+        a_row("live", "tcp", 256, 5.04),
+        a_row("stop_copy", "tcp", 256, 7.0),
+        a_row("live", "tcp", 8192, 6.0),
+        a_row("stop_copy", "tcp", 8192, 99.96),
+        a_row("recompute", None, 8192, 37_338.2),
+    ]
+    return {
+        "commit": "abc",
+        "date": "2026-01-02T03:04:05+00:00",
+        "hardware": {"cpu": "a processor", "num_cores": 2},
+        "config": {"model": "a model", "num_samples": 11, "num_recompute_samples": 5},
+        "rows": rows,
+    }
+
+
+def test_the_table_has_a_line_a_length_and_a_column_a_mode_and_transport() -> None:
+    lines = [line for line in markdown(a_document()).splitlines() if line.startswith("|")]
+
+    assert lines == [
+        "| tokens | live, TCP | stop and copy, TCP | recompute |",
+        "| ---: | ---: | ---: | ---: |",
+        "| 256 | 5.0 | 7.0 |  |",
+        "| 8,192 | 6.0 | 100.0 | 37,338 |",
+    ]
+
+
+def test_a_goal_that_was_missed_says_so() -> None:
+    document = a_document()
+    document["rows"][2]["stages"] = 3
+
+    missed = [line for line in markdown(document).splitlines() if "not reached" in line]
+
+    assert missed == [
+        "- stages of a live migration: 2, 3 (goal: 2 for every length; **not reached**)"
+    ]
+
+
+def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nMore.\n")
+
+    assert write_readme(readme, "new")
+    assert readme.read_text() == f"# Title\n\n{BEGIN}\nnew\n{END}\n\nMore.\n"
+
+
+@pytest.mark.parametrize("text", ["# Title\n", f"{BEGIN}\nno end\n", f"{END}\n{BEGIN}\n"])
+def test_a_readme_without_marks_is_left_alone(tmp_path: Path, text: str) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(text)
+
+    assert not write_readme(readme, "new")
+    assert readme.read_text() == text
+
+
+@pytest.mark.slow
+def test_the_same_results_draw_the_same_plot(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.svg", tmp_path / "second.svg"
+
+    plot(a_document(), first)
+    plot(a_document(), second)
+
+    assert first.read_bytes() == second.read_bytes()
+    assert b"<svg" in first.read_bytes()
