@@ -144,6 +144,25 @@ class SetDestination(msgspec.Struct, frozen=True, tag=True):
     destination: InstanceId | None
 
 
+class InstanceStats(msgspec.Struct, frozen=True, array_like=True):
+    """One instance's load, for the front ends' metrics; see `InstanceLoad`."""
+
+    instance_id: InstanceId
+    num_running: int
+    num_queuing: int
+    used_tokens: int
+    total_tokens: int
+    freeness_steps: float
+    num_migrating_out: int
+    num_migrating_in: int
+
+
+class ClusterStats(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler -> front ends, once a second: all instances that have reported."""
+
+    instances: tuple[InstanceStats, ...]
+
+
 # --------------------------------------------------------------------- instance <-> instance
 
 
@@ -239,6 +258,7 @@ WireMessage = (
     | OwnerReply
     | LoadReport
     | SetDestination
+    | ClusterStats
     | MigrationMessage
     | MigrateRequest
     | ListRequests

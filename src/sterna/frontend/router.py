@@ -5,8 +5,8 @@ sockets of an external engine: it receives requests, aborts and utility calls, a
 To the cluster it is a mailbox. What goes where is decided by the pure cores (`dispatch`,
 `ownership`, `streams`); payloads pass through unread.
 
-No `SchedulerStats` are sent: those of several instances would overwrite each other in vLLM's
-metrics, which know one engine. `_push` is where aggregated ones would go out.
+The scheduler's `ClusterStats` become vLLM's own metrics of one engine (the sum over instances)
+and Sterna's, one for each instance.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from sterna.config import FrontendConfig
 from sterna.engine.vllm.payload import (
     cut_leading_tokens,
     decode_request,
+    encode_cluster_stats,
     encode_failure,
     merge_outputs,
     pack_frames,
@@ -31,6 +32,7 @@ from sterna.engine.vllm.payload import (
 from sterna.engine.vllm.priorities import priority_of
 from sterna.frontend.dispatch import Dispatcher
 from sterna.frontend.effects import Effect, Fail, Failure, ToInstance, ToScheduler
+from sterna.frontend.gauges import InstanceGauges
 from sterna.frontend.operators import Operators
 from sterna.frontend.peers import Peers
 from sterna.frontend.streams import Streams
@@ -39,6 +41,7 @@ from sterna.mailbox import Mailbox
 from sterna.messages import (
     AbortRequests,
     AdminReply,
+    ClusterStats,
     Dispatched,
     DispatchRequest,
     Membership,
@@ -79,6 +82,7 @@ class Router:
         self.operators = Operators(self.peers, config.admin_timeout_s)
         self._dispatcher = Dispatcher(frontend_id, config)
         self._streams = Streams(config.gap_timeout_s)
+        self._gauges: InstanceGauges | None = None
         self._utilities = Utilities(frontend_id, self.peers, config.utility_timeout_s)
         self._utility_calls: set[asyncio.Task[None]] = set()
         # vLLM ends a pooling request in another way than a generating one.
@@ -191,12 +195,21 @@ class Router:
                 self._carry_out(self._dispatcher.on_owner_reply(message))
             case UtilityResult(_, call_id):
                 self._utilities.on_result(call_id, frames[0])
+            case ClusterStats():
+                self._show(message)
             case AdminReply():
                 self.operators.on_reply(message)
             case Membership():
                 self.on_membership(message)
             case _:
                 logger.error("unexpected message type=%s", type(message).__name__)
+
+    def _show(self, stats: ClusterStats) -> None:
+        if self._gauges is None:
+            # A process can have its gauges once; it may have had another router before.
+            self._gauges = InstanceGauges()
+        self._gauges.show(stats)
+        self._push(encode_cluster_stats(stats))
 
     def on_membership(self, membership: Membership) -> None:
         """Learn who is there; whoever was and is not is dead for good."""

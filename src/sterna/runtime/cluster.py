@@ -6,6 +6,7 @@ what is missing, and sends the whole membership to all.
 
 import asyncio
 import logging
+import tempfile
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,12 @@ class Cluster:
         self._ready_response: bytes | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closing = False
+        # Several front ends answer on one port: any of them shows the metrics of all.
+        self._metrics_folder = (
+            tempfile.TemporaryDirectory(prefix="sterna-metrics-")
+            if config.num_frontends > 1
+            else None
+        )
 
     async def start(self) -> None:
         """Start everything side by side; returns when requests can be served.
@@ -86,6 +93,8 @@ class Cluster:
         await _settle(*(member.actor.stop.remote() for member in self._frontends.values()))
         await _settle(*(member.actor.close.remote() for member in self._instances.values()))
         self._mailbox.close()
+        if self._metrics_folder is not None:
+            self._metrics_folder.cleanup()
 
     # ------------------------------------------------------------------------------ starting
 
@@ -132,9 +141,10 @@ class Cluster:
         self._num_frontends_begun += 1
         actor = FrontendActor.remote()
         config = self._config
-        address = await actor.prepare.remote(
-            self._environment, config.internal_host, config.log_level
-        )
+        environment = dict(self._environment)
+        if self._metrics_folder is not None:
+            environment["PROMETHEUS_MULTIPROC_DIR"] = self._metrics_folder.name
+        address = await actor.prepare.remote(environment, config.internal_host, config.log_level)
         return frontend_id, actor, address
 
     async def _start_frontend(self, frontend_id: FrontendId, actor: Any, address: str) -> None:

@@ -14,9 +14,11 @@ from sterna.mailbox import Mailbox
 from sterna.messages import (
     AdminReply,
     CancelDispatch,
+    ClusterStats,
     Dispatched,
     DispatchRequest,
     Instance,
+    InstanceStats,
     ListInstances,
     LoadReport,
     Membership,
@@ -27,6 +29,9 @@ from sterna.policy.virtual_usage import freeness_of
 from sterna.types import FrontendId, InstanceId, InstanceLoad
 
 logger = logging.getLogger(__name__)
+
+STATS_INTERVAL_S = 1.0
+"""Time between two reports for the front ends' metrics."""
 
 
 class Scheduler:
@@ -47,7 +52,16 @@ class Scheduler:
     async def run(self) -> None:
         """Serve until cancelled."""
         self._tick()
-        await self._mailbox.deliver(self._handle)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._mailbox.deliver(self._handle))
+            group.create_task(self._publish_stats())
+
+    async def _publish_stats(self) -> None:
+        while True:
+            await asyncio.sleep(STATS_INTERVAL_S)
+            stats = ClusterStats(tuple(_stats(load) for load in self._loads.values()))
+            for address in self._frontends.values():
+                self._mailbox.send(address, stats)
 
     def _handle(self, message: WireMessage, frames: list[bytes]) -> None:
         now_s = time.monotonic()
@@ -144,3 +158,16 @@ class Scheduler:
             return
         delay_s = max(0.0, deadline_s - time.monotonic())
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+
+def _stats(load: InstanceLoad) -> InstanceStats:
+    return InstanceStats(
+        instance_id=load.instance_id,
+        num_running=load.num_running,
+        num_queuing=load.num_queuing,
+        used_tokens=load.used_tokens,
+        total_tokens=load.total_tokens,
+        freeness_steps=freeness_of(load),
+        num_migrating_out=load.num_migrating_out,
+        num_migrating_in=load.num_migrating_in,
+    )

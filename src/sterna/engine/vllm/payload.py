@@ -32,7 +32,10 @@ from vllm.v1.engine import (
     FinishReason,
     UtilityOutput,
 )
+from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
+
+from sterna.messages import ClusterStats
 
 Buffer = bytes | bytearray | memoryview
 
@@ -188,6 +191,18 @@ def encode_failure(request_id: str, *, is_pooling: bool) -> bytes:
         # it takes the missing embedding for a bug and ends the server.
         output.mm_cache_miss_hashes = [request_id]
     return encode_outputs(EngineCoreOutputs(outputs=[output]))
+
+
+def encode_cluster_stats(stats: ClusterStats) -> bytes:
+    """Return a payload by which vLLM's metrics show the sums over all instances."""
+    total_tokens = sum(instance.total_tokens for instance in stats.instances)
+    used_tokens = sum(instance.used_tokens for instance in stats.instances)
+    scheduler_stats = SchedulerStats(
+        num_running_reqs=sum(instance.num_running for instance in stats.instances),
+        num_waiting_reqs=sum(instance.num_queuing for instance in stats.instances),
+        kv_cache_usage=used_tokens / total_tokens if total_tokens else 0.0,
+    )
+    return encode_outputs(EngineCoreOutputs(scheduler_stats=scheduler_stats))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,46 @@
+"""Sterna's own metrics, one time series for each instance, beside vLLM's on `/metrics`."""
+
+from prometheus_client import REGISTRY, CollectorRegistry, Gauge
+
+from sterna.messages import ClusterStats, InstanceStats
+
+_GAUGES = {
+    "sterna_instance_running_requests": ("Requests in the batch.", "num_running"),
+    "sterna_instance_queuing_requests": ("Requests waiting for memory.", "num_queuing"),
+    "sterna_instance_used_tokens": ("KV cache memory in use, in tokens.", "used_tokens"),
+    "sterna_instance_total_tokens": ("KV cache memory, in tokens.", "total_tokens"),
+    "sterna_instance_freeness_steps": (
+        "Decode steps for which the batch has memory; negative when overloaded.",
+        "freeness_steps",
+    ),
+    "sterna_instance_outgoing_migrations": ("Requests moving away.", "num_migrating_out"),
+    "sterna_instance_incoming_migrations": ("Requests moving in.", "num_migrating_in"),
+}
+
+
+class InstanceGauges:
+    """Shows the last `ClusterStats`; instances that are gone disappear."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._gauges = {
+            attribute: Gauge(
+                name, text, ["instance"], registry=registry, multiprocess_mode="mostrecent"
+            )
+            for name, (text, attribute) in _GAUGES.items()
+        }
+        self._shown: set[str] = set()
+
+    def show(self, stats: ClusterStats) -> None:
+        """Set every gauge of every instance."""
+        for instance_id in self._shown - {each.instance_id for each in stats.instances}:
+            for gauge in self._gauges.values():
+                # Where several processes share their metrics, series cannot be removed; the
+                # prometheus client then warns and leaves them.
+                gauge.remove(instance_id)
+        self._shown = {each.instance_id for each in stats.instances}
+        for instance in stats.instances:
+            self._show_instance(instance)
+
+    def _show_instance(self, instance: InstanceStats) -> None:
+        for attribute, gauge in self._gauges.items():
+            gauge.labels(instance.instance_id).set(getattr(instance, attribute))
