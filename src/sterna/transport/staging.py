@@ -126,16 +126,19 @@ def make_buffer(num_bytes: int, device: torch.device) -> torch.Tensor:
 def page_lock(buffer: torch.Tensor, device: torch.device) -> None:
     """Page-locks mapped memory in place, so that CUDA copies to and from it directly.
 
-    A refusal only costs speed: CUDA then copies through a buffer of its own.
+    Raises:
+        torch.cuda.CudaError: the driver refuses.
     """
     if device.type == "cuda":
-        torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0)
+        cudart = torch.cuda.cudart()
+        torch.cuda.check_error(cudart.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
 
 
 def page_unlock(buffer: torch.Tensor, device: torch.device) -> None:
     """Undoes `page_lock`; must come before the memory is unmapped."""
     if device.type == "cuda":
-        torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())
+        cudart = torch.cuda.cudart()
+        torch.cuda.check_error(cudart.cudaHostUnregister(buffer.data_ptr()))
 
 
 def _keep_to_one_core() -> None:

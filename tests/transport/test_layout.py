@@ -1,0 +1,244 @@
+"""The KV cache as raw memory, and block fusion over it."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sterna.errors import ConfigurationError
+from sterna.transport.chunks import Tile
+from sterna.transport.layout import KvLayout
+from tests.transport.planes import random_bytes
+
+
+def _whole(layout: KvLayout, num_blocks: int) -> Tile:
+    return Tile(0, len(layout.page_bytes), 0, num_blocks)
+
+
+def _copy(source: KvLayout, destination: KvLayout, from_ids: list[int], to_ids: list[int]) -> None:
+    """Gathers from one cache and scatters into the other in a single chunk."""
+    buffer = torch.empty(len(from_ids) * source.block_bytes, dtype=torch.uint8)
+    source.gather(_whole(source, len(from_ids)), torch.tensor(from_ids), buffer)
+    destination.scatter(_whole(destination, len(to_ids)), torch.tensor(to_ids), buffer)
+
+
+@st.composite
+def strided_caches(draw: st.DrawFn) -> dict[str, int]:
+    """A cache with layers or blocks outside and gaps of any size between all pages."""
+    num_layers, num_blocks = draw(st.integers(1, 5)), draw(st.integers(1, 7))
+    page = draw(st.integers(1, 48))
+    inner = page + draw(st.integers(0, 20))
+    if draw(st.booleans()):
+        block_stride = inner
+        layer_stride = inner * (num_blocks - 1) + page + draw(st.integers(0, 20))
+    else:
+        layer_stride = inner
+        block_stride = inner * (num_layers - 1) + page + draw(st.integers(0, 20))
+    return {
+        "offset": draw(st.integers(0, 40)),
+        "num_layers": num_layers,
+        "layer_stride": layer_stride,
+        "num_blocks": num_blocks,
+        "block_stride": block_stride,
+        "page_bytes": page,
+    }
+
+
+def _num_bytes(cache: dict[str, int]) -> int:
+    return (
+        cache["offset"]
+        + cache["layer_stride"] * (cache["num_layers"] - 1)
+        + cache["block_stride"] * (cache["num_blocks"] - 1)
+        + cache["page_bytes"]
+    )
+
+
+def _page(memory: np.ndarray, cache: dict[str, int], layer: int, block: int) -> np.ndarray:
+    start = cache["offset"] + layer * cache["layer_stride"] + block * cache["block_stride"]
+    return memory[start : start + cache["page_bytes"]]
+
+
+@given(strided_caches(), st.data())
+def test_gather_reads_exactly_the_pages_that_a_naive_copy_reads(
+    cache: dict[str, int], data: st.DataObject
+) -> None:
+    storage = random_bytes(_num_bytes(cache) + data.draw(st.integers(0, 9)), seed=1)
+    layout = KvLayout.from_strided(storage, **cache)
+    ids = data.draw(st.lists(st.integers(0, cache["num_blocks"] - 1), min_size=1, max_size=9))
+    first_layer = data.draw(st.integers(0, cache["num_layers"] - 1))
+    num_layers = data.draw(st.integers(1, cache["num_layers"] - first_layer))
+    first_block = data.draw(st.integers(0, len(ids) - 1))
+    num_blocks = data.draw(st.integers(1, len(ids) - first_block))
+    tile = Tile(first_layer, num_layers, first_block, num_blocks)
+    buffer = torch.empty(tile.num_bytes(layout.page_bytes), dtype=torch.uint8)
+
+    layout.gather(tile, torch.tensor(ids), buffer)
+
+    memory = storage.numpy().view(np.uint8)
+    pages = [
+        _page(memory, cache, layer, block)
+        for layer in range(first_layer, first_layer + num_layers)
+        for block in ids[first_block : first_block + num_blocks]
+    ]
+    assert np.array_equal(buffer.numpy(), np.concatenate(pages))
+
+
+@given(strided_caches(), st.data())
+def test_scatter_writes_exactly_the_pages_that_a_naive_copy_writes(
+    cache: dict[str, int], data: st.DataObject
+) -> None:
+    storage = random_bytes(_num_bytes(cache) + data.draw(st.integers(0, 9)), seed=2)
+    expected = storage.numpy().view(np.uint8).copy()
+    layout = KvLayout.from_strided(storage, **cache)
+    ids = data.draw(st.permutations(range(cache["num_blocks"])))
+    ids = ids[: data.draw(st.integers(1, len(ids)))]
+    fused = random_bytes(len(ids) * layout.block_bytes, seed=3).view(torch.uint8)
+
+    layout.scatter(_whole(layout, len(ids)), torch.tensor(ids), fused)
+
+    pages = iter(fused.numpy().reshape(-1, cache["page_bytes"]))
+    for layer in range(cache["num_layers"]):
+        for block in ids:
+            _page(expected, cache, layer, block)[:] = next(pages)
+    assert np.array_equal(storage.numpy().view(np.uint8), expected)
+
+
+@pytest.mark.parametrize("page", [48, 24, 20, 18, 17])
+def test_bytes_survive_whatever_word_they_are_moved_as(page: int) -> None:
+    """All values of 16 bits among them, hence also every kind of NaN of every float type."""
+    pattern = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.uint8)
+    num_blocks = pattern.numel() // page
+    source_bytes = pattern[: num_blocks * page].clone()
+    destination_bytes = torch.zeros_like(source_bytes)
+    source, destination = (
+        KvLayout.from_strided(storage, 0, 1, 0, num_blocks, page, page)
+        for storage in (source_bytes, destination_bytes)
+    )
+    ids = list(range(num_blocks))
+    _copy(source, destination, ids, ids)
+    assert torch.equal(source_bytes, destination_bytes)
+
+
+def test_caches_with_different_strides_exchange_blocks() -> None:
+    """Layers outside and no gaps here; blocks outside, gaps and an offset there."""
+    layers, blocks, page = 3, 4, 32
+    here = random_bytes(layers * blocks * page, seed=4)
+    there = torch.zeros(2000, dtype=torch.int8)
+    source = KvLayout.from_strided(here, 0, layers, blocks * page, blocks, page, page)
+    destination = KvLayout.from_strided(there, 104, layers, 40, blocks, 400, page)
+
+    _copy(source, destination, [3, 0], [1, 2])
+
+    pages_here = here.view(layers, blocks, page)
+    for layer in range(layers):
+        for from_block, to_block in ((3, 1), (0, 2)):
+            start = 104 + layer * 40 + to_block * 400
+            assert torch.equal(there[start : start + page], pages_here[layer, from_block])
+
+
+def test_layer_views_in_any_mix_of_storages_are_one_cache() -> None:
+    """Two layers of one storage at a constant stride, one apart, one of another page size."""
+    shared = random_bytes(2 * 5 * 16, seed=5).view(torch.float16).view(2, 5, 8)
+    apart = random_bytes(5 * 24, seed=6).view(5, 24)[:, :16]
+    small = random_bytes(5 * 4, seed=7).view(torch.int32).view(5, 1)
+    views = [shared[0], shared[1], apart, small]
+    layout = KvLayout.from_layer_views(views)
+    assert layout.page_bytes == (16, 16, 16, 4)
+    assert (layout.num_blocks, layout.block_bytes) == (5, 52)
+
+    buffer = torch.empty(2 * 52, dtype=torch.uint8)
+    layout.gather(_whole(layout, 2), torch.tensor([4, 1]), buffer)
+
+    expected = torch.cat([v[[4, 1]].contiguous().view(torch.uint8).flatten() for v in views])
+    assert torch.equal(buffer, expected)
+
+
+def test_neighbouring_layers_are_gathered_by_one_indexing_operation() -> None:
+    """Section 5, Block fusion: the blocks are fused "to avoid the overhead of sending these
+    blocks using many small messages"."""
+    storage = torch.zeros(6, 5, 16, dtype=torch.int8)
+    assert len(KvLayout.from_layer_views(list(storage))._pages) == 1
+    keys_and_values = torch.zeros(5, 6, 16, dtype=torch.int8)
+    assert len(KvLayout.from_layer_views(list(keys_and_values.unbind(1)))._pages) == 1
+
+
+def test_layers_that_interleave_in_no_nested_way_are_still_one_cache() -> None:
+    """Offsets 0 and 48, blocks 32 apart: a single strided view of both would seem to overlap."""
+    storage = random_bytes(96, seed=8)
+    first = storage.as_strided((2, 16), (32, 1), 0)
+    second = storage.as_strided((2, 16), (32, 1), 48)
+    layout = KvLayout.from_layer_views([first, second])
+    buffer = torch.empty(64, dtype=torch.uint8)
+    layout.gather(_whole(layout, 2), torch.tensor([1, 0]), buffer)
+    expected = torch.cat([first[1], first[0], second[1], second[0]]).view(torch.uint8)
+    assert torch.equal(buffer, expected)
+
+
+def test_a_cache_made_in_inference_mode_can_be_written_outside_of_it() -> None:
+    with torch.inference_mode():
+        storage = torch.zeros(64, dtype=torch.int8)
+    layout = KvLayout.from_strided(storage, 0, 1, 0, 4, 16, 16)
+    fused = random_bytes(16, seed=9).view(torch.uint8)
+    layout.scatter(_whole(layout, 1), torch.tensor([2]), fused)
+    assert torch.equal(storage[32:48].view(torch.uint8), fused)
+
+
+def test_a_part_of_a_storage_is_addressed_from_its_own_start() -> None:
+    storage = random_bytes(100, seed=10)
+    layout = KvLayout.from_strided(storage[30:], 2, 1, 0, 2, 16, 16)
+    buffer = torch.empty(16, dtype=torch.uint8)
+    layout.gather(_whole(layout, 1), torch.tensor([1]), buffer)
+    assert torch.equal(buffer, storage[48:64].view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layer_stride": 63}, "overlap: 2 layers 63 bytes apart"),
+        ({"block_stride": 15}, "overlap"),
+        ({"offset": 1}, "take bytes 1 to 129 of a tensor that has 128"),
+        ({"offset": -1}, "take bytes -1 to 127"),
+        ({"num_blocks": 5, "layer_stride": 80}, "take bytes 0 to 160"),
+        ({"num_layers": 0}, "num_layers of the KV cache must be positive, not 0"),
+        ({"num_blocks": 0}, "num_blocks"),
+        ({"page_bytes": 0}, "page_bytes"),
+    ],
+)
+def test_a_cache_that_cannot_be_is_rejected_with_the_reason(
+    change: dict[str, int], message: str
+) -> None:
+    cache = {
+        "offset": 0,
+        "num_layers": 2,
+        "layer_stride": 64,
+        "num_blocks": 4,
+        "block_stride": 16,
+        "page_bytes": 16,
+    }
+    storage = torch.zeros(128, dtype=torch.int8)
+    KvLayout.from_strided(storage, **cache)
+    with pytest.raises(ConfigurationError, match=message):
+        KvLayout.from_strided(storage, **(cache | change))
+
+
+def test_a_storage_with_holes_is_rejected() -> None:
+    with pytest.raises(ConfigurationError, match="contiguous"):
+        KvLayout.from_strided(torch.zeros(128, dtype=torch.int8)[::2], 0, 1, 0, 4, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("views", "message"),
+    [
+        ([], "at least one layer"),
+        ([torch.zeros(4, 2, 8)], r"layer 0 must be \[num_blocks, page\]"),
+        ([torch.zeros(8, 4).T], "contiguous pages"),
+        ([torch.zeros(4, 8), torch.zeros(5, 8)], "layer 1 has 5 blocks"),
+        ([torch.zeros(8).expand(4, 8)], "overlap"),
+    ],
+)
+def test_layer_views_that_are_no_cache_are_rejected(
+    views: list[torch.Tensor], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        KvLayout.from_layer_views(views)

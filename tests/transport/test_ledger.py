@@ -1,0 +1,193 @@
+"""The transfers in flight, and the single way in which each of them ends."""
+
+import queue
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sterna.errors import ProtocolError, TransportError
+from sterna.transport.interface import (
+    Arrived,
+    PlaneEvent,
+    ReceiveFailed,
+    SendFailed,
+    Sent,
+    Stopped,
+)
+from sterna.transport.ledger import Copy, Ledger, Side
+from sterna.transport.waiting import Waker, wait
+from sterna.types import MigrationId
+from tests.transport.planes import WAIT_S, stage
+
+
+class Desk:
+    """A ledger, and what it tells."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[PlaneEvent] = queue.SimpleQueue()
+        self.ledger = Ledger(self._events.put, timeout_s=100.0)
+
+    def copy(self, migration: str, number: int = 0, side: Side = Side.DESTINATION) -> Copy:
+        copy = Copy(
+            side, stage(migration, number), torch.tensor([1, 2]), 20, None, False, 0.0, None
+        )
+        self.ledger.add(copy)
+        return copy
+
+    def told(self) -> list[PlaneEvent]:
+        """All events until now: those before the end of a migration that nobody knows."""
+        self.ledger.stop(MigrationId("mark"))
+        told: list[PlaneEvent] = []
+        while (event := self._events.get(timeout=WAIT_S)) != Stopped(MigrationId("mark")):
+            told.append(event)
+        return told
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.ledger.close()
+    desk.ledger.join(WAIT_S)
+
+
+def test_the_first_end_wins(desk: Desk) -> None:
+    copy = desk.copy("m")
+    assert desk.ledger.end(copy, Arrived(copy.transfer, 20, 0.5))
+    assert not desk.ledger.end(copy, Arrived(copy.transfer, 20, 0.6))
+    desk.ledger.fail(copy, "too late")
+    assert desk.told() == [Arrived(copy.transfer, 20, 0.5)]
+    assert copy.over == "it is done"
+
+
+def test_each_side_has_its_own_failure(desk: Desk) -> None:
+    source = desk.copy("m", side=Side.SOURCE)
+    destination = desk.copy("m", side=Side.DESTINATION)
+    desk.ledger.fail(source, "one")
+    desk.ledger.fail(destination, "two")
+    assert desk.told() == [SendFailed(stage("m"), "one"), ReceiveFailed(stage("m"), "two")]
+
+
+def test_a_failure_is_told_when_the_chunk_in_progress_is_through(desk: Desk) -> None:
+    copy = desk.copy("m")
+    assert desk.ledger.enter(copy)
+    desk.ledger.fail(copy, "the peer died")
+    assert desk.told() == []
+    desk.ledger.leave(copy)
+    assert desk.told() == [ReceiveFailed(stage("m"), "the peer died")]
+
+
+def test_no_chunk_begins_after_the_end(desk: Desk) -> None:
+    copy = desk.copy("m")
+    assert desk.ledger.enter(copy)
+    desk.ledger.leave(copy)
+    desk.ledger.fail(copy, "over")
+    assert not desk.ledger.enter(copy)
+
+
+def test_stopped_waits_for_every_chunk_in_progress_of_the_migration(desk: Desk) -> None:
+    entered = [desk.copy("m", 0), desk.copy("m", 0, Side.SOURCE)]
+    desk.copy("m", 1)
+    other = desk.copy("other")
+    for copy in [*entered, other]:
+        assert desk.ledger.enter(copy)
+    desk.ledger.stop(MigrationId("m"))
+    for copy in entered:
+        assert desk.told() == []
+        desk.ledger.leave(copy)
+    assert desk.told() == [Stopped(MigrationId("m"))]
+    assert other.over is None
+
+
+def test_nothing_of_a_migration_is_told_after_stopped(desk: Desk) -> None:
+    copies = [desk.copy("m", number) for number in range(3)]
+    assert desk.ledger.enter(copies[0])
+    desk.ledger.fail(copies[0], "the peer died")
+    desk.ledger.fail(copies[1], "the peer died")
+    desk.ledger.stop(MigrationId("m"))
+    desk.ledger.leave(copies[0])
+    desk.ledger.fail(copies[2], "the peer died")
+    assert desk.told() == [
+        ReceiveFailed(stage("m", 1), "the peer died"),
+        Stopped(MigrationId("m")),
+    ]
+
+
+def test_every_stop_is_told_once(desk: Desk) -> None:
+    copy = desk.copy("m")
+    assert desk.ledger.enter(copy)
+    desk.ledger.stop(MigrationId("m"))
+    desk.ledger.stop(MigrationId("m"))
+    desk.ledger.leave(copy)
+    desk.ledger.stop(MigrationId("m"))
+    assert desk.told() == [Stopped(MigrationId("m"))] * 3
+
+
+def test_the_thread_that_works_on_a_copy_is_woken_when_it_is_over(desk: Desk) -> None:
+    copy = desk.copy("m")
+    copy.waker = Waker()
+    desk.ledger.stop(MigrationId("m"))
+    assert wait(copy.waker, timeout_s=WAIT_S) is False
+    assert copy.over == "the migration was stopped"
+    copy.waker.close()
+
+
+def test_a_transfer_is_in_flight_once_on_each_side(desk: Desk) -> None:
+    copy = desk.copy("m")
+    desk.copy("m", side=Side.SOURCE)
+    with pytest.raises(ProtocolError, match="already in flight on its destination"):
+        desk.copy("m")
+    desk.ledger.fail(copy, "over")
+    desk.copy("m")
+
+
+def test_only_an_expected_transfer_of_the_right_size_is_claimed_and_only_once(
+    desk: Desk,
+) -> None:
+    copy, waker = desk.copy("m"), Waker()
+    desk.copy("source", side=Side.SOURCE)
+    claim = desk.ledger.claim
+    assert claim(stage("m", 1), 2, 20, waker) == "nobody expects this transfer"
+    assert claim(stage("source"), 2, 20, waker) == "nobody expects this transfer"
+    mismatch = "2 blocks of 20 bytes in all are expected, not 3 of 30"
+    assert claim(stage("m"), 3, 30, waker) == mismatch
+    assert claim(stage("m"), 2, 20, waker) is copy
+    assert claim(stage("m"), 2, 20, waker) == "this transfer is being received already"
+    assert desk.ledger.enter(copy)
+    desk.ledger.fail(copy, "over")
+    assert claim(stage("m"), 2, 20, waker) == "nobody expects this transfer"
+    desk.ledger.leave(copy)
+    waker.close()
+
+
+def test_a_copy_without_a_deadline_outlives_one_that_made_no_progress() -> None:
+    events: queue.SimpleQueue[PlaneEvent] = queue.SimpleQueue()
+    ledger = Ledger(events.put, timeout_s=0.01)
+    waiting = Copy(Side.SOURCE, stage("a"), torch.tensor([1]), 10, None, True, 0.0, None)
+    stalled = Copy(Side.SOURCE, stage("b"), torch.tensor([1]), 10, None, True, 0.0, None)
+    ledger.add(waiting)
+    ledger.add(stalled)
+    ledger.progress(stalled)
+    assert events.get(timeout=WAIT_S) == SendFailed(stage("b"), "no progress for 0.01 s")
+    assert waiting.over is None
+    ledger.end(waiting, Sent(stage("a"), 10, 1.0))
+    assert events.get(timeout=WAIT_S) == Sent(stage("a"), 10, 1.0)
+    ledger.close()
+    ledger.join(WAIT_S)
+
+
+def test_a_closed_ledger_is_silent_and_takes_nothing() -> None:
+    events: queue.SimpleQueue[PlaneEvent] = queue.SimpleQueue()
+    ledger = Ledger(events.put, timeout_s=100.0)
+    copy = Copy(Side.SOURCE, stage("m"), torch.tensor([1]), 10, None, True, 0.0, None)
+    ledger.add(copy)
+    assert ledger.enter(copy)
+    ledger.stop(MigrationId("m"))
+    ledger.close()
+    ledger.leave(copy)
+    ledger.stop(MigrationId("m"))
+    ledger.join(WAIT_S)
+    assert events.empty()
+    with pytest.raises(TransportError, match="closed"):
+        ledger.add(copy)

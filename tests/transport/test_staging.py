@@ -1,0 +1,104 @@
+"""Copies between the cache and staging buffers; those with a CUDA cache run on a CUDA device."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sterna.transport.chunks import Tile
+from sterna.transport.staging import make_buffer, make_copier
+from tests.transport.planes import KINDS, Node, stage
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture
+def two_cores() -> Iterator[None]:
+    """Torch would use two threads for one copy, whatever the machine has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_copiers_thread_copies_alone_and_others_keep_their_number(two_cores: None) -> None:
+    node = Node("tcp")
+    inside: list[int] = []
+
+    def copy() -> None:
+        make_copier(node.layout, 1 << 20)
+        inside.append(torch.get_num_threads())
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    thread.join()
+    seen_later: list[int] = []
+    later = threading.Thread(target=lambda: seen_later.append(torch.get_num_threads()))
+    later.start()
+    later.join()
+    node.plane.close()
+    assert (inside, seen_later, torch.get_num_threads()) == ([1], [2], 2)
+
+
+@pytest.mark.cuda
+@needs_cuda
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_travel_between_caches_on_a_cuda_device(kind: str) -> None:
+    """Section 5: "Using Gloo needs to copy the KV cache between CPU and GPU memory, which is done
+    in another CUDA stream to avoid blocking the inference computation." """
+    source = Node(kind, device="cuda", page_bytes=4096)
+    destination = Node(kind, device="cuda", page_bytes=4096, seed=1)
+    source.copy(stage("m"), destination, [0, 5, 9, 2, 11], [7, 1, 3, 4, 20])
+    assert torch.equal(destination.blocks([7, 1, 3, 4, 20]), source.blocks([0, 5, 9, 2, 11]))
+    source.plane.close()
+    destination.plane.close()
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_a_gather_waits_for_the_steps_queued_before_the_send() -> None:
+    source = Node("tcp", device="cuda", page_bytes=4096)
+    destination = Node("tcp", page_bytes=4096)
+    destination.plane.receive(stage("m"), [0, 1])
+    torch.cuda._sleep(200_000_000)
+    source.kv.fill_(77)
+    source.send(stage("m"), destination, [4, 5])
+    destination.next_event()
+    assert bool((destination.kv[:, :2] == 77).all())
+    source.plane.close()
+    destination.plane.close()
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_a_scatter_waits_for_the_steps_queued_before_the_receive() -> None:
+    """A step still under way may write into a block that was freed and then reserved."""
+    source = Node("tcp", page_bytes=4096)
+    destination = Node("tcp", device="cuda", page_bytes=4096)
+    torch.cuda._sleep(200_000_000)
+    destination.kv.fill_(77)
+    destination.plane.receive(stage("m"), [0, 1])
+    source.send(stage("m"), destination, [4, 5])
+    destination.next_event()
+    assert torch.equal(destination.blocks([0, 1]).cpu(), source.blocks([4, 5]))
+    source.plane.close()
+    destination.plane.close()
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_a_cuda_copier_moves_a_tile_there_and_back_beside_the_compute_stream() -> None:
+    node = Node("tcp", device="cuda", page_bytes=4096)
+    tile, ids = Tile(1, 2, 1, 2), torch.tensor([9, 3, 8])
+    copier = make_copier(node.layout, 1 << 20)
+    buffer = make_buffer(2 * 2 * 4096, node.layout.device)
+    assert buffer.is_pinned()
+    before = node.kv.clone()
+    copier.gather(tile, ids, buffer, node.layout.fence())
+    assert torch.equal(buffer.view(torch.int8).view(2, 2, 4096), before[1:, [3, 8]].cpu())
+    node.kv.zero_()
+    copier.scatter(tile, ids, buffer, node.layout.fence())
+    assert torch.equal(node.kv[1:, [3, 8]], before[1:, [3, 8]])
+    assert int(node.kv.count_nonzero()) == int(before[1:, [3, 8]].count_nonzero())
+    node.plane.close()
