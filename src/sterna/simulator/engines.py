@@ -29,10 +29,14 @@ class Engines(Protocol):
     steps_alone: bool
     """Whether `advance` ends and begins steps without being told to; else each step is to be
     ended and begun by the caller, at its time."""
-    num_ended: int
-    """Requests that have produced their last token."""
-    num_steps: int
-    """Steps begun."""
+
+    @property
+    def num_ended(self) -> int:
+        """Requests that have produced their last token."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps begun."""
 
     def start(self, row: int, instance_id: InstanceId) -> None:
         """An engine without requests begins to exist."""

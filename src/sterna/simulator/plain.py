@@ -97,12 +97,6 @@ class PlainEngines:
     def begin_step(self, row: int, now_s: float) -> float | None:
         engine = self._engines[row]
         step = engine.core.begin_step()
-        if step is None:
-            # An engine that does not step has nobody who would report its state later.
-            self._report_now(row)
-            return None
-        self.num_steps += 1
-        engine.step = step
         engine.end_s = now_s + step.duration_s
         for request_id in step.preempted:
             times = self._times[index_of(request_id)]
@@ -114,6 +108,12 @@ class PlainEngines:
             times = self._times[index_of(request_id)]
             if times.first_scheduled_s is None:
                 times.first_scheduled_s = now_s
+        if not step.scheduled:
+            # An engine that does not step has nobody who would report its state later.
+            self._report_now(row)
+            return None
+        self.num_steps += 1
+        engine.step = step
         engine.begun = self._snapshot(engine)
         self._changed.add(row)
         return engine.end_s

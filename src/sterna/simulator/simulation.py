@@ -436,7 +436,12 @@ class _Recorder:
 
 
 def _engines(trace: Trace, config: SimulationConfig) -> Engines:
-    return PlainEngines(trace, config)
+    if not config.is_fast:
+        return PlainEngines(trace, config)
+    # numba takes a second to import, which plain runs need not wait for.
+    from sterna.simulator.fast import FastEngines
+
+    return FastEngines(trace, config)
 
 
 def _demands_tokens(trace: Trace, config: SimulationConfig) -> list[int]:

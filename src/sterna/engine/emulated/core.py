@@ -30,10 +30,10 @@ from sterna.types import (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step under way.
+    """A step under way, or an empty one: nothing can run.
 
     Attributes:
-        duration_s: how long it takes.
+        duration_s: how long it takes; 0 when it is empty.
         scheduled: the requests that it computes, with the number of their tokens, in order.
         admitted: those of them that queued until now.
         preempted: requests whose memory was taken back when the step began, in order.
@@ -182,51 +182,42 @@ class EmulatedCore:
                 requests.remove(request)
 
     def _enqueue(self, request: EmulatedRequest) -> None:
-        self._waiting.insert(
-            next(
-                (
-                    place
-                    for place, other in enumerate(self._waiting)
-                    if other.scheduling_priority < request.scheduling_priority
-                    or (
-                        other.scheduling_priority == request.scheduling_priority
-                        and not other.is_preempted
-                        and other.arrival_s > request.arrival_s
-                    )
-                ),
-                len(self._waiting),
-            ),
-            request,
-        )
+        """Queue behind those of higher priority, the preempted and the earlier of the same."""
+        place = len(self._waiting)
+        while place > 0 and _comes_after(self._waiting[place - 1], request):
+            place -= 1
+        self._waiting.insert(place, request)
 
     def _enqueue_in_front(self, request: EmulatedRequest) -> None:
         """Queue in front of all requests of the same priority."""
-        priority = request.scheduling_priority
-        place = sum(other.scheduling_priority > priority for other in self._waiting)
+        place = 0
+        while (
+            place < len(self._waiting)
+            and self._waiting[place].scheduling_priority > request.scheduling_priority
+        ):
+            place += 1
         self._waiting.insert(place, request)
 
     def _join_batch(self, request: EmulatedRequest) -> None:
-        if self._config.preemption is Preemption.LAST_ADMITTED:
-            self._running.append(request)
-            return
-        key = (-request.scheduling_priority, request.arrival_s)
-        place = sum((-other.scheduling_priority, other.arrival_s) <= key for other in self._running)
+        place = len(self._running)
+        if self._config.preemption is Preemption.LATEST_ARRIVED:
+            key = _arrival_key(request)
+            while place > 0 and _arrival_key(self._running[place - 1]) > key:
+                place -= 1
         self._running.insert(place, request)
 
     # ------------------------------------------------------------------------------- steps
 
-    def begin_step(self) -> Step | None:
-        """Decide what the next step computes; None when nothing can run."""
+    def begin_step(self) -> Step:
+        """Decide what the next step computes; an empty step is over at once."""
         assert not self._scheduled
         admitted, preempted = self._schedule()
         if not self._scheduled and preempted:
             # All memory was taken back, so that there is room again for the head of the line.
             admitted, more_preempted = self._schedule()
             preempted += more_preempted
-        if not self._scheduled:
-            return None
         return Step(
-            duration_s=self._duration_s(),
+            duration_s=self._duration_s() if self._scheduled else 0.0,
             scheduled=tuple((each.request_id, num) for each, num in self._scheduled),
             admitted=tuple(each.request_id for each in admitted),
             preempted=tuple(each.request_id for each in preempted),
@@ -475,3 +466,13 @@ class EmulatedCore:
         num_held = len(self._drained_running())
         num_held += sum(each.has_slot for each in self._reservations.values())
         return len(self._running) + num_held < self._config.max_num_seqs
+
+
+def _arrival_key(request: EmulatedRequest) -> tuple[int, float]:
+    return -request.scheduling_priority, request.arrival_s
+
+
+def _comes_after(queuing: EmulatedRequest, newcomer: EmulatedRequest) -> bool:
+    if queuing.scheduling_priority != newcomer.scheduling_priority:
+        return queuing.scheduling_priority < newcomer.scheduling_priority
+    return not queuing.is_preempted and queuing.arrival_s > newcomer.arrival_s
