@@ -52,6 +52,16 @@ class PolicyConfig:
         target_load_tokens: for each execution priority with a headroom, the real load that
             keeps the ideal decode speed (1,600 for LLaMA-7B on A10, Section 6.4); the headroom
             is M less this.
+        counts_dispatched: whether the scheduler holds requests against an instance that it has
+            dispatched there and no report shows yet.
+        batch_counts_queue: whether dispatching divides by running and queuing requests, all of
+            them, in place of running ones and one for the queue.
+        divides_overload: whether a negative numerator of the freeness is divided, too.
+        pairs_only_to_gain: whether a pair is made only if its next move narrows its gap.
+        preempted_make_source: whether an instance where preempted requests queue is a source
+            and never a destination, whatever its freeness.
+        migrates_continuously: whether a source goes on to the next request when one has moved,
+            in place of waiting for the next round.
     """
 
     name: str
@@ -67,6 +77,12 @@ class PolicyConfig:
     target_load_tokens: Mapping[Priority, int] = field(
         default_factory=lambda: MappingProxyType({HIGH: 1600})
     )
+    counts_dispatched: bool = True
+    batch_counts_queue: bool = False
+    divides_overload: bool = False
+    pairs_only_to_gain: bool = True
+    preempted_make_source: bool = False
+    migrates_continuously: bool = True
 
     def counts_as(self, priority: Priority) -> Priority:
         """The priority that this policy sees: `priority` itself, or normal without priorities."""

@@ -93,7 +93,7 @@ class GlobalScheduler:
         return tuple(
             candidate
             for _, instance in sorted(self._instances.items())
-            if (candidate := instance.candidate()) is not None
+            if (candidate := instance.candidate(self._policy)) is not None
         )
 
     @property
@@ -210,10 +210,11 @@ class GlobalScheduler:
         self._next_number += 1
         instance = self._instances[instance_id]
         instance.num_dispatched += 1
-        expires_s = now_s + self._in_flight_lease_s
-        instance.in_flight.append(
-            _InFlight(number, request.request_id, request.frontend_id, new, expires_s)
-        )
+        if self._policy.counts_dispatched:
+            expires_s = now_s + self._in_flight_lease_s
+            instance.in_flight.append(
+                _InFlight(number, request.request_id, request.frontend_id, new, expires_s)
+            )
         return Dispatch(request.request_id, request.frontend_id, instance_id, number)
 
     def _pair(self) -> list[Effect]:
@@ -269,12 +270,11 @@ class _Instance:
     in_flight: list[_InFlight] = field(default_factory=list)
     num_dispatched: int = 0
 
-    def candidate(self) -> Candidate | None:
+    def candidate(self, policy: PolicyConfig) -> Candidate | None:
         if self.load is None:
             return None
-        return Candidate(
-            self.load, tuple(each.request for each in self.in_flight), self.num_dispatched
-        )
+        in_flight = tuple(each.request for each in self.in_flight)
+        return Candidate(self.load, in_flight, self.num_dispatched, policy)
 
     def drop(self, is_over: Callable[[_InFlight], bool]) -> None:
         if self.in_flight:

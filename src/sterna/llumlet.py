@@ -301,8 +301,11 @@ class Llumlet:
             _, begun = self._coordinator.start(request_id, self._destination, Mode.LIVE, now_s)
             effects.extend(begun)
             num_free_slots -= 1
-            if num_free_slots == 0:
+            if num_free_slots == 0 or not self._config.policy.migrates_continuously:
                 break
+        if effects and not self._config.policy.migrates_continuously:
+            # The next request waits until the next round names a destination.
+            self._destination = None
         return effects
 
     # ------------------------------------------------------------------------------- reports

@@ -115,6 +115,7 @@ class InstanceLoad:
             the request which would move next; None when none can move.
         num_migrating_out: migrations in flight from this instance.
         num_migrating_in: migrations in flight to this instance.
+        num_preempted: queuing requests whose memory was taken back.
     """
 
     instance_id: InstanceId
@@ -134,3 +135,4 @@ class InstanceLoad:
     num_migrating_in: int = 0
     num_preemptions: int = 0
     is_terminating: bool = False
+    num_preempted: int = 0

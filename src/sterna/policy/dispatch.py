@@ -27,7 +27,9 @@ def choose(
             if _has_headroom(request, policy):
                 chosen = _for_high_priority(request, eligible, policy)
             else:
-                chosen = min(eligible, key=lambda each: (-each.freeness, *_tie_break(each)))
+                chosen = min(
+                    eligible, key=lambda each: (-each.dispatch_freeness, *_tie_break(each))
+                )
     return chosen.instance_id
 
 

@@ -25,7 +25,7 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
     several migrations at once (`num_concurrent_migrations`): these then have the same peer.
 
     A source whose move would not help (`move_helps`) is passed over, and the destination is
-    left to the next one.
+    left to the next one, unless the policy pairs at any price.
     """
     known = tuple(candidates)
     freeness = {each.instance_id: each.freeness for each in known}
@@ -33,13 +33,21 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
         (
             each
             for each in known
-            if freeness[each.instance_id] < policy.source_freeness_steps
-            and each.load.move_tokens is not None
+            if each.load.move_tokens is not None
+            and (
+                freeness[each.instance_id] < policy.source_freeness_steps
+                or has_lost_memory(each, policy)
+            )
         ),
         key=lambda each: (freeness[each.instance_id], each.instance_id),
     )
     destinations = sorted(
-        (each for each in known if freeness[each.instance_id] > policy.destination_freeness_steps),
+        (
+            each
+            for each in known
+            if freeness[each.instance_id] > policy.destination_freeness_steps
+            and not has_lost_memory(each, policy)
+        ),
         key=lambda each: (-freeness[each.instance_id], each.instance_id),
     )
     pairs: dict[InstanceId, InstanceId] = {}
@@ -47,9 +55,14 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
         if len(pairs) == len(destinations):
             break
         destination = destinations[len(pairs)]
-        if move_helps(source, destination, policy):
+        if not policy.pairs_only_to_gain or move_helps(source, destination, policy):
             pairs[source.instance_id] = destination.instance_id
     return pairs
+
+
+def has_lost_memory(candidate: Candidate, policy: PolicyConfig) -> bool:
+    """Whether preempted requests queue there, where that is a reason to migrate."""
+    return policy.preempted_make_source and candidate.load.num_preempted > 0
 
 
 def move_helps(source: Candidate, destination: Candidate, policy: PolicyConfig) -> bool:

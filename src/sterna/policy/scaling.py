@@ -50,7 +50,9 @@ def average_normal_freeness(candidates: Iterable[Candidate]) -> float | None:
     A terminating instance is left out: its minus infinity would be the average's, and the
     capacity that it leaves behind is what the average is to tell.
     """
-    values = [normal_freeness_of(each.load, each.in_flight) for each in _staying(candidates)]
+    values = [
+        normal_freeness_of(each.load, each.in_flight, each.policy) for each in _staying(candidates)
+    ]
     return math.fsum(values) / len(values) if values else None
 
 
@@ -107,7 +109,7 @@ def _num_to_add(staying: Sequence[Candidate], config: ScalingConfig, num_startin
     num_needed = 1
     # Where not even an idle instance reaches x, no number restores the average: one at a time.
     if gain_steps > 0:
-        steps = (normal_freeness_of(each.load, each.in_flight) for each in staying)
+        steps = (normal_freeness_of(each.load, each.in_flight, each.policy) for each in staying)
         lacking_steps = num_known * config.low_freeness_steps - math.fsum(steps)
         num_needed = math.ceil(lacking_steps / gain_steps)
     return max(0, min(num_needed - num_starting, limit))

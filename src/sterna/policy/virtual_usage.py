@@ -30,6 +30,8 @@ from sterna.types import (
     RequestView,
 )
 
+DEFAULT_POLICY = PolicyConfig(name="default")
+
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
@@ -47,11 +49,13 @@ class Candidate:
         load: its last report.
         in_flight: requests on their way to it.
         num_dispatched: requests dispatched to it so far, for round robin.
+        policy: what its freeness is computed by.
     """
 
     load: InstanceLoad
     in_flight: tuple[NewRequest, ...] = ()
     num_dispatched: int = 0
+    policy: PolicyConfig = DEFAULT_POLICY
 
     @property
     def instance_id(self) -> InstanceId:
@@ -61,7 +65,14 @@ class Candidate:
     @property
     def freeness(self) -> float:
         """Freeness in decode steps, corrected for the requests in flight."""
-        return freeness_of(self.load, self.in_flight)
+        return freeness_of(self.load, self.in_flight, self.policy)
+
+    @property
+    def dispatch_freeness(self) -> float:
+        """The freeness that a new request is dispatched by."""
+        if not self.policy.batch_counts_queue:
+            return self.freeness
+        return dispatch_freeness_of(self.load, self.in_flight, self.policy)
 
 
 def virtual_usage(request: RequestView, instance: InstanceView, policy: PolicyConfig) -> float:
@@ -97,8 +108,17 @@ def freeness(instance: InstanceView, policy: PolicyConfig) -> float:
     if instance.is_terminating:
         # Lines 12 and 13: the fake request's infinite usage leaves minus infinity.
         return -math.inf
+    shares = _headroom_shares(instance, policy)
+    usages = (
+        _virtual_usage(request, instance, policy, shares)
+        for request in (*instance.running, *instance.queuing)
+    )
+    # A reservation is memory that an incoming request already owns; a block that requests share
+    # through the prefix cache is in the sum once for each of them.
+    free_tokens = instance.total_tokens - math.fsum(usages)
+    free_tokens += instance.shared_tokens - instance.reserved_tokens
     batch_size = _batch_size(len(instance.running), len(instance.queuing))
-    return _steps(_free_tokens(instance, policy), batch_size)
+    return _steps(free_tokens, batch_size, policy)
 
 
 def load(
@@ -113,21 +133,18 @@ def load(
     """What the instance's llumlet reports to the global scheduler (Section 4.3)."""
     physical_tokens = sum(request.physical_usage_tokens for request in view.running)
     to_move = candidates_to_move(view, policy)
-    counts = _num_by_priority(view, policy)
-    headroom_sum = sum(headroom_tokens(each, view.total_tokens, policy) for each in counts)
-    free_tokens = _free_tokens(view, policy)
-    return InstanceLoad(
+    return load_of_sums(
+        policy,
         instance_id=view.instance_id,
         sequence=sequence,
         total_tokens=view.total_tokens,
         used_tokens=physical_tokens - view.shared_tokens + view.reserved_tokens,
-        free_tokens=free_tokens,
-        normal_free_tokens=free_tokens + headroom_sum,
+        num_by_priority=tuple(sorted(_num_by_priority(view, policy).items())),
         num_running=len(view.running),
         num_queuing=len(view.queuing),
         head_demand_tokens=view.queuing[0].demand_tokens if view.queuing else 0,
         queued_demand_tokens=sum(request.demand_tokens for request in view.queuing),
-        num_by_priority=tuple(sorted(counts.items())),
+        num_preempted=sum(request.num_preemptions > 0 for request in view.queuing),
         last_dispatch=last_dispatch,
         move_tokens=_memory_to_move(to_move[0]) if to_move else None,
         num_migrating_out=num_migrating_out,
@@ -137,28 +154,107 @@ def load(
     )
 
 
-def freeness_of(load: InstanceLoad, in_flight: Iterable[NewRequest] = ()) -> float:
+def load_of_sums(
+    policy: PolicyConfig,
+    *,
+    instance_id: InstanceId,
+    sequence: int,
+    total_tokens: int,
+    used_tokens: int,
+    num_by_priority: tuple[tuple[Priority, int], ...],
+    num_running: int,
+    num_queuing: int,
+    head_demand_tokens: int,
+    queued_demand_tokens: int,
+    num_preempted: int,
+    last_dispatch: int,
+    move_tokens: int | None,
+    num_migrating_out: int,
+    num_migrating_in: int,
+    num_preemptions: int,
+    is_terminating: bool,
+) -> InstanceLoad:
+    """The load report of an engine that knows these sums without listing its requests.
+
+    The running requests of a priority share its headroom, so that together they add the whole.
+
+    Args:
+        num_by_priority: running requests of each execution priority as the policy sees it
+            (`PolicyConfig.counts_as`), in ascending order, without zeros.
+    """
+    is_all = policy.queue_demand is QueueDemand.ALL
+    demand_tokens = queued_demand_tokens if is_all else head_demand_tokens
+    normal_free_tokens = total_tokens - used_tokens - demand_tokens
+    free_tokens = normal_free_tokens
+    for priority, _ in num_by_priority:
+        free_tokens -= headroom_tokens(priority, total_tokens, policy)
+    return InstanceLoad(
+        instance_id,
+        sequence,
+        total_tokens,
+        used_tokens,
+        free_tokens,
+        normal_free_tokens,
+        num_running,
+        num_queuing,
+        head_demand_tokens,
+        queued_demand_tokens,
+        num_by_priority,
+        last_dispatch,
+        move_tokens,
+        num_migrating_out,
+        num_migrating_in,
+        num_preemptions,
+        is_terminating,
+        num_preempted,
+    )
+
+
+def freeness_of(
+    load: InstanceLoad,
+    in_flight: Iterable[NewRequest] = (),
+    policy: PolicyConfig = DEFAULT_POLICY,
+) -> float:
     """Freeness of a reported instance in decode steps, as if the requests in flight were there.
 
     Each of them adds its demand and one request to the batch: until the next report shows where
     it stands, it is taken for a request that will run.
     """
-    return _corrected(load, load.free_tokens, in_flight)
+    num_in_line = 1 if load.num_queuing else 0
+    return _corrected(load, load.free_tokens, in_flight, num_in_line, policy)
 
 
-def normal_freeness_of(load: InstanceLoad, in_flight: Iterable[NewRequest] = ()) -> float:
+def dispatch_freeness_of(
+    load: InstanceLoad, in_flight: Iterable[NewRequest], policy: PolicyConfig
+) -> float:
+    """The same with every queuing request in the batch (`batch_counts_queue`)."""
+    return _corrected(load, load.free_tokens, in_flight, load.num_queuing, policy)
+
+
+def normal_freeness_of(
+    load: InstanceLoad,
+    in_flight: Iterable[NewRequest] = (),
+    policy: PolicyConfig = DEFAULT_POLICY,
+) -> float:
     """The same for the normal priority: every headroom left out (Section 4.4.3, auto-scaling)."""
-    return _corrected(load, load.normal_free_tokens, in_flight)
+    num_in_line = 1 if load.num_queuing else 0
+    return _corrected(load, load.normal_free_tokens, in_flight, num_in_line, policy)
 
 
-def _corrected(load: InstanceLoad, free_tokens: float, in_flight: Iterable[NewRequest]) -> float:
+def _corrected(
+    load: InstanceLoad,
+    free_tokens: float,
+    in_flight: Iterable[NewRequest],
+    num_in_line: int,
+    policy: PolicyConfig,
+) -> float:
     if load.is_terminating:
         return -math.inf
     num_running = load.num_running
     for request in in_flight:
         free_tokens -= request.demand_tokens
         num_running += 1
-    return _steps(free_tokens, _batch_size(num_running, load.num_queuing))
+    return _steps(free_tokens, max(1, num_running + num_in_line), policy)
 
 
 def _virtual_usage(
@@ -189,25 +285,15 @@ def _num_by_priority(instance: InstanceView, policy: PolicyConfig) -> Counter[Pr
     return Counter(policy.counts_as(request.execution_priority) for request in instance.running)
 
 
-def _free_tokens(instance: InstanceView, policy: PolicyConfig) -> float:
-    shares = _headroom_shares(instance, policy)
-    used_tokens = sum(
-        _virtual_usage(request, instance, policy, shares)
-        for request in (*instance.running, *instance.queuing)
-    )
-    # A reservation is memory that an incoming request already owns; a block that requests share
-    # through the prefix cache is in the sum once for each of them.
-    return instance.total_tokens - used_tokens - instance.reserved_tokens + instance.shared_tokens
-
-
 def _batch_size(num_running: int, num_queuing: int) -> int:
     # All queuing requests count as one, since only the head of the line has a usage. An idle
     # instance counts as one request, so that its freeness stays finite.
     return max(1, num_running + (1 if num_queuing else 0))
 
 
-def _steps(free_tokens: float, batch_size: int) -> float:
-    return free_tokens / batch_size if free_tokens > 0 else free_tokens
+def _steps(free_tokens: float, batch_size: int, policy: PolicyConfig) -> float:
+    is_divided = free_tokens > 0 or policy.divides_overload
+    return free_tokens / batch_size if is_divided else free_tokens
 
 
 def _memory_to_move(request: RequestView) -> int:
