@@ -452,6 +452,16 @@ def test_the_last_dispatch_that_was_admitted_is_reported() -> None:
     assert report.load.last_dispatch == 2
 
 
+def test_a_dispatch_that_arrived_is_reported_without_a_step_of_the_engine() -> None:
+    """The scheduler counts it as in flight until then."""
+    llumlet = Llumlet(A, config())
+    llumlet.on_view(view(running("r")), 0.0)
+    llumlet.on_request_admitted(RequestId("new"), 5)
+    assert llumlet.next_deadline_s == 0.05
+    (report,) = reports(llumlet.on_tick(0.05))
+    assert report.load.last_dispatch == 5
+
+
 def test_a_terminating_instance_reports_that_it_is_one() -> None:
     """Algorithm 1, line 12: the fake request makes it a source of migrations."""
     llumlet = Llumlet(A, config())

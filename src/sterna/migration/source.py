@@ -50,7 +50,6 @@ from sterna.migration.messages import (
     Inspected,
     Mode,
     PeerDead,
-    Progress,
     Reason,
     Received,
     Release,
@@ -65,13 +64,11 @@ from sterna.migration.messages import (
     StopCopying,
     Tick,
 )
+from sterna.migration.stages import Stage, plan_stage
 from sterna.types import InstanceId, MigrationId, RequestId
 
 SourceMessage = Reserved | StageCopied | Committed | Aborted
 """What a destination says to a source."""
-
-NUM_SPARE_BLOCKS = 1
-"""Blocks that a last stage reserves beyond those there are: decoding goes on until the drain."""
 
 
 class SourceState(Enum):
@@ -115,15 +112,10 @@ class MigrationSource:
         self._reservation: ReservationId | None = None
         self._request: bytes | None = None
         self._num_preemptions: int | None = None
-        # The stage under way or planned, its blocks at most, and those before it, which are in
-        # place on the destination.
-        self._stage = 0
-        self._is_last = False
-        self._num_stage_blocks = 0
-        self._num_copied_blocks = 0
+        # The stage under way, or the empty one in whose place it will be planned.
+        self._stage = Stage(number=0, first_block=0)
         self._receivers: tuple[str, ...] = ()
         self._num_reserved_stages = 0
-        self._has_reserve_been_sent = False
         self._is_copying = False
         self._has_client_aborted = False
         self._undo_reason = Reason.CANCELLED
@@ -173,7 +165,7 @@ class MigrationSource:
         """
         if self._state is not SourceState.NEW:
             raise ProtocolError(f"migration {self.migration_id} was started twice")
-        return self._inspect()
+        return self._inspect(self._stage)
 
     def on_event(self, event: Event, now_s: float) -> list[Effect]:
         """Take an event in and return what is to be done, in order.
@@ -193,10 +185,8 @@ class MigrationSource:
                 effects = self._until_drained(event, now_s)
             case SourceState.COMMITTING:
                 effects = self._until_verdict(event, now_s)
-            case SourceState.FORWARDING:
-                effects = self._until_abort_heard(event, now_s)
-            case SourceState.OVER:
-                effects = self._after_end(event)
+            case SourceState.FORWARDING | SourceState.OVER:
+                effects = self._after_end(event, now_s)
             case SourceState.NEW:
                 raise self._illegal(event)
         if isinstance(event, Received):
@@ -214,35 +204,29 @@ class MigrationSource:
 
     def _before_drain(self, event: Event, now_s: float) -> list[Effect]:
         """Stages before the last. Nothing has been taken from the request: any end is at once."""
+        this = self._stage.number
         match self._state, event:
             case SourceState.INSPECTING, Inspected():
                 return self._plan_stage(event, now_s)
-            case SourceState.RESERVING, Received(Reserved(stage=stage) as reserved) if (
-                stage == self._stage
-            ):
-                return self._begin_stage(reserved, now_s)
-            case SourceState.COPYING, Received(StageCopied(stage=stage)) if stage == self._stage:
-                self._num_copied_blocks += self._num_stage_blocks
+            case SourceState.RESERVING, Received(Reserved(stage=stage) as answer) if stage == this:
+                return self._begin_stage(answer, now_s)
+            case SourceState.COPYING, Received(StageCopied(stage=stage)) if stage == this:
                 self._is_copying = False
-                return self._inspect_for_next_stage()
-            case SourceState.COPYING, Received(Reserved(stage=stage)) if stage == self._stage:
+                return self._inspect(self._stage.next_unplanned(self._stage.num_blocks))
+            case SourceState.COPYING, Received(Reserved(stage=stage)) if stage == this:
                 return []  # The answer to Reserve sent again: the stage is still being copied.
-            case _, Received(Reserved(stage=stage) | StageCopied(stage=stage)) if (
-                stage < self._stage
-            ):
+            case _, Received(Reserved(stage=stage) | StageCopied(stage=stage)) if stage < this:
                 return []  # Repeated or overtaken.
-            case SourceState.COPYING, CopyFailed(stage=stage) if stage == self._stage:
+            case SourceState.COPYING, CopyFailed(stage=stage) if stage == this:
                 return self._abort(Reason.TRANSFER_FAILED)
-            case _, CopyFailed(stage=stage) if stage < self._stage:
+            case _, CopyFailed(stage=stage) if stage < this:
                 return []  # The destination had said already that the stage is in place.
-            case _, Received(Aborted(reason=Reason.REQUEST_ABORTED)):
-                return self._abort_for_client(is_peer_told=False)
             case _, Received(Aborted(reason=reason)):
                 return self._abort(reason, is_peer_told=False)
             case _, RequestEnded(reason):
                 return self._abort(reason)
             case _, ClientAborted():
-                return self._abort_for_client()
+                return self._abort(Reason.REQUEST_ABORTED)
             case _, PeerDead():
                 return self._abort(Reason.PEER_DEAD, is_peer_told=False)
             case _, Cancelled():
@@ -259,11 +243,12 @@ class MigrationSource:
 
     def _until_drained(self, event: Event, now_s: float) -> list[Effect]:
         """The engine is draining the request: only its outcome tells where the request is."""
+        this = self._stage.number
         match self._state, event:
             case SourceState.DRAINING, Drained():
                 return self._commit(event, now_s)
             case SourceState.DRAINING, DrainRefused(None):
-                return self._inspect_for_next_stage()
+                return self._inspect(self._stage.next_unplanned(0))
             case SourceState.DRAINING, DrainRefused(Reason() as reason):
                 return self._abort(reason)
             case SourceState.UNDOING, Drained():
@@ -285,11 +270,9 @@ class MigrationSource:
                 return []  # It is being given up already.
             case _, RequestEnded():
                 return []  # A hint only: the outcome of Drain tells.
-            case _, Received(Reserved(stage=stage)) if stage <= self._stage:
+            case _, Received(Reserved(stage=stage)) if stage <= this:
                 return []  # Repeated or overtaken.
-            case _, Received(StageCopied(stage=stage)) | CopyFailed(stage=stage) if (
-                stage < self._stage
-            ):
+            case _, Received(StageCopied(stage=stage)) | CopyFailed(stage=stage) if stage < this:
                 return []  # Late.
             case _, Tick():
                 return []
@@ -298,6 +281,7 @@ class MigrationSource:
 
     def _until_verdict(self, event: Event, now_s: float) -> list[Effect]:
         """Commit was sent: the destination decides, the source asks."""
+        this = self._stage.number
         match event:
             case Received(Committed()):
                 return self._release(now_s)
@@ -311,72 +295,49 @@ class MigrationSource:
             case ClientAborted():
                 self._has_client_aborted = True
                 return [self._forward_abort(now_s)]
-            case CopyFailed(stage=stage) if stage == self._stage and self._is_copying:
+            case CopyFailed(stage=stage) if stage == this and self._is_copying:
                 self._is_copying = False
-                return [self._send(Abort(self.migration_id, Reason.TRANSFER_FAILED))]
+                return [Send(self.peer, Abort(self.migration_id, Reason.TRANSFER_FAILED))]
             case Tick() if now_s >= self._ask_again_s and self._has_client_aborted:
                 return [self._forward_abort(now_s)]
             case Tick() if now_s >= self._ask_again_s:
                 assert self._reservation is not None
                 self._ask_again_s = now_s + self._config.query_interval_s
-                return [self._send(CommitQuery(self.migration_id, self._reservation))]
+                return [Send(self.peer, CommitQuery(self.migration_id, self._reservation))]
             case Tick():
                 return []
-            case Received(Reserved(stage=stage)) if stage <= self._stage:
+            case Received(Reserved(stage=stage)) if stage <= this:
                 return []  # Repeated or overtaken.
-            case Received(StageCopied(stage=stage)) | CopyFailed(stage=stage) if (
-                stage < self._stage
-            ):
+            case Received(StageCopied(stage=stage)) | CopyFailed(stage=stage) if stage < this:
                 return []  # Late.
-            case RequestEnded():
-                return []  # A late hint: a drained request cannot end here.
-            case Cancelled():
-                return []  # Too late to be cancelled.
+            case RequestEnded() | Cancelled():
+                return []  # A late hint, since a drained request cannot end here; or too late.
             case _:
                 raise self._illegal(event)
 
-    def _until_abort_heard(self, event: Event, now_s: float) -> list[Effect]:
-        """The request is the destination's, and its client has gone."""
+    def _after_end(self, event: Event, now_s: float) -> list[Effect]:
+        """It is settled; in FORWARDING the destination has yet to hear that the client is gone."""
+        is_forwarding = self._state is SourceState.FORWARDING
         match event:
-            case Received(Aborted()) | PeerDead():
+            case Received(Aborted()) | PeerDead() if is_forwarding:
                 self._state = SourceState.OVER
                 return []
-            case Tick() if now_s >= self._ask_again_s:
+            case Tick() if is_forwarding and now_s >= self._ask_again_s:
                 return [self._forward_abort(now_s)]
-            case Drained() | DrainRefused() | Inspected():
-                raise self._illegal(event)
-            case (
-                Received() | CopyFailed() | RequestEnded() | ClientAborted() | Cancelled() | Tick()
-            ):
-                return []  # Late, or about a request that is not here any more.
+            case Received() | Inspected() | CopyFailed() | RequestEnded():
+                return []  # Late.
+            case ClientAborted() | PeerDead() | Cancelled() | Tick():
+                return []  # No concern of this migration any more.
             case _:
-                raise self._illegal(event)
-
-    def _after_end(self, event: Event) -> list[Effect]:
-        match event:
-            case (
-                Received()
-                | Inspected()
-                | CopyFailed()
-                | RequestEnded()
-                | ClientAborted()
-                | PeerDead()
-                | Cancelled()
-                | Tick()
-            ):
-                return []  # Late. An outcome of Drain is not among them: it is waited for.
-            case _:
+                # An outcome of Drain is always waited for: to ignore it could lose the request.
                 raise self._illegal(event)
 
     # ------------------------------------------------------------------------------- stages
 
-    def _inspect(self) -> list[Effect]:
+    def _inspect(self, stage: Stage) -> list[Effect]:
+        self._stage = stage
         self._state = SourceState.INSPECTING
         return [Inspect(self.migration_id, self.request_id)]
-
-    def _inspect_for_next_stage(self) -> list[Effect]:
-        self._stage += 1
-        return self._inspect()
 
     def _plan_stage(self, inspected: Inspected, now_s: float) -> list[Effect]:
         """Begin the next stage: "the source instance also checks whether the request being
@@ -391,95 +352,70 @@ class MigrationSource:
             return self._abort(Reason.REQUEST_PREEMPTED)
         if progress.immovable:
             return self._abort(Reason.REQUEST_IMMOVABLE)
-        num_blocks, is_last = self._next_stage(progress)
-        if self._stage + (0 if is_last else 1) >= self._config.max_stages:
-            return self._abort(Reason.TOO_MANY_STAGES)
+        stage = plan_stage(self._stage, progress, self.mode, self._config)
+        if isinstance(stage, Reason):
+            return self._abort(stage)
         if self._num_preemptions is None:
             self._num_preemptions = progress.num_preemptions
             self._request = inspected.request
-        self._num_stage_blocks = num_blocks
-        self._is_last = is_last
+        self._stage = stage
         self._state = SourceState.RESERVING
-        self._has_reserve_been_sent = True
         self._wait_for_peer(now_s)
         return [self._reserve()]
-
-    def _next_stage(self, progress: Progress) -> tuple[int, bool]:
-        """How many blocks the next stage may have, and whether it is the last one."""
-        if progress.is_queuing or self.mode is Mode.RECOMPUTE:
-            return 0, True
-        num_full = progress.num_full_blocks - self._num_copied_blocks
-        num_remaining = progress.num_blocks - self._num_copied_blocks
-        if (
-            self.mode is Mode.STOP_AND_COPY
-            or num_remaining <= self._config.last_stage_max_blocks
-            or num_full <= 0
-        ):
-            return num_remaining + NUM_SPARE_BLOCKS, True
-        return num_full, False
 
     def _begin_stage(self, reserved: Reserved, now_s: float) -> list[Effect]:
         self._reservation = reserved.reservation
         self._receivers = reserved.receivers
         self._num_reserved_stages += 1
-        if not self._is_last:
+        if not self._stage.is_last:
             self._state = SourceState.COPYING
             self._wait_for_peer(now_s)
-            return [self._copy_blocks(self._num_stage_blocks)]
+            return [self._copy_blocks(self._stage.num_blocks)]
         assert self._num_preemptions is not None
         self._state = SourceState.DRAINING
         drain = Drain(
-            migration_id=self.migration_id,
-            request_id=self.request_id,
-            mode=self.mode,
-            num_preemptions=self._num_preemptions,
-            first_block=self._num_copied_blocks,
-            max_blocks=self._num_stage_blocks,
+            self.migration_id,
+            self.request_id,
+            self.mode,
+            self._num_preemptions,
+            first_block=self._stage.first_block,
+            max_blocks=self._stage.num_blocks,
         )
         return [drain]
 
     def _commit(self, drained: Drained, now_s: float) -> list[Effect]:
         num_blocks = 0 if self.mode is Mode.RECOMPUTE else drained.num_blocks
-        num_last_blocks = num_blocks - self._num_copied_blocks
-        if not 0 <= num_last_blocks <= self._num_stage_blocks:
+        num_last_blocks = num_blocks - self._stage.first_block
+        if not 0 <= num_last_blocks <= self._stage.num_blocks:
             raise self._illegal(drained)
         assert self._reservation is not None
-        commit = Commit(
-            migration_id=self.migration_id,
-            reservation=self._reservation,
-            request_id=self.request_id,
-            stage=self._stage,
-            num_blocks=num_blocks,
-            state=drained.state,
-        )
         self._state = SourceState.COMMITTING
         self._ask_again_s = now_s + self._config.query_interval_s
+        ids = (self.migration_id, self._reservation, self.request_id)
+        commit = Commit(*ids, self._stage.number, num_blocks, drained.state)
         copies = [self._copy_blocks(num_last_blocks)] if num_last_blocks else []
-        return [*copies, self._send(commit)]
+        return [*copies, Send(self.peer, commit)]
 
     def _copy_blocks(self, num_blocks: int) -> CopyBlocks:
         self._is_copying = True
         return CopyBlocks(
             migration_id=self.migration_id,
             request_id=self.request_id,
-            stage=self._stage,
-            first_block=self._num_copied_blocks,
+            stage=self._stage.number,
+            first_block=self._stage.first_block,
             num_blocks=num_blocks,
             receivers=self._receivers,
-            is_last=self._is_last,
+            is_last=self._stage.is_last,
         )
 
     # --------------------------------------------------------------------------------- ends
 
     def _abort(self, reason: Reason, *, is_peer_told: bool = True) -> list[Effect]:
         """End the migration before the drain; the request never stopped."""
-        return [*self._stop_copying(), *self._tell(reason, is_peer_told), self._end(reason)]
-
-    def _abort_for_client(self, *, is_peer_told: bool = True) -> list[Effect]:
-        reason = Reason.REQUEST_ABORTED
+        is_client_gone = reason is Reason.REQUEST_ABORTED
         return [
             *self._stop_copying(),
-            AbortRequest(self.request_id),
+            *([AbortRequest(self.request_id)] if is_client_gone else []),
             *self._tell(reason, is_peer_told),
             self._end(reason),
         ]
@@ -496,16 +432,13 @@ class MigrationSource:
     def _keep_drained(self, reason: Reason) -> list[Effect]:
         """The drained request stays the source's: step it again, or free it for its client."""
         keep = AbortDrained if self._has_client_aborted else Resume
-        return [
-            *self._stop_copying(),
-            keep(self.migration_id, self.request_id),
-            self._end(reason),
-        ]
+        kept = keep(self.migration_id, self.request_id)
+        return [*self._stop_copying(), kept, self._end(reason)]
 
     def _release(self, now_s: float) -> list[Effect]:
         release = Release(self.migration_id, self.request_id)
         if not self._has_client_aborted:
-            return [release, self._send(Released(self.migration_id)), self._end(None)]
+            return [release, Send(self.peer, Released(self.migration_id)), self._end(None)]
         # Released must wait: as long as the destination remembers the verdict, it answers.
         ended = self._end(None)
         self._state = SourceState.FORWARDING
@@ -525,37 +458,32 @@ class MigrationSource:
     # ------------------------------------------------------------------------------ messages
 
     def _reserve(self) -> Send:
-        is_first = self._reservation is None
-        return self._send(
-            Reserve(
-                migration_id=self.migration_id,
-                request_id=self.request_id,
-                stage=self._stage,
-                first_block=self._num_copied_blocks,
-                num_blocks=self._num_stage_blocks,
-                is_last=self._is_last,
-                reservation=self._reservation,
-                request=self._request if is_first else None,
-            )
+        stage = self._stage
+        reserve = Reserve(
+            migration_id=self.migration_id,
+            request_id=self.request_id,
+            stage=stage.number,
+            first_block=stage.first_block,
+            num_blocks=stage.num_blocks,
+            is_last=stage.is_last,
+            reservation=self._reservation,
+            request=self._request if self._reservation is None else None,
         )
+        return Send(self.peer, reserve)
 
     def _forward_abort(self, now_s: float) -> Send:
         assert self._reservation is not None
         self._ask_again_s = now_s + self._config.query_interval_s
-        return self._send(ForwardedAbort(self.migration_id, self._reservation, self.request_id))
+        abort = ForwardedAbort(self.migration_id, self._reservation, self.request_id)
+        return Send(self.peer, abort)
 
     def _tell(self, reason: Reason, is_peer_told: bool) -> list[Effect]:
-        if not (is_peer_told and self._has_reserve_been_sent):
-            return []
-        return [self._send(Abort(self.migration_id, reason))]
+        is_known_there = self._num_preemptions is not None
+        is_needed = is_peer_told and is_known_there
+        return [Send(self.peer, Abort(self.migration_id, reason))] if is_needed else []
 
     def _stop_copying(self) -> list[Effect]:
         return [StopCopying(self.migration_id)] if self._is_copying else []
-
-    def _send(
-        self, message: Reserve | Commit | CommitQuery | Abort | Released | ForwardedAbort
-    ) -> Send:
-        return Send(self.peer, message)
 
     def _wait_for_peer(self, now_s: float) -> None:
         self._ask_again_s = now_s + self._config.query_interval_s

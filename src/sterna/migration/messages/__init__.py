@@ -1,0 +1,130 @@
+"""What the two sides of a migration say to each other, ask of the world, and hear back. Pure.
+
+Three closed sets, one for each direction:
+
+- **messages** (`wire`) travel between the source's and the destination's llumlet (Figure 7 of
+  the paper: the handshake);
+- **effects** (`effects`) are what a state machine wants done: an interpreter (`runtime`,
+  `simulator`) carries them out;
+- **events** (`events`) are what happened: an arrived message, an effect's outcome, a death, time.
+
+The interpreter's contract:
+
+1. Effects of one migration take effect in the order in which they were returned, those on the
+   engine between two steps; AbortRequest takes effect after what was returned before it for the
+   same request. Effects of different migrations need not wait for each other.
+2. An effect that has an outcome names the events that report it. Exactly one of them comes, once,
+   for each time the effect was returned; and for `CopyBlocks` at most one. While an outcome of
+   `ReserveBlocks`, `FreeReservation`, `Adopt`, `Inspect` or `Drain` is due, no other of these
+   effects is returned for that migration, so their outcomes cannot be confused.
+3. Each stage of at least one block, once it is reserved, ends in StageReceived or StageFailed,
+   once, unless `FreeReservation` or `Adopt` stops it; one that gets no bytes for too long has
+   failed. A stage of no blocks ends in neither.
+4. PeerDead is told only of an instance that will never act again.
+
+Import all of them from here.
+"""
+
+from sterna.migration.messages.effects import (
+    AbortDrained,
+    AbortRequest,
+    Adopt,
+    CopyBlocks,
+    Drain,
+    Effect,
+    Ended,
+    FreeReservation,
+    Inspect,
+    Release,
+    ReserveBlocks,
+    Resume,
+    Send,
+    StopCopying,
+)
+from sterna.migration.messages.events import (
+    Adopted,
+    AdoptFailed,
+    BlocksReserved,
+    Cancelled,
+    ClientAborted,
+    CopyFailed,
+    Drained,
+    DrainRefused,
+    Event,
+    Inspected,
+    PeerDead,
+    Progress,
+    Received,
+    RequestEnded,
+    ReservationFreed,
+    ReserveFailed,
+    StageFailed,
+    StageReceived,
+    Tick,
+)
+from sterna.migration.messages.wire import (
+    Abort,
+    Aborted,
+    Commit,
+    CommitQuery,
+    Committed,
+    ForwardedAbort,
+    Message,
+    Mode,
+    Reason,
+    Released,
+    ReservationId,
+    Reserve,
+    Reserved,
+    StageCopied,
+)
+
+__all__ = [
+    "Abort",
+    "AbortDrained",
+    "AbortRequest",
+    "Aborted",
+    "Adopt",
+    "AdoptFailed",
+    "Adopted",
+    "BlocksReserved",
+    "Cancelled",
+    "ClientAborted",
+    "Commit",
+    "CommitQuery",
+    "Committed",
+    "CopyBlocks",
+    "CopyFailed",
+    "Drain",
+    "DrainRefused",
+    "Drained",
+    "Effect",
+    "Ended",
+    "Event",
+    "ForwardedAbort",
+    "FreeReservation",
+    "Inspect",
+    "Inspected",
+    "Message",
+    "Mode",
+    "PeerDead",
+    "Progress",
+    "Reason",
+    "Received",
+    "Release",
+    "Released",
+    "RequestEnded",
+    "ReservationFreed",
+    "ReservationId",
+    "Reserve",
+    "ReserveBlocks",
+    "ReserveFailed",
+    "Reserved",
+    "Resume",
+    "Send",
+    "StageCopied",
+    "StageFailed",
+    "StageReceived",
+    "StopCopying",
+    "Tick",
+]

@@ -1,0 +1,185 @@
+"""What the machines of a migration want done; an interpreter carries it out. Pure.
+
+`sterna.migration.messages` says what an interpreter owes the machines.
+"""
+
+from dataclasses import dataclass
+
+from sterna.migration.messages.wire import Message, Mode, Reason
+from sterna.types import InstanceId, MigrationId, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to the peer's llumlet. Best effort; no outcome."""
+
+    peer: InstanceId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Source: look at the request between two steps of the engine. Outcome: Inspected."""
+
+    migration_id: MigrationId
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlocks:
+    """Source: gather blocks `first_block` to `first_block + num_blocks` of the request and send
+    them to the destination's receivers, rank by rank. Outcome: none when it succeeds (the
+    destination tells by StageCopied), CopyFailed when it does not.
+    """
+
+    migration_id: MigrationId
+    request_id: RequestId
+    stage: int
+    first_block: int
+    num_blocks: int
+    receivers: tuple[str, ...]
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StopCopying:
+    """Source: drop whatever of this migration is still to be sent. No outcome."""
+
+    migration_id: MigrationId
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Source: take the request out of the batch or the queue, keep its blocks, export its state.
+
+    One operation of the engine between two steps. Refused when the request is gone, was
+    preempted since (`num_preemptions` differs), is immovable, or has more than `max_blocks`
+    blocks from `first_block` on (then nothing changes). With Mode.RECOMPUTE the number of blocks
+    does not matter, and the exported state is one without KV. Outcome: Drained or DrainRefused.
+    """
+
+    migration_id: MigrationId
+    request_id: RequestId
+    mode: Mode
+    num_preemptions: int
+    first_block: int
+    max_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Source: put the drained request back into the batch or queue that it left. No outcome."""
+
+    migration_id: MigrationId
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Source: free the drained request and its blocks; its client notices nothing. No outcome."""
+
+    migration_id: MigrationId
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class AbortDrained:
+    """Source: free the drained request, which its client has aborted. No outcome."""
+
+    migration_id: MigrationId
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    """Either side: end this request, whose client has gone, in the engine. One that is not there
+    is ignored. No outcome.
+    """
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveBlocks:
+    """Destination: let the reservation reach to the end of the stage, prepare the request when
+    `request` is given, and make the receivers listen for the stage. Outcome: BlocksReserved or
+    ReserveFailed (then nothing changed).
+
+    The stage is written to blocks `first_block` to `first_block + num_blocks` of the
+    reservation; only those that it does not hold yet are added to it. A stage may bring fewer
+    blocks than were asked for, and a last stage that was given up brings none.
+    """
+
+    migration_id: MigrationId
+    request_id: RequestId
+    stage: int
+    first_block: int
+    num_blocks: int
+    is_last: bool
+    request: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class FreeReservation:
+    """Destination: stop the receivers, then free the reserved blocks and the prepared request.
+
+    The blocks are free only when no receiver can write to them any more. Outcome:
+    ReservationFreed.
+    """
+
+    migration_id: MigrationId
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Destination: stop receivers that still listen, and make the request part of the next
+    step's batch, or queue it when it comes without blocks. Outcome: Adopted or AdoptFailed (then
+    nothing changed).
+
+    The request owns the first `num_blocks` blocks of the reservation; the rest is its to grow
+    into, or free.
+    """
+
+    migration_id: MigrationId
+    request_id: RequestId
+    num_blocks: int
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Either side: how the migration ended is settled for this side.
+
+    Nothing else of it is asked of the engine afterwards, except to end a request whose client
+    has gone; messages may follow, until both sides know.
+
+    Attributes:
+        peer: the other instance.
+        is_outgoing: whether this is the source's side.
+        aborted: why it did not commit, or None when the destination owns the request.
+        stages: stages that were reserved.
+    """
+
+    migration_id: MigrationId
+    request_id: RequestId
+    peer: InstanceId
+    is_outgoing: bool
+    aborted: Reason | None
+    stages: int
+
+
+Effect = (
+    Send
+    | Inspect
+    | CopyBlocks
+    | StopCopying
+    | Drain
+    | Resume
+    | Release
+    | AbortDrained
+    | AbortRequest
+    | ReserveBlocks
+    | FreeReservation
+    | Adopt
+    | Ended
+)
