@@ -3,8 +3,9 @@
 import asyncio
 import json
 import socket
+from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
@@ -35,8 +36,10 @@ MESSAGES = [{"role": "user", "content": "Hello!"}]
 class Served:
     """A front end that answers HTTP, and the cluster behind it."""
 
-    def __init__(self, server: FrontendServer, cluster: ScriptedCluster, url: str) -> None:
-        self.server, self.cluster = server, cluster
+    def __init__(
+        self, server: FrontendServer, mailbox: Mailbox, cluster: ScriptedCluster, url: str
+    ) -> None:
+        self.server, self.mailbox, self.cluster = server, mailbox, cluster
         headers = {"Authorization": f"Bearer {API_KEY}"}
         self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=30.0)
         from transformers import AutoTokenizer
@@ -86,20 +89,24 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def _serve() -> Served:
+def _options(port: int) -> Namespace:
     from sterna.cli.serve import parse
     from tests.models import small_model
 
-    port = _free_port()
     model = str(small_model())
     options = ["--served-model-name", "small", "--port", str(port), "--api-key", API_KEY]
-    args = parse(["serve", model, *options, "--max-model-len", "2048"])
+    return parse(["serve", model, *options, "--max-model-len", "2048"])
+
+
+async def _serve() -> Served:
+    port = _free_port()
+    args = _options(port)
     mailbox = Mailbox("127.0.0.1")
     cluster = ScriptedCluster(mailbox.address)
     cluster.announce(cluster.i0, cluster.i1)
     server = FrontendServer(ME, args, CONFIG, mailbox, ready_response())
     await server.start()
-    return Served(server, cluster, f"http://127.0.0.1:{port}")
+    return Served(server, mailbox, cluster, f"http://127.0.0.1:{port}")
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +126,7 @@ def served(loop: asyncio.AbstractEventLoop) -> Iterator[Served]:
         await served.server.stop()
         await served.server.wait()
         served.cluster.close()
+        served.mailbox.close()
 
     loop.run_until_complete(within(stop()))
 
@@ -363,3 +371,39 @@ def test_an_operator_is_told_why_a_request_does_not_move(
         assert answer.json()["error"]["message"] == message
 
     run(test)
+
+
+@contextmanager
+def _unstarted(port: int) -> Iterator[FrontendServer]:
+    mailbox = Mailbox("127.0.0.1")
+    yield FrontendServer(ME, _options(port), CONFIG, mailbox, ready_response())
+    mailbox.close()
+
+
+def test_a_server_whose_port_is_taken_says_so():
+    async def test(port: int) -> None:
+        with (
+            _unstarted(port) as server,
+            pytest.raises(OSError, match="Address already in use"),
+        ):
+            await server.start()
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        asyncio.run(within(test(taken.getsockname()[1])))
+
+
+def test_a_server_can_be_stopped_while_it_waits_for_the_first_instance():
+    async def test() -> None:
+        port = _free_port()
+        with _unstarted(port) as server:
+            starting = asyncio.create_task(server.start())
+            await asyncio.sleep(0)
+            await server.stop()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+
+    asyncio.run(within(test()))
