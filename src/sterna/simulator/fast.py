@@ -1,31 +1,32 @@
-"""The engines of all instances, compiled: many steps in one call. Pure.
+"""The engines of all instances, compiled: many steps in one call.
 
-The same results as `plain`, bit for bit. What the kernel does not need to know while it steps
-is kept here: reservations, and what drained requests hold.
+The same results as `plain`, bit for bit. What the compiled functions need not know while they
+step is kept here: reservations, and what drained requests hold.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from sterna.config import Victim
-from sterna.engine.emulated import kernel
-from sterna.engine.emulated.arrays import (
-    DECODING,
-    DRAINED_QUEUING,
+from sterna.engine.emulated.compiled import moves, queue, reports, steps
+from sterna.engine.emulated.compiled.tables import (
     ENGINE,
     LAST_STARTED,
+    LIVE,
     LONGEST,
+    NEVER,
     NO_VICTIM,
     NONE,
-    PREFILLING,
-    QUEUING,
-    REPORT,
+    NUM_ENDED,
+    NUM_STEPS,
+    REPORTED,
     REQUEST,
     SETTINGS,
     SHORTEST,
     Table,
+    make_tables,
+    with_more_rows,
 )
 from sterna.engine.emulated.config import Preemption, StepMode
 from sterna.metrics.records import Records
@@ -77,155 +78,74 @@ class FastEngines:
         self._trace = trace
         self._config = config
         self._block_size = config.engine.block_size
+        self._total_tokens = config.engine.total_tokens
         self._engines: dict[int, _Engine] = {}
-        self._requests = _requests(trace)
         self._request_ids = [request_id_of(index) for index in range(len(trace))]
-        self._settings = _settings(config)
-        self._totals = np.zeros(2, np.int64)
-        self._preempted = np.zeros(2 * config.engine.max_num_seqs + 2, np.int64)
-        self._num_priorities = int(trace.priority.max(initial=0)) + 1
-        self._allocate(config.num_instances)
-
-    def _allocate(self, num_rows: int) -> None:
-        """Make the tables longer; what they hold stays."""
-        config = self._config.engine
-        shape = (num_rows, self._num_priorities)
-        tables = {
-            "_rows": np.zeros(num_rows, ENGINE),
-            "_running": np.zeros((num_rows, config.max_num_seqs), np.int64),
-            "_remainders": np.zeros((num_rows, config.block_size), np.int64),
-            "_counts": np.zeros(shape, np.int64),
-            "_begun": np.zeros(num_rows, REPORT),
-            "_reported": np.zeros(num_rows, REPORT),
-            "_report_counts": np.zeros((2, *shape), np.int64),
-            "_changed": np.zeros(num_rows, np.int64),
-        }
-        for name, table in tables.items():
-            old = getattr(self, name, None)
-            if old is not None and name == "_report_counts":
-                table[:, : old.shape[1]] = old
-            elif old is not None:
-                table[: len(old)] = old
-            setattr(self, name, table)
-
-    # The tables, for the type checker; `_allocate` makes them.
-    _rows: Table
-    _running: Any
-    _remainders: Any
-    _counts: Any
-    _begun: Table
-    _reported: Table
-    _report_counts: Any
-    _changed: Any
+        num_rows = config.num_instances
+        self._tables = make_tables(_requests(trace), _settings(config), num_rows)
+        self._changed = np.zeros(num_rows, np.int64)
+        self._listed = np.zeros((config.engine.max_num_seqs, 4), np.int64)
 
     @property
     def num_ended(self) -> int:
         """Requests that have produced their last token."""
-        return int(self._totals[kernel.NUM_ENDED])
+        return int(self._tables.totals[NUM_ENDED])
 
     @property
     def num_steps(self) -> int:
         """Steps begun."""
-        return int(self._totals[kernel.NUM_STEPS])
+        return int(self._tables.totals[NUM_STEPS])
 
     def start(self, row: int, instance_id: InstanceId) -> None:
-        if row >= len(self._rows):
-            self._allocate(2 * row)
+        if row >= len(self._changed):
+            num_rows = 2 * row
+            self._tables = with_more_rows(self._tables, num_rows)
+            self._changed = np.zeros(num_rows, np.int64)
         self._engines[row] = _Engine(instance_id)
         new = np.zeros((), ENGINE)
         new["exists"] = 1
         new["first"] = new["last"] = NONE
-        new["next_finish"] = kernel.NEVER
+        new["next_finish"] = NEVER
         new["free_blocks"] = self._config.engine.num_blocks
         new["has_changed"] = 1
-        self._rows[row] = new
-        self._take_report(row)
+        self._tables.rows[row] = new
+        reports.take_report(self._tables, REPORTED, row)
 
     def stop(self, row: int) -> None:
         assert self.is_empty(row)
         del self._engines[row]
-        self._rows[row]["exists"] = 0
+        self._tables.rows[row]["exists"] = 0
 
     # ------------------------------------------------------------------------------- steps
 
     def advance(self, until_s: float) -> None:
-        kernel.advance(
-            self._rows,
-            self._requests,
-            self._running,
-            self._remainders,
-            self._counts,
-            self._settings,
-            self._begun,
-            self._reported,
-            self._report_counts,
-            self._preempted,
-            self._totals,
-            until_s,
-        )
+        steps.advance(self._tables, until_s)
 
     def advance_row(self, row: int, until_s: float) -> None:
-        kernel.advance_row(
-            self._rows,
-            self._requests,
-            self._running,
-            self._remainders,
-            self._counts,
-            self._settings,
-            self._begun,
-            self._reported,
-            self._report_counts,
-            self._preempted,
-            self._totals,
-            row,
-            until_s,
-        )
+        steps.advance_row(self._tables, row, until_s)
 
     def step_end_s(self, row: int) -> float | None:
-        record = self._rows[row]
+        record = self._tables.rows[row]
         return float(record["step_end_s"]) if record["is_stepping"] else None
 
     def hold(self, row: int) -> None:
-        self._rows[row]["is_held"] = 1
+        self._tables.rows[row]["is_held"] = 1
 
     def end_step(self, row: int, now_s: float) -> None:
-        self.advance_row(row, now_s)
+        steps.advance_row(self._tables, row, now_s)
 
     def begin_step(self, row: int, now_s: float) -> float | None:
-        has_begun = kernel.begin_step(
-            self._rows,
-            self._requests,
-            self._running,
-            self._remainders,
-            self._counts,
-            self._settings,
-            self._begun,
-            self._reported,
-            self._report_counts,
-            self._preempted,
-            self._totals,
-            row,
-            now_s,
-        )
-        return float(self._rows[row]["step_end_s"]) if has_begun else None
+        has_begun = steps.begin_step(self._tables, row, now_s)
+        return float(self._tables.rows[row]["step_end_s"]) if has_begun else None
 
     # ------------------------------------------------------------------------------- loads
 
     def set_terminating(self, row: int) -> None:
         self._engines[row].is_terminating = True
-        self._rows[row]["has_changed"] = 1
+        self._tables.rows[row]["has_changed"] = 1
 
     def changed_rows(self) -> list[int]:
-        num_changed = kernel.collect_changed(
-            self._rows,
-            self._requests,
-            self._running,
-            self._counts,
-            self._settings,
-            self._reported,
-            self._report_counts,
-            self._changed,
-        )
+        num_changed = reports.collect_changed(self._tables, self._changed)
         rows: list[int] = self._changed[:num_changed].tolist()
         return rows
 
@@ -245,7 +165,7 @@ class FastEngines:
             move_blocks,
             num_preemptions,
             last_dispatch,
-        ) = self._reported[row].item()
+        ) = self._tables.reports[REPORTED, row].item()
         if engine.is_terminating and num_queuing > 0:
             # The queuing ones leave first (`policy.selection`).
             move_blocks = head_blocks
@@ -253,7 +173,7 @@ class FastEngines:
             self._config.policy,
             instance_id=engine.instance_id,
             sequence=sequence,
-            total_tokens=self._config.engine.total_tokens,
+            total_tokens=self._total_tokens,
             used_tokens=(used_blocks + reserved_blocks) * block_size,
             num_by_priority=self._num_by_priority(row, num_running),
             num_running=num_running,
@@ -272,58 +192,56 @@ class FastEngines:
     def _num_by_priority(self, row: int, num_running: int) -> tuple[tuple[Priority, int], ...]:
         if num_running == 0:
             return ()
-        if self._num_priorities == 1 or not self._config.policy.has_priorities:
+        counts = self._tables.counts
+        if counts.shape[2] == 1 or not self._config.policy.has_priorities:
             return ((NORMAL, num_running),)
-        counts = self._report_counts[1, row].tolist()
-        return tuple((Priority(each), count) for each, count in enumerate(counts) if count)
-
-    def _take_report(self, row: int) -> None:
-        kernel.take_report(
-            self._rows,
-            self._requests,
-            self._running,
-            self._counts,
-            self._settings,
-            self._reported,
-            self._report_counts[1],
-            row,
-        )
+        reported = counts[REPORTED, row].tolist()
+        return tuple((Priority(each), count) for each, count in enumerate(reported) if count)
 
     def view(self, row: int) -> InstanceView:
         engine = self._engines[row]
-        record = self._rows[row]
-        running = self._running[row, : record["num_running"]].tolist()
-        running += [index for index, blocks in engine.drained.items() if blocks > 0]
-        queuing = []
-        index = int(record["first"])
-        while index != NONE:
-            queuing.append(index)
-            index = int(self._requests[index]["behind"])
+        record = self._tables.rows[row]
+        num_running = reports.list_running(self._tables, row, self._listed)
+        running = [
+            self._view_running(index, num_tokens, num_blocks, immovable)
+            for index, num_tokens, num_blocks, is_prefilling in self._listed[:num_running].tolist()
+            for immovable in (Immovable.PREFILLING if is_prefilling else None,)
+        ]
+        for index, num_blocks in engine.drained.items():
+            if num_blocks > 0:
+                request = self._tables.requests[index]
+                num_tokens = int(request["prompt_tokens"] + request["num_output_tokens"])
+                immovable = Immovable.MIGRATING
+                running.append(self._view_running(index, num_tokens, num_blocks, immovable))
         return InstanceView(
             instance_id=engine.instance_id,
-            total_tokens=self._config.engine.total_tokens,
+            total_tokens=self._total_tokens,
             block_size=self._block_size,
-            running=tuple(self._view_running(row, each) for each in running),
-            queuing=tuple(self._view_queuing(each) for each in queuing),
+            running=tuple(running),
+            queuing=tuple(self._view_queuing(each) for each in self._queuing(row)),
             reserved_tokens=int(record["reserved_blocks"]) * self._block_size,
             num_preemptions=int(record["num_preemptions"]),
             is_terminating=engine.is_terminating,
         )
 
-    def _view_running(self, row: int, index: int) -> RequestView:
-        request, record = self._requests[index], self._rows[row]
-        num_tokens = int(kernel.num_tokens_of(record, request))
+    def _queuing(self, row: int) -> list[int]:
+        queuing = []
+        index = int(self._tables.rows[row]["first"])
+        while index != NONE:
+            queuing.append(index)
+            index = int(self._tables.requests[index]["behind"])
+        return queuing
+
+    def _view_running(
+        self, index: int, num_tokens: int, num_blocks: int, immovable: Immovable | None
+    ) -> RequestView:
+        request = self._tables.requests[index]
         priority = Priority(int(request["priority"]))
-        immovable = None
-        if index in self._engines[row].drained:
-            immovable = Immovable.MIGRATING
-        elif kernel.is_prefilling(record, request):
-            immovable = Immovable.PREFILLING
         return RequestView(
             self._request_ids[index],
             RequestStatus.RUNNING,
             num_tokens,
-            int(kernel.num_blocks_of(record, request, self._block_size)) * self._block_size,
+            num_blocks * self._block_size,
             0,
             priority,
             priority,
@@ -334,7 +252,7 @@ class FastEngines:
         )
 
     def _view_queuing(self, index: int) -> RequestView:
-        request = self._requests[index]
+        request = self._tables.requests[index]
         num_output_tokens = int(request["num_output_tokens"])
         num_tokens = int(request["prompt_tokens"]) + num_output_tokens
         priority = Priority(int(request["priority"]))
@@ -352,16 +270,16 @@ class FastEngines:
         )
 
     def is_empty(self, row: int) -> bool:
-        engine, record = self._engines[row], self._rows[row]
+        engine, record = self._engines[row], self._tables.rows[row]
         num_requests = int(record["num_running"]) + int(record["num_queuing"])
         return not (num_requests or engine.drained or engine.reservations)
 
     def fragmented_tokens(self) -> tuple[int, list[int], int]:
         config = self._config.engine
-        rows = self._rows[self._rows["exists"] == 1]
+        rows = self._tables.rows[self._tables.rows["exists"] == 1]
         heads = rows["first"]
         free_blocks = rows["free_blocks"][heads != NONE]
-        requests = self._requests[heads[heads != NONE]]
+        requests = self._tables.requests[heads[heads != NONE]]
         num_tokens = requests["prompt_tokens"] + requests["num_output_tokens"]
         demands = -(-num_tokens // self._block_size)
         blocking = demands[demands > free_blocks - config.watermark_blocks]
@@ -374,24 +292,24 @@ class FastEngines:
     # ---------------------------------------------------------------------------- requests
 
     def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
-        kernel.enqueue(self._rows, self._requests, self._settings, row, index)
-        record = self._rows[row]
+        queue.enqueue(self._tables, row, index)
+        record = self._tables.rows[row]
         record["last_dispatch"] = dispatch_number
         record["has_changed"] = 1
 
     def progress(self, row: int, index: int) -> Progress | None:
-        request, record = self._requests[index], self._rows[row]
         is_drained = index in self._engines[row].drained
-        is_here = request["row"] == row and request["state"] in (QUEUING, DECODING, PREFILLING)
+        is_here, is_queuing, num_valid_tokens, num_preemptions, is_prefilling = reports.progress_of(
+            self._tables, row, index
+        )
         if not (is_drained or is_here):
             return None
-        num_valid_tokens = int(kernel.num_computed_of(record, request))
         return Progress(
-            is_queuing=bool(request["state"] in (QUEUING, DRAINED_QUEUING)),
+            is_queuing=is_queuing,
             num_full_blocks=num_valid_tokens // self._block_size,
-            num_blocks=self._config.engine.blocks_of(num_valid_tokens),
-            num_preemptions=int(request["num_preemptions"]),
-            immovable=is_drained or bool(kernel.is_prefilling(record, request)),
+            num_blocks=-(-num_valid_tokens // self._block_size),
+            num_preemptions=num_preemptions,
+            immovable=is_drained or is_prefilling,
         )
 
     def begin_drain(
@@ -406,17 +324,8 @@ class FastEngines:
             return Reason.REQUEST_IMMOVABLE
         if max_blocks is not None and progress.num_blocks - first_block > max_blocks:
             return None
-        kernel.drain(
-            self._rows,
-            self._requests,
-            self._running,
-            self._remainders,
-            self._counts,
-            self._settings,
-            row,
-            index,
-        )
-        self._engines[row].drained[index] = int(self._requests[index]["num_blocks"])
+        moves.drain(self._tables, row, index)
+        self._engines[row].drained[index] = int(self._tables.requests[index]["num_blocks"])
         return True
 
     def export(self, row: int, index: int) -> bytes:
@@ -425,31 +334,22 @@ class FastEngines:
 
     def resume(self, row: int, index: int) -> None:
         del self._engines[row].drained[index]
-        kernel.resume(
-            self._rows,
-            self._requests,
-            self._running,
-            self._remainders,
-            self._counts,
-            self._settings,
-            row,
-            index,
-        )
+        moves.resume(self._tables, row, index)
 
     def release(self, row: int, index: int) -> None:
         num_blocks = self._engines[row].drained.pop(index)
         if num_blocks == 0:
             return
-        record = self._rows[row]
+        record = self._tables.rows[row]
         record["num_drained"] -= 1
         record["free_blocks"] += num_blocks
         record["used_blocks"] -= num_blocks
-        self._counts[row, self._requests[index]["priority"]] -= 1
+        self._tables.counts[LIVE, row, self._tables.requests[index]["priority"]] -= 1
 
     def reserve(
         self, row: int, migration_id: MigrationId, num_blocks: int, *, needs_slot: bool
     ) -> Reason | None:
-        config, record = self._config.engine, self._rows[row]
+        config, record = self._config.engine, self._tables.rows[row]
         reservations = self._engines[row].reservations
         reservation = reservations.get(migration_id, _Reservation())
         num_new_blocks = max(0, num_blocks - reservation.num_blocks)
@@ -474,17 +374,7 @@ class FastEngines:
         self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int
     ) -> None:
         self._end_reservation(row, migration_id, num_blocks)
-        kernel.adopt(
-            self._rows,
-            self._requests,
-            self._running,
-            self._remainders,
-            self._counts,
-            self._settings,
-            row,
-            index,
-            num_blocks,
-        )
+        moves.adopt(self._tables, row, index, num_blocks)
 
     def _end_reservation(self, row: int, migration_id: MigrationId, num_kept_blocks: int) -> None:
         """Give the reservation back, but for the blocks that a request takes over."""
@@ -493,13 +383,13 @@ class FastEngines:
             assert num_kept_blocks == 0
             return
         assert num_kept_blocks <= reservation.num_blocks
-        record = self._rows[row]
+        record = self._tables.rows[row]
         record["num_held_slots"] -= reservation.has_slot
         record["reserved_blocks"] -= reservation.num_blocks
         record["free_blocks"] += reservation.num_blocks - num_kept_blocks
 
     def records(self) -> Records:
-        requests = self._requests
+        requests = self._tables.requests
         return Records(
             arrival_s=self._trace.arrival_s,
             first_token_s=requests["first_token_s"].copy(),

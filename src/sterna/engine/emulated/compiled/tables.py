@@ -1,11 +1,11 @@
-"""The tables that the compiled kernel works on. Pure.
+"""The tables that the compiled functions work on.
 
-One row of `ENGINE` an instance, one row of `REQUEST` a request of the trace. A decoding request
-keeps its length as `offset`, to be added to its engine's step counter: a step of a thousand
-decoding requests changes one number.
+One row of `ENGINE` an instance, one row of `REQUEST` a request of the trace.
 """
 
-from typing import Any
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,17 @@ ABSENT, QUEUING, DECODING, PREFILLING, DRAINED, DRAINED_QUEUING, ENDED = range(7
 
 NONE = -1
 """No request, in links between requests."""
+
+NEVER = 1 << 62
+
+LIVE, BEGUN, REPORTED = range(3)
+"""Whose counts and sums: the engine's, those that its step began with, the reported ones."""
+
+NUM_ENDED, NUM_STEPS = range(2)
+"""Places in `Tables.totals`."""
+
+NO_VICTIM, SHORTEST, LONGEST, LAST_STARTED = range(4)
+"""Which request a report names as the next to move."""
 
 REQUEST = np.dtype(
     [
@@ -48,6 +59,7 @@ REQUEST = np.dtype(
     ],
     align=True,
 )
+"""Times are NaN until they are known."""
 
 ENGINE = np.dtype(
     [
@@ -100,6 +112,18 @@ REPORT = np.dtype(
 )
 """The sums that a load report is made from. `move_blocks` is NONE when nothing can move."""
 
+
+def _stamp() -> str:
+    """Changes with the source of every compiled function.
+
+    The cache of compiled functions watches the file of a function, not those of the functions
+    that are compiled into it. The name of a field is part of the types that it is looked up by.
+    """
+    here = Path(__file__).parent
+    sources = [*sorted(here.glob("*.py")), here.parent / "step_time.py"]
+    return f"source_{zlib.crc32(b''.join(source.read_bytes() for source in sources)):08x}"
+
+
 SETTINGS = np.dtype(
     [
         ("prefill_s", np.float64),
@@ -119,9 +143,63 @@ SETTINGS = np.dtype(
         ("is_live", np.int64),
         ("victim", np.int64),
         ("has_priorities", np.int64),
+        (_stamp(), np.int64),
     ],
     align=True,
 )
 
-NO_VICTIM, SHORTEST, LONGEST, LAST_STARTED = range(4)
-"""Which request a report names as the next to move."""
+
+class Tables(NamedTuple):
+    """All data of a run.
+
+    Attributes:
+        rows: ENGINE[num_rows].
+        requests: REQUEST[n].
+        running: int64[num_rows, max_num_seqs], the running requests of each engine, in the
+            order in which they get memory.
+        remainders: int64[num_rows, block_size], decoding requests by offset % block_size.
+        counts: int64[3, num_rows, num_priorities], running and drained requests by priority:
+            live, as the step began, as reported.
+        reports: REPORT[3, num_rows], the same for the sums; the live ones are in `rows`.
+        preempted: int64[k], room for the requests that lose their memory as a step begins.
+        totals: int64[2], requests ended and steps begun.
+        settings: SETTINGS[1].
+    """
+
+    rows: Table
+    requests: Table
+    running: Any
+    remainders: Any
+    counts: Any
+    reports: Table
+    preempted: Any
+    totals: Any
+    settings: Table
+
+
+def make_tables(requests: Table, settings: Table, num_rows: int) -> Tables:
+    """Tables for so many engines, none of which exists yet."""
+    block_size, max_num_seqs = int(settings[0]["block_size"]), int(settings[0]["max_num_seqs"])
+    num_priorities = int(requests["priority"].max(initial=0)) + 1
+    return Tables(
+        rows=np.zeros(num_rows, ENGINE),
+        requests=requests,
+        running=np.zeros((num_rows, max_num_seqs), np.int64),
+        remainders=np.zeros((num_rows, block_size), np.int64),
+        counts=np.zeros((3, num_rows, num_priorities), np.int64),
+        reports=np.zeros((3, num_rows), REPORT),
+        preempted=np.zeros(2 * max_num_seqs, np.int64),
+        totals=np.zeros(2, np.int64),
+        settings=settings,
+    )
+
+
+def with_more_rows(tables: Tables, num_rows: int) -> Tables:
+    """The same tables with room for more engines."""
+    more = make_tables(tables.requests, tables.settings, num_rows)
+    num_old = len(tables.rows)
+    for name in ("rows", "running", "remainders"):
+        getattr(more, name)[:num_old] = getattr(tables, name)
+    for name in ("counts", "reports"):
+        getattr(more, name)[:, :num_old] = getattr(tables, name)
+    return more._replace(totals=tables.totals)

@@ -1,0 +1,82 @@
+"""The requests that run, and the sums that let them decode without being touched."""
+
+from numba import njit
+
+from sterna.engine.emulated.compiled.queue import num_blocks_of
+from sterna.engine.emulated.compiled.tables import ABSENT, DECODING, LIVE, NEVER, Tables
+
+
+@njit(cache=True)
+def join_batch(tables: Tables, r: int, index: int) -> None:
+    """Put the request into the order of those that get memory."""
+    row, newcomer = tables.rows[r], tables.requests[index]
+    place = row.num_running
+    if tables.settings[0].is_by_arrival:
+        while place > 0:
+            other = tables.requests[tables.running[r, place - 1]]
+            if other.priority == newcomer.priority:
+                if other.arrival_s <= newcomer.arrival_s:
+                    break
+            elif other.priority > newcomer.priority:
+                break
+            tables.running[r, place] = tables.running[r, place - 1]
+            place -= 1
+    tables.running[r, place] = index
+    row.num_running += 1
+    newcomer.row = r
+    tables.counts[LIVE, r, newcomer.priority] += 1
+
+
+@njit(cache=True)
+def leave_batch(tables: Tables, r: int, index: int) -> None:
+    """Take the request out of that order."""
+    row = tables.rows[r]
+    place = 0
+    while tables.running[r, place] != index:
+        place += 1
+    for later in range(place + 1, row.num_running):
+        tables.running[r, later - 1] = tables.running[r, later]
+    row.num_running -= 1
+    tables.counts[LIVE, r, tables.requests[index].priority] -= 1
+
+
+@njit(cache=True)
+def begin_decoding(tables: Tables, r: int, index: int) -> None:
+    """From now on the request's length is told by the engine's counter."""
+    row, request = tables.rows[r], tables.requests[index]
+    num_tokens = request.prompt_tokens + request.num_output_tokens
+    request.state = DECODING
+    request.offset = num_tokens - row.counter
+    request.finish_at = row.counter + request.output_tokens - request.num_output_tokens
+    row.next_finish = min(row.next_finish, request.finish_at)
+    row.offset_sum += request.offset
+    row.num_decoding += 1
+    tables.remainders[r, request.offset % tables.settings[0].block_size] += 1
+
+
+@njit(cache=True)
+def end_decoding(tables: Tables, r: int, index: int) -> None:
+    """From now on the request's length is written in its row."""
+    row, request = tables.rows[r], tables.requests[index]
+    block_size = tables.settings[0].block_size
+    num_blocks = num_blocks_of(row, request, block_size)
+    request.num_output_tokens = request.offset + row.counter - request.prompt_tokens
+    request.num_computed_tokens = request.offset + row.counter - 1
+    request.num_blocks = num_blocks
+    request.state = ABSENT
+    row.offset_sum -= request.offset
+    row.num_decoding -= 1
+    tables.remainders[r, request.offset % block_size] -= 1
+    if request.finish_at == row.next_finish:
+        find_next_finish(tables, r)
+
+
+@njit(cache=True)
+def find_next_finish(tables: Tables, r: int) -> None:
+    """Who finishes next?"""
+    row = tables.rows[r]
+    row.next_finish = NEVER
+    for place in range(row.num_running):
+        request = tables.requests[tables.running[r, place]]
+        if request.state == DECODING:
+            row.next_finish = min(row.next_finish, request.finish_at)

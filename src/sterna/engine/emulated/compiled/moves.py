@@ -1,0 +1,69 @@
+"""What migrations do to an engine, between two steps."""
+
+from numba import njit
+
+from sterna.engine.emulated.compiled.batch import (
+    begin_decoding,
+    end_decoding,
+    join_batch,
+    leave_batch,
+)
+from sterna.engine.emulated.compiled.queue import enqueue, enqueue_in_front, unlink
+from sterna.engine.emulated.compiled.tables import (
+    DECODING,
+    DRAINED,
+    DRAINED_QUEUING,
+    LIVE,
+    QUEUING,
+    Tables,
+)
+
+
+@njit(cache=True)
+def drain(tables: Tables, r: int, index: int) -> None:
+    """Take the request out of the batch or the queue; it keeps its memory."""
+    row, request = tables.rows[r], tables.requests[index]
+    if request.state == QUEUING:
+        unlink(tables, r, index)
+        request.state = DRAINED_QUEUING
+        return
+    leave_batch(tables, r, index)
+    if request.state == DECODING:
+        end_decoding(tables, r, index)
+    else:
+        row.num_prefilling -= 1
+    # To everybody else it is still here, and one of the running requests.
+    tables.counts[LIVE, r, request.priority] += 1
+    request.state = DRAINED
+    row.num_drained += 1
+
+
+@njit(cache=True)
+def resume(tables: Tables, r: int, index: int) -> None:
+    """Put the drained request back."""
+    row, request = tables.rows[r], tables.requests[index]
+    if request.state == DRAINED_QUEUING:
+        enqueue_in_front(tables, r, index)
+        return
+    row.num_drained -= 1
+    tables.counts[LIVE, r, request.priority] -= 1
+    join_batch(tables, r, index)
+    begin_decoding(tables, r, index)
+
+
+@njit(cache=True)
+def adopt(tables: Tables, r: int, index: int, num_blocks: int) -> None:
+    """Take a migrated request in, whose blocks have left the reservation for it."""
+    row, request = tables.rows[r], tables.requests[index]
+    request.num_blocks = num_blocks
+    if num_blocks > 0:
+        row.used_blocks += num_blocks
+        join_batch(tables, r, index)
+        begin_decoding(tables, r, index)
+        return
+    request.num_computed_tokens = 0
+    if request.num_output_tokens > 0:
+        request.is_preempted = 1
+        enqueue_in_front(tables, r, index)
+    else:
+        enqueue(tables, r, index)

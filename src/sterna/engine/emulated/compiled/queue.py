@@ -1,0 +1,124 @@
+"""A request's length, and its place in the queue."""
+
+from typing import Any
+
+from numba import njit
+
+from sterna.engine.emulated.compiled.tables import DECODING, NONE, PREFILLING, QUEUING, Tables
+
+
+@njit(cache=True)
+def num_tokens_of(row: Any, request: Any) -> int:
+    """Prompt and output so far."""
+    if request.state == DECODING:
+        return request.offset + row.counter
+    return request.prompt_tokens + request.num_output_tokens
+
+
+@njit(cache=True)
+def num_computed_of(row: Any, request: Any) -> int:
+    """Tokens whose KV is there."""
+    if request.state == DECODING:
+        return request.offset + row.counter - 1
+    return request.num_computed_tokens
+
+
+@njit(cache=True)
+def is_computed_now(row: Any, request: Any) -> bool:
+    """Whether the step under way decodes the request."""
+    if row.is_stepping == 0 or row.has_decodes == 0:
+        return False
+    return row.has_all_decodes == 1 or request.scheduled > 0
+
+
+@njit(cache=True)
+def num_blocks_of(row: Any, request: Any, block_size: int) -> int:
+    """Blocks that the request holds."""
+    if request.state != DECODING:
+        return request.num_blocks
+    num_tokens = request.offset + row.counter - 1
+    if is_computed_now(row, request):
+        num_tokens += 1
+    return -(-num_tokens // block_size)
+
+
+@njit(cache=True)
+def is_prefilling(row: Any, request: Any) -> bool:
+    """Whether KV of more than its last token is missing."""
+    if request.state != PREFILLING:
+        return False
+    num_tokens = request.prompt_tokens + request.num_output_tokens
+    return request.num_output_tokens == 0 or request.num_computed_tokens < num_tokens - 1
+
+
+@njit(cache=True)
+def demand_of(request: Any, block_size: int) -> int:
+    """Blocks that its tokens take."""
+    return -(-(request.prompt_tokens + request.num_output_tokens) // block_size)
+
+
+@njit(cache=True)
+def link(tables: Tables, r: int, index: int, behind: int) -> None:
+    """Queue the request in front of another one, or at the end."""
+    row, request = tables.rows[r], tables.requests[index]
+    before = row.last if behind == NONE else tables.requests[behind].before
+    request.before = before
+    request.behind = behind
+    if before == NONE:
+        row.first = index
+    else:
+        tables.requests[before].behind = index
+    if behind == NONE:
+        row.last = index
+    else:
+        tables.requests[behind].before = index
+    request.state = QUEUING
+    request.row = r
+    row.num_queuing += 1
+    row.num_preempted_queuing += 1 if request.num_preemptions > 0 else 0
+    row.queued_blocks += demand_of(request, tables.settings[0].block_size)
+
+
+@njit(cache=True)
+def unlink(tables: Tables, r: int, index: int) -> None:
+    """Take the request out of the queue."""
+    row, request = tables.rows[r], tables.requests[index]
+    if request.before == NONE:
+        row.first = request.behind
+    else:
+        tables.requests[request.before].behind = request.behind
+    if request.behind == NONE:
+        row.last = request.before
+    else:
+        tables.requests[request.behind].before = request.before
+    row.num_queuing -= 1
+    row.num_preempted_queuing -= 1 if request.num_preemptions > 0 else 0
+    row.queued_blocks -= demand_of(request, tables.settings[0].block_size)
+
+
+@njit(cache=True)
+def enqueue(tables: Tables, r: int, index: int) -> None:
+    """Queue behind those of higher priority, the preempted and the earlier of the same."""
+    newcomer = tables.requests[index]
+    behind = NONE
+    before = tables.rows[r].last
+    while before != NONE:
+        other = tables.requests[before]
+        if other.priority == newcomer.priority:
+            comes_after = other.is_preempted == 0 and other.arrival_s > newcomer.arrival_s
+        else:
+            comes_after = other.priority < newcomer.priority
+        if not comes_after:
+            break
+        behind = before
+        before = other.before
+    link(tables, r, index, behind)
+
+
+@njit(cache=True)
+def enqueue_in_front(tables: Tables, r: int, index: int) -> None:
+    """Queue in front of all requests of the same priority."""
+    behind = tables.rows[r].first
+    while behind != NONE and tables.requests[behind].priority > tables.requests[index].priority:
+        behind = tables.requests[behind].behind
+    link(tables, r, index, behind)

@@ -1,0 +1,157 @@
+"""What the next step computes."""
+
+import numpy as np
+from numba import njit
+
+from sterna.engine.emulated.compiled.batch import end_decoding, join_batch
+from sterna.engine.emulated.compiled.queue import (
+    demand_of,
+    enqueue_in_front,
+    num_computed_of,
+    num_tokens_of,
+    unlink,
+)
+from sterna.engine.emulated.compiled.tables import DECODING, LIVE, NONE, PREFILLING, Tables
+
+
+@njit(cache=True)
+def preempt_last(tables: Tables, r: int) -> int:
+    """Take the memory of the last running request back."""
+    row = tables.rows[r]
+    index = tables.running[r, row.num_running - 1]
+    request = tables.requests[index]
+    if request.state == DECODING:
+        end_decoding(tables, r, index)
+    else:
+        row.num_prefilling -= 1
+    row.num_running -= 1
+    tables.counts[LIVE, r, request.priority] -= 1
+    row.free_blocks += request.num_blocks
+    row.used_blocks -= request.num_blocks
+    request.num_blocks = 0
+    request.num_computed_tokens = 0
+    request.scheduled = 0
+    request.num_preemptions += 1
+    request.is_preempted = 1
+    row.num_preemptions += 1
+    enqueue_in_front(tables, r, index)
+    return index
+
+
+@njit(cache=True)
+def schedule_each(tables: Tables, num_preempted: int, r: int, budget: int) -> tuple[int, int]:
+    """Let running requests compute on, one by one; returns what is left of the budget, and how
+    many are preempted by now."""
+    row, rule = tables.rows[r], tables.settings[0]
+    for place in range(row.num_running):
+        tables.requests[tables.running[r, place]].scheduled = 0
+    row.has_decodes = 0
+    row.has_all_decodes = 0
+    place = 0
+    while place < row.num_running and budget > 0:
+        index = tables.running[r, place]
+        request = tables.requests[index]
+        num_computed = num_computed_of(row, request)
+        num_tokens = min(num_tokens_of(row, request) - num_computed, budget)
+        num_held = -(-num_computed // rule.block_size)
+        num_new = -(-(num_computed + num_tokens) // rule.block_size) - num_held
+        while row.free_blocks < max(num_new, rule.min_free_blocks):
+            victim = preempt_last(tables, r)
+            tables.preempted[num_preempted] = victim
+            num_preempted += 1
+            if victim == index:
+                return budget, num_preempted
+        row.free_blocks -= num_new
+        row.used_blocks += num_new
+        request.scheduled = num_tokens
+        if request.state == DECODING:
+            row.has_decodes = 1
+        else:
+            request.num_blocks += num_new
+        budget -= num_tokens
+        place += 1
+    return budget, num_preempted
+
+
+@njit(cache=True)
+def schedule_decodes(tables: Tables, r: int, budget: int) -> bool:
+    """Let all running requests decode, if they all do and there is memory for all."""
+    row, rule = tables.rows[r], tables.settings[0]
+    if row.num_prefilling > 0 or row.num_decoding > budget:
+        return False
+    # A request needs a block when its tokens but the last fill theirs.
+    num_new = tables.remainders[r, (1 - row.counter) % rule.block_size]
+    if row.free_blocks < num_new + rule.min_free_blocks:
+        return False
+    row.free_blocks -= num_new
+    row.used_blocks += num_new
+    row.has_decodes = 1 if row.num_decoding > 0 else 0
+    row.has_all_decodes = 1
+    return True
+
+
+@njit(cache=True)
+def admit(tables: Tables, r: int, budget: int, now_s: float) -> int:
+    """Admit requests in the queue's order; returns how many tokens the step computes of them."""
+    row, rule = tables.rows[r], tables.settings[0]
+    num_scheduled = 0
+    is_first = True
+    while row.first != NONE:
+        if row.num_running + row.num_drained + row.num_held_slots >= rule.max_num_seqs:
+            break
+        index = row.first
+        head = tables.requests[index]
+        num_tokens = head.prompt_tokens + head.num_output_tokens
+        watermark = rule.watermark_blocks
+        if rule.is_chunked:
+            if budget <= 0:
+                break
+            if row.num_running == 0:
+                watermark = 0
+        elif not is_first and num_tokens > budget:
+            break
+        if demand_of(head, rule.block_size) + watermark > row.free_blocks:
+            break
+        if rule.is_chunked:
+            num_tokens = min(num_tokens, budget)
+        unlink(tables, r, index)
+        head.is_preempted = 0
+        head.state = PREFILLING
+        head.num_computed_tokens = 0
+        head.num_blocks = -(-num_tokens // rule.block_size)
+        head.scheduled = num_tokens
+        if np.isnan(head.first_scheduled_s):
+            head.first_scheduled_s = now_s
+        row.free_blocks -= head.num_blocks
+        row.used_blocks += head.num_blocks
+        row.num_prefilling += 1
+        join_batch(tables, r, index)
+        budget -= num_tokens
+        num_scheduled += num_tokens
+        is_first = False
+    return num_scheduled
+
+
+@njit(cache=True)
+def schedule(tables: Tables, num_preempted: int, r: int, now_s: float) -> tuple[bool, int]:
+    """Fill the next step; returns whether it holds anything, and how many are preempted."""
+    row, rule = tables.rows[r], tables.settings[0]
+    row.has_decodes = 0
+    row.has_all_decodes = 0
+    if not rule.is_chunked:
+        budget = rule.max_num_batched_tokens
+        if admit(tables, r, budget, now_s) > 0:
+            return True, num_preempted
+        budget = row.num_running
+    else:
+        budget = rule.max_num_batched_tokens
+    if schedule_decodes(tables, r, budget):
+        left = budget - row.num_decoding
+        num_lost = 0
+    else:
+        left, num_all = schedule_each(tables, num_preempted, r, budget)
+        num_lost = num_all - num_preempted
+        num_preempted = num_all
+    if rule.is_chunked and num_lost == 0:
+        left -= admit(tables, r, left, now_s)
+    return left < budget, num_preempted

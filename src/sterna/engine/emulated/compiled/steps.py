@@ -1,0 +1,213 @@
+"""Steps begin and end."""
+
+import numpy as np
+from numba import njit
+
+from sterna.engine.emulated.compiled.batch import begin_decoding, find_next_finish
+from sterna.engine.emulated.compiled.queue import is_prefilling, num_blocks_of
+from sterna.engine.emulated.compiled.reports import take_report
+from sterna.engine.emulated.compiled.schedule import schedule
+from sterna.engine.emulated.compiled.tables import (
+    BEGUN,
+    DECODING,
+    ENDED,
+    LIVE,
+    NEVER,
+    NUM_ENDED,
+    NUM_STEPS,
+    PREFILLING,
+    REPORTED,
+    Tables,
+)
+from sterna.engine.emulated.step_time import step_duration_s
+
+duration_s = njit(cache=True)(step_duration_s)
+
+
+@njit(cache=True)
+def duration_of(tables: Tables, r: int) -> float:
+    """How long the step takes; see `step_time.step_duration_s`."""
+    row, rule = tables.rows[r], tables.settings[0]
+    num_prompt_tokens = num_pairs = num_decodes = num_context_tokens = 0
+    if row.has_all_decodes:
+        num_decodes = row.num_decoding
+        num_context_tokens = row.offset_sum + row.counter * row.num_decoding
+    if row.num_prefilling > 0 or not row.has_all_decodes:
+        for place in range(row.num_running):
+            request = tables.requests[tables.running[r, place]]
+            if request.state == DECODING:
+                if row.has_decodes and not row.has_all_decodes and request.scheduled > 0:
+                    num_decodes += 1
+                    num_context_tokens += request.offset + row.counter
+            elif request.scheduled > 0:
+                num_tokens, num_before = request.scheduled, request.num_computed_tokens
+                if is_prefilling(row, request):
+                    num_prompt_tokens += num_tokens
+                    num_pairs += num_tokens * num_tokens + 2 * num_tokens * num_before
+                else:
+                    num_decodes += 1
+                    num_context_tokens += num_before + num_tokens
+    return duration_s(
+        rule.prefill_s,
+        rule.prefill_token_s,
+        rule.prefill_pair_s,
+        rule.prefill_min_s,
+        rule.decode_s,
+        rule.decode_request_s,
+        rule.decode_token_s,
+        num_prompt_tokens,
+        num_pairs,
+        num_decodes,
+        num_context_tokens,
+    )
+
+
+@njit(cache=True)
+def begin_step(tables: Tables, r: int, now_s: float) -> bool:
+    """Begin the next step, if there is anything to compute."""
+    row = tables.rows[r]
+    row.is_held = 0
+    row.has_changed = 1
+    is_any, num_preempted = schedule(tables, 0, r, now_s)
+    if not is_any and num_preempted > 0:
+        is_any, num_preempted = schedule(tables, num_preempted, r, now_s)
+    end_s = now_s
+    if is_any:
+        end_s = now_s + duration_of(tables, r)
+    for place in range(num_preempted):
+        request = tables.requests[tables.preempted[place]]
+        if np.isnan(request.preempted_s):
+            request.preempted_s = end_s
+    if not is_any:
+        row.has_decodes = 0
+        take_report(tables, REPORTED, r)
+        return False
+    row.is_stepping = 1
+    row.step_end_s = end_s
+    tables.totals[NUM_STEPS] += 1
+    if not tables.settings[0].is_live:
+        take_report(tables, BEGUN, r)
+    return True
+
+
+@njit(cache=True)
+def note_token(tables: Tables, index: int, now_s: float) -> None:
+    """A prefill has brought a token."""
+    request = tables.requests[index]
+    request.num_output_tokens += 1
+    if np.isnan(request.first_token_s):
+        request.first_token_s = now_s
+    if not np.isnan(request.preempted_s):
+        request.loss_s += now_s - request.preempted_s
+        request.preempted_s = np.nan
+
+
+@njit(cache=True)
+def end_step(tables: Tables, r: int) -> None:
+    """The step under way ends."""
+    row = tables.rows[r]
+    now_s = row.step_end_s
+    if row.has_decodes:
+        row.counter += 1
+        if not row.has_all_decodes:
+            hold_back(tables, r)
+    row.is_stepping = 0
+    is_any_over = row.has_decodes == 1 and row.counter >= row.next_finish
+    if row.num_prefilling > 0 and end_prefills(tables, r, now_s):
+        is_any_over = True
+    if is_any_over:
+        remove_finished(tables, r, now_s)
+    row.has_decodes = 0
+    if not tables.settings[0].is_live:
+        tables.reports[REPORTED, r] = tables.reports[BEGUN, r]
+        tables.counts[REPORTED, r] = tables.counts[BEGUN, r]
+    row.has_changed = 1
+
+
+@njit(cache=True)
+def hold_back(tables: Tables, r: int) -> None:
+    """The counter has grown for decoding requests, too, that the step left out."""
+    row = tables.rows[r]
+    block_size = tables.settings[0].block_size
+    for place in range(row.num_running):
+        request = tables.requests[tables.running[r, place]]
+        if request.state == DECODING and request.scheduled == 0:
+            tables.remainders[r, request.offset % block_size] -= 1
+            request.offset -= 1
+            request.finish_at += 1
+            row.offset_sum -= 1
+            tables.remainders[r, request.offset % block_size] += 1
+    find_next_finish(tables, r)
+
+
+@njit(cache=True)
+def end_prefills(tables: Tables, r: int, now_s: float) -> bool:
+    """Prompts have been computed, or chunks of them; returns whether a request is over."""
+    row = tables.rows[r]
+    is_any_over = False
+    for place in range(row.num_running):
+        index = tables.running[r, place]
+        request = tables.requests[index]
+        if request.state != PREFILLING or request.scheduled == 0:
+            continue
+        request.num_computed_tokens += request.scheduled
+        request.scheduled = 0
+        num_tokens = request.prompt_tokens + request.num_output_tokens
+        if request.num_computed_tokens == num_tokens:
+            note_token(tables, index, now_s)
+            row.num_prefilling -= 1
+            begin_decoding(tables, r, index)
+            if request.num_output_tokens == request.output_tokens:
+                is_any_over = True
+    return is_any_over
+
+
+@njit(cache=True)
+def remove_finished(tables: Tables, r: int, now_s: float) -> None:
+    """Free the requests that have produced their last token."""
+    row = tables.rows[r]
+    num_kept = 0
+    next_finish = NEVER
+    for place in range(row.num_running):
+        index = tables.running[r, place]
+        request = tables.requests[index]
+        if request.state != DECODING or request.finish_at > row.counter:
+            tables.running[r, num_kept] = index
+            num_kept += 1
+            if request.state == DECODING:
+                next_finish = min(next_finish, request.finish_at)
+            continue
+        # Of its memory, the part that `num_blocks_of` counts between two steps.
+        num_blocks = num_blocks_of(row, request, tables.settings[0].block_size)
+        request.num_output_tokens = request.output_tokens
+        row.offset_sum -= request.offset
+        row.num_decoding -= 1
+        tables.remainders[r, request.offset % tables.settings[0].block_size] -= 1
+        row.free_blocks += num_blocks
+        row.used_blocks -= num_blocks
+        request.state = ENDED
+        request.num_blocks = 0
+        request.end_s = now_s
+        tables.counts[LIVE, r, request.priority] -= 1
+        tables.totals[NUM_ENDED] += 1
+    row.num_running = num_kept
+    row.next_finish = next_finish
+
+
+@njit(cache=True)
+def advance_row(tables: Tables, r: int, until_s: float) -> None:
+    """Let all steps of the engine pass that end by then, up to one after which it is held."""
+    row = tables.rows[r]
+    while row.is_stepping == 1 and row.step_end_s <= until_s:
+        end_step(tables, r)
+        if row.is_held:
+            break
+        begin_step(tables, r, row.step_end_s)
+
+
+@njit(cache=True)
+def advance(tables: Tables, until_s: float) -> None:
+    """Let all steps of all engines pass that end by then."""
+    for r in range(tables.rows.shape[0]):
+        if tables.rows[r].exists:
+            advance_row(tables, r, until_s)
