@@ -22,6 +22,7 @@ from typing import Any
 
 from bench import migration_cost, migration_report, results_io
 from bench.cluster_driver import Driver, local_ray
+from bench.machine import ForeignLoad
 from bench.migration_goals import goals
 from bench.migration_plan import BATCHES, MODES, TOKENS, TRANSPORTS, Group, Plan, groups, in_order
 from bench.migration_samples import row
@@ -33,20 +34,33 @@ from sterna.migration.messages import Mode
 ROOT = Path(__file__).resolve().parent.parent
 UNFINISHED = ROOT / ".cache" / "bench" / "migration.json"
 
-QUICK = Plan(transports=("shm",), tokens=(256, 1024), num_samples=5, num_recompute_samples=2)
+QUICK = Plan(
+    transports=("shm",),
+    tokens=(256, 1024),
+    num_samples=3,
+    num_busy_live_samples=5,
+    num_recompute_samples=2,
+)
 PARTS = ("downtime", "cost")
+
+MAX_FOREIGN_CORES = 0.1
+"""More than this of other programs, and the result is not worth keeping."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     plan = QUICK if options.quick else _plan(options)
     folder = UNFINISHED.parent / "quick" if options.quick else results_io.RESULTS
-    with local_ray():
-        benchmark = _Benchmark(plan, folder, resume=options.resume)
-        if "downtime" in options.parts:
-            benchmark.measure_downtimes()
-        if "cost" in options.parts:
-            benchmark.measure_cost(quick=options.quick)
+    try:
+        with local_ray():
+            benchmark = _Benchmark(plan, folder, resume=options.resume)
+            if "downtime" in options.parts:
+                benchmark.measure_downtimes()
+            if "cost" in options.parts:
+                benchmark.measure_cost(quick=options.quick)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -69,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
         help="migrations a cell (default: %(default)s)",
     )
     parser.add_argument(
+        "--busy-live-samples",
+        type=int,
+        default=plan.num_busy_live_samples,
+        help="migrations a cell of live migration between busy instances (default: %(default)s)",
+    )
+    parser.add_argument(
         "--recompute-samples",
         type=int,
         default=plan.num_recompute_samples,
@@ -89,6 +109,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         tokens=options.tokens,
         batches=options.batches,
         num_samples=options.samples,
+        num_busy_live_samples=options.busy_live_samples,
         num_recompute_samples=options.recompute_samples,
     )
 
@@ -116,14 +137,17 @@ class _Benchmark:
         rows = in_order(self._plan, self._rows)
         path = results_io.write("migration", self._config, rows, self._folder)
         UNFINISHED.unlink(missing_ok=True)
-        document = results_io.read("migration", self._folder)
-        migration_report.plot(document, path.with_suffix(".svg"))
-        self._say(f"written: {path}, {path.with_suffix('.svg').name}")
-        if self._folder == results_io.RESULTS:
-            self._write_readme(document)
+        self._say(f"written: {path}")
         for goal in goals(rows):
             mark = "reached" if goal.is_reached else "MISSED "
             self._say(f"{mark} {goal.name}: {goal.found}; {goal.bound}")
+        document = results_io.read("migration", self._folder)
+        if self._folder == results_io.RESULTS:
+            self._write_readme(document)
+        try:
+            migration_report.plot(document, path.with_suffix(".svg"))
+        except ImportError:
+            self._say("no plot, because matplotlib is not installed")
 
     async def _measure_group(self, group: Group) -> None:
         batch = "busy" if group.busy else "idle"
@@ -134,10 +158,14 @@ class _Benchmark:
             sorted({Mode(c.mode) for cells in group.cells for c in cells}, key=str)
         )
         for cells in group.cells:
-            modes = [Mode(cell.mode) for cell in cells]
-            taken = await session.samples(cells[0].tokens, modes, self._plan.count(cells[0]))
+            counts = {Mode(cell.mode): self._plan.count(cell) for cell in cells}
+            others = ForeignLoad()
+            taken = await session.samples(cells[0].tokens, counts)
+            foreign_cores = others.cores()
+            if foreign_cores > MAX_FOREIGN_CORES:
+                self._say(f"not quiet: other programs kept {foreign_cores:.2f} cores busy")
             for cell in cells:
-                found = row(cell, [sample for mode, sample in taken if mode.value == cell.mode])
+                found = row(cell, taken[Mode(cell.mode)], foreign_cores)
                 self._rows.append(found)
                 self._say(_line(found))
             self._keep()
@@ -210,6 +238,7 @@ def _config(plan: Plan) -> dict[str, Any]:
         "num_instances": 2,
         "busy": f"{BATCH_SIZE} more requests of {BATCH_TOKENS} tokens on each instance",
         "num_samples": plan.num_samples,
+        "num_busy_live_samples": plan.num_busy_live_samples,
         "num_recompute_samples": plan.num_recompute_samples,
         "chunk_bytes": transport.chunk_bytes,
         "bandwidth_share": transport.bandwidth_share,

@@ -37,8 +37,8 @@ async def copy_row(driver: Driver, name: str, transport: TransportConfig, count:
     """Migrates `count` times live between busy instances; returns the row."""
     session = Session(driver, busy=True, seed=1)
     await session.warm_up([Mode.LIVE])
-    taken = await session.samples(COPY_TOKENS, [Mode.LIVE], count)
-    return _copy_row(name, transport, [sample for _, sample in taken])
+    taken = await session.samples(COPY_TOKENS, {Mode.LIVE: count})
+    return _copy_row(name, transport, taken[Mode.LIVE])
 
 
 def _copy_row(name: str, transport: TransportConfig, samples: Sequence[Sample]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ in turns on the same requests, so that they can be compared.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.migration_samples import Cell
 
@@ -17,6 +17,8 @@ MODES = ("live", "stop_copy", "recompute")
 TRANSPORTS = ("gloo", "tcp", "shm")
 BATCHES = ("idle", "busy")
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -24,6 +26,9 @@ class Plan:
 
     Attributes:
         num_samples: migrations a cell.
+        num_busy_live_samples: the same for live migrations to a busy instance, which wait for
+            the end of its step: anything between nothing and a step, whose median takes more
+            samples to be known as well.
         num_recompute_samples: the same for recompute, of which one at 8k tokens takes half a
             minute on a CPU.
     """
@@ -33,11 +38,15 @@ class Plan:
     tokens: Sequence[int] = TOKENS
     batches: Sequence[str] = BATCHES
     num_samples: int = 11
+    num_busy_live_samples: int = 31
     num_recompute_samples: int = 5
 
     def count(self, cell: Cell) -> int:
         """How many migrations make the cell's row."""
-        return self.num_recompute_samples if cell.mode == "recompute" else self.num_samples
+        if cell.mode == "recompute":
+            return self.num_recompute_samples
+        is_waiting = cell.mode == "live" and cell.busy
+        return self.num_busy_live_samples if is_waiting else self.num_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +92,18 @@ def groups(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> list[Group]:
 def in_order(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Returns the plan's rows that are there, in the plan's order."""
     return [row for cell in cells(plan) for row in rows if cell.matches(row)]
+
+
+def turns(counts: Mapping[T, int]) -> list[T]:
+    """Returns what to measure one after the other, so that each is measured so many times.
+
+    Spread evenly, so that whatever drifts meanwhile meets all alike. Of those that are measured
+    equally often the first one changes from turn to turn: a request that goes to and fro would
+    else be copied always in one direction in one mode.
+    """
+    places = [
+        ((turn + 0.5) / counts[each], rank if turn % 2 == 0 else -rank, each)
+        for rank, each in enumerate(counts)
+        for turn in range(counts[each])
+    ]
+    return [each for *_, each in sorted(places, key=lambda place: place[:2])]

@@ -67,7 +67,8 @@ def _headline(document: Mapping[str, Any]) -> str:
         f"Measured on {document['date'][:10]} at commit {document['commit']}: "
         f"{hardware['cpu']}, {hardware['num_cores']} cores, {config['model']}, "
         f"two instances on one host. Medians of {config['num_samples']} migrations "
-        f"({config['num_recompute_samples']} for recompute)."
+        f"({config['num_busy_live_samples']} for live ones between busy instances, "
+        f"{config['num_recompute_samples']} for recompute)."
     )
 
 

@@ -43,12 +43,8 @@ class Cell:
 
     def matches(self, row: Mapping[str, Any]) -> bool:
         """Whether the row is this cell's."""
-        return (
-            row["mode"] == self.mode
-            and row["transport"] == self.transport
-            and row["tokens"] == self.tokens
-            and row["busy"] == self.busy
-        )
+        named = (row["mode"], row["transport"], row["tokens"], row["busy"])
+        return named == (self.mode, self.transport, self.tokens, self.busy)
 
     def __str__(self) -> str:
         batch = "busy" if self.busy else "idle"
@@ -124,9 +120,11 @@ def sample(
     )
 
 
-def row(cell: Cell, samples: Sequence[Sample]) -> dict[str, Any]:
+def row(cell: Cell, samples: Sequence[Sample], foreign_cores: float) -> dict[str, Any]:
     """Returns the row of the cell.
 
+    `foreign_cores` says how many cores other programs kept busy meanwhile: well below 0.1, or the
+    row says more of them than of migration.
     `stages` is that of the migration that took most. Where no step of the source fell into a
     migration, as when its only request is suspended, `decode_step_migrating_ms` is None.
     """
@@ -143,6 +141,7 @@ def row(cell: Cell, samples: Sequence[Sample]) -> dict[str, Any]:
         "suspended_ms": summary([s.suspended_ms for s in samples]),
         "migration_ms": summary([s.migration_ms for s in samples]),
         "stages": max(s.stages for s in samples),
+        "foreign_cores": round(foreign_cores, 2),
     }
 
 

@@ -13,15 +13,16 @@ for all lengths, only the length differs between cells.)
 import itertools
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from bench.cluster_driver import Driver, Stream
+from bench.migration_plan import turns
 from bench.migration_samples import Sample, sample
 from sterna.migration.messages import Mode
 
 INSTANCES = ("i0", "i1")
 BATCH_SIZE, BATCH_TOKENS = 8, 1024
-STEPS_BEFORE, STEPS_AFTER = 8, 6
+STEPS_BEFORE, STEPS_AFTER = 6, 5
 """Decode steps timed before the order and after the first token on the destination."""
 
 MAX_GROWTH = 1 / 8
@@ -59,21 +60,19 @@ class Session:
         self._driver.abort(migrant)
         await self._driver.until_idle()
 
-    async def samples(
-        self, tokens: int, modes: Sequence[Mode], count: int
-    ) -> list[tuple[Mode, Sample]]:
-        """Migrates `count` times in each mode, in turns, at `tokens` tokens."""
+    async def samples(self, tokens: int, counts: Mapping[Mode, int]) -> dict[Mode, list[Sample]]:
+        """Migrates so many times in each mode, in turns, at `tokens` tokens."""
         if self._is_busy:
             await self._begin_batches()
-        taken: list[tuple[Mode, Sample]] = []
+        taken: dict[Mode, list[Sample]] = {mode: [] for mode in counts}
         migrant: Stream | None = None
-        for mode in _turns(modes, count):
+        for mode in turns(counts):
             if migrant is not None and migrant.num_tokens > tokens * (1 + MAX_GROWTH):
                 self._driver.abort(migrant)
                 migrant = None
             if migrant is None:
                 migrant = await self._begin(tokens)
-            taken.append((mode, await self._migrate(migrant, mode)))
+            taken[mode].append(await self._migrate(migrant, mode))
         if migrant is not None:
             self._driver.abort(migrant)
         await self._end_batches()
@@ -125,8 +124,3 @@ def _num_trailing(stream: Stream, instance: str) -> int:
     """How many of its last arrivals came from this instance."""
     trailing = itertools.takewhile(lambda a: a.instance == instance, reversed(stream.arrivals))
     return sum(1 for _ in trailing)
-
-
-def _turns(modes: Sequence[Mode], count: int) -> Iterator[Mode]:
-    for _ in range(count):
-        yield from modes

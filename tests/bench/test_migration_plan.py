@@ -1,6 +1,6 @@
 """Which cells are measured, and together with which."""
 
-from bench.migration_plan import Group, Plan, cells, groups, in_order
+from bench.migration_plan import Group, Plan, cells, groups, in_order, turns
 from bench.migration_samples import Cell
 
 SMALL = Plan(transports=("tcp", "shm"), tokens=(256, 512), num_samples=7, num_recompute_samples=3)
@@ -73,6 +73,20 @@ def test_without_copying_modes_no_transport_is_measured() -> None:
     assert found == [Group("shm", False, ((Cell("recompute", None, 256, False),),))]
 
 
-def test_recompute_has_a_number_of_samples_of_its_own() -> None:
-    assert SMALL.count(Cell("recompute", None, 256, False)) == 3
-    assert SMALL.count(Cell("live", "tcp", 256, False)) == 7
+def test_each_kind_of_cell_has_a_number_of_samples_of_its_own() -> None:
+    plan = Plan(num_samples=7, num_busy_live_samples=9, num_recompute_samples=3)
+
+    assert plan.count(Cell("recompute", None, 256, True)) == 3
+    assert plan.count(Cell("live", "tcp", 256, False)) == 7
+    assert plan.count(Cell("live", "tcp", 256, True)) == 9
+    assert plan.count(Cell("stop_copy", "tcp", 256, True)) == 7
+
+
+def test_modes_take_turns_and_the_first_one_changes() -> None:
+    assert turns({"live": 3, "stop": 3}) == ["live", "stop", "stop", "live", "live", "stop"]
+
+
+def test_a_mode_that_is_measured_less_often_is_spread_over_the_others() -> None:
+    found = turns({"live": 5, "stop": 2})
+
+    assert found == ["live", "stop", "live", "live", "live", "stop", "live"]

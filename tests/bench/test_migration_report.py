@@ -34,7 +34,12 @@ def a_document() -> dict[str, Any]:
         "commit": "abc",
         "date": "2026-01-02T03:04:05+00:00",
         "hardware": {"cpu": "a processor", "num_cores": 2},
-        "config": {"model": "a model", "num_samples": 11, "num_recompute_samples": 5},
+        "config": {
+            "model": "a model",
+            "num_samples": 11,
+            "num_busy_live_samples": 31,
+            "num_recompute_samples": 5,
+        },
         "rows": rows,
     }
 

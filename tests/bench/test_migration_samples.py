@@ -88,7 +88,7 @@ def test_a_row_summarises_its_samples() -> None:
         for downtime, stages in ((4.0, 2), (6.0, 3), (5.0, 2))
     ]
 
-    assert row(Cell("live", "tcp", 256, True), samples) == {
+    assert row(Cell("live", "tcp", 256, True), samples, 0.034) == {
         "mode": "live",
         "transport": "tcp",
         "tokens": 256,
@@ -100,4 +100,5 @@ def test_a_row_summarises_its_samples() -> None:
         "suspended_ms": {"median": 3.0, "p99": 3.0},
         "migration_ms": {"median": 40.0, "p99": 40.0},
         "stages": 3,
+        "foreign_cores": 0.03,
     }
