@@ -55,6 +55,9 @@ def engine_config(args: Namespace) -> VllmConfig:
     world_size = engine_args.tensor_parallel_size * engine_args.pipeline_parallel_size
     engine_args.distributed_executor_backend = "uni" if world_size == 1 else "mp"
     engine_args.worker_extension_cls = WORKER_EXTENSION
+    # As in the front ends: images come whole, and no cache has to be in step with theirs.
+    engine_args._api_process_count = 2
+    engine_args._api_process_rank = 0
     config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     is_async = config.scheduler_config.async_scheduling
     config.scheduler_config.scheduler_cls = (
