@@ -23,7 +23,7 @@ from typing import Any
 from bench import migration_cost, migration_report, results_io
 from bench.cluster_driver import Driver, local_ray
 from bench.machine import ForeignLoad
-from bench.migration_goals import goals
+from bench.migration_goals import Goal, cost_goals, goals
 from bench.migration_plan import BATCHES, MODES, TOKENS, TRANSPORTS, Group, Plan, groups, in_order
 from bench.migration_samples import row
 from bench.migration_session import BATCH_SIZE, BATCH_TOKENS, ENGINE_OPTIONS, Session
@@ -138,14 +138,12 @@ class _Benchmark:
         path = results_io.write("migration", self._config, rows, self._folder)
         UNFINISHED.unlink(missing_ok=True)
         self._say(f"written: {path}")
-        for goal in goals(rows):
-            mark = "reached" if goal.is_reached else "MISSED "
-            self._say(f"{mark} {goal.name}: {goal.found}; {goal.bound}")
-        document = results_io.read("migration", self._folder)
-        if self._folder == results_io.RESULTS:
-            self._write_readme(document)
+        self._say_goals(goals(rows))
+        self._write_readme()
         try:
-            migration_report.plot(document, path.with_suffix(".svg"))
+            migration_report.plot(
+                results_io.read("migration", self._folder), path.with_suffix(".svg")
+            )
         except ImportError:
             self._say("no plot, because matplotlib is not installed")
 
@@ -183,12 +181,6 @@ class _Benchmark:
         UNFINISHED.parent.mkdir(parents=True, exist_ok=True)
         UNFINISHED.write_text(json.dumps({"key": _key(self._config), "rows": self._rows}))
 
-    def _write_readme(self, document: dict[str, Any]) -> None:
-        text = migration_report.markdown(document)
-        if not migration_report.write_readme(ROOT / "README.md", text):
-            self._say("README.md has no marks for the table; here it is:")
-            print(text)
-
     # --------------------------------------------------------------------------------- cost
 
     def measure_cost(self, *, quick: bool) -> None:
@@ -203,6 +195,8 @@ class _Benchmark:
             self._say(json.dumps(each))
         path = results_io.write("migration_cost", self._config, rows + found, self._folder)
         self._say(f"written: {path}")
+        self._say_goals(cost_goals(found))
+        self._write_readme()
 
     async def _measure_copy(self, name: str, transport: TransportConfig) -> Any:
         self._say(f"copying: {name}")
@@ -224,6 +218,28 @@ class _Benchmark:
         driver = Driver(self._args, engine_environment(), transport)
         await driver.start()
         return driver
+
+    def _write_readme(self) -> None:
+        """Bring the README's table up to date with all results that there are."""
+        if self._folder != results_io.RESULTS:
+            return
+        try:
+            document = results_io.read("migration")
+        except FileNotFoundError:
+            return
+        try:
+            cost = results_io.read("migration_cost")
+        except FileNotFoundError:
+            cost = None
+        text = migration_report.markdown(document, cost)
+        if not migration_report.write_readme(ROOT / "README.md", text):
+            self._say("README.md has no marks for the table; here it is:")
+            print(text)
+
+    def _say_goals(self, found: Sequence[Goal]) -> None:
+        for goal in found:
+            mark = "reached" if goal.is_reached else "MISSED "
+            self._say(f"{mark} {goal.name}: {goal.found}; {goal.bound}")
 
     def _say(self, text: str) -> None:
         minutes, seconds = divmod(int(time.monotonic() - self._begun_s), 60)

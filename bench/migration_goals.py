@@ -17,6 +17,7 @@ MAX_SHARE_OF_STEP = {"idle": 0.5, "busy": 1.0}
 MIN_TIMES_BELOW_RECOMPUTE = 1000.0
 MIN_TIMES_BELOW_STOP_AND_COPY = 8.0
 NUM_STAGES = 2
+MIN_THROUGHPUT_RATIO = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,20 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
         found += [*_spread(those, batch), *_share_of_step(those, batch)]
     idle = [row for row in rows if not row["busy"]]
     return [*found, *_times_below(idle)]
+
+
+def cost_goals(rows: Sequence[Row]) -> list[Goal]:
+    """Returns the goals that the rows of `migration_cost` can tell of."""
+    ratios = [row for row in rows if row["measure"] == "throughput_ratio"]
+    return [
+        Goal(
+            "throughput with pairing rounds in which nothing moves, to that without rounds",
+            f"at least {MIN_THROUGHPUT_RATIO:g}",
+            f"{row['enabled_to_disabled']['median']:.3f}",
+            row["enabled_to_disabled"]["median"] >= MIN_THROUGHPUT_RATIO,
+        )
+        for row in ratios
+    ]
 
 
 def _spread(live: Sequence[Row], batch: str) -> Iterator[Goal]:

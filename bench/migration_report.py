@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.migration_goals import Goal, goals
+from bench.migration_goals import Goal, cost_goals, goals
 
 Row = Mapping[str, Any]
 
@@ -18,15 +18,24 @@ MODE_NAMES = {"live": "live", "stop_copy": "stop and copy", "recompute": "recomp
 TRANSPORT_NAMES = {"gloo": "Gloo", "tcp": "TCP", "shm": "shm"}
 
 
-def markdown(document: Mapping[str, Any]) -> str:
-    """Returns the tables and the goals of the result file."""
+def markdown(document: Mapping[str, Any], cost: Mapping[str, Any] | None = None) -> str:
+    """Returns the tables and the goals of the result files.
+
+    Args:
+        document: `migration.json`.
+        cost: `migration_cost.json`, if there is one.
+    """
     rows: Sequence[Row] = document["rows"]
     parts = [_headline(document)]
     for busy in (False, True):
         those = [row for row in rows if row["busy"] == busy]
         if those:
             parts += [_caption(those, busy), _table(those)]
-    parts.append(_goal_list(goals(rows)))
+    found = goals(rows)
+    if cost is not None:
+        parts += [_COPY_CAPTION, _copy_table(cost["rows"])]
+        found += cost_goals(cost["rows"])
+    parts.append(_goal_list(found))
     return "\n\n".join(parts)
 
 
@@ -89,6 +98,25 @@ def _table(rows: Sequence[Row]) -> str:
         cells = {(row["mode"], row["transport"]): row for row in rows if row["tokens"] == tokens}
         table.append([f"{tokens:,}", *(_cell(cells.get(column)) for column in columns)])
     return "\n".join(f"| {' | '.join(line)} |" for line in table)
+
+
+_COPY_CAPTION = (
+    "Decode steps in ms of a busy source's other requests, without a migration and while a cache "
+    "of 8k tokens is copied away, by how the copy is cut:"
+)
+
+
+def _copy_table(rows: Sequence[Row]) -> str:
+    lines = ["| copy | without | median | longest | the copy takes |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: |")
+    lines += [
+        f"| {row['copying']} | {row['decode_step_ms']['median']:.0f} "
+        f"| {row['decode_step_migrating_ms']['median']:.0f} "
+        f"| {row['longest_step_ms']['median']:.0f} | {row['migration_ms']['median']:.0f} |"
+        for row in rows
+        if row["measure"] == "copy"
+    ]
+    return "\n".join(lines)
 
 
 def _column_name(mode: str, transport: str | None) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.migration_goals import Goal, goals
+from bench.migration_goals import Goal, cost_goals, goals
 
 
 def a_row(
@@ -123,3 +123,15 @@ def test_only_the_greatest_length_is_compared_with_the_baselines() -> None:
 
 def test_rows_without_live_migrations_tell_of_no_goal() -> None:
     assert goals([a_row("recompute", None)]) == []
+
+
+@pytest.mark.parametrize(("ratio", "is_reached"), [(0.99, True), (0.989, False)])
+def test_idle_migration_costs_at_most_a_hundredth_of_the_throughput(
+    ratio: float, is_reached: bool
+) -> None:
+    rows = [
+        {"measure": "throughput", "tokens_per_s": {"median": 200.0}},
+        {"measure": "throughput_ratio", "enabled_to_disabled": {"median": ratio}},
+    ]
+
+    assert [goal.is_reached for goal in cost_goals(rows)] == [is_reached]

@@ -66,6 +66,27 @@ def test_a_goal_that_was_missed_says_so() -> None:
     ]
 
 
+def test_the_cost_to_other_requests_has_a_table_of_its_own() -> None:
+    cost = {
+        "rows": [
+            {
+                "measure": "copy",
+                "copying": "one chunk",
+                "decode_step_ms": {"median": 60.4},
+                "decode_step_migrating_ms": {"median": 70.2},
+                "longest_step_ms": {"median": 130.0},
+                "migration_ms": {"median": 400.0},
+            },
+            {"measure": "throughput_ratio", "enabled_to_disabled": {"median": 0.998}},
+        ]
+    }
+
+    lines = markdown(a_document(), cost).splitlines()
+
+    assert "| one chunk | 60 | 70 | 130 | 400 |" in lines
+    assert lines[-1].endswith("to that without rounds: 0.998 (goal: at least 0.99)")
+
+
 def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nMore.\n")
