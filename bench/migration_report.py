@@ -11,8 +11,8 @@ from bench.migration_goals import Goal, cost_goals, goals
 
 Row = Mapping[str, Any]
 
-BEGIN = "<!-- migration benchmark: begin -->"
-END = "<!-- migration benchmark: end -->"
+BEGIN = "<!-- migration table: written by `sterna bench migration` -->"
+END = "<!-- end of migration table -->"
 
 MODE_NAMES = {"live": "live", "stop_copy": "stop and copy", "recompute": "recompute"}
 TRANSPORT_NAMES = {"gloo": "Gloo", "tcp": "TCP", "shm": "shm"}
@@ -35,7 +35,7 @@ def markdown(document: Mapping[str, Any], cost: Mapping[str, Any] | None = None)
     if cost is not None:
         parts += [_COPY_CAPTION, _copy_table(cost["rows"])]
         found += cost_goals(cost["rows"])
-    parts.append(_goal_list(found))
+    parts += [_goal_list(found), "![Downtimes by length](bench/results/migration.svg)"]
     return "\n\n".join(parts)
 
 

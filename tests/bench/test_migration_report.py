@@ -84,7 +84,7 @@ def test_the_cost_to_other_requests_has_a_table_of_its_own() -> None:
     lines = markdown(a_document(), cost).splitlines()
 
     assert "| one chunk | 60 | 70 | 130 | 400 |" in lines
-    assert lines[-1].endswith("to that without rounds: 0.998 (goal: at least 0.99)")
+    assert lines[-3].endswith("to that without rounds: 0.998 (goal: at least 0.99)")
 
 
 def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
@@ -93,6 +93,12 @@ def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
 
     assert write_readme(readme, "new")
     assert readme.read_text() == f"# Title\n\n{BEGIN}\nnew\n{END}\n\nMore.\n"
+
+
+def test_the_projects_readme_has_the_marks() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+
+    assert 0 <= text.find(BEGIN) < text.find(END)
 
 
 @pytest.mark.parametrize("text", ["# Title\n", f"{BEGIN}\nno end\n", f"{END}\n{BEGIN}\n"])
