@@ -22,7 +22,8 @@ class Peer:
         self.process = _context.Process(target=_run, args=(theirs, kind, options))
         self.process.start()
         theirs.close()
-        assert self._pipe.poll(WAIT_S), "the peer did not start"
+        # The first one waits for the server, which imports torch.
+        assert self._pipe.poll(120), "the peer did not start"
         self.plane = self
         self.endpoint: str = self._pipe.recv()
 

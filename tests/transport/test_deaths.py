@@ -2,6 +2,7 @@
 
 import gc
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from sterna.errors import TransportError
+from sterna.transport.frames import FrameStream
+from sterna.transport.gloo import _Helper
 from sterna.transport.interface import Arrived, ReceiveFailed, SendFailed, Sent, Stopped
 from sterna.types import MigrationId
 from tests.transport.peer import Peer
@@ -138,10 +141,23 @@ def test_a_source_killed_inside_a_gloo_message_is_noticed_at_once() -> None:
     assert _eventually(lambda: "sterna-kv-gloo" not in _plane_threads())
 
 
+def test_a_helper_is_left_behind_when_the_peer_hangs_up() -> None:
+    ours, theirs = socket.socketpair()
+    stream, helper, release = FrameStream(ours, WAIT_S), _Helper(), threading.Event()
+    threading.Timer(0.01, theirs.close).start()
+    with pytest.raises(TransportError, match="the peer closed the connection"):
+        helper.run(lambda: release.wait(WAIT_S), stream)
+    helper.end()
+    assert "sterna-kv-gloo" in _plane_threads()
+    release.set()
+    assert _eventually(lambda: "sterna-kv-gloo" not in _plane_threads())
+    stream.close()
+
+
 @pytest.mark.slow
 def test_a_frozen_destination_fails_its_transfers_after_the_timeout(cast: Cast) -> None:
     frozen = cast.peer()
-    source, destination = cast.node(timeout_s=0.5), cast.node()
+    source, destination = cast.node(timeout_s=1.5), cast.node()
     frozen.receive(stage("frozen"), list(range(20)))
     source.copy(stage("warm"), destination, [0], [0])
     frozen.freeze()
@@ -155,7 +171,7 @@ def test_a_frozen_destination_fails_its_transfers_after_the_timeout(cast: Cast) 
 @pytest.mark.slow
 def test_a_frozen_source_fails_its_transfers_after_the_timeout(cast: Cast) -> None:
     frozen = cast.peer(bandwidth_share=0.001)
-    source, destination = cast.node(), cast.node(timeout_s=0.5)
+    source, destination = cast.node(), cast.node(timeout_s=1.5)
     destination.plane.receive(stage("frozen"), range(20))
     frozen.send(stage("frozen"), destination.plane.endpoint, list(range(20)), paced=True)
     assert destination.layout.first_scatter.wait(WAIT_S)
@@ -201,17 +217,13 @@ def test_closed_planes_leave_nothing_behind(kind: str) -> None:
     # The first use starts things that live as long as the process, in torch and in Gloo.
     _use_planes(kind)
     gc.collect()
-    _eventually(lambda: not _plane_threads())
+    assert _eventually(lambda: not _plane_threads())
     before = _leftovers()
     for _ in range(3):
         _use_planes(kind)
     gc.collect()
-    native = before.pop("native threads")
-    assert isinstance(native, int)
-    assert _eventually(lambda: psutil.Process().num_threads() <= native)
-    after = _leftovers()
-    after.pop("native threads")
-    assert after == before
+    # Threads that were told to end take a moment; those of Gloo are not Python's.
+    assert _eventually(lambda: _leftovers() == before), (before, _leftovers())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,5 +1,7 @@
 """Callers and callees that do not keep to the protocol: refused, and nothing is written."""
 
+import contextlib
+import fcntl
 import mmap
 import os
 import socket
@@ -206,6 +208,21 @@ def test_frames_may_arrive_in_pieces_of_any_size(node: Node) -> None:
     stream.close()
 
 
+def test_frames_may_arrive_in_one_piece_with_the_greeting(node: Node) -> None:
+    """Nothing more comes after it, so nothing would wake the plane up to look again."""
+    node.plane.receive(stage("m"), [5, 6])
+    stream = _dial(node)
+    _say(
+        stream,
+        _hello(node),
+        Begin(0, "m", 0, 2, 384),
+        Chunk(0, 0, CHUNK_BYTES, 0),
+        payload=bytes(range(192)) * 2,
+    )
+    assert isinstance(node.next_event(), Arrived)
+    stream.close()
+
+
 # ---------------------------------------------------------------------------------- callees
 
 
@@ -297,8 +314,6 @@ def _chunk_frame_bytes() -> int:
 
 
 def _memory_file(size: int, seals: int) -> int:
-    import fcntl
-
     fd = os.memfd_create("ring", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
@@ -324,6 +339,27 @@ def test_a_ring_that_could_kill_its_reader_is_rejected(flaw: str) -> None:
         _Ring.map(fd, 2, page, torch.device("cpu"))
     with pytest.raises(OSError):
         os.fstat(fd)
+
+
+def _num_ring_fds() -> int:
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sum("sterna-kv" in link for link in links)
+
+
+def test_an_open_connection_keeps_no_descriptor_of_its_ring_but_those_of_the_mappings() -> None:
+    source, destination = Node("shm"), Node("shm")
+    # A spare ring in each plane: the descriptor to pass on and the one that mmap keeps.
+    assert _num_ring_fds() == 4
+    source.copy(stage("m"), destination, [0], [1])
+    # A mapping at each end, and the spare of the plane that has not sent.
+    assert _num_ring_fds() == 4
+    source.copy(stage("n"), destination, [0], [1])
+    source.plane.close()
+    destination.plane.close()
+    assert _num_ring_fds() == 0
 
 
 def test_a_source_without_a_ring_is_rejected() -> None:

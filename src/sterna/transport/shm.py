@@ -117,7 +117,7 @@ class _Sender:
         return tuple(self._ring.fds)
 
     def join(self, stream: FrameStream) -> None:
-        # The destination has mapped it; the mapping needs no descriptor.
+        # The destination has mapped it; each mapping keeps a descriptor of its own.
         close_fds(self._ring.fds)
 
     def ship(self, stream: FrameStream, chunk: Chunk) -> bool:
