@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import ray
+import torch
 from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.v1.engine.input_processor import InputProcessor
@@ -126,7 +127,9 @@ class Driver:
         self._announce()
 
     async def _start_instance(self, instance_id: InstanceId) -> None:
-        actor = InstanceActor.remote()
+        # Instances share what devices there are.
+        num_gpus = min(1.0, torch.cuda.device_count() / self._num_instances)
+        actor = InstanceActor.options(num_gpus=num_gpus).remote()
         self._addresses[instance_id], _ = await actor.start.remote(
             instance_id,
             pickle.dumps(self._args),

@@ -1,6 +1,7 @@
 """Measures live migration against its two baselines: the paper's Figure 10, on real instances.
 
-`bench/results/migration.json` has a row a cell (mode, transport, length, idle or busy);
+`bench/results/migration.json` has a row a cell (mode, transport, length, idle or busy); on a
+machine with a CUDA device it is `migration_cuda.json`, and instances share the device;
 `bench/results/migration_cost.json` says what migration costs those that do not migrate. Read
 downtimes against `decode_step_ms`: a client that gets a token every 40 ms does not notice 10 ms.
 Run it on a quiet machine; everything here shares its cores.
@@ -19,6 +20,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from bench import migration_cost, migration_report, results_io
 from bench.cluster_driver import Driver, local_ray
@@ -120,6 +123,7 @@ class _Benchmark:
     def __init__(self, plan: Plan, folder: Path, *, resume: bool) -> None:
         self._plan = plan
         self._folder = folder
+        self._name = "migration_cuda" if torch.cuda.is_available() else "migration"
         self._config = _config(plan)
         self._key = "any" if resume else _key(self._config)
         self._args = parse(["serve", *ENGINE_OPTIONS])
@@ -135,14 +139,14 @@ class _Benchmark:
         for group in groups(self._plan, self._rows):
             asyncio.run(self._measure_group(group))
         rows = in_order(self._plan, self._rows)
-        path = results_io.write("migration", self._config, rows, self._folder)
+        path = results_io.write(self._name, self._config, rows, self._folder)
         UNFINISHED.unlink(missing_ok=True)
         self._say(f"written: {path}")
         self._say_goals(goals(rows))
         self._write_readme()
         try:
             migration_report.plot(
-                results_io.read("migration", self._folder), path.with_suffix(".svg")
+                results_io.read(self._name, self._folder), path.with_suffix(".svg")
             )
         except ImportError:
             self._say("no plot, because matplotlib is not installed")
@@ -193,7 +197,7 @@ class _Benchmark:
         found = asyncio.run(self._measure_throughput(2 if quick else 12))
         for each in found:
             self._say(json.dumps(each))
-        path = results_io.write("migration_cost", self._config, rows + found, self._folder)
+        path = results_io.write(f"{self._name}_cost", self._config, rows + found, self._folder)
         self._say(f"written: {path}")
         self._say_goals(cost_goals(found))
         self._write_readme()
@@ -221,7 +225,7 @@ class _Benchmark:
 
     def _write_readme(self) -> None:
         """Bring the README's table up to date with all results that there are."""
-        if self._folder != results_io.RESULTS:
+        if self._folder != results_io.RESULTS or self._name != "migration":
             return
         try:
             document = results_io.read("migration")
