@@ -10,16 +10,20 @@ import itertools
 import os
 import pickle
 import signal
+import sys
 from argparse import Namespace
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+import pytest
 import ray
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 
 from sterna.config import LlumletConfig, MigrationConfig, PolicyConfig, TransportConfig
-from sterna.engine.vllm.payload import decode_outputs, encode_request
+from sterna.engine.vllm.payload import cut_leading_tokens, decode_outputs, encode_request
 from sterna.frontend.streams import Streams
 from sterna.mailbox import Mailbox
 from sterna.messages import (
@@ -28,30 +32,56 @@ from sterna.messages import (
     AdminReply,
     Frontend,
     Instance,
+    ListRequests,
     LoadReport,
     Membership,
     MigrateRequest,
     RequestsMoved,
     SetDestination,
     TokenBatch,
+    TokenSpan,
 )
 from sterna.migration.messages import Mode
 from sterna.policy.presets import LLUMNIX
-from sterna.runtime.actors import InstanceActor
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
+from tests.cluster.actors import ProbedInstance
+from tests.cluster.requests import RequestBuilder
 
 FRONTEND = FrontendId(7)
-HANG_TIMEOUT_S = 120.0
+HANG_TIMEOUT_S = 60.0
 """No wait of a test takes so long unless something hangs."""
+
+
+T = TypeVar("T")
+Hear = Callable[[Awaitable[Any]], Awaitable[Any]]
+
+
+async def until(changed: asyncio.Condition, condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds."""
+    async with changed:
+        await changed.wait_for(condition)
 
 
 @dataclass
 class Generated:
-    """What one request has produced so far."""
+    """What one request has produced so far.
+
+    Attributes:
+        outputs: as the client gets them: in order, each token once.
+        moves: where it was adopted, in order.
+        reports: what `generate_moving` was told of each move.
+        origins: which instance sent each token, by its index.
+        num_repeated: tokens that instances sent a second time. Without a death there are none:
+            at any moment at most one instance steps a request.
+    """
 
     outputs: list[EngineCoreOutput] = field(default_factory=list)
     moves: list[InstanceId] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    num_repeated: int = 0
+    origins: dict[int, InstanceId] = field(default_factory=dict)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    hear: Hear = field(kw_only=True)
 
     @property
     def token_ids(self) -> list[int]:
@@ -71,6 +101,12 @@ class Generated:
         reason = self.outputs[-1].finish_reason if self.outputs else None
         return None if reason is None else str(reason)
 
+    def count(self, instance_id: InstanceId, span: TokenSpan) -> None:
+        """Note who sent which tokens."""
+        for index in range(span.first_index, span.first_index + span.num_tokens):
+            self.num_repeated += index in self.origins
+            self.origins[index] = instance_id
+
     async def until_tokens(self, count: int) -> None:
         """Wait until so many tokens are there, or the request has ended."""
         await self._until(lambda: len(self.token_ids) >= count or self.finish_reason is not None)
@@ -80,8 +116,15 @@ class Generated:
         return self
 
     async def _until(self, condition: Any) -> None:
-        async with self.changed:
-            await asyncio.wait_for(self.changed.wait_for(condition), HANG_TIMEOUT_S)
+        await self.hear(until(self.changed, condition))
+
+
+def assert_same(found: Generated, expected: Generated) -> None:
+    """The two requests said the same, and nobody said anything twice."""
+    assert found.token_ids == expected.token_ids
+    assert found.logprobs == expected.logprobs
+    assert found.finish_reason == expected.finish_reason
+    assert found.num_repeated == 0, "a token came twice"
 
 
 class InstancePair:
@@ -99,9 +142,15 @@ class InstancePair:
         num_gpus: int = 0,
     ) -> None:
         self._args = args
+        self.build = RequestBuilder(args)
         self._environment = environment
         self._transport = transport or TransportConfig()
-        self._llumlet = LlumletConfig(policy=policy, migration=migration or MigrationConfig())
+        self._llumlet = LlumletConfig(
+            policy=policy,
+            migration=migration or MigrationConfig(),
+            # `until_idle` looks at each report.
+            heartbeat_interval_s=0.1,
+        )
         self._num_instances = num_instances
         self._num_gpus = num_gpus
         self._numbers = itertools.count(1)
@@ -109,11 +158,14 @@ class InstancePair:
         self.actors: dict[InstanceId, Any] = {}
         self.addresses: dict[InstanceId, str] = {}
         self.loads: dict[InstanceId, InstanceLoad] = {}
+        self.fresh: dict[InstanceId, dict[str, int]] = {}
         self.is_closed = False
         self._generated: dict[RequestId, Generated] = {}
         self._replies: dict[int, asyncio.Future[AdminReply]] = {}
+        self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._mailbox = Mailbox("127.0.0.1")
         self._streams = Streams(gap_timeout_s=HANG_TIMEOUT_S)
         self._load_changed = asyncio.Condition()
@@ -122,7 +174,7 @@ class InstancePair:
         await asyncio.gather(*(self.add_instance(instance_id) for instance_id in ids))
 
     async def add_instance(self, instance_id: InstanceId) -> None:
-        actor = InstanceActor.options(num_gpus=self._num_gpus).remote()
+        actor = ProbedInstance.options(num_gpus=self._num_gpus).remote()
         address, self.facts = await actor.start.remote(
             instance_id,
             pickle.dumps(self._args),
@@ -132,15 +184,44 @@ class InstancePair:
             self._environment,
             "INFO",
         )
+        self.fresh[instance_id] = await actor.inventory.remote()
         self.actors[instance_id] = actor
+        self._watches.append(asyncio.create_task(self._watch(instance_id, actor)))
         self.addresses[instance_id] = address
         self.announce()
 
+    async def _watch(self, instance_id: InstanceId, actor: Any) -> None:
+        """Have every wait fail when an engine does."""
+        try:
+            reason = await _outcome(actor.run.remote())
+        except ray.exceptions.RayError as error:
+            reason = str(error)
+        if self.actors.get(instance_id) is actor and not self._failure.done():
+            self._failure.set_exception(AssertionError(f"{instance_id} failed: {reason}"))
+
+    async def hear(self, awaitable: Awaitable[T]) -> T:
+        """Return the awaitable's outcome, unless it hangs or an engine fails."""
+        task = asyncio.ensure_future(awaitable)
+        done, _ = await asyncio.wait(
+            {task, self._failure},
+            timeout=HANG_TIMEOUT_S,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if task in done:
+            return task.result()
+        task.cancel()
+        if self._failure in done:
+            self._failure.result()
+        raise TimeoutError
+
     async def close(self) -> None:
         self.is_closed = True
-        for actor in self.actors.values():
+        actors, self.actors = self.actors, {}
+        for actor in actors.values():
             await asyncio.wait_for(_outcome(actor.close.remote()), HANG_TIMEOUT_S)
             ray.kill(actor)
+        for watch in self._watches:
+            watch.cancel()
         self._delivery.cancel()
         self._mailbox.close()
 
@@ -153,15 +234,36 @@ class InstancePair:
         for address in self.addresses.values():
             self._mailbox.send(address, membership)
 
-    async def kill(self, instance_id: InstanceId) -> None:
-        """SIGKILL the instance's process, and tell nobody."""
-        os.kill(await self.actors[instance_id].process_id.remote(), signal.SIGKILL)
-        del self.actors[instance_id]
+    @asynccontextmanager
+    async def held(
+        self, instance_id: str, point: str, num_migrations: int = 1
+    ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+        """Stop migrations when they come to a point (`actors.point_of`) on the instance, and let
+        them go on at the end of the block. Yields a function that waits until they are there."""
+        actor = self.actors[InstanceId(instance_id)]
+        await actor.hold.remote(point)
 
-    def bury(self, instance_id: InstanceId) -> None:
+        async def until_held() -> None:
+            await self.hear(_outcome(actor.until_held.remote(num_migrations)))
+
+        yield until_held
+        if InstanceId(instance_id) in self.actors:
+            await actor.let_go.remote()
+
+    async def process_id(self, instance_id: str) -> int:
+        """Return the instance's process."""
+        process_id: int = await self.actors[InstanceId(instance_id)].process_id.remote()
+        return process_id
+
+    async def kill(self, instance_id: str) -> None:
+        """SIGKILL the instance's process, and tell nobody."""
+        os.kill(await self.process_id(instance_id), signal.SIGKILL)
+        del self.actors[InstanceId(instance_id)]
+
+    def bury(self, instance_id: str) -> None:
         """Confirm the instance's death to the others."""
-        del self.addresses[instance_id]
-        self.loads.pop(instance_id, None)
+        del self.addresses[InstanceId(instance_id)]
+        self.loads.pop(InstanceId(instance_id), None)
         self.announce()
 
     # ------------------------------------------------------------------------------ requests
@@ -171,7 +273,7 @@ class InstancePair:
         request.client_index = FRONTEND
         request_id = RequestId(request.request_id)
         self._streams.open(request_id)
-        generated = self._generated[request_id] = Generated()
+        generated = self._generated[request_id] = Generated(hear=self.hear)
         self._mailbox.send(
             self.addresses[InstanceId(instance_id)],
             AddRequest(FRONTEND, request_id, next(self._numbers)),
@@ -201,44 +303,143 @@ class InstancePair:
     ) -> dict[str, Any]:
         """Migrate the request and return the source's report; the reason is in `reason` when it
         did not go."""
-        reply = await asyncio.wait_for(
-            self.begin_move(request_id, source, to, mode), HANG_TIMEOUT_S
-        )
+        reply = await self.hear(self.begin_move(request_id, source, to, mode))
         report: dict[str, Any] = msgspec.json.decode(reply.body)
         return report
+
+    async def generate(self, request: EngineCoreRequest, instance_id: str = "i0") -> Generated:
+        """Run the request on one instance."""
+        return await self.submit(request, instance_id).until_end()
+
+    async def generate_moving(
+        self,
+        request: EngineCoreRequest,
+        cuts: Sequence[int],
+        mode: Mode = Mode.LIVE,
+        between: tuple[str, str] = ("i0", "i1"),
+        *,
+        is_exact: bool = False,
+    ) -> Generated:
+        """Run the request, starting on the first of two instances and moving it to the other
+        one when so many tokens are there, again and again.
+
+        Args:
+            is_exact: let no step pass between a cut and its move: without, decoding goes on
+                while the move is ordered, and the request must be long enough to be still there.
+        """
+        here, there = between
+        request_id = request.request_id
+        if is_exact:
+            for number, cut in enumerate(cuts):
+                await self.pause_at(request_id, between[number % 2], cut)
+                if number == 1:
+                    break
+        generated = self.submit(request, here)
+        for number, cut in enumerate(cuts):
+            await generated.until_tokens(cut)
+            report = await self.move(request_id, here, there, mode)
+            assert "stages" in report, report
+            generated.reports.append(report)
+            if is_exact:
+                # It may come back here: next time later.
+                later = cuts[number + 2] if number + 2 < len(cuts) else sys.maxsize
+                await self.pause_at(request_id, here, later)
+            here, there = there, here
+        return await generated.until_end()
+
+    async def pause_at(self, request_id: str, instance_id: str, num_tokens: int) -> None:
+        """Have the instance make no step once the request is there with so many tokens."""
+        await self.actors[InstanceId(instance_id)].pause_at.remote(request_id, num_tokens)
+
+    async def unpause(self, request_id: str, instance_id: str) -> None:
+        """Have the instance step the request again."""
+        await self.actors[InstanceId(instance_id)].unpause.remote(request_id)
 
     def set_destination(self, source: str, to: str | None) -> None:
         """Play the scheduler: have the source migrate to `to` until told otherwise."""
         destination = None if to is None else InstanceId(to)
         self._mailbox.send(self.addresses[InstanceId(source)], SetDestination(destination))
 
+    async def requests_on(self, instance_id: str) -> dict[RequestId, dict[str, Any]]:
+        """Return what the instance says of its requests."""
+        query_id = next(self._numbers)
+        reply = self._replies[query_id] = asyncio.get_running_loop().create_future()
+        question = ListRequests(self._mailbox.address, query_id)
+        self._mailbox.send(self.addresses[InstanceId(instance_id)], question)
+        answer = await self.hear(reply)
+        return {each["id"]: each for each in msgspec.json.decode(answer.body)}
+
+    async def until_reported(
+        self, instance_id: str, condition: Callable[[InstanceLoad], bool]
+    ) -> None:
+        """Wait until the instance reports a load that meets the condition."""
+
+        def is_met() -> bool:
+            load = self.loads.get(InstanceId(instance_id))
+            return load is not None and condition(load)
+
+        await self.hear(until(self._load_changed, is_met))
+
+    async def settle(self) -> None:
+        """Undo what a test has arranged, end the requests that it left, and wait until all is
+        idle; for the end of a test, also of one that failed half-way."""
+        for actor in self.actors.values():
+            for undo in (actor.let_go, actor.unpause, actor.repair):
+                await self.hear(_outcome(undo.remote()))
+        for request_id, generated in self._generated.items():
+            if generated.finish_reason is None:
+                for instance_id in self.actors:
+                    self.abort(request_id, instance_id)
+        self._generated.clear()
+        self._replies.clear()
+        await self.until_idle()
+
     async def until_idle(self, *instance_ids: str) -> None:
-        """Wait until the instances (all, unless named) hold nothing: no request, block,
-        reservation or migration."""
-        wanted = [InstanceId(i) for i in instance_ids] or list(self.addresses)
+        """Wait until the instances (all, unless named) hold what they held when they were fresh:
+        every block free, no request, reservation or migration."""
+        for instance_id in [InstanceId(i) for i in instance_ids] or list(self.addresses):
+            leftovers: dict[str, tuple[int, int]] = {}
+            try:
+                async with asyncio.timeout(HANG_TIMEOUT_S):
+                    while leftovers := await self._leftovers(instance_id):
+                        await self._until_next_report(instance_id)
+            except TimeoutError:
+                pytest.fail(f"{instance_id} holds (found, fresh): {leftovers}")
 
-        def is_idle() -> bool:
-            loads = [self.loads.get(instance_id) for instance_id in wanted]
-            return all(load is not None and _is_idle(load) for load in loads)
+    async def _leftovers(self, instance_id: InstanceId) -> dict[str, tuple[int, int]]:
+        found = await self.hear(_outcome(self.actors[instance_id].inventory.remote()))
+        fresh = self.fresh[instance_id]
+        return {name: (found[name], fresh[name]) for name in fresh if found[name] != fresh[name]}
 
-        async with self._load_changed:
-            await asyncio.wait_for(self._load_changed.wait_for(is_idle), HANG_TIMEOUT_S)
+    async def _until_next_report(self, instance_id: InstanceId) -> None:
+        load = self.loads.get(instance_id)
+        last = 0 if load is None else load.sequence
+        await self.until_reported(instance_id, lambda load: load.sequence > last)
 
     # ------------------------------------------------------------------------------ messages
 
     def _handle(self, message: Any, frames: list[bytes]) -> None:
         match message:
-            case TokenBatch(_, spans):
+            case TokenBatch(instance_id, spans):
+                for span in spans:
+                    if span.request_id in self._generated:
+                        self._generated[span.request_id].count(instance_id, span)
                 outcome = self._streams.on_batch(spans, frames, 0.0)
                 for delivery in outcome.deliveries:
-                    assert delivery.num_repeated == 0, "a token came twice"
-                    (output,) = decode_outputs(delivery.payload).outputs
-                    self._note(self._generated[delivery.request_id], output)
+                    generated = self._generated.get(delivery.request_id)
+                    if generated is None:
+                        continue
+                    payload = cut_leading_tokens(delivery.payload, delivery.num_repeated)
+                    (output,) = decode_outputs(payload).outputs
+                    self._note(generated, output)
             case RequestsMoved(instance_id, request_ids):
                 for request_id in request_ids:
-                    self._generated[request_id].moves.append(instance_id)
+                    if request_id in self._generated:
+                        self._generated[request_id].moves.append(instance_id)
             case AdminReply(query_id):
-                self._replies.pop(query_id).set_result(message)
+                reply = self._replies.pop(query_id, None)
+                if reply is not None and not reply.done():
+                    reply.set_result(message)
             case LoadReport(load):
                 self.loads[load.instance_id] = load
                 self._notify(self._load_changed)
@@ -263,13 +464,3 @@ async def _outcome(reference: Any) -> Any:
 
 
 _notifications: set[asyncio.Task[None]] = set()
-
-
-def _is_idle(load: InstanceLoad) -> bool:
-    return not (
-        load.used_tokens
-        or load.num_running
-        or load.num_queuing
-        or load.num_migrating_in
-        or load.num_migrating_out
-    )

@@ -1,13 +1,17 @@
 """Builds engine requests as vLLM's own front end does."""
 
 import itertools
+import random
 from argparse import Namespace
+from copy import copy
 from typing import Any
 
 from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.parallel_sampling import ParentRequest
 
 PROMPTS = (
     "The arctic tern flies farther than any other animal because",
@@ -15,6 +19,12 @@ PROMPTS = (
     "def quicksort(values):\n    ",
     "The three most important inventions of the nineteenth century are",
 )
+
+
+def random_prompt(num_tokens: int, *, seed: int) -> list[int]:
+    """Return a prompt of so many tokens without any meaning."""
+    rng = random.Random(seed)
+    return [rng.randrange(100, 40_000) for _ in range(num_tokens)]
 
 
 class RequestBuilder:
@@ -29,17 +39,39 @@ class RequestBuilder:
         self.tokenizer: Any = self._processor.get_tokenizer()
 
     def __call__(
-        self, prompt: str | list[int], *, priority: int = 0, **sampling: Any
+        self,
+        prompt: str | list[int],
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        **sampling: Any,
     ) -> EngineCoreRequest:
         """Return a request for the prompt with these sampling parameters; greedy by default."""
+        if isinstance(structured := sampling.get("structured_outputs"), dict):
+            sampling["structured_outputs"] = StructuredOutputsParams(**structured)
         sampling.setdefault("temperature", 0.0)
         sampling.setdefault("max_tokens", 48)
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        tokens = TokensPrompt(prompt_token_ids=token_ids)
+        if cache_salt is not None:
+            tokens["cache_salt"] = cache_salt
         request: EngineCoreRequest = self._processor.process_inputs(
             f"r{next(self._numbers)}",
-            TokensPrompt(prompt_token_ids=token_ids),
+            tokens,
             SamplingParams(**sampling),
             ("generate",),
             priority=priority,
         )
         return request
+
+    def children(self, prompt: str, num: int, **sampling: Any) -> list[EngineCoreRequest]:
+        """Return the requests that vLLM's front end makes of one with `n`."""
+        request = self(prompt, n=num, **sampling)
+        request.external_req_id = request.request_id
+        parent = ParentRequest(request)
+        children = []
+        for index in range(num):
+            child = copy(request)
+            child.request_id, child.sampling_params = parent.get_child_info(index)
+            children.append(child)
+        return children

@@ -1,9 +1,11 @@
 """The `sterna` command: one module a subcommand, imported only when it is used."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import NoReturn
 
 from sterna.cli import admin, bench
 from sterna.errors import SternaError
@@ -15,7 +17,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     What the user can act on is printed in one line; anything else is a bug and keeps its
     traceback.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    status = _status(list(sys.argv[1:] if argv is None else argv))
+    if argv is None:
+        _exit_now(status)
+    return status
+
+
+def _status(arguments: list[str]) -> int:
     try:
         if arguments[:1] == ["serve"]:
             # vLLM's own parser reads the options, so that its help and errors stay right.
@@ -30,6 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _exit_now(status: int) -> NoReturn:
+    """End the process when there is nothing left to do: the interpreter would take seconds to
+    take vLLM's modules apart, while the terminal waits."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,8 +6,9 @@ import socket
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sterna.config import (
     ClusterConfig,
@@ -18,6 +19,7 @@ from sterna.config import (
 )
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import PRESETS, preset
+from sterna.runtime.noise import VLLM_LOG_LEVEL, drop_noise, library_environment, log_environment
 
 SMALL_MODEL_NAME = "SmolLM2-135M-Instruct"
 SMALL_MODEL_OPTIONS = {
@@ -29,6 +31,15 @@ SMALL_MODEL_OPTIONS = {
     "max_num_seqs": 32,
 }
 """Options for the small model where the user gives none."""
+
+DEFAULT_KV_CACHE_BYTES = 4 << 30
+"""KV cache of an instance on CPU where no option says otherwise and memory allows."""
+
+MIN_KV_CACHE_BYTES = 256 << 20
+"""With less, an instance is not worth starting."""
+
+USABLE_MEMORY_SHARE = 0.9
+"""Of the available main memory, what instances take together at most by themselves."""
 
 INSTANCE_OVERHEAD_BYTES = 1200 * 1024 * 1024
 """Main memory of an instance's process besides weights and KV cache, as measured on CPU."""
@@ -43,9 +54,14 @@ def serve(arguments: Sequence[str]) -> int:
     args = parse(arguments)
     config = cluster_config(args)
     _check_port(args.host, args.port)
+    environment = engine_environment()
+    # Whatever is started from here inherits these; some are read when a process starts.
+    os.environ.update(environment)
+    os.environ.update(log_environment(os.environ, sys.stderr.isatty()))
+    _check_engine(args)
     from sterna.runtime.launch import launch
 
-    return launch(config, args, engine_environment())
+    return launch(config, args, environment)
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
@@ -55,17 +71,19 @@ def parse(arguments: Sequence[str]) -> Namespace:
         ConfigurationError: an option's value cannot work.
         SystemExit: vLLM's parser has refused, and said why.
     """
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", VLLM_LOG_LEVEL)
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     # vLLM forks no engine of its own here; ranks of one are spawned.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    drop_noise()
     from sterna.engine.vllm.guard import guard_vllm_imports
 
     guard_vllm_imports()
-    from sterna.engine.vllm.arguments import make_serve_parser, validate
+    from sterna.engine.vllm.arguments import make_serve_parser, parse_serve, validate
 
     parser, serve_parser = make_serve_parser()
     _add_options(serve_parser)
-    args: Namespace = parser.parse_args(list(arguments))
+    args = parse_serve(parser, serve_parser, list(arguments), SMALL_MODEL_NAME)
     _choose_model(args)
     _refuse_unhonoured(args)
     validate(args)
@@ -94,6 +112,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--migration-threshold",
         type=float,
         metavar="STEPS",
+        default=argparse.SUPPRESS,
         help="freeness in decode steps below which an instance gives requests away and above "
         "which it takes them (default: the policy's)",
     )
@@ -101,20 +120,22 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--migration-interval",
         type=float,
         metavar="SECONDS",
+        default=argparse.SUPPRESS,
         help="time between two pairing rounds (default: the policy's)",
     )
     group.add_argument(
         "--migration-concurrency",
         type=int,
         metavar="N",
+        default=argparse.SUPPRESS,
         help="migrations out of, and into, one instance at once (default: the policy's)",
     )
     group.add_argument(
         "--migration-bandwidth-share",
         type=float,
         metavar="SHARE",
-        help="fraction of time in which bulk copies may use the memory bus, in (0, 1] "
-        f"(default: {TransportConfig().bandwidth_share})",
+        default=TransportConfig().bandwidth_share,
+        help="fraction of time in which bulk copies may use the memory bus, in (0, 1]",
     )
     group.add_argument("--sterna-log-level", default="INFO", help="level of Sterna's own log")
 
@@ -126,21 +147,18 @@ def cluster_config(args: Namespace) -> ClusterConfig:
         ConfigurationError: the values contradict each other or the machine.
     """
     policy = preset(args.policy)
-    changes: dict[str, object] = {}
+    changes: dict[str, Any] = {}
     if args.no_migration:
         changes["migrates"] = False
-    if args.migration_threshold is not None:
+    if "migration_threshold" in args:
         changes["source_freeness_steps"] = args.migration_threshold
         changes["destination_freeness_steps"] = args.migration_threshold
-    if args.migration_interval is not None:
+    if "migration_interval" in args:
         changes["round_interval_s"] = args.migration_interval
-    if args.migration_concurrency is not None:
+    if "migration_concurrency" in args:
         changes["num_concurrent_migrations"] = args.migration_concurrency
-    assert changes.keys() <= {field.name for field in fields(policy)}
-    policy = replace(policy, **changes)  # type: ignore[arg-type]
-    transport = TransportConfig(kind=args.transport)
-    if args.migration_bandwidth_share is not None:
-        transport = replace(transport, bandwidth_share=args.migration_bandwidth_share)
+    policy = replace(policy, **changes)
+    transport = TransportConfig(kind=args.transport, bandwidth_share=args.migration_bandwidth_share)
     num_gpus = _num_gpus(args)
     config = ClusterConfig(
         llumlet=LlumletConfig(policy=policy, migration=MigrationConfig()),
@@ -152,7 +170,7 @@ def cluster_config(args: Namespace) -> ClusterConfig:
         log_level=args.sterna_log_level,
     )
     if num_gpus == 0:
-        _check_memory(args, config)
+        _share_memory(args, config.num_instances)
     return config
 
 
@@ -161,9 +179,9 @@ def engine_environment() -> dict[str, str]:
     environment = {
         "VLLM_WORKER_MULTIPROC_METHOD": os.environ["VLLM_WORKER_MULTIPROC_METHOD"],
         "VLLM_LOGGING_LEVEL": os.environ["VLLM_LOGGING_LEVEL"],
+        "VLLM_LOGGING_STREAM": os.environ["VLLM_LOGGING_STREAM"],
         "VLLM_NO_USAGE_STATS": "1",
-        # Libraries that warn of their own deprecations say nothing to who serves a model.
-        "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore::FutureWarning"),
+        **library_environment(os.environ),
     }
     from sterna.engine.vllm.arguments import is_cpu_platform
 
@@ -177,10 +195,9 @@ def engine_environment() -> dict[str, str]:
 
 
 def _choose_model(args: Namespace) -> None:
-    """Serve the small model when none is named; check a model folder that is."""
-    if args.model_tag is not None:
-        args.model = args.model_tag
-    elif args.model in (None, "", _vllm_default_model()):
+    """Prepare the small model if it is the one; check the folder if it is another."""
+    args.model = args.model_tag
+    if args.model == SMALL_MODEL_NAME:
         from sterna.engine.vllm.small_model import default_cache_folder, ensure_small_model
 
         folder = default_cache_folder(os.environ)
@@ -201,12 +218,6 @@ def _choose_model(args: Namespace) -> None:
 
 def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _vllm_default_model() -> str:
-    from sterna.engine.vllm.arguments import default_model
-
-    return default_model()
 
 
 def _refuse_unhonoured(args: Namespace) -> None:
@@ -239,24 +250,48 @@ def _num_gpus(args: Namespace) -> int:
     return int(args.tensor_parallel_size * args.pipeline_parallel_size)
 
 
-def _check_memory(args: Namespace, config: ClusterConfig) -> None:
-    """Refuse more instances than main memory holds, when the sizes are known."""
+def _share_memory(args: Namespace, num_instances: int) -> None:
+    """Give each instance a part of main memory, or refuse more instances than it holds.
+
+    Left to itself, each vLLM on CPU would take nearly all of it.
+    """
     import psutil
 
-    weights = sum(file.stat().st_size for file in Path(args.model).glob("*.safetensors"))
-    kv_cache = args.kv_cache_memory_bytes
-    if not weights or kv_cache is None:
-        return
-    world_size = args.tensor_parallel_size * args.pipeline_parallel_size
-    instance = weights + (kv_cache + INSTANCE_OVERHEAD_BYTES) * world_size
-    needed = instance * config.num_instances
+    from sterna.engine.vllm.arguments import leaves_memory_to_vllm
+
     available = psutil.virtual_memory().available
+    weights = sum(file.stat().st_size for file in Path(args.model).glob("*.safetensors"))
+    world_size = args.tensor_parallel_size * args.pipeline_parallel_size
+    fixed = weights + INSTANCE_OVERHEAD_BYTES * world_size
+    if leaves_memory_to_vllm(args) and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        free = int(available * USABLE_MEMORY_SHARE) // num_instances - fixed
+        args.kv_cache_memory_bytes = max(
+            MIN_KV_CACHE_BYTES, min(DEFAULT_KV_CACHE_BYTES, free // world_size)
+        )
+    if args.kv_cache_memory_bytes is None:
+        return
+    needed = (fixed + args.kv_cache_memory_bytes * world_size) * num_instances
     if needed > available:
         raise ConfigurationError(
-            f"{config.num_instances} instances need about {needed / 2**30:.1f} GiB of memory, "
+            f"{num_instances} instances need about {needed / 2**30:.1f} GiB of memory, "
             f"and {available / 2**30:.1f} GiB are available; lower --instances or "
             "--kv-cache-memory-bytes"
         )
+
+
+def _check_engine(args: Namespace) -> None:
+    """Have vLLM check what it would only refuse when every process has been started.
+
+    Raises:
+        ConfigurationError: vLLM refuses; the message is vLLM's.
+    """
+    from sterna.engine.vllm.arguments import one_line
+    from sterna.engine.vllm.core import engine_config
+
+    try:
+        engine_config(args)
+    except (TypeError, ValueError, OSError) as error:
+        raise ConfigurationError(one_line(error)) from error
 
 
 def _check_port(host: str | None, port: int) -> None:

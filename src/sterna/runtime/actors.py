@@ -17,6 +17,7 @@ import ray
 
 from sterna.config import FrontendConfig, LlumletConfig, PolicyConfig, TransportConfig
 from sterna.engine.interface import EngineFacts
+from sterna.runtime.noise import drop_noise
 from sterna.types import FrontendId, InstanceId
 
 logger = logging.getLogger(__name__)
@@ -42,10 +43,15 @@ def _engine_environment(environment: dict[str, str]) -> None:
     # The worker extension knows the per-request state of vLLM's V1 model runner only.
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     os.environ.update(environment)
+    drop_noise()
 
 
 class _SchedulerActor:
     """Hosts the global scheduler."""
+
+    def __repr__(self) -> str:
+        # Ray puts it before each line that the actor prints.
+        return "scheduler"
 
     async def start(self, policy: PolicyConfig, host: str, log_level: str) -> str:
         """Begin to schedule; returns the mailbox's address."""
@@ -64,6 +70,13 @@ class _SchedulerActor:
 
 class _InstanceActor:
     """Hosts one engine and its llumlet."""
+
+    def __init__(self, name: str = "instance") -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        # Ray puts it before each line that the actor prints.
+        return self._name
 
     async def start(
         self,
@@ -134,6 +147,13 @@ class _InstanceActor:
 
 class _FrontendActor:
     """Hosts one front end: vLLM's OpenAI server."""
+
+    def __init__(self, name: str = "front end") -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        # Ray puts it before each line that the actor prints.
+        return self._name
 
     async def prepare(self, environment: dict[str, str], host: str, log_level: str) -> str:
         """Import what takes long while the instances load; returns the mailbox's address."""

@@ -115,7 +115,7 @@ class Cluster:
         options: dict[str, Any] = {"num_gpus": config.num_gpus_per_instance}
         if config.instance_memory_bytes is not None:
             options["memory"] = config.instance_memory_bytes
-        actor = InstanceActor.options(**options).remote()
+        actor = InstanceActor.options(**options).remote(f"instance {instance_id}")
         try:
             address, facts = await actor.start.remote(
                 instance_id,
@@ -139,7 +139,7 @@ class Cluster:
     async def _prepare_frontend(self) -> tuple[FrontendId, Any, str]:
         frontend_id = FrontendId(self._num_frontends_begun)
         self._num_frontends_begun += 1
-        actor = FrontendActor.remote()
+        actor = FrontendActor.remote(f"front end {frontend_id}")
         config = self._config
         environment = dict(self._environment)
         if self._metrics_folder is not None:
@@ -243,6 +243,10 @@ async def _settle(*references: Any) -> None:
 
 class _ClusterActor:
     """Hosts the supervisor."""
+
+    def __repr__(self) -> str:
+        # Ray puts it before each line that the actor prints.
+        return "supervisor"
 
     async def start(self, config: ClusterConfig, args: bytes, environment: dict[str, str]) -> None:
         """See `Cluster.start`."""

@@ -36,6 +36,10 @@ class Reaper:
             start_new_session=True,
         )
 
+    def reap_now(self) -> None:
+        """End what there is of the run but this process and what waits for its end."""
+        reap(os.environ[RUN_ID_VARIABLE], os.getpid())
+
     def close(self) -> None:
         """End what is left of the run; returns when it has ended."""
         assert self._process.stdin is not None

@@ -1,7 +1,11 @@
 """vLLM's own command line for `serve`, for Sterna to add its options to."""
 
 import argparse
+import difflib
+from pathlib import Path
+from typing import NoReturn
 
+import yaml
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
@@ -10,10 +14,37 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from sterna.errors import ConfigurationError
 
+UNKNOWN_OPTIONS = "unrecognized arguments: "
+"""How argparse's message begins when it is given what it does not know."""
 
-def make_serve_parser() -> tuple[FlexibleArgumentParser, argparse.ArgumentParser]:
+
+class ServeParser(FlexibleArgumentParser):
+    """vLLM's parser, which refuses in one line: the usage of some hundred options would hide
+    it."""
+
+    serve_options: tuple[str, ...] = ()
+
+    def error(self, message: str) -> NoReturn:
+        """See ArgumentParser.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        if message.startswith(UNKNOWN_OPTIONS):
+            message += self._meant_instead(message.removeprefix(UNKNOWN_OPTIONS).split())
+        raise ConfigurationError(message)
+
+    def _meant_instead(self, unknown: list[str]) -> str:
+        if not unknown[0].startswith("-"):
+            return " (the model comes first: sterna serve MODEL [options])"
+        name = unknown[0].split("=")[0].replace("_", "-")
+        close = difflib.get_close_matches(name, self.serve_options, n=1)
+        return f" (did you mean {close[0]}?)" if close else ""
+
+
+def make_serve_parser() -> tuple[ServeParser, argparse.ArgumentParser]:
     """Return a parser that reads `serve [MODEL] ...`, and its part for `serve`."""
-    parser = FlexibleArgumentParser(prog="sterna")
+    parser = ServeParser(prog="sterna")
     commands = parser.add_subparsers(required=True, dest="subparser")
     serve_parser = ServeSubcommand().subparser_init(commands)
     serve_parser.usage = "sterna serve [MODEL] [options]"
@@ -21,8 +52,89 @@ def make_serve_parser() -> tuple[FlexibleArgumentParser, argparse.ArgumentParser
         "Serve a model on several vLLM instances behind one OpenAI-compatible API. "
         "Every option of `vllm serve` works; --help=Sterna lists what is added."
     )
-    serve_parser.set_defaults(host="127.0.0.1")
+    serve_parser.set_defaults(
+        host="127.0.0.1",
+        # Several processes print on one terminal: progress bars and a line a request would bury
+        # the rest.
+        use_tqdm_on_load=False,
+        uvicorn_log_level="warning",
+    )
     return parser, serve_parser
+
+
+def parse_serve(
+    parser: ServeParser,
+    serve_parser: argparse.ArgumentParser,
+    arguments: list[str],
+    default_model: str,
+) -> argparse.Namespace:
+    """Return the options in `serve [MODEL] ...`; a file named by --config gives more of them.
+
+    Args:
+        default_model: served where neither the command line nor the file names a model.
+
+    Raises:
+        ConfigurationError: an option is unknown or its value cannot be read; says which.
+        SystemExit: help was asked for, and printed.
+    """
+    parser.serve_options = tuple(serve_parser._option_string_actions)
+    try:
+        # vLLM's reading of the file demands a model and overlooks `option: false`; its reader of
+        # one file does neither.
+        options, path = _without_config(arguments[1:])
+        in_file = [] if path is None else _read_config(serve_parser, path)
+        model, options = _without_model(options)
+        model_in_file, in_file = _without_model(in_file)
+        model = model or model_in_file or default_model
+        args: argparse.Namespace = parser.parse_args([arguments[0], model, *in_file, *options])
+    except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
+        raise ConfigurationError(str(error)) from error
+    return args
+
+
+def _without_config(options: list[str]) -> tuple[list[str], str | None]:
+    """Return the options without --config, and the file that it names."""
+    path: str | None = None
+    rest: list[str] = []
+    remaining = iter(options)
+    for option in remaining:
+        if option != "--config" and not option.startswith("--config="):
+            rest.append(option)
+            continue
+        if path is not None:
+            raise ConfigurationError("--config: give one file, not several")
+        path = option.partition("=")[2] if "=" in option else next(remaining, "")
+        if not path:
+            raise ConfigurationError("--config: name a file")
+    return rest, path
+
+
+def _read_config(serve_parser: argparse.ArgumentParser, path: str) -> list[str]:
+    assert isinstance(serve_parser, FlexibleArgumentParser)
+    if not Path(path).is_file():
+        raise ConfigurationError(f"--config {path}: there is no such file")
+    try:
+        options: list[str] = serve_parser.load_config_file(path)
+    except (OSError, ValueError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--config {path}: {error}") from error
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(f"--config {path}: no YAML: {reason}") from error
+    except AttributeError as error:
+        raise ConfigurationError(f"--config {path}: expected lines like `option: value`") from error
+    return options
+
+
+def _without_model(options: list[str]) -> tuple[str | None, list[str]]:
+    """Return the model, given first or by --model, and the other options."""
+    if options and not options[0].startswith("-"):
+        return options[0], options[1:]
+    for index, option in enumerate(options):
+        if option == "--model" and index + 1 < len(options):
+            return options[index + 1], [*options[:index], *options[index + 2 :]]
+        if option.startswith("--model="):
+            return option.partition("=")[2], [*options[:index], *options[index + 1 :]]
+    return None, options
 
 
 def validate(args: argparse.Namespace) -> None:
@@ -37,11 +149,21 @@ def validate(args: argparse.Namespace) -> None:
         raise ConfigurationError(str(error)) from error
 
 
-def default_model() -> str:
-    """Return the model that vLLM takes when none is named."""
-    return str(EngineArgs.model)
+def one_line(error: BaseException) -> str:
+    """Return what vLLM says in an error, without the frame that pydantic puts around it."""
+    text = str(error)
+    errors = getattr(error, "errors", None)
+    if callable(errors):
+        text = "; ".join(str(each["msg"]) for each in errors())
+    return " ".join(text.split()).removeprefix("Value error, ")
 
 
 def is_cpu_platform() -> bool:
     """Whether vLLM runs on the CPU on this machine."""
     return bool(current_platform.is_cpu())
+
+
+def leaves_memory_to_vllm(args: argparse.Namespace) -> bool:
+    """Whether no option says how much memory an instance may take."""
+    default = EngineArgs.gpu_memory_utilization
+    return args.kv_cache_memory_bytes is None and args.gpu_memory_utilization == default

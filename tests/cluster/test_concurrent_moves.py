@@ -1,0 +1,96 @@
+"""Section 4.2 with several requests at once, over TCP, without prefix caching and in float32, in
+which what a request says depends neither on its batch nor on how its KV cache was computed."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from vllm.v1.engine import EngineCoreRequest
+
+from sterna.migration.messages import Mode
+from tests.cluster.conftest import Run
+from tests.cluster.pair import Generated, InstancePair, assert_same
+from tests.cluster.requests import random_prompt
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
+
+SAMPLING: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7, "seed": 1},
+    {"temperature": 1.0, "seed": 2, "top_p": 0.9},
+    {"repetition_penalty": 1.2},
+    {"presence_penalty": 0.9, "frequency_penalty": 0.4, "temperature": 0.5, "seed": 3},
+    {"logprobs": 2},
+]
+
+
+def build_six(tiny: InstancePair) -> list[EngineCoreRequest]:
+    return [
+        tiny.build(
+            random_prompt(20 + 9 * index, seed=index), max_tokens=70, ignore_eos=True, **sampling
+        )
+        for index, sampling in enumerate(SAMPLING)
+    ]
+
+
+async def one_by_one(tiny: InstancePair, requests: list[EngineCoreRequest]) -> list[Generated]:
+    return [await tiny.generate(request) for request in requests]
+
+
+def test_requests_in_one_batch_that_move_at_the_same_time_say_what_they_say_alone(
+    tiny: InstancePair, run: Run
+) -> None:
+    expected = run(one_by_one(tiny, build_six(tiny)))
+
+    async def together() -> list[Generated]:
+        # Two of each three move, from both sides, so that moves cross and share instances.
+        cuts: list[list[int]] = [[5, 20, 35], [5, 20, 35], [], [6, 30], [6, 30], []]
+        return await asyncio.gather(
+            *(
+                tiny.generate_moving(
+                    request,
+                    cuts[index],
+                    between=("i0", "i1") if index < 3 else ("i1", "i0"),
+                    is_exact=True,
+                )
+                for index, request in enumerate(build_six(tiny))
+            )
+        )
+
+    found = run(together())
+    for each, alone in zip(found, expected, strict=True):
+        assert_same(each, alone)
+    assert [len(each.moves) for each in found] == [3, 3, 0, 2, 2, 0]
+    run(tiny.until_idle())
+
+
+@pytest.mark.parametrize("index", range(len(SAMPLING)))
+def test_recomputing_instead_of_copying_generates_the_same_tokens(
+    tiny: InstancePair, run: Run, index: int
+) -> None:
+    """Section 6.2's baseline: the destination computes the KV cache of prompt and outputs again."""
+    request, again = build_six(tiny)[index], build_six(tiny)[index]
+
+    expected = run(tiny.generate(request))
+    moves = tiny.generate_moving(again, [3, 17, 34], Mode.RECOMPUTE, is_exact=True)
+    moved = run(moves)
+
+    assert_same(moved, expected)
+    assert [report["stages"] for report in moved.reports] == [1, 1, 1]
+    run(tiny.until_idle())
+
+
+def test_a_grammar_survives_a_move_without_kv(tiny: InstancePair, run: Run) -> None:
+    asked = {
+        "max_tokens": 90,
+        "structured_outputs": {"regex": r"(\d{3}-[a-z]{5};){8}"},
+        "temperature": 0.8,
+        "seed": 1,
+    }
+    expected = run(tiny.generate(tiny.build("Codes:", **asked)))
+    request = tiny.build("Codes:", **asked)
+    moved = run(tiny.generate_moving(request, [4, 20], Mode.RECOMPUTE, is_exact=True))
+
+    assert_same(moved, expected)
+    assert len(moved.moves) == 2
+    run(tiny.until_idle())

@@ -1,0 +1,1 @@
+"""What clients and operators get from a running server."""

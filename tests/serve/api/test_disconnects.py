@@ -1,0 +1,123 @@
+"""A client that goes away frees its request's blocks, wherever the request is by then."""
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from sterna.cli.admin import ServerError, ask
+from tests.serve.cases import LONG
+from tests.serve.mover import Mover
+from tests.serve.server import MODEL_NAME, ServerProcess, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(900)]
+
+
+@contextmanager
+def long_stream(
+    server: ServerProcess, name: str, prompt: str = "Once upon a time,"
+) -> Iterator[Iterator[str]]:
+    """Yield the lines of an endless stream; the client goes away at the end of the block."""
+    body = {
+        "model": MODEL_NAME,
+        "prompt": prompt,
+        "stream": True,
+        "max_tokens": 600,
+        "ignore_eos": True,
+    }
+    headers = {"X-Request-Id": name}
+    with (
+        server.http() as http,
+        http.stream("POST", "/v1/completions", json=body, headers=headers) as answer,
+    ):
+        assert answer.status_code == 200
+        yield (line for line in answer.iter_lines() if line)
+
+
+def read(lines: Iterator[str], count: int) -> None:
+    for _ in range(count):
+        next(lines)
+
+
+def migrate(server: ServerProcess, name: str) -> None:
+    """Move the request to the instance where it is not."""
+    (request,) = (each for each in server.requests() if name in each["id"])
+    destination = "i1" if request["instance"] == "i0" else "i0"
+    ask(server.url, "POST", "/admin/migrate", None, {"request": request["id"], "to": destination})
+
+
+def until_empty(server: ServerProcess) -> None:
+    until(server.is_empty, "all blocks are free again", timeout_s=15)
+
+
+def test_a_client_that_stops_reading_its_stream_frees_the_request(sterna: ServerProcess):
+    with long_stream(sterna, "gone") as lines:
+        read(lines, 3)
+        assert not sterna.is_empty()
+    until_empty(sterna)
+
+
+def test_a_client_that_goes_away_before_its_answer_frees_the_request(sterna: ServerProcess):
+    body = {"model": MODEL_NAME, "prompt": "So", "max_tokens": 600, "ignore_eos": True}
+    with sterna.http(timeout=1.0) as http, pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/completions", json=body)
+    until_empty(sterna)
+
+
+def test_a_client_that_goes_away_during_prefill_frees_the_request(sterna: ServerProcess):
+    body = {"model": MODEL_NAME, "prompt": LONG, "max_tokens": 600, "ignore_eos": True}
+    with sterna.http(timeout=0.1) as http, pytest.raises(httpx.ReadTimeout):
+        http.post("/v1/completions", json=body)
+    until_empty(sterna)
+
+
+def test_a_client_that_goes_away_right_after_a_migration_frees_the_request(sterna: ServerProcess):
+    with long_stream(sterna, "moved") as lines:
+        read(lines, 3)
+        migrate(sterna, "moved")
+    until_empty(sterna)
+
+
+@pytest.mark.parametrize("num_lines", range(6))
+def test_a_client_that_goes_away_during_a_migration_frees_the_request(
+    sterna: ServerProcess, num_lines: int
+):
+    def move() -> None:
+        try:
+            migrate(sterna, "moving")
+        except (ServerError, ValueError):
+            # It may have ended before its move.
+            return
+
+    with long_stream(sterna, "moving", LONG) as lines:
+        read(lines, 2)
+        mover = threading.Thread(target=move)
+        mover.start()
+        read(lines, num_lines)
+    mover.join()
+    until_empty(sterna)
+
+
+def test_clients_that_go_away_while_their_requests_move_to_and_fro_free_them_all(
+    sterna: ServerProcess,
+):
+    chance = random.Random(5)
+
+    def begin_and_leave(number: int, num_lines: int) -> None:
+        with long_stream(sterna, f"many-{number}") as lines:
+            read(lines, num_lines)
+
+    clients = [
+        threading.Thread(target=begin_and_leave, args=(number, chance.randint(2, 40)))
+        for number in range(10)
+    ]
+    with Mover(sterna, seed="many", num_threads=2) as mover:
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+    assert mover.total >= 5, mover.refusals
+    until_empty(sterna)

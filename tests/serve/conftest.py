@@ -1,0 +1,13 @@
+"""All of these tests start servers, which takes minutes: they run with `make test-slow`."""
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slow)

@@ -1,0 +1,1 @@
+"""Starting and ending servers, and what the command line says."""

@@ -1,0 +1,260 @@
+"""Servers as processes of their own: `sterna serve`, and plain vLLM to compare with."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from sterna.cli.admin import ask
+from sterna.runtime.reaper import RUN_ID_VARIABLE
+
+START_TIMEOUT_S = 400.0
+"""A start takes half a minute on two free cores; others may be using them."""
+HANG_TIMEOUT_S = 60.0
+"""No wait of a test takes so long unless something hangs."""
+END_TIMEOUT_S = 10.0
+"""By then a server that was told to end has ended, and so has everything that it started."""
+POLL_INTERVAL_S = 0.05
+"""Pace of questions about what does not tell by itself."""
+
+MODEL_NAME = "small"
+MODEL_OPTIONS = (
+    *("--served-model-name", MODEL_NAME),
+    *("--max-model-len", "2048"),
+    *("--block-size", "32"),
+    *("--kv-cache-memory-bytes", str(256 << 20)),
+    *("--max-num-batched-tokens", "512"),
+    *("--max-num-seqs", "16"),
+    "--enforce-eager",
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+)
+"""vLLM's options, for plain vLLM and for Sterna alike."""
+
+ENGINE_ENVIRONMENT = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+"""What Sterna gives its engines, so that plain vLLM computes in the same way."""
+
+STERNA_IS_READY = re.compile(r"^ready after ")
+PLAIN_IS_READY = re.compile(r"Application startup complete")
+
+
+class ServerProcess:
+    """A process in a session of its own, as started from a terminal, with its output."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None, port: int = 0
+    ) -> None:
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.lines: list[str] = []
+        """What it printed so far, both streams."""
+        self.stdout: list[str] = []
+        self.stderr: list[str] = []
+        self._changed = threading.Condition()
+        self._process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream, lines), daemon=True)
+            for stream, lines in (
+                (self._process.stdout, self.stdout),
+                (self._process.stderr, self.stderr),
+            )
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def log(self) -> str:
+        """Everything that it printed so far."""
+        return "\n".join(self.lines)
+
+    def until_line(self, pattern: str | re.Pattern[str], timeout_s: float) -> re.Match[str]:
+        """Wait until it has printed a matching line; fail at once when it ends without."""
+        found: list[re.Match[str]] = []
+
+        def is_there() -> bool:
+            found.extend(m for m in (re.search(pattern, line) for line in self.lines) if m)
+            return bool(found) or not any(reader.is_alive() for reader in self._readers)
+
+        with self._changed:
+            self._changed.wait_for(is_there, timeout_s)
+        assert found, f"no line like {pattern!r} within {timeout_s:.0f} s:\n{self.log}"
+        return found[0]
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C: SIGINT for the terminal's whole foreground process group."""
+        os.killpg(self.pid, signal.SIGINT)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process alone."""
+        self._process.send_signal(number)
+
+    def until_end(self, timeout_s: float = END_TIMEOUT_S) -> int:
+        """Wait until the process has ended; returns its status."""
+        status = self._process.wait(timeout_s)
+        for reader in self._readers:
+            # Descendants that live on would hold the pipe open.
+            reader.join(timeout_s)
+        return status
+
+    def end(self) -> None:
+        """End it for good, whatever state it is in."""
+        if self._process.poll() is not None:
+            return
+        family = self.processes()
+        self.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(2 * END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            for process in family:
+                if process.is_running():
+                    process.kill()
+            self._process.wait()
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the process and all its descendants, also those that were given away."""
+        own = psutil.Process(self.pid)
+        family = {own.pid: own, **{p.pid: p for p in own.children(recursive=True)}}
+        run_ids = {run_id for p in family.values() if (run_id := _run_id(p)) is not None}
+        for process in psutil.process_iter():
+            if _run_id(process) in run_ids and run_ids:
+                family[process.pid] = process
+        return list(family.values())
+
+    # ------------------------------------------------------------------------------- clients
+
+    def client(self, **settings: Any) -> Any:
+        """Return OpenAI's client of it, which does not try again by itself."""
+        import openai
+
+        settings = {"api_key": "none", "max_retries": 0, "timeout": HANG_TIMEOUT_S, **settings}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **settings)
+
+    def http(self, **settings: Any) -> httpx.Client:
+        """Return a plain HTTP client of it."""
+        return httpx.Client(base_url=self.url, **{"timeout": HANG_TIMEOUT_S, **settings})
+
+    def instances(self, api_key: str | None = None) -> list[dict[str, Any]]:
+        """Return what `sterna instances` shows."""
+        return ask(self.url, "GET", "/admin/instances", api_key)
+
+    def requests(self, api_key: str | None = None) -> list[dict[str, Any]]:
+        """Return what `sterna requests` shows."""
+        return ask(self.url, "GET", "/admin/requests", api_key)
+
+    def is_empty(self) -> bool:
+        """Whether no instance holds a request, a block, a reservation or a migration."""
+        held = ("used_tokens", "running", "queuing", "migrating")
+        instances = self.instances()
+        is_held = any(instance[each] for instance in instances for each in held)
+        return not is_held and not self.requests()
+
+    def _read(self, stream: Any, lines: list[str]) -> None:
+        for line in stream:
+            with self._changed:
+                lines.append(line.rstrip("\n"))
+                self.lines.append(line.rstrip("\n"))
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+
+def serve_command(*arguments: str) -> list[str]:
+    """Return the command line `sterna serve ...`."""
+    return [str(Path(sys.executable).with_name("sterna")), "serve", *arguments]
+
+
+def begin_sterna(*options: str, model: Path | None = None) -> ServerProcess:
+    """Start `sterna serve` with the shared model options; it is not ready yet."""
+    from tests.models import small_model
+
+    port = free_port()
+    arguments = (str(model or small_model()), *MODEL_OPTIONS, "--port", str(port), *options)
+    return ServerProcess(serve_command(*arguments), port=port)
+
+
+def start_sterna(*options: str, model: Path | None = None) -> ServerProcess:
+    """Start `sterna serve` with the shared model options; returns when it is ready."""
+    server = begin_sterna(*options, model=model)
+    return _until_ready(server, STERNA_IS_READY)
+
+
+def start_plain(*options: str) -> ServerProcess:
+    """Start vLLM's own server with the same model and options; returns when it is ready."""
+    from tests.models import small_model
+
+    port = free_port()
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(small_model()), "--host", "127.0.0.1", "--port", str(port)),
+        *(*MODEL_OPTIONS, *options),
+    ]
+    return _until_ready(ServerProcess(command, ENGINE_ENVIRONMENT, port), PLAIN_IS_READY)
+
+
+def _until_ready(server: ServerProcess, line: re.Pattern[str]) -> ServerProcess:
+    try:
+        server.until_line(line, START_TIMEOUT_S)
+    except BaseException:
+        server.end()
+        raise
+    return server
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = HANG_TIMEOUT_S) -> None:
+    """Ask until the condition holds; for what can only be learnt by asking."""
+    deadline_s = time.monotonic() + timeout_s
+    pace = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:.0f} s: {what}"
+        pace.wait(POLL_INTERVAL_S)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_port_free(port: int) -> bool:
+    """Whether somebody could begin to listen on the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _run_id(process: psutil.Process) -> str | None:
+    try:
+        run_id: str | None = process.environ().get(RUN_ID_VARIABLE)
+    except (psutil.Error, OSError):
+        return None
+    return run_id
