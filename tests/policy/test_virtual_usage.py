@@ -330,7 +330,9 @@ def test_freeness_is_that_of_algorithm_1_as_printed(view: InstanceView) -> None:
 @given(views())
 def test_the_scheduler_computes_from_a_report_what_the_llumlet_computes(view: InstanceView) -> None:
     for policy in (LLUMNIX, LLUMNIX_BASE, INFAAS_PP):
-        assert candidate(view, policy).freeness == freeness(view, policy)
+        # The report sums whole usages and headrooms apart; floats may then differ in their ends.
+        expected = freeness(view, policy)
+        assert candidate(view, policy).freeness == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
 @given(views(), usages_tokens, priorities)
