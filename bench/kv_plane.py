@@ -8,7 +8,10 @@ No engine runs, so the numbers are the floor of what a migration's copies cost. 
   `Sent` in the first (`sent_ms`), paced as in bulk stages or not as in last stages;
 - `operation` connect: a first transfer of one block over a connection that must be opened.
 
-    python bench/kv_plane.py [--models llama-7b] [--transports tcp shm] [--max-tokens 1024]
+`foreign_cores` says how many cores others kept busy meanwhile: above a few tenths, read the
+smallest numbers with care.
+
+    python -m bench.kv_plane [--models llama-7b] [--transports tcp shm] [--max-tokens 1024]
 """
 
 import argparse
@@ -23,9 +26,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
-import results_io
 import torch
 
+from bench import results_io
+from bench.machine import ForeignLoad
 from sterna.config import TransportConfig
 from sterna.transport.chunks import largest_chunk_bytes, plan_tiles
 from sterna.transport.interface import Arrived, DataPlane, PlaneEvent, Sent, Transfer
@@ -146,29 +150,38 @@ def _shuffled(num_blocks: int, seed: int) -> list[int]:
     return ids
 
 
-def _samples(measure: Callable[[], tuple[float, ...]]) -> list[tuple[float, ...]]:
+@dataclass(frozen=True)
+class Samples:
+    """Repeated measurements of one cell, in seconds, and how busy others kept the machine."""
+
+    seconds: list[tuple[float, ...]]
+    foreign_cores: float
+
+
+def _measure(measure: Callable[[], tuple[float, ...]]) -> Samples:
     """Repeats the measurement for about a second, after one run that does not count."""
     measure()
+    foreign = ForeignLoad()
     samples: list[tuple[float, ...]] = []
     begun_s = time.monotonic()
     while len(samples) < _MIN_SAMPLES or (
         len(samples) < _MAX_SAMPLES and time.monotonic() - begun_s < _MEASURE_S
     ):
         samples.append(measure())
-    return samples
+    return Samples(samples, round(foreign.cores(), 2))
 
 
 def _row(
     operation: str,
     model: Model,
     num_blocks: int,
-    samples: list[tuple[float, ...]],
+    samples: Samples,
     names: tuple[str, ...],
     **facts: object,
 ) -> dict[str, Any]:
     copy_bytes = num_blocks * model.block_bytes
     durations = {
-        name: results_io.summary([sample[index] * 1e3 for sample in samples])
+        name: results_io.summary([sample[index] * 1e3 for sample in samples.seconds])
         for index, name in enumerate(names)
     }
     median_s = durations[names[0]]["median"] / 1e3
@@ -179,9 +192,10 @@ def _row(
         "blocks": num_blocks,
         "tokens": num_blocks * model.block_size,
         "copy_bytes": copy_bytes,
-        "n": len(samples),
+        "n": len(samples.seconds),
         **durations,
         "gb_per_s": round(copy_bytes / median_s / 1e9, 3),
+        "foreign_cores": samples.foreign_cores,
     }
 
 
@@ -210,7 +224,7 @@ def _measure_copies(
                     copy(tile, ids, staged, None)
                 return (time.monotonic() - begun_s,)
 
-            yield _row(operation, model, num_blocks, _samples(measure), ("duration_ms",))
+            yield _row(operation, model, num_blocks, _measure(measure), ("duration_ms",))
 
 
 class _Source:
@@ -295,10 +309,10 @@ def _measure_transfers(
         source.reopen()
         return source.transfer(1, paced=False)
 
-    yield _row("connect", model, 1, _samples(connect), names, transport=config.kind)
+    yield _row("connect", model, 1, _measure(connect), names, transport=config.kind)
     for paced in (False, True):
         for num_blocks in sizes:
-            samples = _samples(lambda n=num_blocks, p=paced: source.transfer(n, paced=p))
+            samples = _measure(lambda n=num_blocks, p=paced: source.transfer(n, paced=p))
             yield _row(
                 "transfer", model, num_blocks, samples, names, transport=config.kind, paced=paced
             )
@@ -311,7 +325,7 @@ def _show(row: dict[str, Any]) -> dict[str, Any]:
         f"{row['model']:13} {row['operation']:9} {row.get('transport', '-'):5} "
         f"{'paced' if row.get('paced') else '':5} {row['tokens']:5} tokens "
         f"{durations['median']:9.3f} ms (p99 {durations['p99']:9.3f}) "
-        f"{row['gb_per_s']:6.2f} GB/s n={row['n']}",
+        f"{row['gb_per_s']:6.2f} GB/s n={row['n']} foreign={row['foreign_cores']}",
         flush=True,
     )
     return row

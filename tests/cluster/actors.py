@@ -79,9 +79,9 @@ class _ProbedInstance(_InstanceActor):
         from sterna.engine.vllm import step_thread
         from sterna.runtime import instance
 
-        instance.EffectRunner = HoldingEffectRunner  # type: ignore[misc]
+        vars(instance)["EffectRunner"] = HoldingEffectRunner
         self._pauses: dict[str, int] = {}
-        step_thread._has_work = self._pausing(step_thread._has_work)
+        vars(step_thread)["_has_work"] = self._pausing(step_thread._has_work)
         self._undo: Callable[[], None] | None = None
         return await super().start(*args)
 
@@ -216,8 +216,8 @@ class _ProbedInstance(_InstanceActor):
             def without_history(request: Any, block_ids: list[int]) -> Any:
                 return replace(worker_state(request, block_ids), output_token_ids=[])
 
-            engine.worker_state = without_history
-            self._undo = lambda: setattr(engine, "worker_state", worker_state)
+            vars(engine)["worker_state"] = without_history
+            self._undo = lambda: vars(engine).update(worker_state=worker_state)
         else:
             raise ValueError(part)
 

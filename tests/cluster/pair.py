@@ -15,7 +15,7 @@ from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -52,7 +52,6 @@ HANG_TIMEOUT_S = 60.0
 """No wait of a test takes so long unless something hangs."""
 
 
-T = TypeVar("T")
 Hear = Callable[[Awaitable[Any]], Awaitable[Any]]
 
 
@@ -159,6 +158,7 @@ class InstancePair:
         self.addresses: dict[InstanceId, str] = {}
         self.loads: dict[InstanceId, InstanceLoad] = {}
         self.fresh: dict[InstanceId, dict[str, int]] = {}
+        self.on_load: Callable[[InstanceLoad], None] | None = None
         self.is_closed = False
         self._generated: dict[RequestId, Generated] = {}
         self._replies: dict[int, asyncio.Future[AdminReply]] = {}
@@ -199,9 +199,9 @@ class InstancePair:
         if self.actors.get(instance_id) is actor and not self._failure.done():
             self._failure.set_exception(AssertionError(f"{instance_id} failed: {reason}"))
 
-    async def hear(self, awaitable: Awaitable[T]) -> T:
+    async def hear(self, awaitable: Awaitable[Any]) -> Any:
         """Return the awaitable's outcome, unless it hangs or an engine fails."""
-        task = asyncio.ensure_future(awaitable)
+        task: asyncio.Future[Any] = asyncio.ensure_future(awaitable)
         done, _ = await asyncio.wait(
             {task, self._failure},
             timeout=HANG_TIMEOUT_S,
@@ -255,10 +255,25 @@ class InstancePair:
         process_id: int = await self.actors[InstanceId(instance_id)].process_id.remote()
         return process_id
 
-    async def kill(self, instance_id: str) -> None:
-        """SIGKILL the instance's process, and tell nobody."""
-        os.kill(await self.process_id(instance_id), signal.SIGKILL)
+    async def freeze(self, instance_id: str) -> int:
+        """SIGSTOP the instance's process, and return it."""
+        process_id = await self.process_id(instance_id)
+        os.kill(process_id, signal.SIGSTOP)
+        return process_id
+
+    async def kill(self, instance_id: str, process_id: int | None = None) -> None:
+        """SIGKILL the instance's process (given, if it cannot be asked), and tell nobody."""
+        if process_id is None:
+            process_id = await self.process_id(instance_id)
         del self.actors[InstanceId(instance_id)]
+        os.kill(process_id, signal.SIGKILL)
+
+    async def remove(self, instance_id: str) -> None:
+        """Close the instance and confirm its end to the others."""
+        actor = self.actors.pop(InstanceId(instance_id))
+        await self.hear(_outcome(actor.close.remote()))
+        ray.kill(actor)
+        self.bury(instance_id)
 
     def bury(self, instance_id: str) -> None:
         """Confirm the instance's death to the others."""
@@ -268,15 +283,19 @@ class InstancePair:
 
     # ------------------------------------------------------------------------------ requests
 
-    def submit(self, request: EngineCoreRequest, instance_id: str) -> Generated:
+    def submit(
+        self, request: EngineCoreRequest, instance_id: str, dispatch_number: int | None = None
+    ) -> Generated:
         """Send the request to the instance."""
+        if dispatch_number is None:
+            dispatch_number = next(self._numbers)
         request.client_index = FRONTEND
         request_id = RequestId(request.request_id)
         self._streams.open(request_id)
         generated = self._generated[request_id] = Generated(hear=self.hear)
         self._mailbox.send(
             self.addresses[InstanceId(instance_id)],
-            AddRequest(FRONTEND, request_id, next(self._numbers)),
+            AddRequest(FRONTEND, request_id, dispatch_number),
             [encode_request(request)],
         )
         return generated
@@ -390,6 +409,9 @@ class InstancePair:
             if generated.finish_reason is None:
                 for instance_id in self.actors:
                     self.abort(request_id, instance_id)
+        self.on_load = None
+        for instance_id in self.addresses:
+            self.set_destination(instance_id, None)
         self._generated.clear()
         self._replies.clear()
         await self.until_idle()
@@ -402,7 +424,7 @@ class InstancePair:
             try:
                 async with asyncio.timeout(HANG_TIMEOUT_S):
                     while leftovers := await self._leftovers(instance_id):
-                        await self._until_next_report(instance_id)
+                        await self.until_next_report(instance_id)
             except TimeoutError:
                 pytest.fail(f"{instance_id} holds (found, fresh): {leftovers}")
 
@@ -411,8 +433,9 @@ class InstancePair:
         fresh = self.fresh[instance_id]
         return {name: (found[name], fresh[name]) for name in fresh if found[name] != fresh[name]}
 
-    async def _until_next_report(self, instance_id: InstanceId) -> None:
-        load = self.loads.get(instance_id)
+    async def until_next_report(self, instance_id: str) -> None:
+        """Wait until the instance has reported once more."""
+        load = self.loads.get(InstanceId(instance_id))
         last = 0 if load is None else load.sequence
         await self.until_reported(instance_id, lambda load: load.sequence > last)
 
@@ -443,6 +466,8 @@ class InstancePair:
             case LoadReport(load):
                 self.loads[load.instance_id] = load
                 self._notify(self._load_changed)
+                if self.on_load is not None:
+                    self.on_load(load)
 
     def _note(self, generated: Generated, output: EngineCoreOutput) -> None:
         generated.outputs.append(output)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sterna.errors import ConfigurationError
@@ -21,6 +21,10 @@ def _copy(source: KvLayout, destination: KvLayout, from_ids: list[int], to_ids: 
     buffer = torch.empty(len(from_ids) * source.block_bytes, dtype=torch.uint8)
     source.gather(_whole(source, len(from_ids)), torch.tensor(from_ids), buffer)
     destination.scatter(_whole(destination, len(to_ids)), torch.tensor(to_ids), buffer)
+
+
+# A busy machine may take its time over an example.
+_patiently = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
@@ -59,6 +63,7 @@ def _page(memory: np.ndarray, cache: dict[str, int], layer: int, block: int) -> 
     return memory[start : start + cache["page_bytes"]]
 
 
+@_patiently
 @given(strided_caches(), st.data())
 def test_gather_reads_exactly_the_pages_that_a_naive_copy_reads(
     cache: dict[str, int], data: st.DataObject
@@ -84,6 +89,7 @@ def test_gather_reads_exactly_the_pages_that_a_naive_copy_reads(
     assert np.array_equal(buffer.numpy(), np.concatenate(pages))
 
 
+@_patiently
 @given(strided_caches(), st.data())
 def test_scatter_writes_exactly_the_pages_that_a_naive_copy_writes(
     cache: dict[str, int], data: st.DataObject

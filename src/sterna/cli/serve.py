@@ -69,7 +69,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
 
     Raises:
         ConfigurationError: an option's value cannot work.
-        SystemExit: vLLM's parser has refused, and said why.
+        SystemExit: help was asked for, and printed.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", VLLM_LOG_LEVEL)
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
@@ -137,7 +137,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default=TransportConfig().bandwidth_share,
         help="fraction of time in which bulk copies may use the memory bus, in (0, 1]",
     )
-    group.add_argument("--sterna-log-level", default="INFO", help="level of Sterna's own log")
+    group.add_argument(
+        "--sterna-log-level",
+        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
+        default="INFO",
+        help="level of Sterna's own log",
+    )
 
 
 def cluster_config(args: Namespace) -> ClusterConfig:
@@ -177,6 +182,10 @@ def cluster_config(args: Namespace) -> ClusterConfig:
 def engine_environment() -> dict[str, str]:
     """Return the environment of processes that run vLLM."""
     environment = {
+        # The engine core is stepped in the instance's process; only ranks have their own.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # The worker extension knows the per-request state of vLLM's V1 model runner only.
+        "VLLM_USE_V2_MODEL_RUNNER": os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0"),
         "VLLM_WORKER_MULTIPROC_METHOD": os.environ["VLLM_WORKER_MULTIPROC_METHOD"],
         "VLLM_LOGGING_LEVEL": os.environ["VLLM_LOGGING_LEVEL"],
         "VLLM_LOGGING_STREAM": os.environ["VLLM_LOGGING_STREAM"],

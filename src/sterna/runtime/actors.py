@@ -38,10 +38,6 @@ def configure_logging(level: str) -> None:
 
 def _engine_environment(environment: dict[str, str]) -> None:
     """Set what vLLM reads from the environment, before it is imported."""
-    # The engine core is stepped in this process; multiprocessing is for ranks only.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    # The worker extension knows the per-request state of vLLM's V1 model runner only.
-    os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     os.environ.update(environment)
     drop_noise()
 

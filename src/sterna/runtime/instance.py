@@ -34,7 +34,7 @@ from sterna.messages import (
     UtilityResult,
     WireMessage,
 )
-from sterna.migration.messages import AbortRequest, Drained, Ended, Event, Reason
+from sterna.migration.messages import AbortDrained, AbortRequest, Drained, Ended, Event, Reason
 from sterna.runtime.effects import EffectRunner
 from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId, RequestView
 
@@ -202,7 +202,7 @@ class Instance:
                 case Report(load):
                     if self._membership.scheduler is not None:
                         self._mailbox.send(self._membership.scheduler, LoadReport(load))
-                case AbortRequest(request_id):
+                case AbortRequest(request_id) | AbortDrained(_, request_id):
                     self._requests.pop(request_id, None)
                     self._effects.run(effect)
                 case ForwardAbort(instance_id, request_id):

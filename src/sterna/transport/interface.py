@@ -63,8 +63,10 @@ Notify = Callable[[PlaneEvent], None]
 class DataPlane(Protocol):
     """Carries KV blocks between the caches of two instances, one plane a rank.
 
-    No method blocks. Outcomes come through the `Notify` given at construction, on a thread of
-    the plane's own.
+    No method blocks, but for `close`. Outcomes come through the `Notify` given at construction,
+    one at a time, on a thread of the plane's own. What the owner itself does wrong is raised at
+    once and changes nothing: ProtocolError for a transfer that is in flight on that side already,
+    TransportError for blocks that are not in the cache and for a plane that was closed.
     """
 
     @property
@@ -90,5 +92,5 @@ class DataPlane(Protocol):
         migration after it."""
 
     def close(self) -> None:
-        """Stop all transfers and threads, and give back files, memory and ports. Blocks for at
-        most a second."""
+        """Stop all transfers and threads, and give back files, memory and ports, silently: there
+        is no outcome any more. Blocks for at most a second."""

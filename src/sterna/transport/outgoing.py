@@ -109,7 +109,8 @@ class Outgoing:
                 connection.turn()
         except (OSError, ValueError, TransportError) as error:
             reason = f"the connection to {self._peer.address} failed: {error}"
-            _logger.info("kv connection failed peer=%s error=%s", self._peer.address, error)
+            if not self._is_closing:
+                _logger.info("kv connection ended peer=%s error=%s", self._peer.address, error)
         except Exception as error:
             reason = f"sending to {self._peer.address} failed: {error!r}"
             _logger.exception("kv sender failed peer=%s", self._peer.address)

@@ -111,6 +111,7 @@ class VllmEngine:
     def _open_planes(self, core: HostedCore) -> EngineFacts:
         scheduler: MigratingScheduler = core.scheduler
         self._core = core
+        core.collective_rpc("sterna_prepare")
         if not scheduler.immovable_features:
             self._transfers.open(core)
         return EngineFacts(

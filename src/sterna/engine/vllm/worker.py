@@ -11,6 +11,7 @@ import torch
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from sterna.config import TransportConfig
+from sterna.engine.vllm.generators import keep_generators_of_incomplete_prompts
 from sterna.engine.vllm.plane_link import PlaneServer
 from sterna.transport.layout import KvLayout
 from sterna.transport.plane import make_data_plane
@@ -22,6 +23,11 @@ class SternaWorkerExtension:
     if TYPE_CHECKING:
         model_runner: Any
         rank: int
+
+    def sterna_prepare(self) -> None:
+        """Make the worker ready, whether its engine's requests can migrate or not."""
+        if self.model_runner.device.type == "cpu":
+            keep_generators_of_incomplete_prompts(self.model_runner)
 
     def sterna_open_plane(self, config: TransportConfig, notice_address: str) -> tuple[str, str]:
         """Start this rank's data plane.

@@ -1,0 +1,287 @@
+"""What `sterna` says to bad input: one clear line, and nothing was started."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sterna.cli.main import main
+from sterna.cli.serve import cluster_config, parse
+from sterna.errors import ConfigurationError
+from tests.models import small_model
+
+pytestmark = pytest.mark.vllm
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """Options become environment variables, which other tests must not see."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def refusal(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs `sterna serve` with options that must be refused; returns what it says."""
+
+    def refusal(*options: str) -> str:
+        children = psutil.Process().children()
+        status = main(["serve", *options])
+        assert status != 0
+        assert psutil.Process().children() == children, "something was started"
+        captured = capfd.readouterr()
+        assert captured.out == ""
+        (line,) = captured.err.splitlines()
+        return line
+
+    return refusal
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Callable[[str], str]:
+    def write(text: str) -> str:
+        file = tmp_path / "options.yaml"
+        file.write_text(text)
+        return str(file)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--flying"], "unrecognized arguments: --flying"),
+        (
+            ["--max-modl-len", "5"],
+            "unrecognized arguments: --max-modl-len 5 (did you mean --max-model-len?)",
+        ),
+        (["--port", "8123", "bird"], "unrecognized arguments: bird (the model comes first: "),
+        (["/no/such/model"], "model /no/such/model is not there"),
+        (["--instances", "0"], "instances must be at least 1, not 0"),
+        (["--instances", "some"], "argument --instances: invalid int value: 'some'"),
+        (["--frontends", "0"], "frontends must be at least 1, not 0"),
+        (["--policy", "best"], "argument --policy: invalid choice: 'best'"),
+        (["--transport", "pigeon"], "argument --transport: invalid choice: 'pigeon'"),
+        (["--migration-interval", "0"], "round_interval_s must be positive, not 0.0"),
+        (["--migration-concurrency", "0"], "num_concurrent_migrations must be at least 1, not 0"),
+        (["--migration-bandwidth-share", "2"], "bandwidth_share must be in (0, 1], not 2.0"),
+        (["--data-parallel-size", "2"], "--data-parallel-size 2: Sterna runs the replicas itself"),
+        (["--api-server-count", "3"], "--api-server-count 3: use --frontends 3"),
+        (["--headless"], "--headless is not supported"),
+        (["--uds", "/tmp/socket"], "--uds is not supported; use --host and --port"),
+        (["--scheduler-cls", "a.B"], "--scheduler-cls: Sterna brings its own scheduler class"),
+        (["--worker-extension-cls", "a.B"], "--worker-extension-cls: Sterna brings its own"),
+        (["--instances", "500"], "500 instances need about "),
+        (["--kv-cache-memory-bytes", "9000g"], "2 instances need about "),
+        (["--max-model-len", "99999"], "User-specified max_model_len (99999) is greater than"),
+        (["--dtype", "float17"], "argument --dtype: invalid choice: 'float17'"),
+        (["--enable-auto-tool-choice", "--tool-call-parser", "nope"], "invalid tool call parser"),
+        (["--port", "70000"], "cannot listen on 127.0.0.1:70000"),
+        (["--host", "203.0.113.7"], "cannot listen on 203.0.113.7:"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_option_that_cannot_work_is_refused_in_one_line(
+    refusal, options: list[str], message: str
+):
+    line = refusal(*options)
+    assert line.startswith("sterna: error: ")
+    assert message in line
+
+
+def test_a_folder_without_a_model_is_refused(refusal, tmp_path: Path):
+    assert refusal(str(tmp_path)).endswith("is not a model folder (no config.json)")
+
+
+def test_a_model_that_vllm_does_not_know_is_refused(refusal, tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"architectures": ["Bird"], "model_type": "bird"}')
+    assert "bird" in refusal(str(tmp_path))
+
+
+def test_a_taken_port_is_refused(refusal):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = refusal("--port", str(port))
+    assert f"cannot listen on 127.0.0.1:{port} (Address already in use)" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("flying: 1", "unrecognized arguments: --flying 1"),
+        ("instances: 0", "instances must be at least 1, not 0"),
+        ("a: [1", "no YAML"),
+        ("- instances", "expected lines like `option: value`"),
+        ("", "expected lines like `option: value`"),
+    ],
+)
+def test_a_bad_config_file_is_refused_in_one_line(refusal, config_file, text: str, message: str):
+    assert message in refusal("--config", config_file(text))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--config", "/no/file.yaml"], "--config /no/file.yaml: there is no such file"),
+        (["--config"], "--config: name a file"),
+        (["--config", "a.yaml", "--config=b.yaml"], "--config: give one file, not several"),
+    ],
+)
+def test_a_config_file_that_cannot_be_read_is_refused(refusal, options: list[str], message: str):
+    assert message in refusal(*options)
+
+
+@pytest.mark.parametrize("joint", ["=", " "])
+def test_options_come_from_a_config_file_and_the_command_line_goes_before_it(
+    config_file, joint: str
+):
+    file = config_file(
+        """
+        instances: 3
+        policy: llumnix
+        transport: tcp
+        no-migration: true
+        max-model-len: 1024
+        enable-prefix-caching: false
+        served-model-name: [tern, bird]
+        limit-mm-per-prompt: {image: 2}
+        """
+    )
+    args = parse(["serve", *f"--config{joint}{file}".split(), "--transport", "gloo"])
+    assert (args.instances, args.policy, args.transport) == (3, "llumnix", "gloo")
+    assert args.no_migration
+    assert args.max_model_len == 1024
+    assert args.enable_prefix_caching is False
+    assert args.served_model_name == ["tern", "bird"]
+    assert args.limit_mm_per_prompt == {"image": 2}
+
+
+def test_a_config_file_may_name_the_model(config_file):
+    args = parse(["serve", "--config", config_file(f"model: {small_model()}")])
+    assert args.model == str(small_model())
+
+
+def test_the_model_of_the_command_line_goes_before_that_of_the_file(config_file):
+    config = config_file("model: /no/such/model")
+    assert parse(["serve", str(small_model()), "--config", config]).model == str(small_model())
+
+
+@pytest.mark.parametrize("form", [["--model", "{}"], ["--model={}"], ["{}"]])
+def test_the_model_can_be_named_in_each_of_vllms_ways(form: list[str]):
+    options = [each.format(small_model()) for each in form]
+    assert parse(["serve", *options]).model == str(small_model())
+
+
+def test_without_a_model_the_small_one_is_served_under_its_name():
+    args = parse(["serve"])
+    assert args.model == str(small_model())
+    assert args.served_model_name == ["SmolLM2-135M-Instruct"]
+
+
+def test_the_small_model_can_be_served_under_another_name():
+    assert parse(["serve", "--served-model-name", "tern"]).served_model_name == ["tern"]
+
+
+def test_options_of_the_policy_and_the_transport_reach_the_cluster():
+    args = parse(
+        [
+            *("serve", "--policy", "llumnix", "--migration-threshold", "77"),
+            *("--migration-interval", "0.5", "--migration-concurrency", "3"),
+            *("--migration-bandwidth-share", "0.25", "--transport", "tcp", "--no-migration"),
+            *("--instances", "3", "--frontends", "2"),
+        ]
+    )
+    config = cluster_config(args)
+    policy = config.llumlet.policy
+    assert policy.name == "llumnix"
+    assert (policy.source_freeness_steps, policy.destination_freeness_steps) == (77, 77)
+    assert (policy.round_interval_s, policy.num_concurrent_migrations) == (0.5, 3)
+    assert not policy.migrates
+    assert (config.transport.kind, config.transport.bandwidth_share) == ("tcp", 0.25)
+    assert (config.num_instances, config.num_frontends) == (3, 2)
+
+
+def test_instances_share_the_memory_when_nothing_is_said_about_it(monkeypatch):
+    available = 20 << 30
+    monkeypatch.setattr(
+        psutil, "virtual_memory", lambda: type("Memory", (), {"available": available})
+    )
+    two, five = (
+        parse(["serve", str(small_model()), "--instances", str(instances)]) for instances in (2, 5)
+    )
+    cluster_config(two)
+    cluster_config(five)
+    assert two.kv_cache_memory_bytes == 4 << 30
+    assert 1 << 30 < five.kv_cache_memory_bytes < (available / 5)
+
+
+def test_memory_that_is_asked_for_is_left_as_it_is():
+    args = parse(["serve", str(small_model()), "--kv-cache-memory-bytes", str(300 * MIB)])
+    cluster_config(args)
+    assert args.kv_cache_memory_bytes == 300 * MIB
+
+
+def test_instances_that_could_not_even_have_a_small_cache_are_refused():
+    args = parse(["serve", str(small_model()), "--instances", "300"])
+    with pytest.raises(ConfigurationError, match="300 instances need about"):
+        cluster_config(args)
+
+
+def test_help_lists_groups_and_searches(capsys: pytest.CaptureFixture[str]):
+    for search, expected in (
+        ("--help", ["Sterna", "ModelConfig"]),
+        ("--help=Sterna", ["--instances", "--migration-threshold", "(default: the policy's)"]),
+        ("--help=max-model-len", ["--max-model-len"]),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main(["serve", search])
+        assert end.value.code == 0
+        out = capsys.readouterr().out
+        for text in expected:
+            assert text in out
+        assert "None)" not in out or search != "--help=Sterna"
+
+
+def test_help_of_all_commands_does_not_load_the_engine():
+    script = (
+        "import sys; from sterna.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "finally: assert not {'vllm', 'torch', 'ray'} & sys.modules.keys()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    for command in ("serve", "instances", "requests", "migrate"):
+        assert command in result.stdout
+
+
+@pytest.mark.slow
+def test_the_console_script_ends_with_a_status_and_one_line():
+    script = str(Path(sys.executable).with_name("sterna"))
+    result = subprocess.run(
+        [script, "serve", "/no/such/model"], capture_output=True, text=True, timeout=250
+    )
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr == "sterna: error: model /no/such/model is not there\n"
+
+
+def test_a_command_without_its_server_says_how_to_start_one(capsys: pytest.CaptureFixture[str]):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        assert main(["instances", "--url", url]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sterna: error: no server answers at {url} (")
+    assert "start one with `sterna serve`" in line
