@@ -1,6 +1,6 @@
 """Cutting transfers into chunks."""
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.transport.chunks import Tile, largest_chunk_bytes, plan_tiles
