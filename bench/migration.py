@@ -46,14 +46,11 @@ QUICK = Plan(
 )
 PARTS = ("downtime", "cost")
 
-MAX_FOREIGN_CORES = 0.1
-"""More than this of other programs, and the result is not worth keeping."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     plan = QUICK if options.quick else _plan(options)
-    folder = UNFINISHED.parent / "quick" if options.quick else results_io.RESULTS
+    folder = UNFINISHED.parent / "quick" if options.quick else options.results
     try:
         with local_ray():
             benchmark = _Benchmark(plan, folder, resume=options.resume)
@@ -96,6 +93,13 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=plan.num_recompute_samples,
         help="migrations a cell of recompute (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=results_io.RESULTS,
+        metavar="FOLDER",
+        help="where the results go; the README's table is written from the default folder only",
     )
     parser.add_argument(
         "--resume",
@@ -164,7 +168,7 @@ class _Benchmark:
             others = ForeignLoad()
             taken = await session.samples(cells[0].tokens, counts)
             foreign_cores = others.cores()
-            if foreign_cores > MAX_FOREIGN_CORES:
+            if foreign_cores > migration_report.MAX_FOREIGN_CORES:
                 self._say(f"not quiet: other programs kept {foreign_cores:.2f} cores busy")
             for cell in cells:
                 found = row(cell, taken[Mode(cell.mode)], foreign_cores)

@@ -14,6 +14,9 @@ Row = Mapping[str, Any]
 BEGIN = "<!-- migration table: written by `sterna bench migration` -->"
 END = "<!-- end of migration table -->"
 
+MAX_FOREIGN_CORES = 0.1
+"""Of other programs; with more, results say as much of them as of migration."""
+
 MODE_NAMES = {"live": "live", "stop_copy": "stop and copy", "recompute": "recompute"}
 TRANSPORT_NAMES = {"gloo": "Gloo", "tcp": "TCP", "shm": "shm"}
 
@@ -77,13 +80,25 @@ def _headline(document: Mapping[str, Any]) -> str:
         f"{hardware['cpu']}, {hardware['num_cores']} cores, {config['model']}, "
         f"two instances on one host. Medians of {config['num_samples']} migrations "
         f"({config['num_busy_live_samples']} for live ones between busy instances, "
-        f"{config['num_recompute_samples']} for recompute)."
+        f"{config['num_recompute_samples']} for recompute).{_noise(document['rows'])}"
     )
+
+
+def _noise(rows: Sequence[Row]) -> str:
+    """What a reader must know when the machine was not quiet."""
+    foreign_cores = max((row["foreign_cores"] for row in rows), default=0.0)
+    if foreign_cores <= MAX_FOREIGN_CORES:
+        return ""
+    return f" Not a quiet machine: other programs kept up to {foreign_cores:.1f} cores busy."
 
 
 def _caption(rows: Sequence[Row], busy: bool) -> str:
     steps = [row["decode_step_ms"]["median"] for row in rows if row["mode"] == "live"]
-    batch = "both instances also run a batch of 8k tokens" if busy else "nothing else runs"
+    batch = (
+        "both instances also run a batch of 8k tokens"
+        if busy
+        else "each instance runs nothing else"
+    )
     if not steps:
         return f"Downtime in ms, {batch}:"
     return f"Downtime in ms, {batch} (a decode step takes {min(steps):.0f} to {max(steps):.0f} ms):"

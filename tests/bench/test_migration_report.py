@@ -19,6 +19,7 @@ def a_row(mode: str, transport: str | None, tokens: int, downtime_ms: float) -> 
         "decode_step_ms": {"median": 40.0, "p99": 45.0},
         "decode_step_migrating_ms": {"median": 41.0, "p99": 45.0},
         "stages": 2,
+        "foreign_cores": 0.1,
     }
 
 
@@ -53,6 +54,14 @@ def test_the_table_has_a_line_a_length_and_a_column_a_mode_and_transport() -> No
         "| 256 | 5.0 | 7.0 |  |",
         "| 8,192 | 6.0 | 100.0 | 37,338 |",
     ]
+
+
+def test_the_headline_says_when_the_machine_was_not_quiet() -> None:
+    quiet, noisy = a_document(), a_document()
+    noisy["rows"][1]["foreign_cores"] = 1.04
+
+    assert "quiet machine" not in markdown(quiet)
+    assert "Not a quiet machine: other programs kept up to 1.0 cores busy." in markdown(noisy)
 
 
 def test_a_goal_that_was_missed_says_so() -> None:
