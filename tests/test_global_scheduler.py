@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sterna.config import PolicyConfig
 from sterna.global_scheduler import Dispatch, Effect, GlobalScheduler
@@ -416,7 +417,7 @@ def test_the_work_for_a_request_does_not_depend_on_how_many_run(name: str) -> No
     policy = PRESETS[name]
     few = scheduler(evenly_loaded("i0", 6_400, 4), policy=policy).candidates[0]
     many = scheduler(evenly_loaded("i0", 6_400, 200), policy=policy).candidates[0]
-    assert many.load == replace(
+    assert many.load == structs.replace(
         few.load,
         num_running=200,
         num_by_priority=((NORMAL, 200),),

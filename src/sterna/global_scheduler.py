@@ -76,6 +76,8 @@ class GlobalScheduler:
         self._in_flight_lease_s = in_flight_lease_s
         self._next_round_s = now_s + policy.round_interval_s
         self._instances: dict[InstanceId, _Instance] = {}
+        # The instances by id; None when one came or went since.
+        self._order: list[_Instance] | None = None
         # A report can arrive after the news of its instance's death; ids are never used again.
         self._gone: set[InstanceId] = set()
         self._held: dict[RequestId, DispatchRequest] = {}
@@ -90,9 +92,11 @@ class GlobalScheduler:
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """The instances that have reported, as decisions see them, in order of their ids."""
+        if self._order is None:
+            self._order = [instance for _, instance in sorted(self._instances.items())]
         return tuple(
             candidate
-            for _, instance in sorted(self._instances.items())
+            for instance in self._order
             if (candidate := instance.candidate(self._policy)) is not None
         )
 
@@ -127,22 +131,30 @@ class GlobalScheduler:
         """An instance reports; an overtaken report and one of an instance that left are ignored."""
         if load.instance_id in self._gone:
             return []
-        instance = self._instances.setdefault(load.instance_id, _Instance())
+        instance = self._instances.get(load.instance_id) or self._join(load.instance_id)
         if instance.load is None:
             instance.num_dispatched = self._fewest_dispatched()
         elif load.sequence <= instance.load.sequence:
             return []
         instance.load = load
-        instance.drop(lambda each: each.dispatch_number <= load.last_dispatch)
+        instance.known = None
+        if instance.in_flight:
+            instance.drop(lambda each: each.dispatch_number <= load.last_dispatch)
         # A predecessor's dispatch may still arrive; ours must count as later ones.
-        self._next_number = max(self._next_number, load.last_dispatch + 1)
+        if load.last_dispatch >= self._next_number:
+            self._next_number = load.last_dispatch + 1
         return self._dispatch_held(now_s)
 
     def on_instance_joined(self, instance_id: InstanceId, now_s: float) -> list[Effect]:
         """An instance starts; it takes part from its first load report on."""
-        if instance_id not in self._gone:
-            self._instances.setdefault(instance_id, _Instance())
+        if instance_id not in self._gone and instance_id not in self._instances:
+            self._join(instance_id)
         return []
+
+    def _join(self, instance_id: InstanceId) -> "_Instance":
+        self._order = None
+        instance = self._instances[instance_id] = _Instance()
+        return instance
 
     def on_instance_left(self, instance_id: InstanceId, now_s: float) -> list[Effect]:
         """An instance is gone for good; its sources lose their destination at once.
@@ -151,6 +163,7 @@ class GlobalScheduler:
         """
         self._gone.add(instance_id)
         self._instances.pop(instance_id, None)
+        self._order = None
         self._told.pop(instance_id, None)
         effects: list[Effect] = []
         for source, destination in sorted(self.destinations.items()):
@@ -210,6 +223,7 @@ class GlobalScheduler:
         self._next_number += 1
         instance = self._instances[instance_id]
         instance.num_dispatched += 1
+        instance.known = None
         if self._policy.counts_dispatched:
             expires_s = now_s + self._in_flight_lease_s
             instance.in_flight.append(
@@ -252,7 +266,8 @@ class GlobalScheduler:
 
     def _drop_expired(self, now_s: float) -> None:
         for instance in self._instances.values():
-            instance.drop(lambda each: each.expires_s <= now_s)
+            if instance.in_flight:
+                instance.drop(lambda each: each.expires_s <= now_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,13 +284,16 @@ class _Instance:
     load: InstanceLoad | None = None
     in_flight: list[_InFlight] = field(default_factory=list)
     num_dispatched: int = 0
+    # What decisions see of it; None when that has changed since.
+    known: Candidate | None = None
 
     def candidate(self, policy: PolicyConfig) -> Candidate | None:
-        if self.load is None:
-            return None
-        in_flight = tuple(each.request for each in self.in_flight)
-        return Candidate(self.load, in_flight, self.num_dispatched, policy)
+        if self.known is None and self.load is not None:
+            in_flight = tuple(each.request for each in self.in_flight)
+            self.known = Candidate(self.load, in_flight, self.num_dispatched, policy)
+        return self.known
 
     def drop(self, is_over: Callable[[_InFlight], bool]) -> None:
         if self.in_flight:
             self.in_flight = [each for each in self.in_flight if not is_over(each)]
+            self.known = None

@@ -11,6 +11,8 @@ Every method that takes `now_s` returns effects, in order. Time may not run back
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from sterna.config import LlumletConfig
 from sterna.migration.coordinator import MigrationCoordinator
 from sterna.migration.messages import (
@@ -323,7 +325,7 @@ class Llumlet:
         last = self._last_report
         sequence = 1 if last is None else last.sequence + 1
         current = self._load(self._view, sequence)
-        is_same = last is not None and current == replace(last, sequence=sequence)
+        is_same = last is not None and current == structs.replace(last, sequence=sequence)
         if is_same and not is_heartbeat_due:
             return []
         self._last_report = current

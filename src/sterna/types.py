@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
 
+import msgspec
+
 InstanceId = NewType("InstanceId", str)
 """Names one incarnation of an instance. An id is never used again after its instance is gone."""
 
@@ -95,8 +97,7 @@ class InstanceView:
     is_terminating: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceLoad:
+class InstanceLoad(msgspec.Struct, frozen=True):
     """What a llumlet reports of its instance: metrics of the instance, never of single requests
     (Section 4.3).
 

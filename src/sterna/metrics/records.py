@@ -22,6 +22,8 @@ class Records:
             token beyond that of one decode step (Section 3: "the extra queuing time and the
             recomputing for previous KV cache").
         queue_s: float64[n], from arrival to the first step that computes it.
+        decode_execution_s: float64[n], the sum of the steps that computed its tokens but the
+            first, without what it waited in between (Section 6.4).
     """
 
     arrival_s: NDArray[np.float64]
@@ -33,6 +35,7 @@ class Records:
     num_preemptions: NDArray[np.int64]
     preemption_loss_s: NDArray[np.float64]
     queue_s: NDArray[np.float64]
+    decode_execution_s: NDArray[np.float64]
 
     def __len__(self) -> int:
         return len(self.arrival_s)

@@ -16,7 +16,7 @@ def choose(
     fewer requests, then to the smaller id.
     """
     everyone = tuple(candidates)
-    staying = tuple(each for each in everyone if not each.load.is_terminating)
+    staying = [each for each in everyone if not each.load.is_terminating]
     eligible = staying or everyone
     if not eligible:
         return None

@@ -8,6 +8,8 @@ llumlet's choice (`selection`).
 from collections.abc import Iterable
 from dataclasses import replace
 
+from msgspec import structs
+
 from sterna.config import PolicyConfig
 from sterna.policy.virtual_usage import Candidate, headroom_tokens
 from sterna.types import NORMAL, InstanceId
@@ -18,7 +20,8 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
 
     Sources are the instances below the source threshold that have a request to move;
     destinations those above the destination threshold. A terminating instance, with its
-    freeness of minus infinity, is always the first and never the second.
+    freeness of minus infinity, is always the first and never the second; and so, where the
+    policy says so, is one in which preempted requests queue.
 
     The source of lowest freeness gets the destination of highest freeness, and so on; ties go
     to the smaller id. Each instance is in at most one pair, also where it may take part in
@@ -27,29 +30,16 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
     A source whose move would not help (`move_helps`) is passed over, and the destination is
     left to the next one, unless the policy pairs at any price.
     """
-    known = tuple(candidates)
-    freeness = {each.instance_id: each.freeness for each in known}
-    sources = sorted(
-        (
-            each
-            for each in known
-            if each.load.move_tokens is not None
-            and (
-                freeness[each.instance_id] < policy.source_freeness_steps
-                or has_lost_memory(each, policy)
-            )
-        ),
-        key=lambda each: (freeness[each.instance_id], each.instance_id),
-    )
-    destinations = sorted(
-        (
-            each
-            for each in known
-            if freeness[each.instance_id] > policy.destination_freeness_steps
-            and not has_lost_memory(each, policy)
-        ),
-        key=lambda each: (-freeness[each.instance_id], each.instance_id),
-    )
+    sources, destinations = [], []
+    for each in candidates:
+        has_lost_memory = policy.preempted_make_source and each.load.num_preempted > 0
+        if each.freeness < policy.source_freeness_steps or has_lost_memory:
+            if each.load.move_tokens is not None:
+                sources.append(each)
+        elif each.freeness > policy.destination_freeness_steps:
+            destinations.append(each)
+    sources.sort(key=lambda each: (each.freeness, each.instance_id))
+    destinations.sort(key=lambda each: (-each.freeness, each.instance_id))
     pairs: dict[InstanceId, InstanceId] = {}
     for source in sources:
         if len(pairs) == len(destinations):
@@ -58,11 +48,6 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
         if not policy.pairs_only_to_gain or move_helps(source, destination, policy):
             pairs[source.instance_id] = destination.instance_id
     return pairs
-
-
-def has_lost_memory(candidate: Candidate, policy: PolicyConfig) -> bool:
-    """Whether preempted requests queue there, where that is a reason to migrate."""
-    return policy.preempted_make_source and candidate.load.num_preempted > 0
 
 
 def move_helps(source: Candidate, destination: Candidate, policy: PolicyConfig) -> bool:
@@ -105,12 +90,12 @@ def _after_move(
         freed_tokens += headroom_tokens(priority, leaving.total_tokens, policy)
     if priority not in dict(arriving.num_by_priority):
         added_tokens += headroom_tokens(priority, arriving.total_tokens, policy)
-    left = replace(
+    left = structs.replace(
         leaving,
         free_tokens=leaving.free_tokens + freed_tokens,
         num_running=max(0, leaving.num_running - 1),
     )
-    arrived = replace(
+    arrived = structs.replace(
         arriving,
         free_tokens=arriving.free_tokens - added_tokens,
         num_running=arriving.num_running + 1,

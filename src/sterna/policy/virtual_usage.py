@@ -17,7 +17,7 @@ the sums and corrects them for what it has dispatched since (`freeness_of`).
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sterna.config import PolicyConfig, QueueDemand
 from sterna.policy.selection import candidates_to_move
@@ -50,29 +50,29 @@ class Candidate:
         in_flight: requests on their way to it.
         num_dispatched: requests dispatched to it so far, for round robin.
         policy: what its freeness is computed by.
+        freeness: in decode steps, corrected for the requests in flight.
+        dispatch_freeness: the freeness that a new request is dispatched by.
     """
 
     load: InstanceLoad
     in_flight: tuple[NewRequest, ...] = ()
     num_dispatched: int = 0
     policy: PolicyConfig = DEFAULT_POLICY
+    freeness: float = field(init=False, repr=False, compare=False)
+    dispatch_freeness: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Computed once: a scheduler of many instances asks most of them about every request.
+        freeness = freeness_of(self.load, self.in_flight, self.policy)
+        object.__setattr__(self, "freeness", freeness)
+        if self.policy.batch_counts_queue:
+            freeness = dispatch_freeness_of(self.load, self.in_flight, self.policy)
+        object.__setattr__(self, "dispatch_freeness", freeness)
 
     @property
     def instance_id(self) -> InstanceId:
         """The instance's id."""
         return self.load.instance_id
-
-    @property
-    def freeness(self) -> float:
-        """Freeness in decode steps, corrected for the requests in flight."""
-        return freeness_of(self.load, self.in_flight, self.policy)
-
-    @property
-    def dispatch_freeness(self) -> float:
-        """The freeness that a new request is dispatched by."""
-        if not self.policy.batch_counts_queue:
-            return self.freeness
-        return dispatch_freeness_of(self.load, self.in_flight, self.policy)
 
 
 def virtual_usage(request: RequestView, instance: InstanceView, policy: PolicyConfig) -> float:

@@ -400,6 +400,7 @@ class FastEngines:
             num_preemptions=requests["num_preemptions"].copy(),
             preemption_loss_s=requests["loss_s"].copy(),
             queue_s=requests["first_scheduled_s"] - self._trace.arrival_s,
+            decode_execution_s=requests["execution_ns"] / 1e9,
         )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from sterna.engine.emulated.core import EmulatedCore, Step
 from sterna.engine.emulated.requests import RequestState, decode_state
+from sterna.engine.emulated.step_time import whole_nanoseconds
 from sterna.metrics.records import Records
 from sterna.migration.messages import Progress, Reason
 from sterna.policy.virtual_usage import load
@@ -32,6 +33,7 @@ class _Engine:
     core: EmulatedCore
     step: Step | None = None
     end_s: float = 0.0
+    step_ns: int = 0
     is_terminating: bool = False
     last_dispatch: int = 0
     begun: _Snapshot | None = None
@@ -49,6 +51,7 @@ class _Times:
     loss_s: float = 0.0
     preempted_s: float | None = None
     num_tokens: int = 0
+    execution_ns: int = 0
 
 
 class PlainEngines:
@@ -114,6 +117,7 @@ class PlainEngines:
             return None
         self.num_steps += 1
         engine.step = step
+        engine.step_ns = whole_nanoseconds(engine.end_s - now_s)
         engine.begun = self._snapshot(engine)
         self._changed.add(row)
         return engine.end_s
@@ -122,6 +126,8 @@ class PlainEngines:
         engine = self._engines[row]
         assert engine.step is not None
         assert now_s == engine.end_s
+        for request_id in engine.step.decoded:
+            self._times[index_of(request_id)].execution_ns += engine.step_ns
         for token in engine.core.end_step():
             times = self._times[index_of(token.request_id)]
             assert token.index == times.num_tokens, "tokens in order, each of them once"
@@ -262,4 +268,5 @@ class PlainEngines:
             num_preemptions=np.array([each.num_preemptions for each in self._times], np.int64),
             preemption_loss_s=seconds("loss_s"),
             queue_s=seconds("first_scheduled_s") - self._trace.arrival_s,
+            decode_execution_s=np.array([each.execution_ns for each in self._times]) / 1e9,
         )

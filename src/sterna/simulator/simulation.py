@@ -380,6 +380,7 @@ class Simulation:
         del self._rows[instance.row]
         self._engines.stop(instance.row)
         self._stops_s.pop(instance.row, None)
+        self._tick_at_s.pop(instance.instance_id, None)
         self._engines.advance(now_s)
         self._recorder.set_num_instances(now_s, len(self._instances))
         gone = instance.instance_id

@@ -37,12 +37,14 @@ class Step:
         scheduled: the requests that it computes, with the number of their tokens, in order.
         admitted: those of them that queued until now.
         preempted: requests whose memory was taken back when the step began, in order.
+        decoded: those of the scheduled ones of which only the last token's KV is missing.
     """
 
     duration_s: float
     scheduled: tuple[tuple[RequestId, int], ...]
     admitted: tuple[RequestId, ...] = ()
     preempted: tuple[RequestId, ...] = ()
+    decoded: tuple[RequestId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +223,7 @@ class EmulatedCore:
             scheduled=tuple((each.request_id, num) for each, num in self._scheduled),
             admitted=tuple(each.request_id for each in admitted),
             preempted=tuple(each.request_id for each in preempted),
+            decoded=tuple(r.request_id for r, _ in self._scheduled if not r.is_prefilling),
         )
 
     def end_step(self) -> tuple[Token, ...]:

@@ -90,3 +90,8 @@ def step_duration_s(
         return max(prefill_min_s, prefill_s + prompts_s)
     batch_s = decode_s + decode_request_s * num_decodes + decode_token_s * num_context_tokens
     return batch_s + prompts_s
+
+
+def whole_nanoseconds(duration_s: float) -> int:
+    """The duration in nanoseconds: sums of it do not depend on their order."""
+    return int(duration_s * 1e9 + 0.5)

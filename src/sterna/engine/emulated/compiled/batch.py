@@ -48,6 +48,7 @@ def begin_decoding(tables: Tables, r: int, index: int) -> None:
     request.state = DECODING
     request.offset = num_tokens - row.counter
     request.finish_at = row.counter + request.output_tokens - request.num_output_tokens
+    request.execution_mark_ns = row.execution_ns
     row.next_finish = min(row.next_finish, request.finish_at)
     row.offset_sum += request.offset
     row.num_decoding += 1
@@ -63,6 +64,7 @@ def end_decoding(tables: Tables, r: int, index: int) -> None:
     request.num_output_tokens = request.offset + row.counter - request.prompt_tokens
     request.num_computed_tokens = request.offset + row.counter - 1
     request.num_blocks = num_blocks
+    request.execution_ns += row.execution_ns - request.execution_mark_ns
     request.state = ABSENT
     row.offset_sum -= request.offset
     row.num_decoding -= 1

@@ -19,9 +19,10 @@ from sterna.engine.emulated.compiled.tables import (
     REPORTED,
     Tables,
 )
-from sterna.engine.emulated.step_time import step_duration_s
+from sterna.engine.emulated.step_time import step_duration_s, whole_nanoseconds
 
 duration_s = njit(cache=True)(step_duration_s)
+nanoseconds = njit(cache=True)(whole_nanoseconds)
 
 
 @njit(cache=True)
@@ -84,6 +85,7 @@ def begin_step(tables: Tables, r: int, now_s: float) -> bool:
         return False
     row.is_stepping = 1
     row.step_end_s = end_s
+    row.step_ns = nanoseconds(end_s - now_s)
     tables.totals[NUM_STEPS] += 1
     if not tables.settings[0].is_live:
         take_report(tables, BEGUN, r)
@@ -109,6 +111,7 @@ def end_step(tables: Tables, r: int) -> None:
     now_s = row.step_end_s
     if row.has_decodes:
         row.counter += 1
+        row.execution_ns += row.step_ns
         if not row.has_all_decodes:
             hold_back(tables, r)
     row.is_stepping = 0
@@ -135,6 +138,7 @@ def hold_back(tables: Tables, r: int) -> None:
             tables.remainders[r, request.offset % block_size] -= 1
             request.offset -= 1
             request.finish_at += 1
+            request.execution_mark_ns += row.step_ns
             row.offset_sum -= 1
             tables.remainders[r, request.offset % block_size] += 1
     find_next_finish(tables, r)
@@ -150,6 +154,9 @@ def end_prefills(tables: Tables, r: int, now_s: float) -> bool:
         request = tables.requests[index]
         if request.state != PREFILLING or request.scheduled == 0:
             continue
+        if not is_prefilling(row, request):
+            # Only its last token was missing: to the engine, that was a decode.
+            request.execution_ns += row.step_ns
         request.num_computed_tokens += request.scheduled
         request.scheduled = 0
         num_tokens = request.prompt_tokens + request.num_output_tokens
@@ -180,6 +187,7 @@ def remove_finished(tables: Tables, r: int, now_s: float) -> None:
         # Of its memory, the part that `num_blocks_of` counts between two steps.
         num_blocks = num_blocks_of(row, request, tables.settings[0].block_size)
         request.num_output_tokens = request.output_tokens
+        request.execution_ns += row.execution_ns - request.execution_mark_ns
         row.offset_sum -= request.offset
         row.num_decoding -= 1
         tables.remainders[r, request.offset % tables.settings[0].block_size] -= 1

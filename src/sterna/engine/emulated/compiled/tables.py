@@ -37,6 +37,8 @@ REQUEST = np.dtype(
         ("end_s", np.float64),
         ("loss_s", np.float64),
         ("preempted_s", np.float64),
+        # Duration of the decode steps that computed it, but for those since it began to decode.
+        ("execution_ns", np.int64),
         ("prompt_tokens", np.int64),
         ("output_tokens", np.int64),
         ("priority", np.int64),
@@ -47,9 +49,11 @@ REQUEST = np.dtype(
         ("num_output_tokens", np.int64),
         ("num_computed_tokens", np.int64),
         ("num_blocks", np.int64),
-        # Valid while it decodes: tokens = offset + counter, and the counter at its end.
+        # Valid while it decodes: tokens = offset + counter, the counter at its end, and the
+        # engine's execution time at its beginning.
         ("offset", np.int64),
         ("finish_at", np.int64),
+        ("execution_mark_ns", np.int64),
         # Tokens that the step under way computes of it; of a decoding request only in steps
         # that leave some out.
         ("scheduled", np.int64),
@@ -68,8 +72,10 @@ ENGINE = np.dtype(
         ("is_stepping", np.int64),
         ("is_held", np.int64),
         ("has_changed", np.int64),
-        # Steps that computed decoding requests.
+        # Steps that computed decoding requests: how many, how long the last one and all took.
         ("counter", np.int64),
+        ("step_ns", np.int64),
+        ("execution_ns", np.int64),
         ("next_finish", np.int64),
         ("has_decodes", np.int64),
         ("has_all_decodes", np.int64),
