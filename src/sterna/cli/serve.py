@@ -17,6 +17,7 @@ from sterna.config import (
     MigrationConfig,
     TransportConfig,
 )
+from sterna.engine.vllm.guard import guard_vllm_imports, is_cpu_build
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import PRESETS, preset
 from sterna.runtime.noise import VLLM_LOG_LEVEL, drop_noise, library_environment, log_environment
@@ -51,17 +52,25 @@ def serve(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: an option cannot work; nothing was started.
     """
-    args = parse(arguments)
-    config = cluster_config(args)
-    _check_port(args.host, args.port)
+    guard_vllm_imports()
     environment = engine_environment()
     # Whatever is started from here inherits these; some are read when a process starts.
     os.environ.update(environment)
     os.environ.update(log_environment(os.environ, sys.stderr.isatty()))
-    _check_engine(args)
-    from sterna.runtime.launch import launch
+    if any(option.startswith(("-h", "--help")) for option in arguments):
+        # Prints it and raises SystemExit: nothing needs to be started for that.
+        parse(arguments)
+    from sterna.runtime.launch import Run
 
-    return launch(config, args, environment)
+    def read() -> tuple[ClusterConfig, Namespace]:
+        args = parse(arguments)
+        config = cluster_config(args)
+        _check_port(args.host, args.port)
+        _check_engine(args)
+        return config, args
+
+    with Run(environment) as run:
+        return run.read_and_serve(read)
 
 
 def parse(arguments: Sequence[str]) -> Namespace:
@@ -71,13 +80,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
         ConfigurationError: an option's value cannot work.
         SystemExit: help was asked for, and printed.
     """
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", VLLM_LOG_LEVEL)
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    # vLLM forks no engine of its own here; ranks of one are spawned.
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     drop_noise()
-    from sterna.engine.vllm.guard import guard_vllm_imports
-
     guard_vllm_imports()
     from sterna.engine.vllm.arguments import make_serve_parser, parse_serve, validate
 
@@ -186,15 +189,14 @@ def engine_environment() -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         # The worker extension knows the per-request state of vLLM's V1 model runner only.
         "VLLM_USE_V2_MODEL_RUNNER": os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0"),
-        "VLLM_WORKER_MULTIPROC_METHOD": os.environ["VLLM_WORKER_MULTIPROC_METHOD"],
-        "VLLM_LOGGING_LEVEL": os.environ["VLLM_LOGGING_LEVEL"],
-        "VLLM_LOGGING_STREAM": os.environ["VLLM_LOGGING_STREAM"],
+        # vLLM forks no engine of its own here; ranks of one are spawned.
+        "VLLM_WORKER_MULTIPROC_METHOD": os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", VLLM_LOG_LEVEL),
+        "VLLM_LOGGING_STREAM": os.environ.get("VLLM_LOGGING_STREAM", "ext://sys.stderr"),
         "VLLM_NO_USAGE_STATS": "1",
         **library_environment(os.environ),
     }
-    from sterna.engine.vllm.arguments import is_cpu_platform
-
-    if is_cpu_platform():
+    if is_cpu_build():
         # Instances share the machine's cores; more threads than that only get in their way.
         environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
         environment["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get(

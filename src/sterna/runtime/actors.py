@@ -151,14 +151,18 @@ class _FrontendActor:
         # Ray puts it before each line that the actor prints.
         return self._name
 
-    async def prepare(self, environment: dict[str, str], host: str, log_level: str) -> str:
-        """Import what takes long while the instances load; returns the mailbox's address."""
+    async def import_server(self, environment: dict[str, str]) -> None:
+        """Begin to import what takes long, in the background."""
+        _engine_environment(environment)
+        self._imported = asyncio.ensure_future(asyncio.to_thread(_import_server))
+
+    async def prepare(self, host: str, log_level: str) -> str:
+        """Return the mailbox's address when everything is imported."""
         from sterna.mailbox import Mailbox
 
         configure_logging(log_level)
-        _engine_environment(environment)
         self._mailbox = Mailbox(host)
-        await asyncio.to_thread(_import_server)
+        await self._imported
         return self._mailbox.address
 
     async def start(

@@ -6,7 +6,6 @@ what is missing, and sends the whole membership to all.
 
 import asyncio
 import logging
-import tempfile
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -43,17 +42,22 @@ class _Member:
 class Cluster:
     """Starts the actors of one cluster and keeps them alive.
 
+    The first front end begins to import what it needs at once: that takes longer than to find
+    out what to serve.
+
     Args:
-        args: the pickled options of `vllm serve`, for engines and front ends. Unpickling imports
-            vLLM, which only they need, and only when their environment is set.
         environment: environment variables of processes that run vLLM.
+        metrics_folder: where front ends keep their counters; they answer on one port, and any of
+            them shows the metrics of all.
     """
 
-    def __init__(self, config: ClusterConfig, args: bytes, environment: dict[str, str]) -> None:
-        self._config = config
-        self._args = args
+    _config: ClusterConfig
+    _args: bytes
+    _mailbox: Mailbox
+
+    def __init__(self, environment: dict[str, str], metrics_folder: str) -> None:
         self._environment = environment
-        self._mailbox = Mailbox(config.internal_host)
+        self._metrics_folder = metrics_folder
         self._version = 0
         self._num_instances_begun = 0
         self._num_frontends_begun = 0
@@ -64,22 +68,27 @@ class Cluster:
         self._ready_response: bytes | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closing = False
-        # Several front ends answer on one port: any of them shows the metrics of all.
-        self._metrics_folder = (
-            tempfile.TemporaryDirectory(prefix="sterna-metrics-")
-            if config.num_frontends > 1
-            else None
-        )
+        self._first_frontend = self._import_frontend()
 
-    async def start(self) -> None:
+    async def start(self, config: ClusterConfig, args: bytes) -> None:
         """Start everything side by side; returns when requests can be served.
+
+        Args:
+            args: the pickled options of `vllm serve`, for engines and front ends. Unpickling
+                imports vLLM, which only they need, and only when their environment is set.
 
         Raises:
             InstanceStartError: an instance could not be started; the others are left to be
                 closed.
         """
-        frontends = [self._prepare_frontend() for _ in range(self._config.num_frontends)]
-        instances = [self._start_instance() for _ in range(self._config.num_instances)]
+        self._config = config
+        self._args = args
+        self._mailbox = Mailbox(config.internal_host)
+        more = [self._import_frontend() for _ in range(config.num_frontends - 1)]
+        frontends = [
+            self._prepare_frontend(*frontend) for frontend in (self._first_frontend, *more)
+        ]
+        instances = [self._start_instance() for _ in range(config.num_instances)]
         prepared, *_ = await asyncio.gather(
             asyncio.gather(*frontends), self._start_scheduler(), *instances
         )
@@ -93,8 +102,6 @@ class Cluster:
         await _settle(*(member.actor.stop.remote() for member in self._frontends.values()))
         await _settle(*(member.actor.close.remote() for member in self._instances.values()))
         self._mailbox.close()
-        if self._metrics_folder is not None:
-            self._metrics_folder.cleanup()
 
     # ------------------------------------------------------------------------------ starting
 
@@ -136,15 +143,20 @@ class Cluster:
         self._watch(self._watch_instance(instance_id, actor))
         self._announce()
 
-    async def _prepare_frontend(self) -> tuple[FrontendId, Any, str]:
+    def _import_frontend(self) -> tuple[FrontendId, Any]:
         frontend_id = FrontendId(self._num_frontends_begun)
         self._num_frontends_begun += 1
         actor = FrontendActor.remote(f"front end {frontend_id}")
+        actor.import_server.remote(
+            {**self._environment, "PROMETHEUS_MULTIPROC_DIR": self._metrics_folder}
+        )
+        return frontend_id, actor
+
+    async def _prepare_frontend(
+        self, frontend_id: FrontendId, actor: Any
+    ) -> tuple[FrontendId, Any, str]:
         config = self._config
-        environment = dict(self._environment)
-        if self._metrics_folder is not None:
-            environment["PROMETHEUS_MULTIPROC_DIR"] = self._metrics_folder.name
-        address = await actor.prepare.remote(environment, config.internal_host, config.log_level)
+        address = await actor.prepare.remote(config.internal_host, config.log_level)
         return frontend_id, actor, address
 
     async def _start_frontend(self, frontend_id: FrontendId, actor: Any, address: str) -> None:
@@ -198,7 +210,7 @@ class Cluster:
         ray.kill(actor)
         del self._frontends[frontend_id]
         self._announce()
-        await self._start_frontend(*await self._prepare_frontend())
+        await self._start_frontend(*await self._prepare_frontend(*self._import_frontend()))
 
     def _announce(self) -> None:
         """Tell everybody who is there."""
@@ -244,15 +256,17 @@ async def _settle(*references: Any) -> None:
 class _ClusterActor:
     """Hosts the supervisor."""
 
+    def __init__(self, environment: dict[str, str], metrics_folder: str) -> None:
+        self._cluster = Cluster(environment, metrics_folder)
+
     def __repr__(self) -> str:
         # Ray puts it before each line that the actor prints.
         return "supervisor"
 
-    async def start(self, config: ClusterConfig, args: bytes, environment: dict[str, str]) -> None:
+    async def start(self, config: ClusterConfig, args: bytes) -> None:
         """See `Cluster.start`."""
         configure_logging(config.log_level)
-        self._cluster = Cluster(config, args, environment)
-        await self._cluster.start()
+        await self._cluster.start(config, args)
 
     async def close(self) -> None:
         """See `Cluster.close`."""

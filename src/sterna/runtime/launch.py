@@ -5,11 +5,14 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import FrameType
+from typing import Self, TypeVar
 
 import psutil
 import ray
@@ -29,53 +32,104 @@ NUM_RAY_STARTS = 3
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Ray's smallest object store: no payload goes through it."""
 
+POLL_INTERVAL_S = 0.2
+"""How soon a signal is seen while something else is waited for."""
+
 logger = logging.getLogger("sterna.launch")
+
+T = TypeVar("T")
 
 
 class RayStartError(SternaError):
     """Ray could not be started; the message has its reason."""
 
 
-def launch(config: ClusterConfig, args: Namespace, environment: dict[str, str]) -> int:
-    """Serve until SIGINT or SIGTERM; returns the exit status.
+class Run:
+    """One run of `sterna serve`: what it starts has ended when its context is left.
 
     Ray's processes share this process's fate: also when it is killed they end.
+
+    Args:
+        environment: environment variables of processes that run vLLM.
     """
-    configure_logging(config.log_level)
-    stop = threading.Event()
-    _on_signal(stop)
-    reaper = Reaper()
-    try:
-        return _serve(config, args, environment, stop, reaper)
-    finally:
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._environment = environment
+        self._stop = threading.Event()
+        self._cluster: ray.actor.ActorHandle | None = None
+
+    def __enter__(self) -> Self:
+        configure_logging("INFO")
+        _on_signal(self._stop)
+        self._metrics_folder = tempfile.TemporaryDirectory(prefix="sterna-metrics-")
+        self._reaper = Reaper()
+        return self
+
+    def __exit__(self, *error: object) -> None:
         _ignore_signals()
-        reaper.close()
+        ray.shutdown()
+        self._reaper.close()
+        self._metrics_folder.cleanup()
 
+    def read_and_serve(self, read: Callable[[], tuple[ClusterConfig, Namespace]]) -> int:
+        """Serve until SIGINT or SIGTERM; returns the exit status.
 
-def _serve(
-    config: ClusterConfig,
-    args: Namespace,
-    environment: dict[str, str],
-    stop: threading.Event,
-    reaper: Reaper,
-) -> int:
-    _say(f"starting {config.num_instances} instances of {_model_name(args)}")
-    start_ray(config, stop, reaper)
-    # Ray has put its own handlers in their place.
-    _on_signal(stop)
-    try:
-        if stop.is_set():
+        Args:
+            read: returns what to serve. It runs in a thread while Ray starts, for either takes
+                seconds.
+
+        Raises:
+            SternaError: whatever `read` raises, or what did not start.
+        """
+        reading = _in_background(read)
+        self._start_ray()
+        if (configuration := self._wait(reading)) is None:
             return 0
-        cluster = ClusterActor.options(name="sterna-cluster").remote()
-        if not _await_start(cluster.start.remote(config, pickle.dumps(args), environment), stop):
+        config, args = configuration
+        logging.getLogger("sterna").setLevel(config.log_level)
+        _check_gpus(config)
+        _say(f"starting {config.num_instances} instances of {_model_name(args)}")
+        assert self._cluster is not None
+        if not _await_start(self._cluster.start.remote(config, pickle.dumps(args)), self._stop):
             return 0
         _print_ready(config, args)
-        stop.wait()
+        self._stop.wait()
         _say("stopping")
-        _close(cluster)
-    finally:
-        ray.shutdown()
-    return 0
+        _close(self._cluster)
+        return 0
+
+    def _start_ray(self) -> None:
+        start_ray(self._stop, self._reaper)
+        # Ray has put its own handlers in their place.
+        _on_signal(self._stop)
+        if not self._stop.is_set():
+            self._cluster = ClusterActor.options(name="sterna-cluster").remote(
+                self._environment, self._metrics_folder.name
+            )
+
+    def _wait(self, future: "Future[T]") -> T | None:
+        """Return the future's result; None when a signal came first."""
+        while not self._stop.is_set():
+            try:
+                return future.result(timeout=POLL_INTERVAL_S)
+            except TimeoutError:
+                if future.done():
+                    raise
+        return None
+
+
+def _in_background(function: Callable[[], T]) -> "Future[T]":
+    """Run the function in a thread that a process which ends does not wait for."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="read-options", daemon=True).start()
+    return future
 
 
 def _on_signal(stop: threading.Event) -> None:
@@ -83,17 +137,11 @@ def _on_signal(stop: threading.Event) -> None:
         signal.signal(signal_number, lambda *_: stop.set())
 
 
-def start_ray(
-    config: ClusterConfig,
-    stop: threading.Event,
-    reaper: Reaper,
-    init: Callable[..., object] = ray.init,
-) -> None:
+def start_ray(stop: threading.Event, reaper: Reaper) -> None:
     """Start a Ray on this machine, again when its processes came up too slowly.
 
     Raises:
         RayStartError: it does not start.
-        ConfigurationError: the machine has too few GPUs.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray would have engines yield to every other process of the machine.
@@ -103,7 +151,7 @@ def start_ray(
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     for attempt in range(1, NUM_RAY_STARTS + 1):
         try:
-            init(
+            ray.init(
                 namespace="sterna",
                 include_dashboard=False,
                 log_to_driver=True,
@@ -121,10 +169,12 @@ def start_ray(
                 ) from error
             logger.warning("Ray came up too slowly, trying again reason=%s", error)
             reaper.reap_now()
+
+
+def _check_gpus(config: ClusterConfig) -> None:
     needed = config.num_instances * config.num_gpus_per_instance
     available = ray.cluster_resources().get("GPU", 0) if needed else 0
     if needed > available:
-        ray.shutdown()
         raise ConfigurationError(
             f"{config.num_instances} instances of {config.num_gpus_per_instance} GPUs need "
             f"{needed} GPUs, and there are {available:.0f}; lower --instances"
@@ -134,7 +184,7 @@ def start_ray(
 def _await_start(start: ray.ObjectRef, stop: threading.Event) -> bool:
     """Wait until everything is up; False when a signal came first."""
     while not stop.is_set():
-        done, _ = ray.wait([start], timeout=0.2)
+        done, _ = ray.wait([start], timeout=POLL_INTERVAL_S)
         if done:
             break
     else:

