@@ -74,6 +74,7 @@ class Generated:
             at any moment at most one instance steps a request.
     """
 
+    request_id: RequestId
     outputs: list[EngineCoreOutput] = field(default_factory=list)
     moves: list[InstanceId] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
@@ -292,7 +293,7 @@ class InstancePair:
         request.client_index = FRONTEND
         request_id = RequestId(request.request_id)
         self._streams.open(request_id)
-        generated = self._generated[request_id] = Generated(hear=self.hear)
+        generated = self._generated[request_id] = Generated(request_id, hear=self.hear)
         self._mailbox.send(
             self.addresses[InstanceId(instance_id)],
             AddRequest(FRONTEND, request_id, dispatch_number),

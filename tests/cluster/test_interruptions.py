@@ -40,14 +40,20 @@ async def start(
 
 async def occupy(pair: InstancePair, instance_id: str, *num_blocks: int) -> list[str]:
     """Fill blocks of the instance with one paused request for each number; returns their ids."""
-    ids = []
-    for number, num in enumerate(num_blocks):
-        prompt = random_prompt((num - 1) * 32 + 10, seed=100 + number)
-        filler = pair.build(prompt, max_tokens=20, ignore_eos=True)
-        ids.append(filler.request_id)
-        if number == len(num_blocks) - 1:
-            await pair.pause_at(filler.request_id, instance_id, 1)
-        await pair.submit(filler, instance_id).until_tokens(1)
+    fillers = [
+        pair.build(
+            random_prompt((num - 1) * 32 + 2, seed=100 + number), max_tokens=28, ignore_eos=True
+        )
+        for number, num in enumerate(num_blocks)
+    ]
+    ids = [filler.request_id for filler in fillers]
+    # None makes tokens before all are there: a tiny model ends a request within milliseconds.
+    await pair.pause_at(ids[0], instance_id, 0)
+    await pair.pause_at(ids[-1], instance_id, 1)
+    generated = [pair.submit(filler, instance_id) for filler in fillers]
+    await pair.until_reported(instance_id, lambda load: load.num_queuing == len(ids) - 1)
+    await pair.unpause(ids[0], instance_id)
+    await generated[-1].until_tokens(1)
     return ids
 
 
@@ -253,7 +259,7 @@ def test_a_drained_request_whose_migration_fails_finds_its_batch_slot_free(
         fillers = await occupy(tiny, "i0", *[1] * (MAX_NUM_SEQS - 1))
         await tiny.unpause(fillers[-1], "i0")
         for filler in fillers:
-            await tiny.pause_at(filler, "i0", 19)
+            await tiny.pause_at(filler, "i0", 27)
         request = build(tiny)
         generated = tiny.submit(request, "i0")
         await generated.until_tokens(CUT)

@@ -4,6 +4,7 @@ two instances of 39 blocks, migrations on. In float32 each must say what it says
 import asyncio
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from vllm.v1.engine import EngineCoreRequest
@@ -99,7 +100,6 @@ def test_two_hundred_requests_under_the_global_schedulers_pairing_are_all_right(
 ) -> None:
     """Dispatched in bursts, most of them long: instances run out of memory at different times,
     and the scheduler pairs them."""
-    from dataclasses import replace
 
     async def serve() -> list[Generated]:
         policy = replace(LLUMNIX, round_interval_s=0.05)

@@ -10,7 +10,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from types import FrameType
 from typing import Self, TypeVar
 
@@ -34,6 +34,9 @@ OBJECT_STORE_BYTES = 80 * 1024 * 1024
 
 POLL_INTERVAL_S = 0.2
 """How soon a signal is seen while something else is waited for."""
+
+MIN_READ_S = 1.0
+"""What reading options may take where vLLM is imported already; else it takes ten times that."""
 
 logger = logging.getLogger("sterna.launch")
 
@@ -76,13 +79,15 @@ class Run:
 
         Args:
             read: returns what to serve. It runs in a thread while Ray starts, for either takes
-                seconds.
+                seconds; what it refuses at once starts nothing.
 
         Raises:
             SternaError: whatever `read` raises, or what did not start.
         """
         reading = _in_background(read)
-        self._start_ray()
+        wait([reading], timeout=MIN_READ_S)
+        if not (reading.done() and reading.exception()):
+            self._start_ray()
         if (configuration := self._wait(reading)) is None:
             return 0
         config, args = configuration
