@@ -51,7 +51,9 @@ async def occupy(pair: InstancePair, instance_id: str, *num_blocks: int) -> list
     await pair.pause_at(ids[0], instance_id, 0)
     await pair.pause_at(ids[-1], instance_id, 1)
     generated = [pair.submit(filler, instance_id) for filler in fillers]
-    await pair.until_reported(instance_id, lambda load: load.num_queuing == len(ids) - 1)
+    await pair.until_reported(
+        instance_id, lambda load: load.num_running + load.num_queuing == len(ids)
+    )
     await pair.unpause(ids[0], instance_id)
     await generated[-1].until_tokens(1)
     return ids

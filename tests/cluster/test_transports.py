@@ -48,6 +48,13 @@ def build(pair: InstancePair, seed: int = 0, **sampling: Any) -> EngineCoreReque
     return pair.build(random_prompt(900, seed=seed), **asked)
 
 
+def build_long(pair: InstancePair, seed: int) -> EngineCoreRequest:
+    """A request that decodes far longer than its blocks take to be copied."""
+    return pair.build(
+        random_prompt(200, seed=seed), max_tokens=800, ignore_eos=True, temperature=0.8, seed=seed
+    )
+
+
 @pytest.mark.parametrize(
     "sampling",
     [{"temperature": 0.0}, {}, {"repetition_penalty": 1.2, "logprobs": 2}],
@@ -79,14 +86,13 @@ def test_requests_that_decode_on_while_they_are_copied_say_the_same(
     over: InstancePair, run: Run
 ) -> None:
     """Three at once, in both directions, over the same connections; none is paused."""
-    asked = {"max_tokens": 400}
     seeds = (1, 2, 3)
     ends = (("i0", "i1"), ("i1", "i0"), ("i0", "i1"))
-    expected = [run(over.generate(build(over, seed, **asked))) for seed in seeds]
+    expected = [run(over.generate(build_long(over, seed))) for seed in seeds]
 
     async def together() -> list[Generated]:
         found = [
-            over.submit(build(over, seed, **asked), here)
+            over.submit(build_long(over, seed), here)
             for seed, (here, _) in zip(seeds, ends, strict=True)
         ]
         await asyncio.gather(*(each.until_tokens(2) for each in found))

@@ -310,8 +310,8 @@ def _check_port(host: str | None, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host or "", port))
-        except OSError as error:
-            reason = error.strerror or str(error)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
             raise ConfigurationError(
                 f"cannot listen on {host or '*'}:{port} ({reason}); choose another --port"
             ) from error

@@ -16,14 +16,15 @@ VLLM_LOG_LEVEL = "WARNING"
 
 
 class _Drop(logging.Filter):
-    """Drops messages that begin so, before their arguments are filled in."""
+    """Drops messages that begin so, before or after their arguments are filled in."""
 
     def __init__(self, *beginnings: str) -> None:
         super().__init__()
         self._beginnings = beginnings
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith(self._beginnings)
+        texts = (str(record.msg), record.getMessage())
+        return not any(text.startswith(self._beginnings) for text in texts)
 
 
 _FILTERS: Mapping[str, _Drop] = MappingProxyType(
@@ -33,6 +34,9 @@ _FILTERS: Mapping[str, _Drop] = MappingProxyType(
         "vllm.config.scheduler": _Drop("Using custom scheduler class"),
         # Repeats --enforce-eager.
         "vllm.config.vllm": _Drop("Enforce eager set", "Inductor compilation was disabled"),
+        # What Sterna then says in one line.
+        "vllm.transformers_utils.repo_utils": _Drop("Error parsing config for", "Error retrieving"),
+        "vllm.utils.argparse_utils": _Drop("Unable to read the config file"),
         # Kernels and libraries that vLLM's CPU build does without.
         "vllm.platforms.cpu": _Drop("Triton is not installed", "Reset SSM cache type"),
         "torch._library.triton": _Drop("Triton not available"),

@@ -9,6 +9,7 @@ import yaml
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
+from vllm.entrypoints.launchers.launcher import validate_api_server_args
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -145,8 +146,13 @@ def validate(args: argparse.Namespace) -> None:
     """
     try:
         validate_parsed_serve_args(args)
+        if not (args.tool_parser_plugin or args.reasoning_parser_plugin):
+            # A plugin brings parsers that are known in the front end only.
+            validate_api_server_args(args)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(str(error)) from error
+    except KeyError as error:
+        raise ConfigurationError(str(error.args[0])) from error
 
 
 def one_line(error: BaseException) -> str:

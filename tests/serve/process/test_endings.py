@@ -1,0 +1,136 @@
+"""However a server's driver ends, nothing of it is left: no process, no port, no file."""
+
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.serve.server import (
+    END_TIMEOUT_S,
+    HANG_TIMEOUT_S,
+    MODEL_NAME,
+    START_TIMEOUT_S,
+    ServerProcess,
+    begin_sterna,
+    is_port_free,
+    start_sterna,
+    until,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def servers() -> Iterator[list[ServerProcess]]:
+    """What a test has started, for it to be ended if the test fails."""
+    begun: list[ServerProcess] = []
+    yield begun
+    for server in begun:
+        server.end()
+
+
+def metrics_folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("sterna-metrics-*"))
+
+
+def assert_all_gone(server: ServerProcess, family: list[psutil.Process]) -> None:
+    """Within ten seconds of the signal; looks at the process table."""
+    _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
+    assert not alive
+    until(lambda: is_port_free(server.port), "the port is free", END_TIMEOUT_S)
+    assert not [p for p in psutil.process_iter(["ppid"]) if p.info["ppid"] == server.pid]
+
+
+@pytest.mark.parametrize("way", ["ctrl-c", "sigterm", "sigkill"])
+def test_a_server_that_ends_leaves_nothing_behind(servers: list[ServerProcess], way: str) -> None:
+    """Also when a stream is running: it is cut, but no process stays for it."""
+    folders = metrics_folders()
+    server = start_sterna()
+    servers.append(server)
+    family = server.processes()
+    # The driver, the reaper, the supervisor, the scheduler, two instances and a front end.
+    assert len(family) >= 7
+    stream = server.client().completions.create(
+        model=MODEL_NAME, prompt="Terns", max_tokens=1500, stream=True, extra_body={"ignore_eos": 1}
+    )
+    next(iter(stream))
+    if way == "ctrl-c":
+        server.interrupt()
+    else:
+        server.send_signal(signal.SIGTERM if way == "sigterm" else signal.SIGKILL)
+    status = server.until_end()
+    assert_all_gone(server, family)
+    assert status == (-signal.SIGKILL if way == "sigkill" else 0)
+    if way != "sigkill":
+        assert metrics_folders() <= folders
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("line", ["", "^starting 2 instances"], ids=["while_reading", "starting"])
+def test_ctrl_c_while_starting_leaves_nothing_behind(
+    servers: list[ServerProcess], line: str
+) -> None:
+    server = begin_sterna()
+    servers.append(server)
+    if line:
+        server.until_line(line, START_TIMEOUT_S)
+        until(lambda: len(server.processes()) >= 10, "instances have processes")
+    else:
+        until(lambda: len(server.processes()) >= 4, "Ray has processes")
+    family = server.processes()
+    server.interrupt()
+    assert server.until_end() == 0
+    assert_all_gone(server, family)
+    assert "Traceback" not in server.log
+
+
+def test_a_killed_instance_ends_its_streams_clearly_and_is_replaced(
+    servers: list[ServerProcess],
+) -> None:
+    """Section 5, Fault tolerance: "the requests running on the failed instance are aborted"."""
+    server = start_sterna("--no-migration")
+    servers.append(server)
+    client = server.client()
+    outcomes: list[str] = []
+
+    def stream() -> None:
+        try:
+            chunks = list(
+                client.completions.create(
+                    model=MODEL_NAME,
+                    prompt="Terns",
+                    max_tokens=1500,
+                    stream=True,
+                    extra_body={"ignore_eos": True},
+                )
+            )
+            outcomes.append(str(chunks[-1].choices[0].finish_reason))
+        except Exception as error:
+            outcomes.append(type(error).__name__)
+
+    threads = [threading.Thread(target=stream) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    until(lambda: all(i["running"] == 1 for i in server.instances()), "a stream on each")
+    (victim,) = [p for p in server.processes() if _is_instance(p, "i0", server)]
+    victim.kill()
+    for thread in threads:
+        thread.join(HANG_TIMEOUT_S)
+    assert sorted(outcomes) == ["APIError", "length"]
+    # An id is never used again.
+    until(
+        lambda: {i["id"] for i in server.instances()} == {"i1", "i2"},
+        "the replacement serves",
+        START_TIMEOUT_S,
+    )
+    answer = client.completions.create(model=MODEL_NAME, prompt="Terns", max_tokens=3)
+    assert answer.usage.completion_tokens == 3
+
+
+def _is_instance(process: psutil.Process, instance_id: str, server: ServerProcess) -> bool:
+    ready = server.until_line(rf"instance {instance_id} pid=(\d+)", HANG_TIMEOUT_S)
+    return process.pid == int(ready[1])

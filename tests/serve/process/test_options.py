@@ -1,0 +1,75 @@
+"""Servers with several front ends and with a key."""
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.serve.server import MODEL_NAME, ServerProcess, start_sterna, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+
+KEY = "a secret"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    server = start_sterna(
+        *("--frontends", "3", "--api-key", KEY, "--no-migration", "--no-enable-prefix-caching")
+    )
+    yield server
+    server.end()
+
+
+def test_three_front_ends_on_one_port_all_answer_and_all_say_the_same(
+    server: ServerProcess,
+) -> None:
+    """The kernel spreads connections over them; each request here makes a new one."""
+    answers = set()
+    for _ in range(24):
+        with server.client(api_key=KEY) as client:
+            answer = client.completions.create(
+                model=MODEL_NAME, prompt="The arctic tern", max_tokens=8, temperature=0
+            )
+            answers.add(answer.choices[0].text)
+    assert len(answers) == 1
+    with server.http(headers={"Authorization": f"Bearer {KEY}"}) as http:
+        samples = http.get("/metrics").text.splitlines()
+    (served,) = [
+        float(line.rsplit(" ", 1)[1])
+        for line in samples
+        if line.startswith("vllm:request_success_total{") and 'finished_reason="length"' in line
+    ]
+    # Whichever of them is asked knows what all have served.
+    assert served == 24
+
+
+def test_several_front_ends_list_all_requests(server: ServerProcess) -> None:
+    with server.client(api_key=KEY) as client:
+        streams = [
+            client.completions.create(
+                model=MODEL_NAME,
+                prompt="Terns",
+                max_tokens=1000,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            for _ in range(4)
+        ]
+        for stream in streams:
+            next(iter(stream))
+        assert len(server.requests(KEY)) == 4
+        for stream in streams:
+            stream.close()
+    until(lambda: not server.requests(KEY), "aborted requests are gone")
+
+
+@pytest.mark.parametrize("key", ["", "wrong"])
+def test_without_its_key_nothing_is_answered(server: ServerProcess, key: str) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        server.client(api_key=key or "none").completions.create(
+            model=MODEL_NAME, prompt="Terns", max_tokens=3
+        )
+    with server.http(headers={"Authorization": f"Bearer {key}"} if key else {}) as http:
+        assert http.get("/admin/instances").status_code == 401
+        assert http.get("/health").status_code == 200
