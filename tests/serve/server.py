@@ -66,6 +66,7 @@ class ServerProcess:
         self.stdout: list[str] = []
         self.stderr: list[str] = []
         self._changed = threading.Condition()
+        self._num_open = 2
         self._process = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
@@ -98,7 +99,7 @@ class ServerProcess:
 
         def is_there() -> bool:
             found.extend(m for m in (re.search(pattern, line) for line in self.lines) if m)
-            return bool(found) or not any(reader.is_alive() for reader in self._readers)
+            return bool(found) or self._num_open == 0
 
         with self._changed:
             self._changed.wait_for(is_there, timeout_s)
@@ -180,6 +181,7 @@ class ServerProcess:
                 self.lines.append(line.rstrip("\n"))
                 self._changed.notify_all()
         with self._changed:
+            self._num_open -= 1
             self._changed.notify_all()
 
 

@@ -11,13 +11,14 @@ import os
 import pickle
 import time
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
 
 from sterna.config import FrontendConfig, LlumletConfig, PolicyConfig, TransportConfig
 from sterna.engine.interface import EngineFacts
-from sterna.runtime.noise import drop_noise
+from sterna.runtime.noise import drop_cancellations, drop_noise
 from sterna.types import FrontendId, InstanceId
 
 logger = logging.getLogger(__name__)
@@ -142,19 +143,16 @@ class _InstanceActor:
 
 
 class _FrontendActor:
-    """Hosts one front end: vLLM's OpenAI server."""
+    """Hosts one front end: vLLM's OpenAI server, whose imports begin at once."""
 
-    def __init__(self, name: str = "front end") -> None:
+    def __init__(self, name: str, environment: dict[str, str]) -> None:
         self._name = name
+        _engine_environment(environment)
+        self._imported = ThreadPoolExecutor(max_workers=1).submit(_import_server)
 
     def __repr__(self) -> str:
         # Ray puts it before each line that the actor prints.
         return self._name
-
-    async def import_server(self, environment: dict[str, str]) -> None:
-        """Begin to import what takes long, in the background."""
-        _engine_environment(environment)
-        self._imported = asyncio.ensure_future(asyncio.to_thread(_import_server))
 
     async def prepare(self, host: str, log_level: str) -> str:
         """Return the mailbox's address when everything is imported."""
@@ -162,7 +160,7 @@ class _FrontendActor:
 
         configure_logging(log_level)
         self._mailbox = Mailbox(host)
-        await self._imported
+        await asyncio.wrap_future(self._imported)
         return self._mailbox.address
 
     async def start(
@@ -186,6 +184,7 @@ class _FrontendActor:
 
     async def stop(self) -> None:
         """Stop answering."""
+        drop_cancellations()
         await self._server.stop()
 
 

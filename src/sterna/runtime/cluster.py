@@ -146,10 +146,8 @@ class Cluster:
     def _import_frontend(self) -> tuple[FrontendId, Any]:
         frontend_id = FrontendId(self._num_frontends_begun)
         self._num_frontends_begun += 1
-        actor = FrontendActor.remote(f"front end {frontend_id}")
-        actor.import_server.remote(
-            {**self._environment, "PROMETHEUS_MULTIPROC_DIR": self._metrics_folder}
-        )
+        environment = {**self._environment, "PROMETHEUS_MULTIPROC_DIR": self._metrics_folder}
+        actor = FrontendActor.remote(f"front end {frontend_id}", environment)
         return frontend_id, actor
 
     async def _prepare_frontend(

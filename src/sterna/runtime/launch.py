@@ -97,6 +97,7 @@ class Run:
         assert self._cluster is not None
         if not _await_start(self._cluster.start.remote(config, pickle.dumps(args)), self._stop):
             return 0
+        self._reaper.note_descendants()
         _print_ready(config, args)
         self._stop.wait()
         _say("stopping")
@@ -105,6 +106,7 @@ class Run:
 
     def _start_ray(self) -> None:
         start_ray(self._stop, self._reaper)
+        self._reaper.note_descendants()
         # Ray has put its own handlers in their place.
         _on_signal(self._stop)
         if not self._stop.is_set():

@@ -5,6 +5,7 @@ Each such message is dropped here by name, so that every other warning, and ever
 Who asks for vLLM's own log (VLLM_LOGGING_LEVEL=INFO or DEBUG) gets everything.
 """
 
+import asyncio
 import logging
 import os
 import warnings
@@ -78,6 +79,13 @@ def drop_noise() -> None:
     warnings.simplefilter("ignore", FutureWarning)
     for logger_name, drop in _FILTERS.items():
         logging.getLogger(logger_name).addFilter(drop)
+
+
+def drop_cancellations() -> None:
+    """Drop uvicorn's traceback for each answer that it cuts because the server ends."""
+    logging.getLogger("uvicorn.error").addFilter(
+        lambda record: not (record.exc_info and record.exc_info[0] is asyncio.CancelledError)
+    )
 
 
 def _wants_everything(environment: Mapping[str, str]) -> bool:

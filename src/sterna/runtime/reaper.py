@@ -6,11 +6,13 @@ outlives the driver waits for the driver's end of a pipe to close and then kills
 it.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Mapping
 
 import psutil
 
@@ -36,9 +38,18 @@ class Reaper:
             start_new_session=True,
         )
 
+    def note_descendants(self) -> None:
+        """Remember what this process has started so far: one that has given itself a title no
+        longer shows its environment."""
+        assert self._process.stdin is not None
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._process.stdin.write(f"{process.pid} {process.create_time()}\n".encode())
+        self._process.stdin.flush()
+
     def reap_now(self) -> None:
         """End what there is of the run but this process and what waits for its end."""
-        reap(os.environ[RUN_ID_VARIABLE], os.getpid())
+        reap(os.environ[RUN_ID_VARIABLE], os.getpid(), {})
 
     def close(self) -> None:
         """End what is left of the run; returns when it has ended."""
@@ -47,10 +58,14 @@ class Reaper:
         self._process.wait()
 
 
-def reap(run_id: str, driver_pid: int) -> None:
-    """Kill every process of the run but the driver, after a grace."""
+def reap(run_id: str, driver_pid: int, noted: Mapping[int, float]) -> None:
+    """Kill every process of the run but the driver, after a grace.
+
+    Args:
+        noted: process ids that belong to the run by all means, and when each was created.
+    """
     deadline_s = time.monotonic() + GRACE_S
-    while (left := _processes(run_id, driver_pid)) and time.monotonic() < deadline_s:
+    while (left := _processes(run_id, driver_pid, noted)) and time.monotonic() < deadline_s:
         time.sleep(POLL_INTERVAL_S)
     for process in left:
         try:
@@ -60,13 +75,14 @@ def reap(run_id: str, driver_pid: int) -> None:
     psutil.wait_procs(left, timeout=GRACE_S)
 
 
-def _processes(run_id: str, driver_pid: int) -> list[psutil.Process]:
+def _processes(run_id: str, driver_pid: int, noted: Mapping[int, float]) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
-        if process.pid == driver_pid:
+        if process.pid in (driver_pid, os.getpid()):
             continue
         try:
-            if process.environ().get(RUN_ID_VARIABLE) == run_id:
+            is_noted = noted.get(process.pid) == process.create_time()
+            if is_noted or process.environ().get(RUN_ID_VARIABLE) == run_id:
                 found.append(process)
         except (psutil.Error, OSError):
             # It ended meanwhile, or belongs to somebody else.
@@ -76,8 +92,11 @@ def _processes(run_id: str, driver_pid: int) -> list[psutil.Process]:
 
 def main() -> None:
     """Wait for the driver's end, then clean up."""
-    sys.stdin.read()
-    reap(sys.argv[1], int(sys.argv[2]))
+    noted: dict[int, float] = {}
+    for line in sys.stdin:
+        process_id, created_s = line.split()
+        noted[int(process_id)] = float(created_s)
+    reap(sys.argv[1], int(sys.argv[2]), noted)
 
 
 if __name__ == "__main__":
