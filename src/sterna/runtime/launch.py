@@ -63,13 +63,14 @@ class Run:
 
     def __enter__(self) -> Self:
         configure_logging("INFO")
-        _on_signal(self._stop)
+        _on_signal(self._stop.set)
         self._metrics_folder = tempfile.TemporaryDirectory(prefix="sterna-metrics-")
         self._reaper = Reaper()
         return self
 
     def __exit__(self, *error: object) -> None:
         _ignore_signals()
+        self._reaper.note_descendants()
         ray.shutdown()
         self._reaper.close()
         self._metrics_folder.cleanup()
@@ -105,14 +106,24 @@ class Run:
         return 0
 
     def _start_ray(self) -> None:
-        start_ray(self._stop, self._reaper)
+        """Ray's own start cannot be told to end, so a signal breaks it off."""
+        _on_signal(self._break_off)
+        try:
+            start_ray(self._stop, self._reaper)
+        except (KeyboardInterrupt, SystemExit):
+            # Ray puts a handler of its own for SIGTERM before it has started.
+            self._stop.set()
+        finally:
+            _on_signal(self._stop.set)
         self._reaper.note_descendants()
-        # Ray has put its own handlers in their place.
-        _on_signal(self._stop)
         if not self._stop.is_set():
             self._cluster = ClusterActor.options(name="sterna-cluster").remote(
                 self._environment, self._metrics_folder.name
             )
+
+    def _break_off(self) -> None:
+        self._stop.set()
+        raise KeyboardInterrupt
 
     def _wait(self, future: "Future[T]") -> T | None:
         """Return the future's result; None when a signal came first."""
@@ -139,9 +150,9 @@ def _in_background(function: Callable[[], T]) -> "Future[T]":
     return future
 
 
-def _on_signal(stop: threading.Event) -> None:
+def _on_signal(act: Callable[[], None]) -> None:
     for signal_number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signal_number, lambda *_: stop.set())
+        signal.signal(signal_number, lambda *_: act())
 
 
 def start_ray(stop: threading.Event, reaper: Reaper) -> None:
