@@ -1,6 +1,7 @@
 """What `sterna` says to bad input: one clear line, and nothing was started."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,9 +23,13 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
-    """Options become environment variables, which other tests must not see."""
+    """Options become environment variables, and a run has handlers of signals: other tests must
+    see neither."""
     before = dict(os.environ)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     os.environ.clear()
     os.environ.update(before)
 
