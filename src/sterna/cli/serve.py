@@ -52,7 +52,6 @@ def serve(arguments: Sequence[str]) -> int:
     Raises:
         ConfigurationError: an option cannot work; nothing was started.
     """
-    guard_vllm_imports()
     environment = engine_environment()
     # Whatever is started from here inherits these; some are read when a process starts.
     os.environ.update(environment)
@@ -254,9 +253,7 @@ def _refuse_unhonoured(args: Namespace) -> None:
 
 
 def _num_gpus(args: Namespace) -> int:
-    from sterna.engine.vllm.arguments import is_cpu_platform
-
-    if is_cpu_platform():
+    if is_cpu_build():
         return 0
     return int(args.tensor_parallel_size * args.pipeline_parallel_size)
 

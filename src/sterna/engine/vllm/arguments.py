@@ -10,7 +10,6 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
-from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from sterna.errors import ConfigurationError
@@ -162,11 +161,6 @@ def one_line(error: BaseException) -> str:
     if callable(errors):
         text = "; ".join(str(each["msg"]) for each in errors())
     return " ".join(text.split()).removeprefix("Value error, ")
-
-
-def is_cpu_platform() -> bool:
-    """Whether vLLM runs on the CPU on this machine."""
-    return bool(current_platform.is_cpu())
 
 
 def leaves_memory_to_vllm(args: argparse.Namespace) -> bool:
