@@ -20,15 +20,22 @@ from tests.cluster.requests import random_prompt
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
 
+# So slow that a copy of 28 blocks can be caught under way, and faster than blocks are filled.
+# Gloo takes longest for a chunk.
+BANDWIDTH_SHARES = {"gloo": 0.1, "tcp": 0.02, "shm": 0.02}
+
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="module", params=["gloo", "tcp", "shm"])
+@pytest.fixture(scope="module", params=list(BANDWIDTH_SHARES))
 def shared_over(
     make_tiny: MakePair, run: Run, request: pytest.FixtureRequest
 ) -> Iterator[InstancePair]:
     transport = TransportConfig(
-        kind=request.param, chunk_bytes=32 << 10, bandwidth_share=0.02, timeout_s=2.0
+        kind=request.param,
+        chunk_bytes=32 << 10,
+        bandwidth_share=BANDWIDTH_SHARES[request.param],
+        timeout_s=2.0,
     )
     pair = make_tiny("--num-gpu-blocks-override", "128", transport=transport)
     yield pair

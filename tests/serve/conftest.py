@@ -1,4 +1,4 @@
-"""All of these run with `make test-slow`: they start servers, or read vLLM's options many times."""
+"""Tests that start a server take minutes together: they run with `make test-slow`."""
 
 from pathlib import Path
 
@@ -9,5 +9,5 @@ HERE = Path(__file__).parent
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        if HERE in item.path.parents and item.get_closest_marker("ray"):
             item.add_marker(pytest.mark.slow)

@@ -1,5 +1,6 @@
 """What `sterna` says to bad input: one clear line, and nothing was started."""
 
+import logging
 import os
 import signal
 import socket
@@ -23,13 +24,18 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
-    """Options become environment variables, and a run has handlers of signals: other tests must
-    see neither."""
+    """Options become environment variables and set the level of the log, and a run has handlers
+    of signals: other tests must see none of these."""
     before = dict(os.environ)
+    logger = logging.getLogger("sterna")
+    level, outputs = logger.level, list(logger.handlers)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+    # pytest keeps what is logged, and the errors in it hold all that their frames do.
+    logger.setLevel(level)
+    logger.handlers[:] = outputs
     os.environ.clear()
     os.environ.update(before)
 
