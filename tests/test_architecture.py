@@ -40,6 +40,7 @@ PURE_LIBRARIES = {
     "bisect",
     "collections",
     "copy",
+    "csv",
     "dataclasses",
     "enum",
     "functools",

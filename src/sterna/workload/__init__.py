@@ -1,1 +1,6 @@
-"""What requests come when: traces, arrivals and lengths."""
+"""What requests come when: traces, arrivals and lengths.
+
+`catalog` builds the trace of a `Workload`, from what a user can name. It puts together `lengths`
+and `arrivals` (pure, given a stream of random numbers), `classes`, and the rows of files: `files`
+reads them, `formats` understands their lines, `rows` holds them. docs/traces.md is the user's page.
+"""

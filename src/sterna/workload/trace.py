@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sterna.errors import ConfigurationError
+from sterna.workload.prefix import PrefixBlocks
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,6 +19,7 @@ class Trace:
         input_tokens: int64[n], at least 1.
         output_tokens: int64[n], at least 1: how many tokens the model will produce.
         priority: int64[n], the execution priority, which is the scheduling priority too.
+        prefix_blocks: of every prompt, or None where the trace does not tell them.
 
     Raises:
         ConfigurationError: the arrays do not fit together; the message has the row.
@@ -28,6 +30,7 @@ class Trace:
     input_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     priority: NDArray[np.int64]
+    prefix_blocks: PrefixBlocks | None = None
 
     def __post_init__(self) -> None:
         for field, is_valid, rule in (
@@ -43,6 +46,11 @@ class Trace:
             if not is_valid.all():
                 row = int(np.argmin(is_valid))
                 raise ConfigurationError(f"trace {self.name}: {field} of row {row} must be {rule}")
+        if self.prefix_blocks is not None and len(self.prefix_blocks) != len(self):
+            raise ConfigurationError(
+                f"trace {self.name}: prefix_blocks has {len(self.prefix_blocks)} entries, "
+                f"not {len(self)}"
+            )
 
     def __len__(self) -> int:
         return len(self.arrival_s)

@@ -1,0 +1,249 @@
+"""The workloads that a user can name, and the traces that come of them.
+
+A trace is the paper's (S-S to L-L, sharegpt, burstgpt), one that somebody recorded, a pair of mean
+lengths, or a file; docs/traces.md lists them with examples.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sterna.errors import ConfigurationError
+from sterna.types import Priority
+from sterna.workload import arrivals as processes
+from sterna.workload.arrivals import parse_arrivals, short_name
+from sterna.workload.classes import mix_priorities, require_fractions
+from sterna.workload.draws import Draws
+from sterna.workload.files import PARSERS, daily_curve, packaged_rows, read_rows
+from sterna.workload.lengths import LONG, MEDIUM, SHORT, zipf_exponent, zipf_lengths
+from sterna.workload.rows import Rows
+from sterna.workload.trace import Trace
+
+PAPER_NUM_REQUESTS = 10_000
+"""Section 6.1: "Each trace has 10,000 requests"."""
+
+MAX_SEED = 2**32 - 1
+
+_MEANS = {"S": SHORT, "M": MEDIUM, "L": LONG}
+
+_PACKAGED = {
+    "sharegpt": "sharegpt/sharegpt_gpt4_matched.csv.gz",
+    "sharegpt-8k": "sharegpt/sharegpt_8k_filtered_llama2.csv.gz",
+    "burstgpt": "burstgpt/burstgpt_gpt4_conv_matched.csv.gz",
+    "azure-conv": "azure_llm_2023/conv.csv.gz",
+    "mooncake-conversation": "mooncake_fast25/conversation.csv.gz",
+    "mooncake-arxiv": "mooncake_fast25/arxiv_first1000.csv.gz",
+}
+
+TRACES: Mapping[str, str] = MappingProxyType(
+    {
+        f"{i}-{o}": f"power-law lengths, mean {_MEANS[i]} tokens in, {_MEANS[o]} out"
+        + (" (the paper's)" if f"{i}-{o}" in ("S-S", "M-M", "L-L", "S-L", "L-S") else "")
+        for i in _MEANS
+        for o in _MEANS
+    }
+    | {
+        "sharegpt": "lengths of ShareGPT (GPT-4), matched to the paper's Table 1",
+        "burstgpt": "lengths of BurstGPT (GPT-4 conversations), matched to the paper's Table 1",
+        "sharegpt-8k": "lengths of ShareGPT turns with their whole history, up to 8k tokens",
+        "azure-conv": "an hour of Azure's conversations in 2023, with arrivals",
+        "mooncake-conversation": "an hour of Mooncake's conversations, with arrivals and prefixes",
+        "mooncake-arxiv": "1,000 requests of Mooncake's arXiv service, with arrivals and prefixes",
+    }
+)
+"""The names of the catalogue, with a line of description each."""
+
+PATTERNS: Mapping[str, str] = MappingProxyType(
+    {
+        "zipf:IN-OUT": "power-law lengths with these means, in tokens, as in zipf:1024-256",
+        "fixed:IN-OUT": "every request of these lengths, in tokens, as in fixed:64-64",
+        "FILE": "a .csv or .jsonl file, also .gz, with input_tokens and output_tokens",
+    }
+)
+"""What else `Workload.trace` takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What requests a run gets, and when. Equal workloads give equal traces.
+
+    Attributes:
+        trace: a name of TRACES or PATTERNS, in upper or lower case, or a file's path.
+        num_requests: the first so many of the trace, again and again if it has fewer. None: all
+            of a file, 10,000 of the traces that are drawn.
+        rate: mean requests a second. None: as recorded, or as the steps of `arrivals` say.
+        arrivals: see `sterna.workload.arrivals`.
+        seed: of all that is drawn, from 0 to 2**32 - 1; the default is the paper's.
+        class_fractions: for each priority, which part of the requests has it; what is left is
+            normal. Empty: as the file says, or all normal.
+        max_total_tokens: leaves requests out whose input and output have more tokens together.
+
+    Raises:
+        ConfigurationError: a value cannot be, whatever the trace.
+    """
+
+    trace: str = "M-M"
+    num_requests: int | None = None
+    rate: float | None = None
+    arrivals: str = "poisson"
+    seed: int = 0xCADE
+    class_fractions: Mapping[Priority, float] = field(default_factory=dict, hash=False)
+    max_total_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_requests is not None and self.num_requests < 1:
+            raise ConfigurationError(f"num_requests must be at least 1, not {self.num_requests}")
+        if self.rate is not None and not 0.0 < self.rate < math.inf:
+            raise ConfigurationError(f"rate must be positive requests a second, not {self.rate}")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ConfigurationError(f"seed must be from 0 to {MAX_SEED}, not {self.seed}")
+        parse_arrivals(self.arrivals)
+        require_fractions(self.class_fractions)
+
+
+def build_trace(workload: Workload) -> Trace:
+    """Make the trace of a workload.
+
+    Lengths and arrivals come from one stream, numpy's legacy RandomState, as in the paper's
+    artifact: all input lengths, all output lengths (of the traces that are drawn), then the
+    arrivals. With the default seed these are the paper's requests. Priorities come from a stream
+    of their own: they change neither lengths nor arrivals.
+
+    Raises:
+        ConfigurationError: there is no such trace, its file cannot be read, or the trace has not
+            what the arrivals need.
+    """
+    draws = np.random.RandomState(workload.seed)
+    name, rows = _rows(workload, draws)
+    if workload.max_total_tokens is not None:
+        rows = rows.no_longer_than(workload.max_total_tokens)
+    num_requests = workload.num_requests or len(rows)
+    rows = rows.repeated_to(num_requests)
+    arrival_s = _arrivals_s(workload, name, rows, draws)
+    if workload.class_fractions or rows.priority is None:
+        class_draws = np.random.RandomState([workload.seed, 1])
+        priority = mix_priorities(workload.class_fractions, num_requests, class_draws)
+    else:
+        priority = rows.priority
+    return Trace(
+        name, arrival_s, rows.input_tokens, rows.output_tokens, priority, rows.prefix_blocks
+    )
+
+
+# ---------------------------------------------------------------------------- lengths
+
+
+def _rows(workload: Workload, draws: Draws) -> tuple[str, Rows]:
+    """The trace's name as the catalogue has it, and its requests."""
+    text = workload.trace.strip()
+    num_requests = workload.num_requests or PAPER_NUM_REQUESTS
+    means = _means(text)
+    if means is not None:
+        name, mean_input_tokens, mean_output_tokens = means
+        return name, Rows(
+            zipf_lengths(mean_input_tokens, num_requests, draws),
+            zipf_lengths(mean_output_tokens, num_requests, draws),
+        )
+    fixed = _FIXED.fullmatch(text)
+    if fixed:
+        input_tokens, output_tokens = int(fixed[1]), int(fixed[2])
+        if min(input_tokens, output_tokens) < 1:
+            raise ConfigurationError(f"trace {text}: lengths must be at least 1 token")
+        return text.lower(), Rows(
+            np.full(num_requests, input_tokens, np.int64),
+            np.full(num_requests, output_tokens, np.int64),
+        )
+    if text.lower() in _PACKAGED:
+        return text.lower(), packaged_rows(_PACKAGED[text.lower()])
+    path = Path(text).expanduser()
+    if _looks_like_a_file(text) or path.is_file():
+        return path.name, read_rows(path)
+    raise _unknown(text)
+
+
+_PAIR = re.compile(r"([SML])-([SML])")
+_ZIPF = re.compile(r"zipf:([0-9]{1,6})-([0-9]{1,6})", re.IGNORECASE)
+_FIXED = re.compile(r"fixed:([0-9]{1,6})-([0-9]{1,6})", re.IGNORECASE)
+
+
+def _means(text: str) -> tuple[str, int, int] | None:
+    """Name and mean lengths of a trace that is drawn by the paper's rule; None of another."""
+    pair = _PAIR.fullmatch(text.upper())
+    if pair:
+        return text.upper(), _MEANS[pair[1]], _MEANS[pair[2]]
+    zipf = _ZIPF.fullmatch(text)
+    if not zipf:
+        return None
+    means = int(zipf[1]), int(zipf[2])
+    try:
+        for mean in means:
+            zipf_exponent(mean)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"trace {text}: {error}") from error
+    return text.lower(), *means
+
+
+def _looks_like_a_file(text: str) -> bool:
+    return "/" in text or "\\" in text or text.lower().removesuffix(".gz").endswith(tuple(PARSERS))
+
+
+def _unknown(text: str) -> ConfigurationError:
+    names = {name.lower(): name for name in [*TRACES, *list(PATTERNS)[:2]]}
+    close = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.6)
+    hint = f"did you mean {names[close[0]]}?" if close else f"there are {', '.join(names.values())}"
+    return ConfigurationError(
+        f"no trace is called {text!r}, and it is no .csv or .jsonl file; {hint}"
+    )
+
+
+# ---------------------------------------------------------------------------- arrivals
+
+
+def _arrivals_s(workload: Workload, name: str, rows: Rows, draws: Draws) -> NDArray[np.float64]:
+    rate, process = workload.rate, parse_arrivals(workload.arrivals)
+    if rate is None and isinstance(process, processes.Poisson) and rows.arrival_s is not None:
+        process = processes.Recorded()
+    match process:
+        case processes.Recorded():
+            if rows.arrival_s is None:
+                raise ConfigurationError(
+                    f"trace {name} has no arrivals: choose others, such as poisson, and a rate"
+                )
+            return processes.recorded_arrivals_s(rows.arrival_s, rate)
+        case processes.Step():
+            curve = process.curve()
+            try:
+                curve = curve if rate is None else curve.scaled_to(rate)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"arrivals {workload.arrivals}: {error}") from error
+            return processes.curve_arrivals_s(curve, len(rows), draws)
+    if rate is None:
+        raise _rate_is_missing(workload, name, rows)
+    match process:
+        case processes.Poisson():
+            return processes.poisson_arrivals_s(rate, len(rows), draws)
+        case processes.Gamma(cv):
+            return processes.gamma_arrivals_s(rate, cv, len(rows), draws)
+        case processes.Uniform():
+            return processes.uniform_arrivals_s(rate, len(rows))
+        case processes.Daily(model, day_s):
+            curve = daily_curve(model).scaled_to(rate).compressed(processes.DAY_S / day_s)
+            return processes.curve_arrivals_s(curve, len(rows), draws)
+
+
+def _rate_is_missing(workload: Workload, name: str, rows: Rows) -> ConfigurationError:
+    own = f"; as recorded it is {rows.mean_rate:.3g}" if rows.mean_rate else ""
+    process = parse_arrivals(workload.arrivals)
+    if isinstance(process, processes.Daily):
+        own_rate = daily_curve(process.model).mean_rate
+        own = f"; {short_name(process.model)}'s own is {own_rate:.0f}"
+    return ConfigurationError(
+        f"trace {name} with {workload.arrivals} arrivals needs a rate, in requests a second{own}"
+    )

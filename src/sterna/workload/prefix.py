@@ -1,0 +1,42 @@
+"""Which requests begin alike: the prompts' blocks by id. Pure."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sterna.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixBlocks:
+    """The blocks of every request's prompt, in order.
+
+    Prompts with the same ids from their beginnings on have the same tokens there. How many tokens
+    a block has is up to the trace (512 in Mooncake's).
+
+    Attributes:
+        ids: int64[m], those of all requests, one request after the other.
+        end: int64[n], how many of these belong to the requests up to and with this one.
+    """
+
+    ids: NDArray[np.int64]
+    end: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        starts_at_0 = (np.diff(self.end, prepend=0) >= 0).all()
+        if not starts_at_0 or len(self.ids) != (self.end[-1] if len(self.end) else 0):
+            raise ConfigurationError("prefix blocks: the ends must ascend to the number of ids")
+
+    def __len__(self) -> int:
+        return len(self.end)
+
+    def of(self, row: int) -> NDArray[np.int64]:
+        """The ids of one request's blocks."""
+        return self.ids[self.end[row - 1] if row else 0 : self.end[row]]
+
+    def take(self, rows: NDArray[np.int64]) -> "PrefixBlocks":
+        """The blocks of these requests, in this order; a row may come several times."""
+        ids = [self.of(row) for row in rows.tolist()]
+        end = np.cumsum([len(each) for each in ids], dtype=np.int64)
+        return PrefixBlocks(np.concatenate([*ids, np.zeros(0, np.int64)]), end)
