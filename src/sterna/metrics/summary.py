@@ -1,0 +1,226 @@
+"""The numbers by which a run is judged (Section 6.1, key metrics). Pure.
+
+"We focus on request latency, in terms of end-to-end, prefill (that of the first generated
+token), and decode (that since first generated token to the last, averaged over all generated
+tokens)."
+
+What a run does not have is None, and no number is ever NaN: a run without requests has no
+latencies, one whose requests all have one token has no decode latency, and one whose
+fragmentation was not sampled has no mean of it. A request of a real run that never ended
+counts as a request, but is in no distribution that needs its end.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sterna.metrics.records import ClusterRecord, Records
+from sterna.types import HIGH, NORMAL, Priority
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Mean, percentiles and maximum of some values, in their unit.
+
+    A percentile lies between the two values around its rank, in proportion (numpy's "linear").
+    """
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    p999: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Values) -> "Distribution | None":
+        """The distribution of these values, or None when there are none."""
+        if len(values) == 0:
+            return None
+        percentiles = np.percentile(values, (50.0, 90.0, 99.0, 99.9))
+        return cls(float(values.mean()), *map(float, percentiles), float(values.max()))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run, or one class of its requests.
+
+    Attributes:
+        num_requests: all of them, whether they ended or not.
+        num_completed: of these, the ones that ended.
+        request_s: from arrival to the last token.
+        ttft_s: from arrival to the first token: the paper's prefill latency.
+        tpot_s: from the first token to the last, over the number of tokens after the first:
+            the paper's decode latency. Requests of one token have none.
+        tpot_execution_s: the same without what the request waited in between (Section 6.4,
+            "the average decode computation time").
+        queue_s: from arrival to the first step that computes the request.
+        preemption_loss_s: the "extra queuing and recomputing times (mean value of all
+            requests)" that preemptions cost (Section 6.3); a request that never was preempted
+            has lost 0.
+        preempted_fraction: of the requests, those preempted at least once.
+        migrations_started: migrations begun by their sources.
+        migrations_committed: of these, the ones after which the destination had the request.
+        migrations_aborted: of these, the ones after which the source kept it.
+        downtime_s: of the committed migrations.
+        migrating_fraction: of the instances' time, that with a migration in flight
+            (Section 6.2, "the average fraction of time span with ongoing migration for each
+            instance").
+        fragmentation_mean: mean fragmented memory over the total memory (Section 6.3).
+        instances_avg: mean number of instances, weighted by time: what the run cost
+            (Section 6.5).
+        simulated_s: when the last request ended.
+        wall_s: how long the run took.
+        num_steps: steps of all engines.
+    """
+
+    num_requests: int
+    num_completed: int
+    request_s: Distribution | None
+    ttft_s: Distribution | None
+    tpot_s: Distribution | None
+    tpot_execution_s: Distribution | None
+    queue_s: Distribution | None
+    preemption_loss_s: Distribution | None
+    preempted_fraction: float | None
+    migrations_started: int
+    migrations_committed: int
+    migrations_aborted: int
+    downtime_s: Distribution | None
+    migrating_fraction: float | None
+    fragmentation_mean: float | None
+    instances_avg: float
+    simulated_s: float
+    wall_s: float
+    num_steps: int
+
+
+def summarize(
+    records: Records, cluster: ClusterRecord, *, priority: Priority | None = None
+) -> Summary:
+    """The numbers of a run.
+
+    Args:
+        priority: only of the requests of this execution priority; what concerns the cluster as
+            a whole stays that of the whole run.
+    """
+    those = (
+        np.ones(len(records), np.bool_) if priority is None else records.priority == int(priority)
+    )
+    num_requests = int(those.sum())
+    request_s, tpot_s, tpot_execution_s = _latencies_to_the_end(records, those)
+    instances_avg = _instances_avg(cluster)
+    instances_s = instances_avg * cluster.simulated_s
+    proportions = cluster.fragmentation_proportion
+    return Summary(
+        num_requests=num_requests,
+        num_completed=len(request_s),
+        request_s=Distribution.of(request_s),
+        ttft_s=Distribution.of(_known((records.first_token_s - records.arrival_s)[those])),
+        tpot_s=Distribution.of(tpot_s),
+        tpot_execution_s=Distribution.of(tpot_execution_s),
+        queue_s=Distribution.of(_known(records.queue_s[those])),
+        preemption_loss_s=Distribution.of(_known(records.preemption_loss_s[those])),
+        preempted_fraction=(
+            float((records.num_preemptions[those] > 0).mean()) if num_requests else None
+        ),
+        migrations_started=cluster.migrations_started,
+        migrations_committed=cluster.migrations_committed,
+        migrations_aborted=cluster.migrations_aborted,
+        downtime_s=Distribution.of(cluster.downtime_s),
+        migrating_fraction=cluster.migrating_instance_s / instances_s if instances_s else None,
+        fragmentation_mean=float(proportions.mean()) if len(proportions) else None,
+        instances_avg=instances_avg,
+        simulated_s=cluster.simulated_s,
+        wall_s=cluster.wall_s,
+        num_steps=cluster.num_steps,
+    )
+
+
+def summarize_classes(records: Records, cluster: ClusterRecord) -> dict[str, Summary]:
+    """The numbers of each class of requests, by its name, the most urgent first.
+
+    Empty when all requests have one priority: they are then what `summarize` says.
+    """
+    present = [Priority(int(each)) for each in np.unique(records.priority)[::-1]]
+    if len(present) < 2:
+        return {}
+    return {
+        class_name(priority): summarize(records, cluster, priority=priority) for priority in present
+    }
+
+
+def class_name(priority: Priority) -> str:
+    """What reports call the requests of this priority."""
+    return {NORMAL: "normal", HIGH: "high"}.get(priority, f"priority {priority}")
+
+
+def latencies_json(summary: Summary) -> dict[str, Any]:
+    """What concerns the requests, as documented in docs/simulation.md."""
+    return {
+        "requests": summary.num_requests,
+        "completed": summary.num_completed,
+        "request_s": _json(summary.request_s),
+        "ttft_s": _json(summary.ttft_s),
+        "tpot_s": _json(summary.tpot_s),
+        "tpot_execution_s": _json(summary.tpot_execution_s),
+        "queue_s": _json(summary.queue_s),
+        "preemption_loss_s": _json(summary.preemption_loss_s),
+        "preempted_fraction": summary.preempted_fraction,
+    }
+
+
+def as_json(summary: Summary) -> dict[str, Any]:
+    """The summary as documented in docs/simulation.md; its names are stable."""
+    return {
+        **latencies_json(summary),
+        "migrations": {
+            "started": summary.migrations_started,
+            "committed": summary.migrations_committed,
+            "aborted": summary.migrations_aborted,
+            "downtime_s": _json(summary.downtime_s),
+            "time_fraction": summary.migrating_fraction,
+        },
+        "fragmentation": {"mean": summary.fragmentation_mean},
+        "instances_avg": summary.instances_avg,
+        "simulated_s": summary.simulated_s,
+        "wall_s": summary.wall_s,
+        "steps": summary.num_steps,
+    }
+
+
+def _json(distribution: Distribution | None) -> dict[str, float] | None:
+    return None if distribution is None else asdict(distribution)
+
+
+def _known(values: Values) -> Values:
+    return values[~np.isnan(values)]
+
+
+def _latencies_to_the_end(
+    records: Records, those: NDArray[np.bool_]
+) -> tuple[Values, Values, Values]:
+    """Request latency, decode latency and decode execution a token, of the ended requests."""
+    ended = those & ~np.isnan(records.end_s)
+    request_s = (records.end_s - records.arrival_s)[ended]
+    decoded = ended & (records.output_tokens > 1)
+    num_intervals = records.output_tokens[decoded] - 1
+    tpot_s = (records.end_s - records.first_token_s)[decoded] / num_intervals
+    return request_s, tpot_s, records.decode_execution_s[decoded] / num_intervals
+
+
+def _instances_avg(cluster: ClusterRecord) -> float:
+    """Instances, weighted by how long there were so many, until the last request ended."""
+    end_s, begins_s, counts = cluster.simulated_s, cluster.instances_time_s, cluster.instances_num
+    if len(begins_s) == 0:
+        return 0.0
+    if end_s <= begins_s[0]:
+        return float(counts[0])
+    # Instances may still end after the last request, which no longer counts.
+    bounds_s = np.minimum(np.append(begins_s, end_s), end_s)
+    durations_s = np.diff(bounds_s)
+    return float((durations_s * counts).sum() / durations_s.sum())
