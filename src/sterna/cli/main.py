@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from sterna.cli import admin, bench
+from sterna.cli import admin, bench, simulate
 from sterna.errors import SternaError
 
 
@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("serve", help="serve a model on several vLLM instances")
     admin.add_commands(commands)
     bench.add_commands(commands)
+    simulate.add_commands(commands)
     return parser
 
 

@@ -1,0 +1,194 @@
+"""Any field of a simulation's configuration, by its name: `key=value`, typed and checked.
+
+A key is a field's full name, `policy.round_interval_s`, or its last part where no other section
+has a field of that name: `round_interval_s`.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from functools import cache
+from math import isnan
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from sterna.config import MigrationConfig, PolicyConfig, ScalingConfig
+from sterna.engine.emulated.config import EmulatedEngineConfig
+from sterna.engine.emulated.copy_time import CopyTime
+from sterna.engine.emulated.step_time import StepTime
+from sterna.errors import ConfigurationError
+from sterna.simulator.config import SimulationConfig
+
+SECTIONS: Mapping[str, type] = {
+    "engine": EmulatedEngineConfig,
+    "step_time": StepTime,
+    "copy_time": CopyTime,
+    "policy": PolicyConfig,
+    "migration": MigrationConfig,
+    "scaling": ScalingConfig,
+}
+"""The parts of a configuration that have fields of their own."""
+
+UNCHANGEABLE = {"policy.name"}
+"""Fields that say what something is, not how it does it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One field's value in place of the configuration's own.
+
+    Attributes:
+        option: what gave it, for messages.
+        section: a key of SECTIONS, or "" for a field of the configuration itself.
+    """
+
+    option: str
+    section: str
+    field: str
+    value: Any
+
+
+def keys() -> list[str]:
+    """The full names of all fields, section after section."""
+    return list(_hints())
+
+
+def override(key: str, text: str, option: str | None = None) -> Override:
+    """The override that gives the field of that name this value.
+
+    Args:
+        text: the value; enumerations by their values, `none` for no value.
+        option: what messages call it; by default the key.
+
+    Raises:
+        ConfigurationError: there is no such field, or its type has no such value.
+    """
+    full = _full_name(key)
+    section, _, field = full.rpartition(".")
+    value = _value(option or key, text, _hints()[full])
+    return Override(option or key, section, field, value)
+
+
+def parse(assignment: str) -> Override:
+    """The override written as `key=value`."""
+    key, equals, text = assignment.partition("=")
+    if not (key and equals and text):
+        raise ConfigurationError(f"a setting must be key=value, not {assignment!r}")
+    return override(key.strip(), text.strip())
+
+
+def apply(config: SimulationConfig, overrides: Iterable[Override]) -> SimulationConfig:
+    """The configuration with these fields changed, all at once; of two for one field the later.
+
+    Raises:
+        ConfigurationError: the values do not work together, or set what is not there.
+    """
+    changes: dict[str, dict[str, Any]] = {}
+    for each in overrides:
+        if each.section == "scaling" and config.scaling is None:
+            raise ConfigurationError(
+                f"{each.option} needs auto-scaling, which --auto-scaling MIN:MAX turns on"
+            )
+        changes.setdefault(each.section, {})[each.field] = each.value
+    top = changes.pop("", {})
+    for section, values in changes.items():
+        top[section] = replace(getattr(config, section), **values)
+    return replace(config, **top)
+
+
+def values(config: SimulationConfig) -> dict[str, str]:
+    """Every setting's value in that configuration, as it would be written, by full name."""
+    found = {}
+    for full in _hints():
+        section, _, field = full.rpartition(".")
+        owner = getattr(config, section) if section else config
+        found[full] = _text(getattr(ScalingConfig() if owner is None else owner, field))
+    return found
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """What an error message adds: the nearest of the words, if one is near."""
+    near = difflib.get_close_matches(word, list(words), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+@cache
+def _hints() -> Mapping[str, Any]:
+    """The types of all fields by their full names."""
+    found = {}
+    for section, owner in {"": SimulationConfig, **SECTIONS}.items():
+        hints = get_type_hints(owner)
+        for field in fields(owner):
+            full = f"{section}.{field.name}" if section else field.name
+            if full not in SECTIONS and full not in UNCHANGEABLE:
+                found[full] = hints[field.name]
+    return found
+
+
+def _full_name(key: str) -> str:
+    if key in _hints():
+        return key
+    ends = [full for full in _hints() if full.rpartition(".")[2] == key]
+    if len(ends) == 1:
+        return ends[0]
+    if ends:
+        raise ConfigurationError(f"setting {key!r} could be {' or '.join(ends)}: name its section")
+    short = {full.rpartition(".")[2]: full for full in _hints()}
+    near = did_you_mean(key, [*_hints(), *short])
+    raise ConfigurationError(f"there is no setting {key!r}{near or '; --list shows all'}")
+
+
+def _value(option: str, text: str, hint: Any) -> Any:
+    alternatives = get_args(hint) or (hint,)
+    if type(None) in alternatives and text.lower() == "none":
+        return None
+    if get_origin(hint) is not None and issubclass(get_origin(hint), Mapping):
+        return _mapping(option, text, hint)
+    kind = next(each for each in alternatives if each is not type(None))
+    if issubclass(kind, Enum):
+        return _member(option, text, kind)
+    try:
+        value = msgspec.convert(text.lower() if kind is bool else text, kind, strict=False)
+    except msgspec.ValidationError:
+        value = None
+    if value is None or (isinstance(value, float) and isnan(value)):
+        raise ConfigurationError(f"{option} must be {_kind_in_words(hint)}, not {text!r}")
+    return value
+
+
+def _member(option: str, text: str, kind: type[Enum]) -> Enum:
+    members = {str(member.value).replace("_", "-"): member for member in kind}
+    word = text.lower().replace("_", "-")
+    if word not in members:
+        near = did_you_mean(word, members)
+        raise ConfigurationError(f"{option} must be {' or '.join(members)}, not {text!r}{near}")
+    return members[word]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Enum):
+        return str(value.value).replace("_", "-")
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}:{each}" for key, each in value.items())
+    return (
+        "none" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
+    )
+
+
+def _mapping(option: str, text: str, hint: Any) -> Any:
+    """The mapping written as `key:value` pairs between commas."""
+    pairs = [pair.partition(":") for pair in text.split(",")]
+    try:
+        return msgspec.convert({key: value for key, _, value in pairs}, hint, strict=False)
+    except msgspec.ValidationError:
+        raise ConfigurationError(
+            f"{option} must be numbers as in 1:1600,2:800, not {text!r}"
+        ) from None
+
+
+def _kind_in_words(hint: Any) -> str:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    alternatives = get_args(hint) or (hint,)
+    return " or ".join("none" if each is type(None) else words[each] for each in alternatives)

@@ -1,0 +1,438 @@
+"""`sterna simulate`: run traces under policies in virtual time, and compare them.
+
+Nothing heavy is imported before the options are known to be right: numpy, numba, rich and
+matplotlib take longer than reading a page of help should.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sterna.errors import ConfigurationError
+from sterna.policy.presets import PRESETS
+from sterna.types import HIGH, Priority
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sterna.cli.overrides import Override
+    from sterna.simulator.config import SimulationConfig
+    from sterna.simulator.runs import Job, Run
+    from sterna.workload.catalog import Workload
+
+DEFAULT_POLICY = "sterna"
+DEFAULT_PROFILE = "a10-llama-7b"
+DEFAULT_NUM_INSTANCES = 16
+DEFAULT_SEED = 0xCADE
+"""The paper's; a run says nothing about other seeds, so that comparisons should use several."""
+
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+SETTINGS: Sequence[tuple[str, str, str, str]] = (
+    ("--report", "report", "live|stale", "what the scheduler knows when it decides: the state of "
+     "this moment, or that at the beginning of each instance's last step"),
+    ("--queue-demand", "policy.queue_demand", "head|all", "which queuing requests have a virtual "
+     "usage: the head of the line, or all"),
+    ("--victim", "policy.victim", "shortest|longest|last-started", "which request of a source "
+     "moves first"),
+    ("--source-threshold", "policy.source_freeness_steps", "STEPS", "freeness in decode steps "
+     "below which an instance is a migration source"),
+    ("--destination-threshold", "policy.destination_freeness_steps", "STEPS", "freeness in "
+     "decode steps above which an instance is a migration destination"),
+    ("--interval", "policy.round_interval_s", "SECONDS", "time between two pairing rounds"),
+    ("--concurrency", "policy.num_concurrent_migrations", "N", "migrations that one instance "
+     "takes part in at once, a side"),
+    ("--watermark", "engine.watermark", "FRACTION", "of the blocks, those that an admission "
+     "leaves free"),
+    ("--engine-mode", "engine.step_mode", "prefill-first|chunked", "what one step may hold: "
+     "whole prompts or decodes, or decodes and chunks of prompts"),
+    ("--scale-low", "scaling.low_freeness_steps", "STEPS", "average freeness below which "
+     "instances are added"),
+    ("--scale-high", "scaling.high_freeness_steps", "STEPS", "average freeness above which an "
+     "instance is terminated"),
+    ("--scale-period", "scaling.period_s", "SECONDS", "how long the average must stay outside "
+     "before each decision"),
+    ("--scale-begin", "scaling_begins_s", "SECONDS", "no instance is added or terminated before"),
+    ("--start-delay", "start_delay_s", "SECONDS", "from the decision to add an instance until "
+     "it can serve"),
+)  # fmt: skip
+"""Options that are names for a setting: (option, key, values, help)."""
+
+
+def add_commands(commands: Any) -> None:
+    """Add `simulate` to the parser's subcommands."""
+    parser = commands.add_parser(
+        "simulate",
+        help="run a trace under scheduling policies, in virtual time",
+        description="Run a trace under scheduling policies, in virtual time: the scheduling code "
+        "that serves, over emulated engines. Several policies or seeds print a comparison.",
+        epilog="docs/simulation.md explains every option and the JSON.",
+        usage="sterna simulate [--trace TRACE] [--rate R] [--policy NAME ...] [options]",
+    )
+    _add_workload_options(parser.add_argument_group("workload"))
+    _add_cluster_options(parser.add_argument_group("cluster"))
+    settings = parser.add_argument_group("assumptions (defaults: the policy's and the profile's)")
+    for option, _, values, text in SETTINGS:
+        settings.add_argument(option, metavar=values, help=text)
+    settings.add_argument(
+        "--bandwidth",
+        type=_positive,
+        metavar="TOKENS/S",
+        help="of copies between instances, in tokens of KV cache a second",
+    )
+    settings.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="any other field of the configuration; --list shows them; may be repeated",
+    )
+    _add_output_options(parser.add_argument_group("output"))
+    parser.set_defaults(run=_simulate)
+
+
+def _add_workload_options(group: Any) -> None:
+    group.add_argument(
+        "--trace", default="M-M", help="a name (--list) or a CSV or JSONL file (default: M-M)"
+    )
+    group.add_argument("--rate", type=_positive, metavar="R", help="requests a second")
+    group.add_argument(
+        "--arrivals",
+        default="poisson",
+        metavar="HOW",
+        help="poisson, gamma:CV, uniform, recorded, step:RATE@TIME,... or daily[:MODEL][@DAY] "
+        "(default: poisson; without --rate, the trace's own where it has them)",
+    )
+    group.add_argument("--requests", type=_count, metavar="N", help="default: the whole trace")
+    group.add_argument(
+        "--max-total-tokens",
+        type=_count,
+        metavar="N",
+        help="leave longer requests out, input and output counted (default: what one instance "
+        "can hold)",
+    )
+    group.add_argument(
+        "--high-fraction",
+        type=_fraction,
+        default=0.0,
+        metavar="FRACTION",
+        help="of the requests, those of high priority (default: 0)",
+    )
+    group.add_argument(
+        "--seed",
+        type=_seed,
+        nargs="+",
+        default=[DEFAULT_SEED],
+        metavar="S",
+        help="one run of each; of all that is drawn: lengths, arrivals, classes (default: 0xCADE)",
+    )
+
+
+def _add_cluster_options(group: Any) -> None:
+    group.add_argument(
+        "--policy",
+        nargs="+",
+        default=[DEFAULT_POLICY],
+        metavar="NAME",
+        help=f"{', '.join(PRESETS)}; a variant as in llumnix:victim=longest,interval=1 "
+        f"(default: {DEFAULT_POLICY})",
+    )
+    group.add_argument(
+        "--instances", type=_count, default=DEFAULT_NUM_INSTANCES, metavar="N",
+        help=f"at the start (default: {DEFAULT_NUM_INSTANCES})",
+    )  # fmt: skip
+    group.add_argument(
+        "--profile", metavar="NAME",
+        help=f"engine and hardware: a name (--list) or a file (default: {DEFAULT_PROFILE})",
+    )  # fmt: skip
+    group.add_argument(
+        "--auto-scaling", type=_bounds, metavar="MIN:MAX",
+        help="add and terminate instances within these bounds",
+    )  # fmt: skip
+    group.add_argument(
+        "--paper",
+        action="store_true",
+        help="the rules and parameters of the paper's own runs, in place of the defaults",
+    )
+
+
+def _add_output_options(group: Any) -> None:
+    group.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    group.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw latencies and memory; .png, .svg or .pdf"
+    )
+    group.add_argument(
+        "--baseline", metavar="NAME", help="the policy of the ratios (default: the first)"
+    )
+    group.add_argument(
+        "--processes", type=_count, metavar="N", help="runs at once (default: one a core)"
+    )
+    group.add_argument(
+        "--list", action="store_true", help="list traces, profiles, policies and settings"
+    )
+
+
+# ----------------------------------------------------------------------------------------- run
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    """Run `sterna simulate`.
+
+    Raises:
+        ConfigurationError: an option cannot work.
+    """
+    if args.list:
+        from sterna.cli.simulate_report import print_choices
+
+        print_choices(_config(args, DEFAULT_POLICY))
+        return 0
+    _check_output(args)
+    jobs = _jobs(args)
+    from sterna.simulator.runs import run_all
+
+    with _progress(len(jobs)) as on_done:
+        runs = run_all(jobs, num_processes=args.processes, on_done=on_done)
+    if args.plot is not None:
+        from sterna.cli.simulate_plot import draw
+
+        draw(runs, args.plot)
+    if args.json:
+        found = [as_json(run) for run in runs]
+        print(json.dumps(found[0] if len(found) == 1 else found, allow_nan=False))
+        return 0
+    from sterna.cli.simulate_report import print_report
+
+    print_report(runs, baseline=args.baseline or args.policy[0])
+    return 0
+
+
+def as_json(run: "Run") -> dict[str, Any]:
+    """What `--json` prints of a run; its names are stable (docs/simulation.md)."""
+    from sterna.metrics import summary
+
+    workload, config = run.job.workload, run.job.config
+    return {
+        "policy": run.job.policy,
+        "trace": workload.trace,
+        "arrivals": arrivals_of(workload),
+        "rate": workload.rate,
+        "seed": workload.seed,
+        "instances": config.num_instances,
+        **summary.as_json(run.summary()),
+        "classes": {
+            name: summary.latencies_json(each)
+            for name, each in summary.summarize_classes(run.records, run.cluster).items()
+        },
+    }
+
+
+def arrivals_of(workload: "Workload") -> str:
+    """How the requests came, which without a rate may be as the trace recorded it."""
+    is_recorded = workload.arrivals == "poisson" and workload.rate is None
+    return "recorded" if is_recorded else workload.arrivals
+
+
+def _jobs(args: argparse.Namespace) -> list["Job"]:
+    """One job a policy and seed, in the order in which they were named."""
+    from sterna.simulator.runs import Job
+
+    configs = {label: _config(args, label) for label in args.policy}
+    # All policies get the same requests, so that each must fit every policy's instances.
+    limit = min(config.engine.total_tokens for config in configs.values())
+    if args.max_total_tokens is not None:
+        limit = min(limit, args.max_total_tokens)
+    workloads = [_workload(args, seed, limit) for seed in dict.fromkeys(args.seed)]
+    _tell_what_is_left_out(workloads[0])
+    return [
+        Job(workload, config, label) for label, config in configs.items() for workload in workloads
+    ]
+
+
+def _workload(args: argparse.Namespace, seed: int, max_total_tokens: int) -> "Workload":
+    from sterna.workload.catalog import Workload
+
+    classes: dict[Priority, float] = {HIGH: args.high_fraction} if args.high_fraction else {}
+    return Workload(
+        trace=args.trace,
+        num_requests=args.requests,
+        rate=args.rate,
+        arrivals=args.arrivals,
+        seed=seed,
+        class_fractions=classes,
+        max_total_tokens=max_total_tokens,
+    )
+
+
+def _tell_what_is_left_out(workload: "Workload") -> None:
+    """Say on stderr how many of the trace's requests are too long to run.
+
+    Raises:
+        ConfigurationError: there is no such trace, or none of it is left.
+    """
+    from sterna.workload.catalog import build_trace
+
+    whole = build_trace(replace(workload, max_total_tokens=None))
+    limit = workload.max_total_tokens
+    num_too_long = int((whole.input_tokens + whole.output_tokens > limit).sum())
+    if num_too_long:
+        print(
+            f"sterna: {num_too_long:,} of {len(whole):,} requests are left out: they have more "
+            f"than {limit:,} tokens",
+            file=sys.stderr,
+        )
+
+
+def _config(args: argparse.Namespace, label: str) -> "SimulationConfig":
+    """The configuration for a policy as it was named: `llumnix` or `llumnix:key=value,...`."""
+    from sterna.cli.overrides import apply
+
+    name, _, variant = label.partition(":")
+    _require_policy(name)
+    config = _default_config(args, name)
+    if args.auto_scaling is not None:
+        from sterna.config import ScalingConfig
+
+        low, high = args.auto_scaling
+        scaling = config.scaling or ScalingConfig()
+        config = replace(config, scaling=replace(scaling, min_instances=low, max_instances=high))
+    if args.bandwidth is not None:
+        config = _with_bandwidth(config, args.bandwidth)
+    return apply(config, [*_overrides(args), *_variant(variant)])
+
+
+def _overrides(args: argparse.Namespace) -> Iterator["Override"]:
+    from sterna.cli.overrides import override, parse
+
+    for option, key, _, _ in SETTINGS:
+        text = getattr(args, option.removeprefix("--").replace("-", "_"))
+        if text is not None:
+            yield override(key, text, option)
+    for assignment in args.settings:
+        yield parse(assignment)
+
+
+def _variant(text: str) -> Iterator["Override"]:
+    """What stands behind a policy's name; the options' names may be used for keys, too."""
+    from sterna.cli.overrides import override, parse
+
+    names = {option.removeprefix("--"): key for option, key, _, _ in SETTINGS}
+    for assignment in text.split(",") if text else []:
+        key, equals, value = assignment.partition("=")
+        if equals and key in names:
+            yield override(names[key], value, key)
+        else:
+            yield parse(assignment)
+
+
+def _default_config(args: argparse.Namespace, policy: str) -> "SimulationConfig":
+    if args.paper:
+        from sterna.simulator.paper import paper_config
+
+        if args.profile is not None:
+            raise ConfigurationError("--paper has a profile of its own: leave --profile out")
+        return paper_config(policy, args.trace, num_instances=args.instances)
+    from sterna.engine.emulated.profiles import profile
+    from sterna.simulator.config import SimulationConfig
+
+    chosen = profile(args.profile or DEFAULT_PROFILE)
+    return SimulationConfig(
+        engine=chosen.engine,
+        step_time=chosen.step_time,
+        copy_time=chosen.copy_time,
+        policy=PRESETS[policy],
+        num_instances=args.instances,
+    )
+
+
+def _with_bandwidth(config: "SimulationConfig", tokens_per_s: float) -> "SimulationConfig":
+    block_s = config.engine.block_size / tokens_per_s
+    return replace(config, copy_time=replace(config.copy_time, block_s=block_s))
+
+
+# ------------------------------------------------------------------------------------- options
+
+
+def _require_policy(name: str) -> None:
+    if name not in PRESETS:
+        from sterna.cli.overrides import did_you_mean
+
+        raise ConfigurationError(
+            f"policy must be one of {', '.join(PRESETS)}, not {name!r}{did_you_mean(name, PRESETS)}"
+        )
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    """Refuse what could not be written or shown, before anything is run for it."""
+    if args.plot is not None:
+        if args.plot.suffix.lower() not in PLOT_SUFFIXES:
+            raise ConfigurationError(
+                f"--plot must end in {', '.join(PLOT_SUFFIXES)}, not {str(args.plot)!r}"
+            )
+        if not args.plot.resolve().parent.is_dir():
+            raise ConfigurationError(f"--plot {args.plot}: there is no folder {args.plot.parent}")
+    if args.baseline is not None and args.baseline not in args.policy:
+        raise ConfigurationError(
+            f"--baseline must be one of the policies that run ({', '.join(args.policy)}), "
+            f"not {args.baseline!r}"
+        )
+
+
+@contextmanager
+def _progress(num_runs: int) -> Iterator["Callable[[int], None] | None"]:
+    """Shows how far the runs are, on a terminal; what is piped or logged stays clean."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import TimeElapsedColumn as Elapsed
+
+    columns = (SpinnerColumn(), TextColumn("simulating"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, Elapsed(), console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("runs", total=num_runs)
+        yield lambda index: progress.advance(task)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def _seed(text: str) -> int:
+    value = int(text, 0)
+    if not 0 <= value < 1 << 32:
+        raise ValueError
+    return value
+
+
+def _bounds(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    return _count(low), _count(high)
+
+
+# argparse names these in "invalid ... value".
+_positive.__name__, _fraction.__name__ = "positive number", "fraction (0 to 1)"
+_count.__name__ = "count (1 or more)"
+_seed.__name__, _bounds.__name__ = "seed (0 to 2^32 - 1)", "MIN:MAX"

@@ -1,0 +1,248 @@
+"""Many simulations, spread over the cores.
+
+Every run is a process's whole work while it lasts, and what comes of it depends on its job
+alone: the results are those of running the jobs one after the other, bit for bit (but for
+`wall_s`, which is how long a run took).
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.reduction import ForkingPickler
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from sterna.errors import SternaError
+from sterna.metrics.records import ClusterRecord, Records
+from sterna.metrics.summary import Summary, summarize
+from sterna.simulator.config import SimulationConfig
+from sterna.simulator.simulation import simulate
+from sterna.types import Priority
+from sterna.workload.catalog import Workload, build_trace
+
+T = TypeVar("T")
+
+
+class WorkerDeathError(SternaError):
+    """A process that ran simulations ended by itself; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run to come.
+
+    Attributes:
+        label: what reports call its policy; by default the policy's own name.
+    """
+
+    workload: Workload
+    config: SimulationConfig
+    label: str | None = None
+
+    @property
+    def policy(self) -> str:
+        """What reports call the policy."""
+        return self.config.policy.name if self.label is None else self.label
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One run, done."""
+
+    job: Job
+    records: Records
+    cluster: ClusterRecord
+
+    def summary(self, priority: Priority | None = None) -> Summary:
+        """The run's numbers, or those of one class of its requests."""
+        return summarize(self.records, self.cluster, priority=priority)
+
+
+def run(job: Job) -> Run:
+    """Run one job, here.
+
+    Raises:
+        ConfigurationError: the workload cannot be built, or an instance cannot serve it.
+    """
+    return Run(job, *simulate(build_trace(job.workload), job.config))
+
+
+def run_all(
+    jobs: Sequence[Job],
+    *,
+    num_processes: int | None = None,
+    on_done: Callable[[int], None] | None = None,
+) -> list[Run]:
+    """Run all jobs; returns their runs in the order of the jobs. See `map_runs`."""
+    return map_runs(jobs, _whole, num_processes=num_processes, on_done=on_done)
+
+
+def map_runs(
+    jobs: Sequence[Job],
+    reduce: Callable[[Run], T],
+    *,
+    num_processes: int | None = None,
+    on_done: Callable[[int], None] | None = None,
+) -> list[T]:
+    """Run all jobs; returns what `reduce` makes of each, in the order of the jobs.
+
+    A script that calls this from its top level must do so under `if __name__ == "__main__":`,
+    because other processes import it.
+
+    Args:
+        reduce: called where the job was run, so that records need not travel when a few
+            numbers are asked for; a module's function.
+        num_processes: at most so many at once; by default the cores that this process may use.
+            With one, or for one job, everything is run here.
+        on_done: called here with a job's index whenever one is done, in the order in which
+            they get done.
+
+    Raises:
+        ConfigurationError: a job cannot be run; the others are given up.
+        WorkerDeathError: a process ended by itself.
+    """
+    num_cores = len(os.sched_getaffinity(0))
+    num_processes = min(len(jobs), num_cores if num_processes is None else num_processes)
+    if num_processes > 1:
+        return _map_in_processes(jobs, reduce, num_processes, on_done)
+    results = []
+    for index, job in enumerate(jobs):
+        results.append(reduce(run(job)))
+        if on_done is not None:
+            on_done(index)
+    return results
+
+
+def _whole(done: Run) -> Run:
+    return done
+
+
+# ------------------------------------------------------------------------------------ processes
+
+
+def _map_in_processes(
+    jobs: Sequence[Job],
+    reduce: Callable[[Run], T],
+    num_processes: int,
+    on_done: Callable[[int], None] | None,
+) -> list[T]:
+    with _workers(num_processes, reduce) as workers:
+        results: dict[int, T] = {}
+        busy: dict[Connection, int] = {}
+        for index, connection in enumerate(workers):
+            connection.send(jobs[index])
+            busy[connection] = index
+        num_begun = len(workers)
+        while busy:
+            for connection in wait(list(busy)):
+                assert isinstance(connection, Connection)
+                index = busy.pop(connection)
+                results[index] = _receive(connection)
+                if num_begun < len(jobs):
+                    connection.send(jobs[num_begun])
+                    busy[connection] = num_begun
+                    num_begun += 1
+                if on_done is not None:
+                    on_done(index)
+    return [results[index] for index in range(len(jobs))]
+
+
+def _receive(connection: Connection) -> Any:
+    """What a worker made of its job; raises what it raised."""
+    try:
+        result, error = connection.recv()
+    except EOFError:
+        raise WorkerDeathError(
+            "a process that ran simulations was killed, perhaps for want of memory: run fewer "
+            "at once"
+        ) from None
+    if error is not None:
+        raise error
+    return result
+
+
+@contextmanager
+def _workers(num_processes: int, reduce: Callable[[Run], Any]) -> Iterator[list[Connection]]:
+    """Processes that wait for jobs; they are gone afterwards, whatever they were doing."""
+    # Forked processes would inherit whatever the threads of a progress display hold locked.
+    context = multiprocessing.get_context("spawn")
+    # It would lift the block on interrupts when it is started along with the first worker.
+    resource_tracker.ensure_running()
+    started: list[tuple[SpawnProcess, Connection]] = []
+    try:
+        with _interrupts_blocked():
+            for _ in range(num_processes):
+                started.append(_start(context, reduce))
+        yield [connection for _, connection in started]
+    finally:
+        for process, connection in started:
+            process.terminate()
+            connection.close()
+        for process, _ in started:
+            process.join()
+
+
+def _start(context: SpawnContext, reduce: Callable[[Run], Any]) -> tuple[SpawnProcess, Connection]:
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs, reduce), daemon=True)
+    process.start()
+    # Else the end of a worker that dies would stay open here.
+    theirs.close()
+    return process, ours
+
+
+def _work(connection: Connection, reduce: Callable[[Run], Any]) -> None:
+    """A worker's whole life: run jobs until it is terminated."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # The other end is closed only when nobody wants results any more.
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            connection.send(_outcome(connection.recv(), reduce))
+
+
+def _outcome(job: Job, reduce: Callable[[Run], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return reduce(run(job)), None
+    except SternaError as error:
+        return None, error
+    except Exception as error:
+        # The one who asked for the run is to see where it went wrong.
+        error.add_note(traceback.format_exc())
+        return None, error
+
+
+def _end_with_parent() -> None:
+    """Nobody else would end a long simulation when the process that wants it was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Keep Ctrl-C, which a terminal sends to all processes, from those started meanwhile.
+
+    They inherit the mask; the parent decides what becomes of them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _reduce_view(view: MappingProxyType[Any, Any]) -> tuple[type, tuple[dict[Any, Any]]]:
+    return MappingProxyType, (dict(view),)
+
+
+# Configurations hold read-only views of mappings, which processes cannot send by themselves.
+ForkingPickler.register(MappingProxyType, _reduce_view)
