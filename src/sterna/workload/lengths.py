@@ -4,8 +4,8 @@ Section 6.1: "We generate multiple distributions with different long-tail degree
 (128, 256, 512), as shown by the Short (S), Medium (M), and Long (L) distributions in Table 1.
 These distributions have a maximum length of 6k". The rule behind them, for the mean m: draw ranks
 k from 1 to 2m - 1 with a probability in proportion to k^-a; scale the sample so that its mean is
-m; round up; cut at 6,144 tokens. That is 12 times the mean of Long; longer means are cut at 12 times
-theirs, so that they stay the means.
+m; round up; cut at 6,144 tokens. That is 12 times the mean of Long: lengths of longer means are cut
+at 12 times theirs, else these would not be the means.
 """
 
 import math
@@ -18,7 +18,7 @@ from sterna.workload.draws import Draws
 
 MAX_LENGTH_TOKENS = 6144
 MAX_LENGTH_MEANS = 12
-MAX_MEAN_TOKENS = 100_000
+MAX_MEAN_TOKENS = 10_000
 SHORT, MEDIUM, LONG = 128, 256, 512
 """Mean lengths in tokens (Table 1)."""
 
@@ -29,10 +29,11 @@ def zipf_lengths(mean_tokens: int, num_requests: int, draws: Draws) -> NDArray[n
     """Draw lengths in tokens, at least 1, by the paper's rule (Section 6.1).
 
     Takes one number a request from the stream. The sample's mean is `mean_tokens`, except for what
-    rounding up adds (less than one token) and the cut takes away.
+    rounding up adds (less than one token) and the cut takes away (1 % up to means of 1,024, 3 % at
+    2,048, 10 % at 8,192).
 
     Raises:
-        ConfigurationError: the mean is not from 1 to 100,000.
+        ConfigurationError: the mean is not from 1 to 10,000.
     """
     exponent = zipf_exponent(mean_tokens)
     ranks = np.arange(1, 2 * mean_tokens)
@@ -51,7 +52,7 @@ def zipf_exponent(mean_tokens: int) -> float:
     the mean; beyond them it is that of the nearest.
 
     Raises:
-        ConfigurationError: the mean is not from 1 to 100,000.
+        ConfigurationError: the mean is not from 1 to 10,000.
     """
     if not 1 <= mean_tokens <= MAX_MEAN_TOKENS:
         raise ConfigurationError(
