@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sterna.workload.catalog import Workload
 
 DEFAULT_POLICY = "sterna"
+PAPER_POLICY = "llumnix"
 DEFAULT_PROFILE = "a10-llama-7b"
 DEFAULT_NUM_INSTANCES = 16
 DEFAULT_SEED = 0xCADE
@@ -138,10 +139,9 @@ def _add_cluster_options(group: Any) -> None:
     group.add_argument(
         "--policy",
         nargs="+",
-        default=[DEFAULT_POLICY],
         metavar="NAME",
         help=f"{', '.join(PRESETS)}; a variant as in llumnix:victim=longest,interval=1 "
-        f"(default: {DEFAULT_POLICY})",
+        f"(default: {DEFAULT_POLICY}; with --paper {PAPER_POLICY})",
     )
     group.add_argument(
         "--instances", type=_count, default=DEFAULT_NUM_INSTANCES, metavar="N",
@@ -192,6 +192,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
         print_choices(_config(args, DEFAULT_POLICY))
         return 0
+    args.policy = args.policy or [PAPER_POLICY if args.paper else DEFAULT_POLICY]
     _check_output(args)
     jobs = _jobs(args)
     from sterna.simulator.runs import run_all
@@ -214,6 +215,8 @@ def _simulate(args: argparse.Namespace) -> int:
 
 def as_json(run: "Run") -> dict[str, Any]:
     """What `--json` prints of a run; its names are stable (docs/simulation.md)."""
+    import msgspec
+
     from sterna.metrics import summary
 
     workload, config = run.job.workload, run.job.config
@@ -224,11 +227,13 @@ def as_json(run: "Run") -> dict[str, Any]:
         "rate": workload.rate,
         "seed": workload.seed,
         "instances": config.num_instances,
+        "max_total_tokens": workload.max_total_tokens,
         **summary.as_json(run.summary()),
         "classes": {
             name: summary.latencies_json(each)
             for name, each in summary.summarize_classes(run.records, run.cluster).items()
         },
+        "settings": msgspec.to_builtins(config, str_keys=True, enc_hook=dict),
     }
 
 
@@ -282,8 +287,8 @@ def _tell_what_is_left_out(workload: "Workload") -> None:
     num_too_long = int((whole.input_tokens + whole.output_tokens > limit).sum())
     if num_too_long:
         print(
-            f"sterna: {num_too_long:,} of {len(whole):,} requests are left out: they have more "
-            f"than {limit:,} tokens",
+            f"sterna: requests of more than {limit:,} tokens are left out "
+            f"({num_too_long:,} of {len(whole):,})",
             file=sys.stderr,
         )
 
@@ -301,9 +306,8 @@ def _config(args: argparse.Namespace, label: str) -> "SimulationConfig":
         low, high = args.auto_scaling
         scaling = config.scaling or ScalingConfig()
         config = replace(config, scaling=replace(scaling, min_instances=low, max_instances=high))
-    if args.bandwidth is not None:
-        config = _with_bandwidth(config, args.bandwidth)
-    return apply(config, [*_overrides(args), *_variant(variant)])
+    config = apply(config, [*_overrides(args), *_variant(variant)])
+    return config if args.bandwidth is None else _with_bandwidth(config, args.bandwidth)
 
 
 def _overrides(args: argparse.Namespace) -> Iterator["Override"]:
