@@ -1,0 +1,206 @@
+"""Fit step and copy times to measured points: least squares on the relative error. Pure.
+
+A point of 40 ms and one of 2 s count alike: what is minimized is the sum of the squares of
+`fitted / measured - 1`. No constant becomes negative.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sterna.engine.emulated.copy_time import CopyTime
+from sterna.engine.emulated.step_time import StepTime
+from sterna.errors import ConfigurationError
+
+Column = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPoint:
+    """A step that computed one prompt of so many tokens."""
+
+    num_tokens: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePoint:
+    """A step that decoded so many requests, with so many tokens in their KV caches together."""
+
+    num_requests: int
+    num_context_tokens: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPoint:
+    """A copy of so many blocks, in one piece."""
+
+    num_blocks: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FitErrors:
+    """How far the fit is from each point: fitted / measured - 1, in the order of the points."""
+
+    relative: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Mean of the absolute values."""
+        return sum(abs(each) for each in self.relative) / len(self.relative)
+
+    @property
+    def max(self) -> float:
+        """The largest absolute value."""
+        return max(abs(each) for each in self.relative)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeFit:
+    """Fitted constants, and how well they fit."""
+
+    step_time: StepTime
+    prefill: FitErrors
+    decode: FitErrors
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTimeFit:
+    """Fitted constants, and how well they fit."""
+
+    copy_time: CopyTime
+    errors: FitErrors
+
+
+def fit_step_time(
+    prefills: Sequence[PrefillPoint],
+    decodes: Sequence[DecodePoint],
+    *,
+    kv_per_weights: float | None = None,
+) -> StepTimeFit:
+    """The step time nearest to the points.
+
+    The least time of a prefill is fitted where short prompts were measured: several of the
+    shortest ones may lie on a floor. Where they do not, it is that of a decode of one request:
+    either reads all weights once.
+
+    Args:
+        kv_per_weights: bytes of one token's KV over bytes of the weights. Given, a decode reads
+            both at the same rate, so that `decode_token_s` is this share of `decode_s`. Needed
+            where all decodes had the same number of tokens in their caches: such points do not
+            tell the two apart.
+
+    Raises:
+        ConfigurationError: the points do not determine the constants.
+    """
+    decode_s, decode_request_s, decode_token_s = _fit_decode(decodes, kv_per_weights)
+    prefill_min_s, constants = _fit_prefill(prefills, decode_s + decode_request_s)
+    step_time = StepTime(*constants, prefill_min_s, decode_s, decode_request_s, decode_token_s)
+    return StepTimeFit(
+        step_time,
+        FitErrors(
+            tuple(
+                step_time.duration_s(each.num_tokens, each.num_tokens**2, 0, 0) / each.duration_s
+                - 1
+                for each in prefills
+            )
+        ),
+        FitErrors(
+            tuple(
+                step_time.duration_s(0, 0, each.num_requests, each.num_context_tokens)
+                / each.duration_s
+                - 1
+                for each in decodes
+            )
+        ),
+    )
+
+
+def fit_copy_time(copies: Sequence[CopyPoint]) -> CopyTimeFit:
+    """The copy time nearest to the points.
+
+    Raises:
+        ConfigurationError: the points do not determine the constants.
+    """
+    sizes = _column(each.num_blocks for each in copies)
+    durations_s = _column(each.duration_s for each in copies)
+    stage_s, block_s = _fit("copy", [np.ones_like(sizes), sizes], durations_s)
+    copy_time = CopyTime(block_s=block_s, stage_s=stage_s)
+    errors = tuple(
+        copy_time.stage_duration_s(each.num_blocks) / each.duration_s - 1 for each in copies
+    )
+    return CopyTimeFit(copy_time, FitErrors(errors))
+
+
+def _fit_decode(
+    points: Sequence[DecodePoint], kv_per_weights: float | None
+) -> tuple[float, float, float]:
+    num_requests = _column(each.num_requests for each in points)
+    num_tokens = _column(each.num_context_tokens for each in points)
+    durations_s = _column(each.duration_s for each in points)
+    ones = np.ones_like(num_requests)
+    if kv_per_weights is None:
+        decode_s, request_s, token_s = _fit("decode", [ones, num_requests, num_tokens], durations_s)
+        return decode_s, request_s, token_s
+    reads = ones + kv_per_weights * num_tokens
+    decode_s, request_s = _fit("decode", [reads, num_requests], durations_s)
+    return decode_s, request_s, kv_per_weights * decode_s
+
+
+def _fit_prefill(
+    points: Sequence[PrefillPoint], one_decode_s: float
+) -> tuple[float, tuple[float, ...]]:
+    """The floor, and the three constants of the curve above it."""
+    ordered = sorted(points, key=lambda each: each.num_tokens)
+    num_tokens = _column(each.num_tokens for each in ordered)
+    durations_s = _column(each.duration_s for each in ordered)
+    columns = [np.ones_like(num_tokens), num_tokens, num_tokens**2]
+    best: tuple[float, float, tuple[float, ...]] | None = None
+    # One point alone is met by a floor as by any curve; it is no evidence of one.
+    for num_on_floor in (0, *range(2, len(ordered) - len(columns) + 1)):
+        curve = _fit(
+            "prefill", [each[num_on_floor:] for each in columns], durations_s[num_on_floor:]
+        )
+        floor_s = one_decode_s
+        if num_on_floor > 0:
+            floor_s, *_ = _fit("prefill", [columns[0][:num_on_floor]], durations_s[:num_on_floor])
+        fitted_s = np.maximum(floor_s, sum(map(np.multiply, curve, columns)))
+        error = float(np.sum((fitted_s / durations_s - 1) ** 2))
+        if best is None or error < best[0]:
+            best = error, floor_s, curve
+    assert best is not None
+    return best[1], best[2]
+
+
+def _fit(what: str, columns: Sequence[Column], durations_s: Column) -> tuple[float, ...]:
+    """Factors of the columns, none negative.
+
+    Of few columns every subset can be tried: the best fit without a sign that has none negative
+    is the best of all.
+    """
+    scaled = np.stack(columns, axis=1) / durations_s[:, None]
+    if len(durations_s) < len(columns) or np.linalg.matrix_rank(scaled) < len(columns):
+        raise ConfigurationError(
+            f"the {what} points do not determine {len(columns)} constants: measure more lengths "
+            f"and batch sizes than these {len(durations_s)}"
+        )
+    target = np.ones(len(durations_s))
+    best, best_error = np.zeros(len(columns)), np.inf
+    for size in range(1, len(columns) + 1):
+        for chosen in map(list, combinations(range(len(columns)), size)):
+            factors, *_ = np.linalg.lstsq(scaled[:, chosen], target, rcond=None)
+            error = float(np.sum((scaled[:, chosen] @ factors - target) ** 2))
+            if error < best_error and (factors >= 0).all():
+                best = np.zeros(len(columns))
+                best[chosen] = factors
+                best_error = error
+    return tuple(best.tolist())
+
+
+def _column(values: Iterable[float]) -> Column:
+    return np.array(list(values), np.float64)
