@@ -121,6 +121,10 @@ class ScalingConfig:
         high_freeness_steps: y; above this average freeness an instance is terminated. The
             paper's 60 blocks a request.
         period_s: how long the average must stay outside [x, y] before each decision.
+        is_sustained: else the average is looked at once a period only, and counts as it is then
+            (the paper's runs).
+        terminates_newest: whether the instance of the largest id is terminated, in place of the
+            one with the fewest running requests (the paper's runs).
     """
 
     min_instances: int = 1
@@ -128,6 +132,8 @@ class ScalingConfig:
     low_freeness_steps: float = 160.0
     high_freeness_steps: float = 960.0
     period_s: float = 10.0
+    is_sustained: bool = True
+    terminates_newest: bool = False
 
     def __post_init__(self) -> None:
         _require(self.min_instances >= 1, "min_instances", self.min_instances, "at least 1")

@@ -220,3 +220,43 @@ def test_the_number_of_instances_stays_within_its_limits(
                 assert average > config.high_freeness_steps
                 views = {each.instance_id: each for each in cluster}
                 assert not views[instance_id].is_terminating
+
+
+# ---------------------------------------------------------------------- the paper's own runs
+
+
+def test_an_average_that_need_not_last_is_looked_at_once_a_period() -> None:
+    config = replace(CONFIG, is_sustained=False)
+
+    history = [(0, EASY), (9, BUSY), (10, EASY), (15, BUSY), (20, BUSY), (21, BUSY)]
+    taken = decisions(history, config)
+
+    # The first look is due one period after the start; what happens in between goes unseen.
+    assert [when for when, _ in taken] == [20]
+    assert isinstance(taken[0][1], ScaleUp)
+
+
+def test_looks_that_were_missed_are_not_made_up_for() -> None:
+    config = replace(CONFIG, is_sustained=False)
+
+    taken = decisions([(0, SLACK), (35, SLACK), (36, SLACK), (45, SLACK)], config)
+
+    assert [when for when, _ in taken] == [35, 45]
+
+
+def test_a_look_leaves_the_least_number_of_instances_alone() -> None:
+    config = replace(CONFIG, is_sustained=False, min_instances=2)
+
+    assert decisions([(0, SLACK), (10, SLACK)], config) == []
+
+
+def test_the_newest_instance_is_terminated_where_the_configuration_says_so() -> None:
+    fewest_last = [*SLACK, candidate(evenly_loaded("i2", 1_600, 4))]
+
+    by_requests = decisions([(0, fewest_last), (10, fewest_last)])
+    by_age = decisions(
+        [(0, fewest_last), (10, fewest_last)], replace(CONFIG, terminates_newest=True)
+    )
+
+    assert by_requests == [(10, Terminate(InstanceId("i1")))]
+    assert by_age == [(10, Terminate(InstanceId("i2")))]

@@ -1,6 +1,6 @@
 """What is recorded of a run, once, for simulated and real runs alike. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,10 @@ class Records:
         return len(self.arrival_s)
 
 
+def _none() -> NDArray[np.int64]:
+    return np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterRecord:
     """What is recorded of the cluster as a whole.
@@ -60,6 +64,10 @@ class ClusterRecord:
         simulated_s: when the last request ended.
         wall_s: how long the run took.
         num_steps: steps of all engines.
+        free_tokens: int64[k], free memory of all instances when the fragmentation was sampled.
+        total_tokens: int64[k], their memory altogether at these times.
+        blocked_demands_tokens: at each of these times, the demands of the requests at the heads
+            of their lines that do not fit where they are, in the order of the instances.
     """
 
     migrations_started: int
@@ -74,3 +82,6 @@ class ClusterRecord:
     simulated_s: float
     wall_s: float
     num_steps: int
+    free_tokens: NDArray[np.int64] = field(default_factory=_none)
+    total_tokens: NDArray[np.int64] = field(default_factory=_none)
+    blocked_demands_tokens: tuple[tuple[int, ...], ...] = ()

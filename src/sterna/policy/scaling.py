@@ -38,10 +38,13 @@ class ScalingState:
     Attributes:
         scale_up_at_s: deadline of an average below x, or None while it is not.
         scale_down_at_s: deadline of an average above y, or None while it is not.
+        next_look_at_s: when the average is looked at next, where it need not last; None before
+            the first look.
     """
 
     scale_up_at_s: float | None = None
     scale_down_at_s: float | None = None
+    next_look_at_s: float | None = None
 
 
 def average_normal_freeness(candidates: Iterable[Candidate]) -> float | None:
@@ -75,6 +78,8 @@ def decide(
     if average is None:
         # Nothing is known: dead instances are the supervisor's to replace.
         return ScalingState(), None
+    if not config.is_sustained:
+        return _look(state, average, staying, config, num_starting, now_s)
     if average < config.low_freeness_steps:
         deadline_s = _deadline(state.scale_up_at_s, config, now_s)
         num_more = _num_to_add(staying, config, num_starting)
@@ -84,9 +89,32 @@ def decide(
     if average > config.high_freeness_steps:
         deadline_s = _deadline(state.scale_down_at_s, config, now_s)
         if now_s >= deadline_s and len(staying) > config.min_instances:
-            return ScalingState(), Terminate(_emptiest(staying).instance_id)
+            return ScalingState(), Terminate(_to_terminate(staying, config))
         return ScalingState(scale_down_at_s=deadline_s), None
     return ScalingState(), None
+
+
+def _look(
+    state: ScalingState,
+    average: float,
+    staying: Sequence[Candidate],
+    config: ScalingConfig,
+    num_starting: int,
+    now_s: float,
+) -> tuple[ScalingState, ScalingDecision | None]:
+    """Decides by the average of this moment, once a period."""
+    look_at_s = _deadline(state.next_look_at_s, config, now_s)
+    if now_s < look_at_s:
+        return ScalingState(next_look_at_s=look_at_s), None
+    # Missed looks are not made up for: each would decide by the same loads.
+    next_s = look_at_s + config.period_s
+    following = ScalingState(next_look_at_s=next_s if next_s > now_s else now_s + config.period_s)
+    if average < config.low_freeness_steps:
+        num_more = _num_to_add(staying, config, num_starting)
+        return following, ScaleUp(num_more) if num_more > 0 else None
+    if average > config.high_freeness_steps and len(staying) > config.min_instances:
+        return following, Terminate(_to_terminate(staying, config))
+    return following, None
 
 
 def _staying(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
@@ -113,6 +141,12 @@ def _num_to_add(staying: Sequence[Candidate], config: ScalingConfig, num_startin
         lacking_steps = num_known * config.low_freeness_steps - math.fsum(steps)
         num_needed = math.ceil(lacking_steps / gain_steps)
     return max(0, min(num_needed - num_starting, limit))
+
+
+def _to_terminate(staying: Sequence[Candidate], config: ScalingConfig) -> InstanceId:
+    if config.terminates_newest:
+        return max(each.instance_id for each in staying)
+    return _emptiest(staying).instance_id
 
 
 def _emptiest(staying: Sequence[Candidate]) -> Candidate:

@@ -28,6 +28,7 @@ class SimulationConfig:
         num_instances: instances at the start.
         report: what the scheduler knows when it decides.
         scaling: None leaves the number of instances alone.
+        scaling_begins_s: no instance is added or terminated before.
         start_delay_s: from the decision to add an instance until it can serve.
         dispatch_delay_s: from a request's arrival until it queues on its instance.
         message_delay_s: from one llumlet to another.
@@ -45,6 +46,7 @@ class SimulationConfig:
     report: Report = Report.LIVE
     migration: MigrationConfig = field(default_factory=MigrationConfig)
     scaling: ScalingConfig | None = None
+    scaling_begins_s: float = 0.0
     start_delay_s: float = 0.0
     dispatch_delay_s: float = 0.0
     message_delay_s: float = 0.0015
@@ -56,7 +58,13 @@ class SimulationConfig:
     def __post_init__(self) -> None:
         if self.num_instances < 1:
             raise ConfigurationError(f"num_instances must be at least 1, not {self.num_instances}")
-        for option in ("start_delay_s", "dispatch_delay_s", "message_delay_s", "retry_backoff_s"):
+        for option in (
+            "scaling_begins_s",
+            "start_delay_s",
+            "dispatch_delay_s",
+            "message_delay_s",
+            "retry_backoff_s",
+        ):
             value = getattr(self, option)
             if value < 0:
                 raise ConfigurationError(f"{option} must be at least 0, not {value!r}")

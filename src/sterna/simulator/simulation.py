@@ -123,6 +123,9 @@ class Simulation:
             simulated_s=simulated_s,
             wall_s=wall_s,
             num_steps=self._engines.num_steps,
+            free_tokens=np.array(recorded.free_tokens, np.int64),
+            total_tokens=np.array(recorded.total_tokens, np.int64),
+            blocked_demands_tokens=tuple(recorded.blocked_demands_tokens),
         )
 
     # ----------------------------------------------------------------------- dispatch, rounds
@@ -186,6 +189,8 @@ class Simulation:
                     self._dispatch(effect, now_s)
                 case SetDestination(source, destination):
                     self._instances[source].on_destination(destination, now_s)
+                case ScaleUp() | Terminate() if now_s < self._config.scaling_begins_s:
+                    pass
                 case ScaleUp(num_instances):
                     for _ in range(num_instances):
                         self._launch(now_s, self._config.start_delay_s)
@@ -398,9 +403,7 @@ class Simulation:
     def _sample(self, now_s: float) -> None:
         if self._advance_to_decision(now_s):
             return
-        proportion = fragmentation_proportion(*self._engines.fragmented_tokens())
-        self._recorder.sample_s.append(now_s)
-        self._recorder.proportions.append(proportion)
+        self._recorder.sample(now_s, *self._engines.fragmented_tokens())
         self._plan_sample(now_s)
 
 
@@ -414,10 +417,24 @@ class _Recorder:
     downtimes_s: list[float] = field(default_factory=list)
     sample_s: list[float] = field(default_factory=list)
     proportions: list[float] = field(default_factory=list)
+    free_tokens: list[int] = field(default_factory=list)
+    total_tokens: list[int] = field(default_factory=list)
+    blocked_demands_tokens: list[tuple[int, ...]] = field(default_factory=list)
     instances_s: list[float] = field(default_factory=list)
     num_instances: list[int] = field(default_factory=list)
     migrating_since_s: dict[InstanceId, float] = field(default_factory=dict)
     migrating_s: float = 0.0
+
+    def sample(
+        self, now_s: float, free_tokens: int, demands_tokens: list[int], total_tokens: int
+    ) -> None:
+        """The memory at this moment, and what does not fit where it is."""
+        proportion = fragmentation_proportion(free_tokens, demands_tokens, total_tokens)
+        self.sample_s.append(now_s)
+        self.proportions.append(proportion)
+        self.free_tokens.append(free_tokens)
+        self.total_tokens.append(total_tokens)
+        self.blocked_demands_tokens.append(tuple(demands_tokens))
 
     def set_num_instances(self, now_s: float, num_instances: int) -> None:
         """So many instances exist from now on."""
