@@ -58,7 +58,10 @@ class EmulatedEngineConfig:
         if not 0 <= self.watermark < 1:
             raise ConfigurationError(f"watermark must be in [0, 1), not {self.watermark!r}")
         if self.num_usable_blocks < 1:
-            raise ConfigurationError(f"watermark must leave a block usable, not {self.watermark!r}")
+            raise ConfigurationError(
+                f"num_blocks must leave a block usable beside those that stay free "
+                f"({self._kept_blocks}), not {self.num_blocks!r}"
+            )
 
     @property
     def watermark_blocks(self) -> int:
@@ -67,8 +70,12 @@ class EmulatedEngineConfig:
 
     @property
     def num_usable_blocks(self) -> int:
-        """Blocks that requests can fill by admissions alone."""
-        return self.num_blocks - self.watermark_blocks
+        """Blocks that one request can fill, from its admission to its last token."""
+        return self.num_blocks - self._kept_blocks
+
+    @property
+    def _kept_blocks(self) -> int:
+        return max(self.watermark_blocks, int(self.keeps_block_free))
 
     @property
     def total_tokens(self) -> int:
