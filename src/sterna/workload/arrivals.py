@@ -136,7 +136,8 @@ def recorded_arrivals_s(
             "recorded arrivals cannot be stretched to a rate: all requests came at the same time"
         )
     mean_gap_s = since_first_s[-1] / (len(recorded_s) - 1)
-    return since_first_s / (rate * mean_gap_s)
+    stretched_s: NDArray[np.float64] = since_first_s / (rate * mean_gap_s)
+    return stretched_s
 
 
 def curve_arrivals_s(curve: RateCurve, num_requests: int, draws: Draws) -> NDArray[np.float64]:

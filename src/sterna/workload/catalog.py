@@ -104,6 +104,10 @@ class Workload:
             raise ConfigurationError(f"rate must be positive requests a second, not {self.rate}")
         if not 0 <= self.seed <= MAX_SEED:
             raise ConfigurationError(f"seed must be from 0 to {MAX_SEED}, not {self.seed}")
+        if self.max_total_tokens is not None and self.max_total_tokens < 2:
+            raise ConfigurationError(
+                f"max_total_tokens must be at least 2, not {self.max_total_tokens}"
+            )
         parse_arrivals(self.arrivals)
         require_fractions(self.class_fractions)
 
@@ -195,9 +199,13 @@ def _looks_like_a_file(text: str) -> bool:
 
 
 def _unknown(text: str) -> ConfigurationError:
-    names = {name.lower(): name for name in [*TRACES, *list(PATTERNS)[:2]]}
-    close = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.6)
-    hint = f"did you mean {names[close[0]]}?" if close else f"there are {', '.join(names.values())}"
+    patterns = [pattern for pattern in PATTERNS if ":" in pattern]
+    names = {name.lower(): name for name in [*TRACES, *patterns]}
+    close = [name for name in patterns if text.lower().startswith(name.partition(":")[0])]
+    close = close or difflib.get_close_matches(text.lower(), names, n=1)
+    hint = f"there are {', '.join(names.values())}"
+    if close:
+        hint = f"did you mean {names[close[0].lower()]}?"
     return ConfigurationError(
         f"no trace is called {text!r}, and it is no .csv or .jsonl file; {hint}"
     )

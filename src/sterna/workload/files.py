@@ -39,11 +39,10 @@ def read_rows(path: Path) -> Rows:
     try:
         with path.open("rb") as file:
             return parse(_text(file, path.suffix.lower() == ".gz"), str(path))
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ConfigurationError(f"{path} cannot be read: it is not gzip, or damaged") from error
     except OSError as error:
-        reason = "not a gzip file" if isinstance(error, gzip.BadGzipFile) else error.strerror
-        raise ConfigurationError(f"{path} cannot be read: {reason}") from error
-    except (EOFError, zlib.error) as error:
-        raise ConfigurationError(f"{path} cannot be read: its gzip data are damaged") from error
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path} cannot be read: it is not UTF-8 text") from error
 
@@ -69,7 +68,8 @@ def _packaged(name: str) -> Traversable:
     return resources.files("sterna.workload") / "data" / name
 
 
-def _text(file: io.BufferedIOBase, is_gzip: bool) -> Iterable[str]:
+def _text(file: io.BufferedReader, is_gzip: bool) -> Iterable[str]:
     # "utf-8-sig" also reads files with the mark that some spreadsheets put first.
-    binary = gzip.GzipFile(fileobj=file) if is_gzip else file
-    return io.TextIOWrapper(binary, encoding="utf-8-sig", newline="")
+    if is_gzip:
+        return gzip.open(file, "rt", encoding="utf-8-sig", newline="")
+    return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")

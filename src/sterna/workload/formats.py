@@ -104,7 +104,7 @@ def _jsonl_records(lines: Iterable[str], name: str) -> Iterator[_Record]:
 
 def _parse(records: Iterator[_Record], name: str) -> Rows:
     columns: dict[str, _Column] = {}
-    values: dict[str, list[float] | list[int]] = {}
+    values: dict[str, list[float]] = {}
     ids: list[int] = []
     for line, record in records:
         if not columns:

@@ -41,8 +41,10 @@ def zipf_lengths(mean_tokens: int, num_requests: int, draws: Draws) -> NDArray[n
     cumulative = np.cumsum(weights / weights.sum())
     cumulative /= cumulative[-1]
     sample = ranks[np.searchsorted(cumulative, draws.random(num_requests), side="right")]
-    lengths = np.ceil(sample * mean_tokens / sample.mean()).astype(np.int64)
-    return np.minimum(lengths, max(MAX_LENGTH_TOKENS, MAX_LENGTH_MEANS * mean_tokens))
+    lengths: NDArray[np.int64] = np.ceil(sample * mean_tokens / sample.mean()).astype(np.int64)
+    limit = max(MAX_LENGTH_TOKENS, MAX_LENGTH_MEANS * mean_tokens)
+    lengths[lengths > limit] = limit
+    return lengths
 
 
 def zipf_exponent(mean_tokens: int) -> float:
