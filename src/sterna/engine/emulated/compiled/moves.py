@@ -66,4 +66,6 @@ def adopt(tables: Tables, r: int, index: int, num_blocks: int) -> None:
         request.is_preempted = 1
         enqueue_in_front(tables, r, index)
     else:
+        # It may have been preempted in its prompt; to this engine it is as good as new.
+        request.is_preempted = 0
         enqueue(tables, r, index)
