@@ -82,7 +82,7 @@ class FastEngines:
         self._engines: dict[int, _Engine] = {}
         self._request_ids = [request_id_of(index) for index in range(len(trace))]
         num_rows = config.num_instances
-        self._tables = make_tables(_requests(trace), _settings(config), num_rows)
+        self._tables = make_tables(_requests(trace, config), _settings(config), num_rows)
         self._changed = np.zeros(num_rows, np.int64)
         self._listed = np.zeros((config.engine.max_num_seqs, 4), np.int64)
 
@@ -404,14 +404,15 @@ class FastEngines:
         )
 
 
-def _requests(trace: Trace) -> Table:
+def _requests(trace: Trace, config: SimulationConfig) -> Table:
     requests = np.zeros(len(trace), REQUEST)
     for name in ("first_scheduled_s", "first_token_s", "end_s", "preempted_s"):
         requests[name] = np.nan
     requests["arrival_s"] = trace.arrival_s
     requests["prompt_tokens"] = trace.input_tokens
     requests["output_tokens"] = trace.output_tokens
-    requests["priority"] = trace.priority
+    if config.policy.has_priorities:
+        requests["priority"] = trace.priority
     requests["before"] = requests["behind"] = NONE
     return requests
 

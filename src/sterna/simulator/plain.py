@@ -78,9 +78,13 @@ class PlainEngines:
         del self._engines[row]
         self._changed.discard(row)
 
-    def core(self, row: int) -> EmulatedCore:
-        """The engine itself, for the checks."""
-        return self._engines[row].core
+    def cores(self) -> dict[InstanceId, EmulatedCore]:
+        """The engines themselves, for the checks."""
+        return {engine.instance_id: engine.core for engine in self._engines.values()}
+
+    def num_delivered(self, index: int) -> int:
+        """Tokens that the request's client has got, for the checks."""
+        return self._times[index].num_tokens
 
     # ------------------------------------------------------------------------------- steps
 
@@ -206,7 +210,7 @@ class PlainEngines:
 
     def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
         engine = self._engines[row]
-        priority = Priority(int(self._trace.priority[index]))
+        priority = self._config.policy.counts_as(Priority(int(self._trace.priority[index])))
         engine.core.add(
             RequestState(
                 request_id=request_id_of(index),
