@@ -88,6 +88,7 @@ def test_fixed_lengths_are_these() -> None:
         ("fixed:64", "did you mean fixed:IN-OUT?"),
         ("qqqqq", "there are S-S, S-M, "),
         ("", "there are S-S, S-M, "),
+        ("x" * 5000, "there are S-S, S-M, "),
     ],
 )
 def test_an_unknown_name_gets_a_suggestion(name: str, hint: str) -> None:
@@ -127,7 +128,9 @@ def test_a_file_without_its_ending_is_refused_for_that(tmp_path: Path) -> None:
     assert "name must end with .csv, .jsonl" in refusal(Workload(str(path)))
 
 
-@pytest.mark.parametrize("name", ["none.csv", "none.jsonl.gz", "folder/none"])
+@pytest.mark.parametrize(
+    "name", ["none.csv", "none.jsonl.gz", "folder/none", "~nobody-of-that-name/x.csv"]
+)
 def test_a_missing_file_is_refused_as_a_file(name: str) -> None:
     assert refusal(Workload(name)).startswith(name)
 

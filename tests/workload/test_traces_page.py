@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sterna.types import HIGH
 from sterna.workload.arrivals import DAILY_MODELS, parse_arrivals, short_name
 from sterna.workload.catalog import TRACES, Workload, build_trace
 from sterna.workload.trace import Trace
@@ -30,7 +31,8 @@ def run(command: str) -> Trace:
     """Build what the command names."""
     words = shlex.split(command)[2:]
     options = dict(zip(words[::2], words[1::2], strict=True))
-    assert options.keys() <= {"--trace", "--rate", "--arrivals", "--requests", "--seed"}
+    known = {"--trace", "--rate", "--arrivals", "--requests", "--seed", "--high-fraction"}
+    assert options.keys() <= known
     return build_trace(
         Workload(
             options["--trace"],
@@ -38,6 +40,7 @@ def run(command: str) -> Trace:
             float(options["--rate"]) if "--rate" in options else None,
             options.get("--arrivals", "poisson"),
             int(options.get("--seed", 0xCADE)),
+            {HIGH: float(options.get("--high-fraction", 0.0))},
         )
     )
 

@@ -6,6 +6,7 @@ lengths, or a file; docs/traces.md lists them with examples.
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -166,8 +167,9 @@ def _rows(workload: Workload, draws: Draws) -> tuple[str, Rows]:
         )
     if text.lower() in _PACKAGED:
         return text.lower(), packaged_rows(_PACKAGED[text.lower()])
-    path = Path(text).expanduser()
-    if _looks_like_a_file(text) or path.is_file():
+    # Unlike Path's own, these fail for no name at all.
+    path = Path(os.path.expanduser(text))
+    if _looks_like_a_file(text) or os.path.isfile(path):
         return path.name, read_rows(path)
     raise _unknown(text)
 
