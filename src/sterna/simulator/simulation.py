@@ -24,7 +24,7 @@ from sterna.metrics.records import ClusterRecord, Records
 from sterna.migration.messages import CopyBlocks, Ended, Message
 from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.simulator.config import SimulationConfig
-from sterna.simulator.engines import Engines, request_id_of
+from sterna.simulator.engines import Engines, index_of, request_id_of
 from sterna.simulator.events import EventQueue, Rank
 from sterna.simulator.instance import Instance
 from sterna.simulator.links import Copy, Links
@@ -133,6 +133,10 @@ class Simulation:
     def _arrive(self, now_s: float) -> None:
         index = self._next_arrival
         self._next_arrival += 1
+        self._ask(index, now_s)
+
+    def _ask(self, index: int, now_s: float) -> None:
+        """Have the scheduler name an instance for the request."""
         self._engines.advance(now_s)
         self._report_loads(now_s)
         priority = Priority(self._priorities[index])
@@ -140,7 +144,7 @@ class Simulation:
             frontend_id=FRONTEND,
             request_id=request_id_of(index),
             demand_tokens=self._demands_tokens[index],
-            arrival_s=now_s,
+            arrival_s=self._arrivals_s[index],
             scheduling_priority=priority,
             execution_priority=priority,
         )
@@ -205,10 +209,14 @@ class Simulation:
             self._events.push(now_s + delay_s, Rank.MESSAGE, partial(self._deliver, dispatch))
 
     def _deliver(self, dispatch: Dispatch, now_s: float) -> None:
-        instance = self._instances[dispatch.instance_id]
+        index = index_of(dispatch.request_id)
+        instance = self._instances.get(dispatch.instance_id)
+        if instance is None:
+            # It was emptied and ended while the request was on its way.
+            self._ask(index, now_s)
+            return
         self._engines.advance_row(instance.row, now_s)
         instance.on_request_admitted(dispatch.request_id, dispatch.dispatch_number)
-        index = int(dispatch.request_id[1:])
         self._engines.add(instance.row, index, dispatch.dispatch_number, now_s)
         self._step_if_idle(instance, now_s)
 
