@@ -96,6 +96,11 @@ class EmulatedCore:
         return sum(each.num_blocks for each in self._reservations.values())
 
     @property
+    def num_reservations(self) -> int:
+        """Incoming migrations that hold blocks or a slot, or may come to."""
+        return len(self._reservations)
+
+    @property
     def is_stepping(self) -> bool:
         """Whether a step is under way."""
         return bool(self._scheduled)
@@ -108,6 +113,10 @@ class EmulatedCore:
     def requests(self) -> Iterable[EmulatedRequest]:
         """All requests that hold memory, queue or are drained."""
         return self._requests.values()
+
+    def is_drained(self, request_id: RequestId) -> bool:
+        """Whether the request is here, outside batch and queue."""
+        return request_id in self._drained
 
     def view(self, instance_id: InstanceId, *, is_terminating: bool = False) -> InstanceView:
         """What the llumlet sees. During a step: the state as the step's beginning left it."""
