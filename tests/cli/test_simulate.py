@@ -239,11 +239,11 @@ def test_ratios_are_to_the_chosen_policy(capsys: pytest.CaptureFixture[str]) -> 
     ("values", "baseline", "expected"),
     [
         ([2.0], None, "2"),
-        ([2.0], [4.0], "2 [bold]0.50x[/bold]"),
-        ([2.0, 6.0], [1.0, 3.0], "4 [bold]2.00x[/bold]\n[dim]2 to 6[/dim]"),
-        ([2.0], [0.0], "2"),
+        ([2.0], [4.0], "2 [bold]0.5x[/bold]"),
+        ([2.0, 6.0], [1.0, 3.0], "4 [bold]2x[/bold]\n[dim]2 to 6[/dim]"),
+        ([2.0, 2.0], [0.0, 0.0], "2"),
         ([None, None], [1.0, 1.0], "–"),
-        ([None, 3.0], [1.0, None], "3 [bold]3.00x[/bold]"),
+        ([None, 3.0], [1.0, None], "3 [bold]3x[/bold]"),
     ],
 )
 def test_a_cell_has_mean_ratio_and_range(
@@ -270,6 +270,7 @@ def test_the_list_has_everything_that_options_can_name(capsys: pytest.CaptureFix
 # --------------------------------------------------------------------------------------- plots
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_a_plot_is_what_its_suffix_says(
     suffix: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -283,11 +284,24 @@ def test_a_plot_is_what_its_suffix_says(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_the_same_runs_draw_the_same_file(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("first.svg", "second.svg")]
     for path in paths:
         assert simulate("--plot", str(path), "--auto-scaling", "1:2") == 0
     assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_a_plot_that_cannot_be_written_loses_no_results(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "plot.svg"
+    folder.mkdir()
+    assert simulate("--json", "--plot", str(folder)) == 1
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["completed"] == 20
+    assert captured.err == f"sterna: error: --plot {folder} cannot be written: Is a directory\n"
 
 
 # ------------------------------------------------------------------------------------ refusals
@@ -394,7 +408,12 @@ def test_progress_goes_to_a_terminal_on_stderr_and_nowhere_else() -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "sterna.cli.main", "simulate", *SMALL, "--seed", "1", "2"]
     done = subprocess.run(
-        [*command, "--json"], stdout=subprocess.PIPE, stderr=theirs, text=True, check=True
+        [*command, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+        text=True,
+        check=True,
     )
     os.close(theirs)
     shown = b""

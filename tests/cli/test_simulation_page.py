@@ -34,7 +34,13 @@ def names_in_table(after: str, before: str) -> set[str]:
     return {name for cell in cells for name in re.findall(r"`([^`]*)`", cell)}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(each, marks=[pytest.mark.slow] if "--plot" in each or "--seed" in each else [])
+        for each in COMMANDS
+    ],
+)
 def test_the_commands_of_the_page_run(
     command: str,
     tmp_path: Path,

@@ -199,18 +199,25 @@ def _simulate(args: argparse.Namespace) -> int:
 
     with _progress(len(jobs)) as on_done:
         runs = run_all(jobs, num_processes=args.processes, on_done=on_done)
-    if args.plot is not None:
-        from sterna.cli.simulate_plot import draw
-
-        draw(runs, args.plot)
     if args.json:
         found = [as_json(run) for run in runs]
         print(json.dumps(found[0] if len(found) == 1 else found, allow_nan=False))
-        return 0
-    from sterna.cli.simulate_report import print_report
+    else:
+        from sterna.cli.simulate_report import print_report
 
-    print_report(runs, baseline=args.baseline or args.policy[0])
+        print_report(runs, baseline=args.baseline or args.policy[0])
+    if args.plot is not None:
+        _draw(runs, args.plot)
     return 0
+
+
+def _draw(runs: Sequence["Run"], path: Path) -> None:
+    from sterna.cli.simulate_plot import draw
+
+    try:
+        draw(runs, path)
+    except OSError as error:
+        raise ConfigurationError(f"--plot {path} cannot be written: {error.strerror}") from None
 
 
 def as_json(run: "Run") -> dict[str, Any]:
@@ -253,7 +260,7 @@ def _jobs(args: argparse.Namespace) -> list["Job"]:
     if args.max_total_tokens is not None:
         limit = min(limit, args.max_total_tokens)
     workloads = [_workload(args, seed, limit) for seed in dict.fromkeys(args.seed)]
-    _tell_what_is_left_out(workloads[0])
+    _tell_what_is_left_out(workloads[0], limit)
     return [
         Job(workload, config, label) for label, config in configs.items() for workload in workloads
     ]
@@ -274,7 +281,7 @@ def _workload(args: argparse.Namespace, seed: int, max_total_tokens: int) -> "Wo
     )
 
 
-def _tell_what_is_left_out(workload: "Workload") -> None:
+def _tell_what_is_left_out(workload: "Workload", max_total_tokens: int) -> None:
     """Say on stderr how many of the trace's requests are too long to run.
 
     Raises:
@@ -283,11 +290,10 @@ def _tell_what_is_left_out(workload: "Workload") -> None:
     from sterna.workload.catalog import build_trace
 
     whole = build_trace(replace(workload, max_total_tokens=None))
-    limit = workload.max_total_tokens
-    num_too_long = int((whole.input_tokens + whole.output_tokens > limit).sum())
+    num_too_long = int((whole.input_tokens + whole.output_tokens > max_total_tokens).sum())
     if num_too_long:
         print(
-            f"sterna: requests of more than {limit:,} tokens are left out "
+            f"sterna: requests of more than {max_total_tokens:,} tokens are left out "
             f"({num_too_long:,} of {len(whole):,})",
             file=sys.stderr,
         )

@@ -18,7 +18,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 """Okabe and Ito's, which people with any colour vision can tell apart."""
 
 PERCENTILES = {1.0: "0", 0.5: "P50", 0.1: "P90", 0.01: "P99", 0.001: "P99.9", 1e-4: "P99.99"}
-"""What the axis of a distribution names, by the share of requests above."""
+"""What the axis of a distribution names, by the share of requests that take as long or longer."""
 
 NUM_POINTS = 400
 """Of a distribution's line: more would not be seen."""
@@ -73,19 +73,21 @@ def _pooled(runs: Sequence[Run], until: str) -> Values:
 
 
 def _draw_tail(axis: Any, latencies_s: Values, style: Mapping[str, Any]) -> None:
+    """A line from the shortest latency to the longest, which one request in all has."""
     if len(latencies_s) == 0:
         return
-    above = np.geomspace(1.0, 1.0 / len(latencies_s), NUM_POINTS)
-    axis.plot(np.quantile(latencies_s, 1.0 - above), above, **style)
+    shares = np.geomspace(1.0, 1.0 / len(latencies_s), NUM_POINTS)
+    ranks = np.maximum(np.round(shares * len(latencies_s)), 1).astype(np.int64)
+    axis.plot(np.sort(latencies_s)[-ranks], shares, **style)
 
 
 def _finish_tail(axis: Any, title: str, what: str) -> None:
-    """The shares above run downwards on a logarithmic axis, so that the tail can be read."""
+    """The shares run upwards to the smallest, in decades, so that the tail can be read."""
     axis.set_xscale("log")
     axis.set_yscale("log")
     lowest = min((line.get_ydata()[-1] for line in axis.lines), default=0.01)
     axis.set_ylim(1.0, lowest)
-    shown = {above: name for above, name in PERCENTILES.items() if above >= lowest}
+    shown = {share: name for share, name in PERCENTILES.items() if share >= lowest}
     axis.set_yticks(list(shown), list(shown.values()))
     axis.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
     axis.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda x, _: f"{x:g}"))

@@ -32,10 +32,16 @@ POLICIES = {
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A row of the comparison: `of` is None where a run does not have it."""
+    """A row of the comparison.
+
+    Attributes:
+        of: its value in a run; None where the run does not have it.
+        is_compared: whether less of it is better, so that a ratio says something.
+    """
 
     name: str
     of: Callable[[Summary], float | None]
+    is_compared: bool = True
 
 
 def _of(field: str, statistic: str, scale: float = 1.0) -> Callable[[Summary], float | None]:
@@ -71,11 +77,11 @@ LATENCIES: Sequence[Metric] = (
 
 CLUSTER: Sequence[Metric] = (
     Metric("fragmentation mean, %", _scaled("fragmentation_mean", 100.0)),
-    Metric("migrations", _scaled("migrations_committed")),
-    Metric("time with migrations, %", _scaled("migrating_fraction", 100.0)),
+    Metric("migrations", _scaled("migrations_committed"), False),
+    Metric("time with migrations, %", _scaled("migrating_fraction", 100.0), False),
     Metric("instances", _scaled("instances_avg")),
-    Metric("simulated, s", _scaled("simulated_s")),
-    Metric("wall, s", _scaled("wall_s")),
+    Metric("simulated, s", _scaled("simulated_s"), False),
+    Metric("wall, s", _scaled("wall_s"), False),
 )
 
 
@@ -181,7 +187,7 @@ def _print_comparison(console: Console, runs: Sequence[Run], baseline: str) -> N
         policy: [run.summary() for run in runs if run.job.policy == policy] for policy in policies
     }
     num_seeds = len(runs) // len(policies)
-    table = Table(caption=_caption(policies, num_seeds, baseline), caption_justify="left")
+    table = Table()
     table.add_column("")
     for policy in policies:
         table.add_column(escape(policy), justify="right", overflow="fold")
@@ -201,6 +207,7 @@ def _print_comparison(console: Console, runs: Sequence[Run], baseline: str) -> N
     table.add_section()
     _add_metrics(table, CLUSTER, summaries, baseline)
     console.print(table)
+    console.print(_caption(policies, num_seeds, baseline))
 
 
 def _caption(policies: Sequence[str], num_seeds: int, baseline: str) -> str:
@@ -220,10 +227,11 @@ def _add_metrics(
 ) -> None:
     for metric in metrics:
         found = {policy: [metric.of(each) for each in those] for policy, those in summaries.items()}
+        compares = metric.is_compared
         table.add_row(
             metric.name,
             *(
-                cell(values, None if policy == baseline else found[baseline])
+                cell(values, found[baseline] if compares and policy != baseline else None)
                 for policy, values in found.items()
             ),
         )
@@ -233,7 +241,7 @@ def cell(values: Sequence[float | None], baseline: Sequence[float | None] | None
     """Mean over the seeds, its ratio to the baseline's mean, and the range.
 
     Args:
-        baseline: the same metric of the policy compared with, None when this is it.
+        baseline: the same metric of the policy compared with, None for no comparison.
     """
     mean = _mean(values)
     if mean is None:
@@ -242,8 +250,8 @@ def cell(values: Sequence[float | None], baseline: Sequence[float | None] | None
     reference = None if baseline is None else _mean(baseline)
     text = number(mean)
     if reference:
-        text += f" [bold]{mean / reference:.2f}x[/bold]"
-    if len(known) > 1:
+        text += f" [bold]{number(mean / reference)}x[/bold]"
+    if min(known) < max(known):
         text += f"\n[dim]{number(min(known))} to {number(max(known))}[/dim]"
     return text
 

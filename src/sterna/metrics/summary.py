@@ -41,8 +41,8 @@ class Distribution:
         """The distribution of these values, or None when there are none."""
         if len(values) == 0:
             return None
-        percentiles = np.percentile(values, (50.0, 90.0, 99.0, 99.9))
-        return cls(float(values.mean()), *map(float, percentiles), float(values.max()))
+        p50, p90, p99, p999 = map(float, np.percentile(values, (50.0, 90.0, 99.0, 99.9)))
+        return cls(float(values.mean()), p50, p90, p99, p999, float(values.max()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,8 @@ def _json(distribution: Distribution | None) -> dict[str, float] | None:
 
 
 def _known(values: Values) -> Values:
-    return values[~np.isnan(values)]
+    known: Values = values[~np.isnan(values)]
+    return known
 
 
 def _latencies_to_the_end(

@@ -142,8 +142,8 @@ def _map_in_processes(
             busy[connection] = index
         num_begun = len(workers)
         while busy:
-            for connection in wait(list(busy)):
-                assert isinstance(connection, Connection)
+            ready = wait(list(busy))
+            for connection in [each for each in busy if each in ready]:
                 index = busy.pop(connection)
                 results[index] = _receive(connection)
                 if num_begun < len(jobs):
@@ -184,7 +184,7 @@ def _workers(num_processes: int, reduce: Callable[[Run], Any]) -> Iterator[list[
         yield [connection for _, connection in started]
     finally:
         for process, connection in started:
-            process.terminate()
+            process.kill()
             connection.close()
         for process, _ in started:
             process.join()
@@ -200,7 +200,7 @@ def _start(context: SpawnContext, reduce: Callable[[Run], Any]) -> tuple[SpawnPr
 
 
 def _work(connection: Connection, reduce: Callable[[Run], Any]) -> None:
-    """A worker's whole life: run jobs until it is terminated."""
+    """A worker's whole life: run jobs until it is killed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # The other end is closed only when nobody wants results any more.
     with suppress(EOFError, BrokenPipeError):
@@ -240,9 +240,9 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _reduce_view(view: MappingProxyType[Any, Any]) -> tuple[type, tuple[dict[Any, Any]]]:
-    return MappingProxyType, (dict(view),)
+def _view(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(mapping)
 
 
 # Configurations hold read-only views of mappings, which processes cannot send by themselves.
-ForkingPickler.register(MappingProxyType, _reduce_view)
+ForkingPickler.register(MappingProxyType, lambda view: (_view, (dict(view),)))

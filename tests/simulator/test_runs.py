@@ -1,0 +1,159 @@
+"""Runs spread over processes: the results of running them here, and nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sterna.engine.emulated.profiles import A10_LLAMA_7B
+from sterna.errors import ConfigurationError
+from sterna.policy.presets import LLUMNIX, ROUND_ROBIN
+from sterna.simulator.config import SimulationConfig
+from sterna.simulator.runs import Job, WorkerDeathError, map_runs, run, run_all
+from sterna.workload.catalog import Workload
+from tests.simulator.reductions import be_killed, fingerprint, stumble
+
+ROOT = Path(__file__).parents[2]
+
+CONFIG = SimulationConfig(
+    # So little memory that requests queue, are preempted and move.
+    engine=replace(A10_LLAMA_7B.engine, num_blocks=100),
+    step_time=A10_LLAMA_7B.step_time,
+    copy_time=A10_LLAMA_7B.copy_time,
+    policy=LLUMNIX,
+    num_instances=2,
+    # Nothing of this is about compiled code, which takes a second to import in every process.
+    is_fast=False,
+)
+WORKLOAD = Workload("M-M", num_requests=40, rate=8.0, max_total_tokens=1500)
+JOBS = [
+    Job(replace(WORKLOAD, seed=seed), replace(CONFIG, policy=policy))
+    for policy in (LLUMNIX, ROUND_ROBIN)
+    for seed in (1, 2)
+]
+
+EXIT_TIMEOUT_S = 20.0
+
+
+def test_runs_in_processes_are_bit_for_bit_those_run_here_in_the_order_of_the_jobs() -> None:
+    done_here: list[int] = []
+    here = map_runs(JOBS, fingerprint, num_processes=1, on_done=done_here.append)
+    done: list[int] = []
+    elsewhere = map_runs(JOBS, fingerprint, num_processes=2, on_done=done.append)
+    assert [each[1:] for each in elsewhere] == [each[1:] for each in here]
+    assert len({each[1:] for each in here}) == len(JOBS), "jobs differ, so that order shows"
+    assert here[0][-1] > 0, "requests moved"
+    assert {pid for pid, *_ in here} == {os.getpid()}
+    assert os.getpid() not in {pid for pid, *_ in elsewhere}
+    assert done_here == [0, 1, 2, 3]
+    assert sorted(done) == [0, 1, 2, 3]
+    assert psutil.Process().children(recursive=True) == _trackers()
+
+
+def test_a_whole_run_travels_with_its_job() -> None:
+    job = JOBS[0]
+    (here,) = run_all([job])
+    elsewhere = run_all(JOBS[:2], num_processes=2)[0]
+    assert elsewhere.job == here.job == job
+    assert elsewhere.summary() == replace(here.summary(), wall_s=elsewhere.cluster.wall_s)
+    assert elsewhere.job.policy == "llumnix"
+    assert replace(job, label="mine").policy == "mine"
+
+
+def test_no_jobs_give_no_runs() -> None:
+    assert run_all([]) == []
+
+
+def test_what_a_job_cannot_do_arrives_as_its_own_error() -> None:
+    jobs = [*JOBS[:2], Job(replace(WORKLOAD, trace="M-N"), CONFIG)]
+    with pytest.raises(ConfigurationError, match="'M-N'"):
+        run_all(jobs, num_processes=2)
+    assert psutil.Process().children(recursive=True) == _trackers()
+
+
+def test_a_job_alone_fails_in_the_same_way() -> None:
+    with pytest.raises(ConfigurationError, match="'M-N'"):
+        run(Job(replace(WORKLOAD, trace="M-N"), CONFIG))
+
+
+@pytest.mark.slow
+def test_a_bug_in_a_process_shows_where_it_is() -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        map_runs(JOBS, stumble, num_processes=2)
+    assert "in stumble" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_told_rather_than_waited_for() -> None:
+    with pytest.raises(WorkerDeathError, match="run fewer at once"):
+        map_runs(JOBS, be_killed, num_processes=2)
+    assert psutil.Process().children(recursive=True) == _trackers()
+
+
+SCRIPT = """
+from tests.simulator.reductions import say_and_stay
+from tests.simulator.test_runs import JOBS
+from sterna.simulator.runs import map_runs
+
+if __name__ == "__main__":
+    map_runs(JOBS, say_and_stay, num_processes=2)
+"""
+
+
+@pytest.fixture
+def busy() -> Iterator[tuple["subprocess.Popen[str]", list[psutil.Process]]]:
+    """A script all of whose processes are busy, in a process group of their own."""
+    script = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert script.stdout is not None
+    workers = [psutil.Process(int(script.stdout.readline())) for _ in range(2)]
+    yield script, [*workers, *psutil.Process(script.pid).children(recursive=True)]
+    script.kill()
+    script.communicate()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_everything_and_only_the_script_says_so(
+    busy: tuple["subprocess.Popen[str]", list[psutil.Process]],
+) -> None:
+    """The terminal sends it to all processes of the group."""
+    script, processes = busy
+    os.killpg(script.pid, signal.SIGINT)
+    _, errors = script.communicate(timeout=EXIT_TIMEOUT_S)
+    assert errors.count("Traceback") == 1
+    assert errors.strip().endswith("KeyboardInterrupt")
+    gone, alive = psutil.wait_procs(processes, timeout=EXIT_TIMEOUT_S)
+    assert (len(gone) >= 2, alive) == (True, [])
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_killed_script_end(
+    busy: tuple["subprocess.Popen[str]", list[psutil.Process]],
+) -> None:
+    script, processes = busy
+    script.kill()
+    _, errors = script.communicate(timeout=EXIT_TIMEOUT_S)
+    assert errors == ""
+    gone, alive = psutil.wait_procs(processes, timeout=EXIT_TIMEOUT_S)
+    assert (len(gone) >= 2, alive) == (True, [])
+
+
+def _trackers() -> list[psutil.Process]:
+    """The standard library's own process, one a program, which ends with it."""
+    return [
+        each
+        for each in psutil.Process().children(recursive=True)
+        if any("resource_tracker" in word for word in each.cmdline())
+    ]
