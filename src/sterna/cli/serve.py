@@ -88,12 +88,34 @@ def parse(arguments: Sequence[str]) -> Namespace:
     args = parse_serve(parser, serve_parser, list(arguments), SMALL_MODEL_NAME)
     _choose_model(args)
     _refuse_unhonoured(args)
+    args.emulated = None
+    if args.engine == "emulated":
+        from sterna.cli.emulated import DEFAULT_PROFILE, emulated_options
+
+        args.profile = args.profile or DEFAULT_PROFILE
+        args.emulated = emulated_options(args)
+    elif args.profile is not None:
+        raise ConfigurationError("--profile is for --engine emulated")
     validate(args)
     return args
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Sterna", "Instances, scheduling and live migration.")
+    group.add_argument(
+        "--engine",
+        choices=("vllm", "emulated"),
+        default="vllm",
+        help="what instances run: vLLM, or an engine that computes nothing, takes the time of "
+        "one, and answers tokens that a client can check",
+    )
+    group.add_argument(
+        "--profile",
+        metavar="NAME|FILE",
+        default=None,
+        help="the hardware and model that an emulated engine is as fast as (default: "
+        "a10-llama-7b, the paper's)",
+    )
     group.add_argument("--instances", type=int, default=2, help="engine instances")
     group.add_argument("--frontends", type=int, default=1, help="API server processes")
     group.add_argument(
@@ -166,7 +188,7 @@ def cluster_config(args: Namespace) -> ClusterConfig:
         changes["num_concurrent_migrations"] = args.migration_concurrency
     policy = replace(policy, **changes)
     transport = TransportConfig(kind=args.transport, bandwidth_share=args.migration_bandwidth_share)
-    num_gpus = _num_gpus(args)
+    num_gpus = 0 if args.emulated is not None else _num_gpus(args)
     config = ClusterConfig(
         llumlet=LlumletConfig(policy=policy, migration=MigrationConfig()),
         transport=transport,
@@ -176,7 +198,7 @@ def cluster_config(args: Namespace) -> ClusterConfig:
         num_gpus_per_instance=num_gpus,
         log_level=args.sterna_log_level,
     )
-    if num_gpus == 0:
+    if num_gpus == 0 and args.emulated is None:
         _share_memory(args, config.num_instances)
     return config
 
@@ -214,9 +236,10 @@ def _choose_model(args: Namespace) -> None:
         args.model = str(ensure_small_model(folder, _print_progress))
         if args.served_model_name is None:
             args.served_model_name = [SMALL_MODEL_NAME]
-        for option, value in SMALL_MODEL_OPTIONS.items():
-            if getattr(args, option) is None:
-                setattr(args, option, value)
+        if args.engine == "vllm":
+            for option, value in SMALL_MODEL_OPTIONS.items():
+                if getattr(args, option) is None:
+                    setattr(args, option, value)
         args.enforce_eager = True
     args.model_tag = args.model
     path = Path(args.model)

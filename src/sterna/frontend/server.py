@@ -10,7 +10,7 @@ import logging
 import socket
 import tempfile
 from argparse import Namespace
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,13 @@ from vllm.entrypoints.launchers.cli_args import propagate_flash_late_interaction
 from vllm.entrypoints.launchers.launcher import NoSignalServer, setup_server, watchdog_loop
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
+from vllm.exceptions import VLLMValidationError
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from sterna.config import FrontendConfig
+from sterna.engine.emulated.refusals import refusal
 from sterna.frontend.admin import add_admin_routes
 from sterna.frontend.router import Router
 from sterna.mailbox import Mailbox
@@ -41,6 +43,24 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
     """vLLM's engine client, whose health is that of the cluster."""
 
     has_instances: Callable[[], bool]
+    is_emulated: bool = False
+
+    def generate(
+        self, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        """See AsyncLLM.
+
+        Raises:
+            VLLMValidationError: the engine, which is emulated, cannot do what is asked. Raised
+                here and not at the first output, so that streams get a status of 400 as well.
+        """
+        if self.is_emulated and (refused := refusal(prompt, sampling_params)) is not None:
+            parameter, reason = refused
+            raise VLLMValidationError(reason, parameter=parameter)
+        outputs: AsyncGenerator[Any, None] = super().generate(
+            prompt, sampling_params, *args, **kwargs
+        )
+        return outputs
 
     async def check_health(self) -> None:
         """See AsyncLLM.
@@ -57,7 +77,8 @@ class FrontendServer:
     """Answers HTTP until stopped.
 
     Args:
-        args: the options of `vllm serve`, and `frontends`: how many servers share the port.
+        args: the options of `vllm serve`; `frontends`: how many servers share the port; and
+            `emulated`: the engine that instances emulate, or None.
         mailbox: where the cluster's messages for this front end arrive; the membership is
             expected there.
         ready: what an instance's engine says of itself (`EngineFacts.ready_response`).
@@ -191,6 +212,7 @@ def make_client(args: Namespace, router: Router) -> ClusterClient:
         client_count=args.frontends,
     )
     client.has_instances = lambda: bool(router.peers.instances)
+    client.is_emulated = args.emulated is not None
     return client
 
 

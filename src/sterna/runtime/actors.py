@@ -17,7 +17,9 @@ from typing import Any
 import ray
 
 from sterna.config import FrontendConfig, LlumletConfig, PolicyConfig, TransportConfig
-from sterna.engine.interface import EngineFacts
+from sterna.engine.emulated.driver import EmulatedEngine, EmulatedOptions
+from sterna.engine.interface import Engine, EngineFacts, EngineListener
+from sterna.errors import InstanceStartError
 from sterna.runtime.noise import drop_cancellations, drop_noise
 from sterna.types import FrontendId, InstanceId
 
@@ -84,12 +86,14 @@ class _InstanceActor:
         host: str,
         environment: dict[str, str],
         log_level: str,
+        emulated: EmulatedOptions | None = None,
     ) -> tuple[str, EngineFacts]:
         """Load the model and begin to serve; returns the mailbox's address and what is known
         of the engine.
 
         Args:
             packed_args: the pickled options of `vllm serve`.
+            emulated: the engine to emulate; None for vLLM.
 
         Raises:
             InstanceStartError: vLLM refused; the message is vLLM's.
@@ -97,29 +101,16 @@ class _InstanceActor:
         started_s = time.monotonic()
         configure_logging(log_level)
         _engine_environment(environment)
-        from sterna.engine.vllm.guard import guard_vllm_imports
-
-        guard_vllm_imports()
-        from sterna.engine.vllm.core import engine_config
-        from sterna.engine.vllm.engine import VllmEngine
-        from sterna.errors import InstanceStartError
         from sterna.mailbox import Mailbox
         from sterna.runtime.instance import Instance
 
-        args: Namespace = pickle.loads(packed_args)
-        try:
-            config = engine_config(args)
-        except Exception as error:
-            raise InstanceStartError(f"vLLM refuses its options: {error}") from error
         mailbox = Mailbox(host)
         self._instance = Instance(instance_id, llumlet, mailbox)
-        engine = VllmEngine(
-            instance_id,
-            config,
-            transport,
-            self._instance,
-            log_stats=not args.disable_log_stats,
-        )
+        engine: Engine
+        if emulated is None:
+            engine = _vllm_engine(instance_id, packed_args, transport, self._instance)
+        else:
+            engine = EmulatedEngine(instance_id, emulated, self._instance)
         facts = await self._instance.start(engine)
         logger.info(
             "instance ready instance=%s kv_tokens=%d start_s=%.1f",
@@ -186,6 +177,29 @@ class _FrontendActor:
         """Stop answering."""
         drop_cancellations()
         await self._server.stop()
+
+
+def _vllm_engine(
+    instance_id: InstanceId,
+    packed_args: bytes,
+    transport: TransportConfig,
+    listener: EngineListener,
+) -> Engine:
+    """Raises InstanceStartError: vLLM refused its options."""
+    from sterna.engine.vllm.guard import guard_vllm_imports
+
+    guard_vllm_imports()
+    from sterna.engine.vllm.core import engine_config
+    from sterna.engine.vllm.engine import VllmEngine
+
+    args: Namespace = pickle.loads(packed_args)
+    try:
+        config = engine_config(args)
+    except Exception as error:
+        raise InstanceStartError(f"vLLM refuses its options: {error}") from error
+    return VllmEngine(
+        instance_id, config, transport, listener, log_stats=not args.disable_log_stats
+    )
 
 
 def _import_server() -> None:

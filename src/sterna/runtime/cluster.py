@@ -13,6 +13,7 @@ from typing import Any
 import ray
 
 from sterna.config import ClusterConfig
+from sterna.engine.emulated.driver import EmulatedOptions
 from sterna.errors import InstanceStartError
 from sterna.mailbox import Mailbox
 from sterna.messages import Frontend, Instance, Membership
@@ -53,6 +54,7 @@ class Cluster:
 
     _config: ClusterConfig
     _args: bytes
+    _emulated: EmulatedOptions | None
     _mailbox: Mailbox
 
     def __init__(self, environment: dict[str, str], metrics_folder: str) -> None:
@@ -70,12 +72,15 @@ class Cluster:
         self._is_closing = False
         self._first_frontend = self._import_frontend()
 
-    async def start(self, config: ClusterConfig, args: bytes) -> None:
+    async def start(
+        self, config: ClusterConfig, args: bytes, emulated: EmulatedOptions | None = None
+    ) -> None:
         """Start everything side by side; returns when requests can be served.
 
         Args:
             args: the pickled options of `vllm serve`, for engines and front ends. Unpickling
                 imports vLLM, which only they need, and only when their environment is set.
+            emulated: the engine that instances emulate; None for vLLM.
 
         Raises:
             InstanceStartError: an instance could not be started; the others are left to be
@@ -83,6 +88,7 @@ class Cluster:
         """
         self._config = config
         self._args = args
+        self._emulated = emulated
         self._mailbox = Mailbox(config.internal_host)
         more = [self._import_frontend() for _ in range(config.num_frontends - 1)]
         frontends = [
@@ -132,6 +138,7 @@ class Cluster:
                 config.internal_host,
                 self._environment,
                 config.log_level,
+                self._emulated,
             )
         except ray.exceptions.RayTaskError as error:
             ray.kill(actor)
@@ -261,10 +268,12 @@ class _ClusterActor:
         # Ray puts it before each line that the actor prints.
         return "supervisor"
 
-    async def start(self, config: ClusterConfig, args: bytes) -> None:
+    async def start(
+        self, config: ClusterConfig, args: bytes, emulated: EmulatedOptions | None = None
+    ) -> None:
         """See `Cluster.start`."""
         configure_logging(config.log_level)
-        await self._cluster.start(config, args)
+        await self._cluster.start(config, args, emulated)
 
     async def close(self) -> None:
         """See `Cluster.close`."""

@@ -79,8 +79,9 @@ class Run:
         """Serve until SIGINT or SIGTERM; returns the exit status.
 
         Args:
-            read: returns what to serve. It runs in a thread while Ray starts, for either takes
-                seconds; what it refuses at once starts nothing.
+            read: returns what to serve, the options of `vllm serve` with `emulated` among them:
+                the engine that instances emulate, or None. It runs in a thread while Ray starts,
+                for either takes seconds; what it refuses at once starts nothing.
 
         Raises:
             SternaError: whatever `read` raises, or what did not start.
@@ -94,9 +95,10 @@ class Run:
         config, args = configuration
         logging.getLogger("sterna").setLevel(config.log_level)
         _check_gpus(config)
-        _say(f"starting {config.num_instances} instances of {_model_name(args)}")
+        _say(f"starting {config.num_instances} instances of {_engine_name(args)}")
         assert self._cluster is not None
-        if not _await_start(self._cluster.start.remote(config, pickle.dumps(args)), self._stop):
+        start = self._cluster.start.remote(config, pickle.dumps(args), args.emulated)
+        if not _await_start(start, self._stop):
             return 0
         self._reaper.note_descendants()
         _print_ready(config, args)
@@ -234,6 +236,16 @@ def _print_ready(config: ClusterConfig, args: Namespace) -> None:
 
 def _model_name(args: Namespace) -> str:
     return str(args.served_model_name[0] if args.served_model_name else args.model)
+
+
+def _engine_name(args: Namespace) -> str:
+    if args.emulated is None:
+        return _model_name(args)
+    vocabulary = args.emulated.vocabulary
+    return (
+        f"an emulated engine ({args.profile}) that answers with the {vocabulary.num_ids} tokens "
+        f"of {_model_name(args)} from id {vocabulary.first_id} on"
+    )
 
 
 def _say(line: str) -> None:

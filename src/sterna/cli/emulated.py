@@ -1,0 +1,151 @@
+"""`sterna serve --engine emulated`: which engine the instances emulate, from options and model.
+
+The profile says how fast an engine is and how much it holds; the model's folder gives tokenizer
+and vocabulary, for the front end is vLLM's own. No weights are read.
+"""
+
+import json
+import re
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from sterna.engine.emulated.config import EmulatedEngineConfig
+from sterna.engine.emulated.driver import EmulatedOptions
+from sterna.engine.emulated.profiles import profile
+from sterna.engine.emulated.tokens import Vocabulary
+from sterna.errors import ConfigurationError
+
+DEFAULT_PROFILE = "a10-llama-7b"
+
+_CHANGES: Mapping[str, str] = MappingProxyType(
+    {
+        "block_size": "block_size",
+        "num_gpu_blocks_override": "num_blocks",
+        "max_num_seqs": "max_num_seqs",
+        "max_num_batched_tokens": "max_num_batched_tokens",
+    }
+)
+"""vLLM's options that change the profile's engine, and what they change."""
+
+_PLAIN_TEXT = re.compile(r"[Ġ▁]?[!-~]+")
+"""Tokens that are a piece of text by themselves, in the spelling of tokenizers' files: printable
+ASCII, perhaps behind a blank. The text of an answer is that of its tokens, one after the other."""
+
+
+def emulated_options(args: Namespace) -> EmulatedOptions:
+    """Return the engine to emulate, and leave in `args` what is the front end's.
+
+    Raises:
+        ConfigurationError: an option asks for what an engine without a model has not, or the
+            model's folder does not say which tokens there are.
+    """
+    _refuse_unhonoured(args)
+    chosen = profile(args.profile)
+    given = {field: getattr(args, option) for option, field in _CHANGES.items()}
+    changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+    engine = replace(chosen.engine, **changes)
+    for option in _CHANGES:
+        # Here they would be checked against the kernels of this machine.
+        setattr(args, option, None)
+    folder = Path(args.model)
+    args.max_model_len = _max_model_len(args.max_model_len, engine, folder)
+    return EmulatedOptions(
+        engine=engine,
+        step_time=chosen.step_time,
+        copy_time=chosen.copy_time,
+        vocabulary=plain_vocabulary(folder),
+        max_model_len=args.max_model_len,
+    )
+
+
+def _refuse_unhonoured(args: Namespace) -> None:
+    asked = {
+        "--enable-lora": args.enable_lora,
+        "--enable-prefix-caching": args.enable_prefix_caching,
+        "--enable-prompt-embeds": args.enable_prompt_embeds,
+        "--kv-cache-memory-bytes": args.kv_cache_memory_bytes is not None,
+        "--kv-transfer-config": args.kv_transfer_config is not None,
+        "--pipeline-parallel-size": args.pipeline_parallel_size != 1,
+        "--quantization": args.quantization is not None,
+        "--speculative-config": args.speculative_config is not None,
+        "--tensor-parallel-size": args.tensor_parallel_size != 1,
+    }
+    for option, is_asked in asked.items():
+        if is_asked:
+            raise ConfigurationError(
+                f"{option}: an emulated engine has no such thing; leave it out, or choose another "
+                "--profile"
+            )
+
+
+def _max_model_len(given: int | None, engine: EmulatedEngineConfig, folder: Path) -> int:
+    """Return how long prompt and answer may be together: what fits into an empty instance."""
+    num_blocks = engine.num_usable_blocks - int(engine.keeps_block_free)
+    num_tokens = num_blocks * engine.block_size
+    if num_tokens < 2:
+        raise ConfigurationError(f"{engine.num_blocks} blocks do not hold a request")
+    if given is not None:
+        if given > num_tokens:
+            raise ConfigurationError(
+                f"--max-model-len {given}: the emulated engine holds {num_tokens} tokens"
+            )
+        return given
+    longest = _json(folder / "config.json").get("max_position_embeddings")
+    return num_tokens if longest is None else min(int(longest), num_tokens)
+
+
+def plain_vocabulary(folder: Path) -> Vocabulary:
+    """Return the longest run of ids whose tokens are plain text.
+
+    Special tokens are not text, and of the others many are parts of characters, which a
+    tokenizer cannot turn into text one by one.
+
+    Raises:
+        ConfigurationError: the folder has no tokenizer.json, or there is no such token in it.
+    """
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise ConfigurationError(
+            f"{folder} has no tokenizer.json, from which the emulated engine takes its tokens; "
+            "name the folder of a model that has one"
+        )
+    tokenizer = _json(file)
+    vocabulary = tokenizer.get("model", {}).get("vocab", {})
+    if not isinstance(vocabulary, dict):
+        vocabulary = {text: token_id for token_id, (text, _) in enumerate(vocabulary)}
+    added = {each["id"] for each in tokenizer.get("added_tokens", [])}
+    plain = {
+        token_id
+        for text, token_id in vocabulary.items()
+        if token_id not in added and _PLAIN_TEXT.fullmatch(text)
+    }
+    if not plain:
+        raise ConfigurationError(f"{file} has no token that is plain text")
+    return _longest_run(plain)
+
+
+def _longest_run(ids: Iterable[int]) -> Vocabulary:
+    """Return the first one of the longest runs of consecutive ids."""
+    longest = Vocabulary(0, 1)
+    first = previous = -2
+    num_longest = 0
+    for token_id in sorted(ids):
+        if token_id != previous + 1:
+            first = token_id
+        previous = token_id
+        if token_id - first + 1 > num_longest:
+            num_longest = token_id - first + 1
+            longest = Vocabulary(first, num_longest)
+    return longest
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {error}") from error
+    return content

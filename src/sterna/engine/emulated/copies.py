@@ -1,0 +1,150 @@
+"""Copies between emulated engines: they take the profile's time and carry nothing.
+
+Each stage has a connection of its own from the source to the destination. It begins with the
+stage's name, and ends with one byte when the stage has had its time. A connection that breaks
+before that is a death; a copy that the source drops ends with another byte, for the machines of
+the migration decide what follows from that.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from sterna.engine.emulated.copy_time import CopyTime
+from sterna.migration.messages import CopyFailed, Event, StageFailed, StageReceived
+from sterna.types import MigrationId
+
+logger = logging.getLogger(__name__)
+
+COPIED = b"\x01"
+DROPPED = b"\x00"
+LENGTH_BYTES = 4
+MAX_NAME_BYTES = 4096
+"""Whoever announces more is no peer."""
+
+
+class _Stage(msgspec.Struct, frozen=True, array_like=True):
+    migration_id: MigrationId
+    number: int
+
+
+class Copies:
+    """The copies from and to one engine; belongs to one asyncio loop.
+
+    Copies from one engine follow each other, as if on one link.
+
+    Args:
+        host: the address on which the engine listens for its peers.
+        on_transfer: is told what became of each stage.
+    """
+
+    def __init__(
+        self, host: str, copy_time: CopyTime, on_transfer: Callable[[MigrationId, Event], None]
+    ) -> None:
+        self._host = host
+        self._copy_time = copy_time
+        self._on_transfer = on_transfer
+        self._link = asyncio.Lock()
+        self._sending: dict[_Stage, asyncio.Task[None]] = {}
+        self._arriving: set[_Stage] = set()
+        self._receiving: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._address = ""
+
+    async def open(self) -> None:
+        """Begin to listen."""
+        self._server = await asyncio.start_server(self._receive, self._host, 0)
+        self._address = f"{self._host}:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        """Drop everything and stop listening; peers see a death."""
+        if self._server is not None:
+            self._server.close()
+        tasks = [*self._sending.values(), *self._receiving]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------- source
+
+    def send(
+        self, migration_id: MigrationId, number: int, num_blocks: int, receivers: tuple[str, ...]
+    ) -> None:
+        """Let the stage arrive at the receiver when it has had its time."""
+        stage = _Stage(migration_id, number)
+        task = asyncio.create_task(self._send(stage, num_blocks, receivers[0]))
+        self._sending[stage] = task
+        task.add_done_callback(lambda _: self._sending.pop(stage, None))
+
+    def stop_sending(self, migration_id: MigrationId) -> None:
+        """Drop what is still to be sent."""
+        for stage, task in self._sending.items():
+            if stage.migration_id == migration_id:
+                task.cancel()
+
+    async def _send(self, stage: _Stage, num_blocks: int, receiver: str) -> None:
+        host, _, port = receiver.rpartition(":")
+        try:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except OSError as error:
+            self._fail(stage, error)
+            return
+        try:
+            name = msgspec.msgpack.encode(stage)
+            writer.write(len(name).to_bytes(LENGTH_BYTES, "big") + name)
+            async with self._link:
+                await asyncio.sleep(self._copy_time.stage_duration_s(num_blocks))
+            writer.write(COPIED)
+            await writer.drain()
+        except OSError as error:
+            self._fail(stage, error)
+        except asyncio.CancelledError:
+            if self._server is not None and self._server.is_serving():
+                writer.write(DROPPED)
+            raise
+        finally:
+            writer.close()
+
+    def _fail(self, stage: _Stage, error: OSError) -> None:
+        logger.warning("copy failed migration=%s reason=%s", stage.migration_id, error)
+        self._on_transfer(stage.migration_id, CopyFailed(stage.number))
+
+    # -------------------------------------------------------------------------- destination
+
+    def expect(self, migration_id: MigrationId, number: int, num_blocks: int) -> tuple[str, ...]:
+        """Expect the stage; returns the receivers that its source must send to."""
+        if num_blocks > 0:
+            self._arriving.add(_Stage(migration_id, number))
+        return (self._address,)
+
+    def forget(self, migration_id: MigrationId) -> None:
+        """Expect nothing of the migration any more."""
+        self._arriving = {each for each in self._arriving if each.migration_id != migration_id}
+
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._receiving.add(task)
+        try:
+            num_bytes = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
+            if num_bytes > MAX_NAME_BYTES:
+                return
+            stage = msgspec.msgpack.decode(await reader.readexactly(num_bytes), type=_Stage)
+            ending = b""
+            with contextlib.suppress(OSError):
+                ending = await reader.read(1)
+        except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
+            # A copy that was dropped before it began, or a stranger.
+            logger.debug("connection ended without a copy reason=%s", error)
+            return
+        finally:
+            self._receiving.discard(task)
+            writer.close()
+        if stage in self._arriving and ending != DROPPED:
+            self._arriving.discard(stage)
+            is_copied = ending == COPIED
+            event = StageReceived(stage.number) if is_copied else StageFailed(stage.number)
+            self._on_transfer(stage.migration_id, event)

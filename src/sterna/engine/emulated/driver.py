@@ -1,0 +1,457 @@
+"""An emulated engine on the wall clock, behind `engine.interface.Engine`: a step is a sleep.
+
+"We replace the real GPU execution in vLLM with a simple sleep command, whose duration is
+determined by offline measurement" (Section 6.6). `EmulatedCore` decides everything and says how
+long a step takes; here its steps end when that time has passed, tokens go out, and whatever the
+llumlet asks for is done between two steps. All of it belongs to one asyncio loop, whose timers
+are the clock: between its deadlines an engine costs nothing.
+
+A step begins where the one before it ended, not when the loop noticed, so that delays of the
+loop do not add up.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from sterna.engine.emulated import wire
+from sterna.engine.emulated.config import EmulatedEngineConfig
+from sterna.engine.emulated.copies import Copies
+from sterna.engine.emulated.copy_time import CopyTime
+from sterna.engine.emulated.core import EmulatedCore, Step, Token
+from sterna.engine.emulated.requests import RequestState, decode_state
+from sterna.engine.emulated.step_time import StepTime
+from sterna.engine.emulated.tokens import Vocabulary, first_stop, stream_key, token_at
+from sterna.engine.interface import EngineFacts, EngineListener
+from sterna.engine.vllm.priorities import priority_of
+from sterna.messages import TokenSpan
+from sterna.migration.messages import (
+    Adopt,
+    Adopted,
+    AdoptFailed,
+    BlocksReserved,
+    CopyBlocks,
+    Drain,
+    Drained,
+    DrainRefused,
+    Inspected,
+    Mode,
+    Reason,
+    ReserveBlocks,
+    ReserveFailed,
+)
+from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
+
+logger = logging.getLogger(__name__)
+
+MAX_LAG_S = 1.0
+"""An engine that is further behind its deadlines gives the lost time up: its machine was asleep,
+or has more to emulate than it can."""
+
+UTILITY_RESULTS: dict[str, object] = {
+    "get_supported_tasks": ["generate"],
+    "is_scheduler_paused": False,
+    "is_sleeping": False,
+    "list_loras": [],
+    "reset_encoder_cache": None,
+    "reset_mm_cache": None,
+    "reset_prefix_cache": True,
+}
+"""What vLLM's methods return where there is no model, no adapter and no cache of anything."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedOptions:
+    """What one emulated instance is; the same on all of a cluster.
+
+    Attributes:
+        vocabulary: the tokens that are answered with.
+        max_model_len: tokens of a prompt and its answer at most; they must fit into the memory.
+        host: the address on which an instance listens for its peers' copies.
+    """
+
+    engine: EmulatedEngineConfig
+    step_time: StepTime
+    copy_time: CopyTime
+    vocabulary: Vocabulary
+    max_model_len: int
+    host: str = "127.0.0.1"
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """What of a request never changes; with `RequestState` it is all that moves.
+
+    Attributes:
+        key: what its tokens are made from.
+        stop_token_id: the token that ends it, or None when its length does.
+    """
+
+    frontend_id: FrontendId
+    prompt_tokens: int
+    key: bytes
+    stop_token_id: int | None
+
+
+@dataclass(slots=True)
+class _Stream:
+    origin: Origin
+    events: list[wire.Event] = field(default_factory=list)
+
+
+class EmulatedEngine:
+    """One emulated engine; see `engine.interface.Engine` for the methods."""
+
+    def __init__(
+        self, instance_id: InstanceId, options: EmulatedOptions, listener: EngineListener
+    ) -> None:
+        self._instance_id = instance_id
+        self._options = options
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._core = EmulatedCore(options.engine, options.step_time)
+        self._copies = Copies(options.host, options.copy_time, listener.on_transfer)
+        self._commands: deque[Callable[[], None]] = deque()
+        self._streams: dict[RequestId, _Stream] = {}
+        # Requests that migrate in and have not been adopted.
+        self._prepared: dict[MigrationId, Origin] = {}
+        # When the step under way ends, or when the commands of an idle engine run.
+        self._wake: asyncio.Handle | None = None
+        self._deadline_s: float | None = None
+        self._is_between_steps = False
+        self._is_terminating = False
+        self._last_view: InstanceView | None = None
+        self._is_closed = False
+
+    # --------------------------------------------------------------------------- life cycle
+
+    async def start(self) -> EngineFacts:
+        await self._copies.open()
+        self._do(lambda: None)
+        options = self._options
+        return EngineFacts(
+            block_size=options.engine.block_size,
+            total_tokens=options.engine.total_tokens,
+            ready_response=wire.encode_ready(
+                options.engine, options.max_model_len, self._instance_id
+            ),
+        )
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._wake is not None:
+            self._wake.cancel()
+        await self._copies.close()
+
+    def set_terminating(self, is_terminating: bool) -> None:
+        """Have views say that the instance is being emptied."""
+
+        def set_terminating() -> None:
+            self._is_terminating = is_terminating
+
+        self._do(set_terminating)
+
+    # ----------------------------------------------------------------------------- requests
+
+    def add(self, frontend_id: FrontendId, payload: bytes) -> None:
+        request = wire.decode_request(payload)
+        try:
+            state, origin = self._read(frontend_id, request)
+        except ValueError as error:
+            # The front end refuses such requests before they come here.
+            logger.error("request refused request=%s reason=%s", request.request_id, error)
+            self._fail(frontend_id, RequestId(request.request_id))
+            return
+
+        def add() -> None:
+            if self._core.progress(state.request_id) is not None:
+                logger.error("request refused, its id is taken request=%s", state.request_id)
+                return
+            self._streams[state.request_id] = _Stream(origin, [_event(wire.EventType.QUEUED)])
+            self._core.add(state)
+
+        self._do(add)
+
+    def _read(self, frontend_id: FrontendId, request: wire.Request) -> tuple[RequestState, Origin]:
+        """Raises ValueError: it is not a request for tokens that fits."""
+        if (unsupported := request.unsupported()) is not None:
+            raise ValueError(f"an emulated engine has no {unsupported}")
+        params, prompt = request.sampling_params, request.prompt_token_ids
+        assert params is not None
+        assert prompt is not None
+        room = self._options.max_model_len - len(prompt)
+        if room < 1:
+            raise ValueError(f"a prompt of {len(prompt)} tokens leaves no room for an answer")
+        max_tokens = min(room, params.max_tokens or room)
+        key = stream_key(prompt, params.seed)
+        vocabulary = self._options.vocabulary
+        stop = first_stop(
+            key, params.stop_token_ids or (), params.min_tokens, max_tokens, vocabulary
+        )
+        priority = priority_of(request.priority)
+        state = RequestState(
+            request_id=RequestId(request.request_id),
+            prompt_tokens=len(prompt),
+            output_tokens=max_tokens if stop is None else stop + 1,
+            arrival_s=request.arrival_time,
+            scheduling_priority=priority,
+            execution_priority=priority,
+        )
+        stop_token_id = None if stop is None else token_at(key, stop, vocabulary)
+        return state, Origin(frontend_id, len(prompt), key, stop_token_id)
+
+    def _fail(self, frontend_id: FrontendId, request_id: RequestId) -> None:
+        output = wire.Output(request_id, [], finish_reason=wire.FinishReason.ERROR)
+        self._listener.on_outputs(
+            frontend_id, (TokenSpan(request_id, 0, 0, True),), [_encode(output)]
+        )
+
+    def abort(self, request_ids: Sequence[RequestId]) -> None:
+        def abort() -> None:
+            for request_id in request_ids:
+                self._core.abort(request_id)
+                self._streams.pop(request_id, None)
+
+        self._do(abort)
+
+    def call_utility(
+        self, frontend_id: FrontendId, call_id: int, method: str, payload: bytes
+    ) -> None:
+        if method in UTILITY_RESULTS:
+            output = wire.UtilityOutput(call_id, None, (None, UTILITY_RESULTS[method]))
+        else:
+            output = wire.UtilityOutput(call_id, f"the emulated engine has no {method}", None)
+        payload = wire.encode_outputs(wire.Outputs(timestamp=_now_s(), utility_output=output))
+        self._loop.call_soon(self._listener.on_utility_result, frontend_id, call_id, payload)
+
+    # ------------------------------------------------------------------------------- source
+
+    async def inspect(self, migration_id: MigrationId, request_id: RequestId) -> Inspected:
+        def inspect() -> Inspected:
+            progress = self._core.progress(request_id)
+            if progress is None:
+                return Inspected(None)
+            return Inspected(progress, msgspec.msgpack.encode(self._streams[request_id].origin))
+
+        return await self._call(inspect)
+
+    async def drain(self, effect: Drain) -> Drained | DrainRefused:
+        is_recompute = effect.mode is Mode.RECOMPUTE
+
+        def drain() -> Drained | DrainRefused:
+            outcome = self._core.begin_drain(
+                effect.request_id,
+                effect.num_preemptions,
+                effect.first_block,
+                None if is_recompute else effect.max_blocks,
+            )
+            if outcome is None or isinstance(outcome, Reason):
+                return DrainRefused(outcome)
+            progress = self._core.progress(effect.request_id)
+            assert progress is not None
+            num_blocks = 0 if is_recompute else progress.num_blocks
+            return Drained(num_blocks, self._core.export(effect.request_id).encode())
+
+        return await self._call(drain)
+
+    def resume(self, request_id: RequestId) -> None:
+        self._do(lambda: self._core.resume(request_id))
+
+    def release(self, request_id: RequestId) -> None:
+        def release() -> None:
+            self._core.release(request_id)
+            self._streams.pop(request_id, None)
+
+        self._do(release)
+
+    def copy(self, effect: CopyBlocks) -> None:
+        self._copies.send(effect.migration_id, effect.stage, effect.num_blocks, effect.receivers)
+
+    def stop_copying(self, migration_id: MigrationId) -> None:
+        self._copies.stop_sending(migration_id)
+
+    def forget_migration(self, migration_id: MigrationId) -> None:
+        """Drop what is remembered of a migration that has ended on this side."""
+        self._prepared.pop(migration_id, None)
+
+    # -------------------------------------------------------------------------- destination
+
+    async def reserve(self, effect: ReserveBlocks) -> BlocksReserved | ReserveFailed:
+        if effect.request is not None:
+            try:
+                origin = msgspec.msgpack.decode(effect.request, type=Origin)
+            except msgspec.DecodeError:
+                # The source is an engine of another kind.
+                return ReserveFailed(effect.stage, Reason.UNSUPPORTED)
+            self._prepared[effect.migration_id] = origin
+
+        def reserve() -> BlocksReserved | ReserveFailed:
+            if self._core.progress(effect.request_id) is not None:
+                return ReserveFailed(effect.stage, Reason.DUPLICATE_REQUEST)
+            refusal = self._core.reserve(
+                effect.migration_id,
+                effect.first_block + effect.num_blocks,
+                needs_slot=effect.is_last,
+            )
+            if refusal is not None:
+                return ReserveFailed(effect.stage, refusal)
+            receivers = self._copies.expect(effect.migration_id, effect.stage, effect.num_blocks)
+            return BlocksReserved(effect.stage, receivers)
+
+        return await self._call(reserve)
+
+    async def free_reservation(self, migration_id: MigrationId) -> None:
+        self._copies.forget(migration_id)
+        self._prepared.pop(migration_id, None)
+        await self._call(lambda: self._core.free_reservation(migration_id))
+
+    async def adopt(self, effect: Adopt) -> Adopted | AdoptFailed:
+        origin = self._prepared.get(effect.migration_id)
+        if origin is None:
+            return AdoptFailed(Reason.UNSUPPORTED)
+        self._copies.forget(effect.migration_id)
+        try:
+            state = decode_state(effect.state)
+        except msgspec.DecodeError:
+            return AdoptFailed(Reason.UNSUPPORTED)
+
+        def adopt() -> Adopted | AdoptFailed:
+            if self._core.progress(effect.request_id) is not None:
+                return AdoptFailed(Reason.DUPLICATE_REQUEST)
+            self._core.adopt(effect.migration_id, state, effect.num_blocks)
+            self._streams[effect.request_id] = _Stream(origin)
+            return Adopted()
+
+        outcome = await self._call(adopt)
+        if isinstance(outcome, Adopted):
+            self._listener.on_adopted(origin.frontend_id, effect.request_id)
+        return outcome
+
+    # -------------------------------------------------------------------------------- steps
+
+    def _do(self, command: Callable[[], None]) -> None:
+        """Run the command between two steps; commands run in the order of the calls."""
+        self._commands.append(command)
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        """See to it that commands run: when the step under way ends, else soon."""
+        if self._wake is None and not self._is_between_steps and not self._is_closed:
+            self._wake = self._loop.call_soon(self._between_steps)
+
+    async def _call(self, command: Callable[[], T]) -> T:
+        future: asyncio.Future[T] = self._loop.create_future()
+
+        def run() -> None:
+            if future.cancelled():
+                return
+            try:
+                future.set_result(command())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._do(run)
+        return await future
+
+    def _between_steps(self) -> None:
+        """The step under way, if any, ends; commands run; the next step begins.
+
+        What is told here may be answered by commands at once.
+        """
+        self._wake = None
+        self._is_between_steps = True
+        try:
+            if self._core.is_stepping:
+                self._deliver(self._core.end_step())
+            while self._commands:
+                self._commands.popleft()()
+            self._begin_step()
+            self._publish_view()
+        except Exception as error:
+            logger.exception("engine failed")
+            self._is_closed = True
+            self._listener.on_failure(error)
+        self._is_between_steps = False
+        if self._commands:
+            self._wake_up()
+
+    def _begin_step(self) -> None:
+        step = self._core.begin_step()
+        self._note_events(step)
+        if not self._core.is_stepping:
+            # The next step begins with the command that brings something to compute.
+            self._deadline_s = None
+            return
+        now_s = self._loop.time()
+        began_s = now_s if self._deadline_s is None else self._deadline_s
+        if now_s - began_s > MAX_LAG_S:
+            logger.warning(
+                "engine gives up lost time instance=%s lag_s=%.1f",
+                self._instance_id,
+                now_s - began_s,
+            )
+            began_s = now_s
+        self._deadline_s = began_s + step.duration_s
+        self._wake = self._loop.call_at(self._deadline_s, self._between_steps)
+
+    def _note_events(self, step: Step) -> None:
+        for request_ids, kind in (
+            (step.preempted, wire.EventType.PREEMPTED),
+            (step.admitted, wire.EventType.SCHEDULED),
+        ):
+            for request_id in request_ids:
+                self._streams[request_id].events.append(_event(kind))
+
+    def _deliver(self, tokens: Sequence[Token]) -> None:
+        """Send the tokens to their front ends, a batch each."""
+        batches: dict[FrontendId, tuple[list[TokenSpan], list[bytes]]] = {}
+        for token in tokens:
+            frontend_id = self._streams[token.request_id].origin.frontend_id
+            spans, payloads = batches.setdefault(frontend_id, ([], []))
+            spans.append(TokenSpan(token.request_id, token.index, 1, token.is_last))
+            payloads.append(_encode(self._output(token)))
+        for frontend_id, (spans, payloads) in batches.items():
+            self._listener.on_outputs(frontend_id, tuple(spans), payloads)
+
+    def _output(self, token: Token) -> wire.Output:
+        stream = self._streams[token.request_id]
+        origin = stream.origin
+        token_id = token_at(origin.key, token.index, self._options.vocabulary)
+        output = wire.Output(token.request_id, [token_id])
+        if token.index == 0:
+            output.prefill_stats = wire.PrefillStats(origin.prompt_tokens, origin.prompt_tokens)
+        if stream.events:
+            output.events, stream.events = stream.events, []
+        if token.is_last:
+            is_stopped = origin.stop_token_id is not None
+            output.finish_reason = (
+                wire.FinishReason.STOP if is_stopped else wire.FinishReason.LENGTH
+            )
+            output.stop_reason = origin.stop_token_id
+            del self._streams[token.request_id]
+        return output
+
+    def _publish_view(self) -> None:
+        view = self._core.view(self._instance_id, is_terminating=self._is_terminating)
+        if view != self._last_view:
+            self._last_view = view
+            self._listener.on_view(view)
+
+
+def _encode(output: wire.Output) -> bytes:
+    return wire.encode_outputs(wire.Outputs(outputs=[output], timestamp=_now_s()))
+
+
+def _event(kind: wire.EventType) -> wire.Event:
+    return wire.Event(kind, _now_s())
+
+
+def _now_s() -> float:
+    return time.monotonic()

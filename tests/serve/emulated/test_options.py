@@ -1,0 +1,95 @@
+"""Which engine the options of `sterna serve --engine emulated` describe."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sterna.cli.emulated import plain_vocabulary
+from sterna.cli.serve import parse
+from sterna.engine.emulated.profiles import PROFILES
+from sterna.engine.emulated.tokens import Vocabulary
+from sterna.errors import ConfigurationError
+from tests.models import small_model
+
+pytestmark = pytest.mark.vllm
+
+
+def options(*more: str) -> Any:
+    return parse(["serve", "--engine", "emulated", *more])
+
+
+def test_the_papers_engine_with_the_small_models_tokens_is_the_default() -> None:
+    args = options()
+    profile = PROFILES["a10-llama-7b"]
+    assert args.emulated.engine == profile.engine
+    assert args.emulated.step_time == profile.step_time
+    assert args.emulated.copy_time == profile.copy_time
+    assert args.emulated.vocabulary == Vocabulary(1928, 439)
+    assert args.emulated.max_model_len == args.max_model_len == 8192
+    assert args.model == str(small_model())
+    assert args.kv_cache_memory_bytes is None
+
+
+def test_vllms_options_change_the_profiles_engine_and_are_kept_from_the_front_end() -> None:
+    args = options("--num-gpu-blocks-override", "40", "--block-size", "32", "--max-num-seqs", "5")
+    engine = args.emulated.engine
+    assert (engine.num_blocks, engine.block_size, engine.max_num_seqs) == (40, 32, 5)
+    assert (args.num_gpu_blocks_override, args.block_size, args.max_num_seqs) == (None,) * 3
+    # What is longer would never be admitted.
+    assert args.emulated.max_model_len == (40 - 1) * 32
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--enable-lora"], "--enable-lora: an emulated engine has no such thing"),
+        (["--tensor-parallel-size", "2"], "--tensor-parallel-size: an emulated engine has no"),
+        (["--profile", "h900-gpt"], "h900-gpt"),
+        (["--num-gpu-blocks-override", "1"], "1 blocks do not hold a request"),
+        (
+            ["--num-gpu-blocks-override", "40", "--max-model-len", "700"],
+            "--max-model-len 700: the emulated engine holds 624 tokens",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_emulated_is_refused(more: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        options(*more)
+    assert message in str(refused.value)
+
+
+def test_a_profile_without_an_emulated_engine_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="--profile is for --engine emulated"):
+        parse(["serve", "--profile", "a10-llama-7b"])
+
+
+def _tokenizer(folder: Path, content: object) -> Path:
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_the_vocabulary_is_the_longest_run_of_plain_tokens(tmp_path: Path) -> None:
+    texts = ["<s>", "a", "b", "é", "c", "Ġd", "▁e", "Ċ", "f", "g"]
+    vocabulary = {text: token_id for token_id, text in enumerate(texts)}
+    added = [{"id": 0, "content": "<s>"}]
+    content = {"model": {"vocab": vocabulary}, "added_tokens": added}
+    assert plain_vocabulary(_tokenizer(tmp_path, content)) == Vocabulary(4, 3)
+
+
+def test_a_vocabulary_with_scores_is_read_as_well(tmp_path: Path) -> None:
+    content = {"model": {"vocab": [["<unk>", 0.0], ["a", -1.0], ["b", -2.0]]}}
+    content["added_tokens"] = [{"id": 0}]
+    assert plain_vocabulary(_tokenizer(tmp_path, content)) == Vocabulary(1, 2)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"has no tokenizer\.json"):
+        plain_vocabulary(tmp_path)
+
+
+def test_a_vocabulary_without_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no token that is plain text"):
+        plain_vocabulary(_tokenizer(tmp_path, {"model": {"vocab": {"é": 0}}}))
