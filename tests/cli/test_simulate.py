@@ -7,19 +7,23 @@ import csv
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sterna.cli.main import main
 from sterna.cli.simulate import SETTINGS
 from sterna.cli.simulate_report import cell, number
 
-SMALL = ("--rate", "2", "--requests", "20", "--instances", "2", "--set", "is_fast=false")
+PLAIN = ("--set", "is_fast=false")
+SMALL = ("--trace", "S-S", "--rate", "2", "--requests", "20", "--instances", "2", *PLAIN)
 HERE = ("--processes", "1")
 
 DOCUMENTED = {
@@ -74,7 +78,7 @@ def test_one_run_is_one_object_with_the_documented_names(
 ) -> None:
     document = documents(capsys)
     assert document.keys() >= DOCUMENTED
-    assert (document["policy"], document["trace"], document["rate"]) == ("sterna", "M-M", 2.0)
+    assert (document["policy"], document["trace"], document["rate"]) == ("sterna", "S-S", 2.0)
     assert (document["seed"], document["instances"]) == (0xCADE, 2)
     assert document["requests"] == document["completed"] == 20
     for name in ("request_s", "ttft_s", "tpot_s", "preemption_loss_s"):
@@ -213,7 +217,7 @@ def test_one_run_prints_its_distributions(capsys: pytest.CaptureFixture[str]) ->
     assert simulate("--high-fraction", "0.1") == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    for words in ("M-M at 2/s, poisson; 20 requests; 2 instances; live reports; seed 51934",
+    for words in ("S-S at 2/s, poisson; 20 requests; 2 instances; live reports; seed 51934",
                   "TTFT, s", "TPOT, ms", "P99.9", "high", "(2 requests)", "normal",
                   "completed 20 of 20 requests", "migrations: ", "fragmentation "):  # fmt: skip
         assert words in captured.out
@@ -405,27 +409,61 @@ def test_json_needs_neither_tables_nor_plots_nor_a_server() -> None:
 @pytest.mark.slow
 def test_progress_goes_to_a_terminal_on_stderr_and_nowhere_else() -> None:
     """Standard output stays JSON, whatever stderr is."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "sterna.cli.main", "simulate", *SMALL, "--seed", "1", "2"]
-    done = subprocess.run(
-        [*command, "--json"],
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm"},
-        text=True,
-        check=True,
-    )
-    os.close(theirs)
-    shown = b""
-    while chunk := _read(ours):
-        shown += chunk
-    os.close(ours)
-    assert len(json.loads(done.stdout)) == 2
+    command, terminal = started("--json", "--seed", "1", "2")
+    shown = shown_until_end(terminal)
+    output, _ = command.communicate()
+    assert command.returncode == 0
+    assert len(json.loads(output)) == 2
     assert b"simulating" in shown
 
 
-def _read(descriptor: int) -> bytes:
+@pytest.mark.slow
+def test_ctrl_c_ends_the_command_and_all_its_processes_in_silence() -> None:
+    command, terminal = started("--requests", "1000000", "--seed", "1", "2")
+    shown = b""
+    while b"simulating" not in shown:
+        shown += os.read(terminal, 65536)
+    os.killpg(command.pid, signal.SIGINT)
+    shown = shown_until_end(terminal)
+    output, _ = command.communicate()
+    assert command.returncode == 130
+    assert b"Traceback" not in shown
+    assert output == ""
+    # Nobody has the terminal open any more, so that whoever was started is gone or on its way.
+    left = [each for each in psutil.process_iter() if _session(each.pid) == command.pid]
+    assert psutil.wait_procs(left, timeout=EXIT_TIMEOUT_S)[1] == []
+
+
+EXIT_TIMEOUT_S = 20.0
+
+
+def started(*options: str) -> tuple["subprocess.Popen[str]", int]:
+    """The command in a session of its own, and the terminal that its stderr is."""
+    ours, theirs = pty.openpty()
+    command = subprocess.Popen(
+        [sys.executable, "-m", "sterna.cli.main", "simulate", *SMALL, *options],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+        start_new_session=True,
+        text=True,
+    )
+    os.close(theirs)
+    return command, ours
+
+
+def shown_until_end(terminal: int) -> bytes:
+    """All that comes until nobody has the terminal open any more."""
+    shown = b""
+    with suppress(OSError):  # How a terminal without another end says that nothing more comes.
+        while chunk := os.read(terminal, 65536):
+            shown += chunk
+    os.close(terminal)
+    return shown
+
+
+def _session(pid: int) -> int | None:
     try:
-        return os.read(descriptor, 65536)
-    except OSError:  # How a terminal without another end says that nothing more comes.
-        return b""
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None

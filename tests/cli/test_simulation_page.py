@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs" / "simulation.md").read_text("utf-8")
 
 COMMANDS = re.findall(r"^    sterna (simulate .*)$", PAGE, re.MULTILINE)
 
-SMALL = ("--requests", "20", "--set", "is_fast=false", "--processes", "1")
+SMALL = ("--requests", "10", "--set", "is_fast=false", "--processes", "1")
 
 
 def block(language: str) -> str:
