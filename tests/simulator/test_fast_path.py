@@ -1,0 +1,272 @@
+"""The compiled engines give the same records as the plain ones, bit for bit."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sterna.config import (
+    DispatchRule,
+    MigrationConfig,
+    PolicyConfig,
+    QueueDemand,
+    ScalingConfig,
+    Victim,
+)
+from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
+from sterna.engine.emulated.copy_time import CopyTime
+from sterna.engine.emulated.step_time import StepTime
+from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, ROUND_ROBIN
+from sterna.simulator import Report, SimulationConfig, simulate
+from sterna.workload.trace import Trace
+from tests.simulator.builders import (
+    COPY_TIME,
+    ENGINE,
+    STEP_TIME,
+    Result,
+    configuration,
+    crowded_trace,
+    differences,
+    trace,
+)
+
+ARTIFACT = replace(
+    LLUMNIX,
+    queue_demand=QueueDemand.ALL,
+    batch_counts_queue=True,
+    counts_dispatched=False,
+    pairs_only_to_gain=False,
+    preempted_make_source=True,
+    migrates_continuously=False,
+    victim=Victim.LAST_STARTED,
+)
+CHUNKED = replace(ENGINE, step_mode=StepMode.CHUNKED, keeps_block_free=False)
+SCALING = ScalingConfig(
+    max_instances=6, low_freeness_steps=20.0, high_freeness_steps=120.0, period_s=0.6
+)
+
+LOCKSTEP = StepTime(0.0, 0.0, 0.0, 0.1, 0.1, 0.0, 0.0)
+"""Every step takes as long, so that engines that begin together end together."""
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    config: SimulationConfig
+    trace: Trace
+    preempts: bool = True
+    migrates: bool = True
+
+
+def burst_trace() -> Trace:
+    """Requests of the same two lengths come eight at a time."""
+    arrival_s = np.repeat(np.arange(12) * 0.4, 8)
+    lengths = np.tile([64, 96], 48)
+    return trace(arrival_s, lengths, 128 - lengths // 2, np.tile([0, 0, 0, 1], 24))
+
+
+CASES = [
+    Case("llumnix", configuration(), crowded_trace()),
+    Case("llumnix, stale", configuration(report=Report.STALE), crowded_trace(seed=2)),
+    Case(
+        "the artifact's rules",
+        configuration(ARTIFACT, report=Report.STALE),
+        crowded_trace(seed=3),
+    ),
+    Case("infaas++", configuration(INFAAS_PP), crowded_trace(seed=4), migrates=False),
+    Case(
+        "round robin",
+        configuration(ROUND_ROBIN, report=Report.STALE, fragmentation_interval_s=None),
+        crowded_trace(seed=5),
+        migrates=False,
+    ),
+    Case("priorities", configuration(), crowded_trace(seed=6, fraction_high=0.2)),
+    Case(
+        "priorities, unseen",
+        configuration(LLUMNIX_BASE, report=Report.STALE),
+        crowded_trace(seed=7, fraction_high=0.2),
+    ),
+    Case(
+        "chunked",
+        configuration(
+            replace(LLUMNIX, num_concurrent_migrations=3, victim=Victim.LONGEST),
+            engine=replace(CHUNKED, max_num_batched_tokens=64),
+        ),
+        crowded_trace(seed=8, fraction_high=0.1),
+    ),
+    Case(
+        "chunked, last admitted",
+        configuration(
+            report=Report.STALE,
+            engine=replace(
+                CHUNKED,
+                preemption=Preemption.LAST_ADMITTED,
+                max_num_batched_tokens=20,
+                watermark=0.05,
+            ),
+        ),
+        crowded_trace(seed=9),
+    ),
+    Case(
+        "last admitted, few slots",
+        configuration(
+            replace(LLUMNIX, num_concurrent_migrations=2),
+            engine=replace(ENGINE, preemption=Preemption.LAST_ADMITTED, max_num_seqs=7),
+        ),
+        crowded_trace(seed=10),
+    ),
+    Case(
+        "scaling with delays",
+        configuration(scaling=SCALING, start_delay_s=1.0, dispatch_delay_s=0.05, num_instances=2),
+        crowded_trace(seed=11, num_requests=150),
+    ),
+    Case(
+        "scaling, chunked, stale",
+        configuration(
+            ARTIFACT,
+            scaling=SCALING,
+            report=Report.STALE,
+            engine=CHUNKED,
+            start_delay_s=0.5,
+            num_instances=6,
+        ),
+        crowded_trace(seed=12, rate=6.0),
+        preempts=False,
+    ),
+    Case(
+        "in lockstep",
+        configuration(step_time=LOCKSTEP, message_delay_s=0.1, copy_time=CopyTime(0.05, 0.05)),
+        burst_trace(),
+    ),
+    Case(
+        "in lockstep, scaling",
+        configuration(
+            step_time=LOCKSTEP,
+            scaling=SCALING,
+            message_delay_s=0.0,
+            copy_time=CopyTime(0.05, 0.05),
+        ),
+        burst_trace(),
+    ),
+]
+
+
+def both(trace: Trace, config: SimulationConfig) -> tuple[Result, Result]:
+    """The plain result, whose checks have passed after every event, and the compiled one."""
+    return (
+        simulate(trace, replace(config, is_fast=False, has_checks=True)),
+        simulate(trace, replace(config, is_fast=True)),
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_compiled_engines_give_the_same_bits(case: Case) -> None:
+    plain, fast = both(case.trace, case.config)
+    assert differences(plain, fast) == []
+    # Else there would be little to compare.
+    records, cluster = plain
+    assert (records.num_preemptions.sum() >= 10) or not case.preempts
+    assert (cluster.migrations_committed >= 10) == case.migrates
+    assert (len(cluster.instances_num) > 3) == (case.config.scaling is not None)
+
+
+# ------------------------------------------------------------------------ any configuration
+
+engines = st.builds(
+    EmulatedEngineConfig,
+    num_blocks=st.integers(12, 40),
+    watermark=st.sampled_from([0.0, 0.01, 0.1]),
+    max_num_seqs=st.sampled_from([2, 5, 64]),
+    max_num_batched_tokens=st.sampled_from([1, 7, 48, 4096]),
+    step_mode=st.sampled_from(StepMode),
+    preemption=st.sampled_from(Preemption),
+    keeps_block_free=st.booleans(),
+)
+policies = st.builds(
+    PolicyConfig,
+    name=st.just("any"),
+    dispatch=st.sampled_from([DispatchRule.FREEST, DispatchRule.FREEST, DispatchRule.ROUND_ROBIN]),
+    migrates=st.sampled_from([True, True, True, False]),
+    has_priorities=st.booleans(),
+    queue_demand=st.sampled_from(QueueDemand),
+    victim=st.sampled_from(Victim),
+    source_freeness_steps=st.sampled_from([0.0, 20.0, 100.0]),
+    destination_freeness_steps=st.sampled_from([100.0, 200.0]),
+    round_interval_s=st.sampled_from([0.05, 0.2, 1.0]),
+    num_concurrent_migrations=st.integers(1, 3),
+    target_load_tokens=st.just({1: 160}),
+    counts_dispatched=st.booleans(),
+    batch_counts_queue=st.booleans(),
+    divides_overload=st.booleans(),
+    pairs_only_to_gain=st.booleans(),
+    preempted_make_source=st.booleans(),
+    migrates_continuously=st.booleans(),
+)
+scalings = st.builds(
+    ScalingConfig,
+    max_instances=st.integers(1, 5),
+    low_freeness_steps=st.sampled_from([0.0, 30.0]),
+    high_freeness_steps=st.sampled_from([60.0, 150.0]),
+    period_s=st.sampled_from([0.2, 1.0]),
+)
+configurations = st.builds(
+    SimulationConfig,
+    engine=engines,
+    step_time=st.sampled_from([STEP_TIME, LOCKSTEP]),
+    copy_time=st.sampled_from([COPY_TIME, CopyTime(0.1, 0.1), CopyTime(1e-6, 1e-6)]),
+    policy=policies,
+    num_instances=st.integers(1, 4),
+    report=st.sampled_from(Report),
+    migration=st.builds(
+        MigrationConfig,
+        last_stage_max_blocks=st.integers(1, 3),
+        max_stages=st.integers(2, 4),
+        lease_s=st.sampled_from([0.2, 10.0]),
+    ),
+    scaling=st.none() | scalings,
+    start_delay_s=st.sampled_from([0.0, 0.1, 0.7]),
+    dispatch_delay_s=st.sampled_from([0.0, 0.0, 0.1, 0.3]),
+    message_delay_s=st.sampled_from([0.0, 0.0015, 0.1]),
+    retry_backoff_s=st.sampled_from([0.0, 0.5]),
+    fragmentation_interval_s=st.sampled_from([None, 0.1, 1.0]),
+)
+
+
+@st.composite
+def small_runs(draw: st.DrawFn) -> tuple[Trace, SimulationConfig]:
+    """Requests that an instance can serve; many of them arrive together."""
+    config = draw(configurations)
+    num_requests = draw(st.integers(1, 40))
+    num_ticks = draw(st.sampled_from([1, 10, 40]))
+    fraction_high = draw(st.sampled_from([0.0, 0.3]))
+    # Lists drawn one by one would be short.
+    rng = np.random.default_rng(draw(st.integers(0, 1_000_000)))
+    most = config.engine.total_tokens
+    inputs = rng.integers(1, most // draw(st.integers(1, 6)), num_requests)
+    outputs = np.minimum(rng.integers(1, 80, num_requests), most - inputs)
+    arrival_s = np.sort(rng.integers(0, num_ticks, num_requests)) * 0.1
+    return trace(arrival_s, inputs, outputs, rng.random(num_requests) < fraction_high), config
+
+
+def check_any(small_run: tuple[Trace, SimulationConfig]) -> None:
+    plain, fast = both(*small_run)
+    assert differences(plain, fast) == []
+
+
+@given(small_runs())
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+def test_compiled_engines_give_the_same_bits_in_any_small_run(
+    small_run: tuple[Trace, SimulationConfig],
+) -> None:
+    check_any(small_run)
+
+
+@pytest.mark.slow
+@given(small_runs())
+@settings(max_examples=2_000, deadline=None, suppress_health_check=list(HealthCheck))
+def test_compiled_engines_give_the_same_bits_in_many_small_runs(
+    small_run: tuple[Trace, SimulationConfig],
+) -> None:
+    check_any(small_run)
