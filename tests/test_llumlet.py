@@ -216,6 +216,38 @@ def test_queuing_requests_stay_until_the_instance_terminates() -> None:
     assert inspects(llumlet.on_view(view(queuing("q")), 0.2)) == ["q"]
 
 
+def test_a_driver_may_show_the_engine_only_where_it_is_wanted() -> None:
+    """The simulator looks at an engine where a migration may begin, not after every step."""
+    llumlet = Llumlet(A, config())
+    seen = view(running("a", 16), running("b", 32))
+    assert not llumlet.wants_view
+    assert llumlet.on_destination(B, 0.0) == []
+    assert llumlet.wants_view
+    assert inspects(llumlet.on_look(seen, 0.0)) == ["a"]
+    assert not llumlet.wants_view
+    assert llumlet.on_outcome(MigrationId("A-1"), Inspected(None), 0.5) != []
+    assert llumlet.wants_view
+    assert inspects(llumlet.on_look(seen, 0.5)) == ["b"]
+    llumlet.on_outcome(MigrationId("A-2"), Inspected(None), 0.6)
+    assert inspects(llumlet.on_look(seen, 0.6)) == []
+    assert llumlet.next_deadline_s == 1.5
+    assert llumlet.on_tick(1.5) == []
+    assert inspects(llumlet.on_look(seen, 1.5)) == ["a"]
+
+
+def test_a_paused_llumlet_wants_no_view() -> None:
+    llumlet = Llumlet(A, config())
+    llumlet.on_destination(B, 0.0)
+    llumlet.on_look(view(running("a"), running("b")), 0.0)
+    until_reserve(llumlet, "A-1")
+    refusal = Aborted(MigrationId("A-1"), None, Reason.BUSY)
+    llumlet.on_message(B, refusal, 0.1)
+    assert not llumlet.wants_view
+    assert inspects(llumlet.on_look(view(running("b")), 0.1)) == []
+    llumlet.on_destination(B, 0.2)
+    assert llumlet.wants_view
+
+
 # ------------------------------------------------------------------------- how many, how long
 
 

@@ -9,6 +9,7 @@ holds are asked for again by their front ends; and each instance is told its des
 when it is first part of a round, also when it has none, since a predecessor may have named one.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -81,6 +82,8 @@ class GlobalScheduler:
         # A report can arrive after the news of its instance's death; ids are never used again.
         self._gone: set[InstanceId] = set()
         self._held: dict[RequestId, DispatchRequest] = {}
+        # No dispatch in flight is taken for lost before.
+        self._first_expiry_s = math.inf
         self._told: dict[InstanceId, InstanceId | None] = {}
 
     @property
@@ -94,10 +97,13 @@ class GlobalScheduler:
         """The instances that have reported, as decisions see them, in order of their ids."""
         if self._order is None:
             self._order = [instance for _, instance in sorted(self._instances.items())]
+        policy = self._policy
         return tuple(
-            candidate
-            for instance in self._order
-            if (candidate := instance.candidate(self._policy)) is not None
+            [
+                instance.known or instance.candidate(instance.load, policy)
+                for instance in self._order
+                if instance.load is not None
+            ]
         )
 
     @property
@@ -129,9 +135,11 @@ class GlobalScheduler:
 
     def on_load(self, load: InstanceLoad, now_s: float) -> list[Effect]:
         """An instance reports; an overtaken report and one of an instance that left are ignored."""
-        if load.instance_id in self._gone:
-            return []
-        instance = self._instances.get(load.instance_id) or self._join(load.instance_id)
+        instance = self._instances.get(load.instance_id)
+        if instance is None:
+            if load.instance_id in self._gone:
+                return []
+            instance = self._join(load.instance_id)
         if instance.load is None:
             instance.num_dispatched = self._fewest_dispatched()
         elif load.sequence <= instance.load.sequence:
@@ -143,7 +151,7 @@ class GlobalScheduler:
         # A predecessor's dispatch may still arrive; ours must count as later ones.
         if load.last_dispatch >= self._next_number:
             self._next_number = load.last_dispatch + 1
-        return self._dispatch_held(now_s)
+        return self._dispatch_held(now_s) if self._held else []
 
     def on_instance_joined(self, instance_id: InstanceId, now_s: float) -> list[Effect]:
         """An instance starts; it takes part from its first load report on."""
@@ -199,8 +207,6 @@ class GlobalScheduler:
     def _dispatch_held(self, now_s: float) -> list[Effect]:
         """Dispatches by scheduling priority, the highest first, then first come, first served
         (Section 4.4.3)."""
-        if not self._held:
-            return []
         self._drop_expired(now_s)
         effects: list[Effect] = []
         for request in sorted(self._held.values(), key=self._place_in_line):
@@ -226,6 +232,7 @@ class GlobalScheduler:
         instance.known = None
         if self._policy.counts_dispatched:
             expires_s = now_s + self._in_flight_lease_s
+            self._first_expiry_s = min(self._first_expiry_s, expires_s)
             instance.in_flight.append(
                 _InFlight(number, request.request_id, request.frontend_id, new, expires_s)
             )
@@ -265,9 +272,13 @@ class GlobalScheduler:
         )
 
     def _drop_expired(self, now_s: float) -> None:
+        if now_s < self._first_expiry_s:
+            return
+        self._first_expiry_s = math.inf
         for instance in self._instances.values():
-            if instance.in_flight:
-                instance.drop(lambda each: each.expires_s <= now_s)
+            instance.drop(lambda each: each.expires_s <= now_s)
+            for each in instance.in_flight:
+                self._first_expiry_s = min(self._first_expiry_s, each.expires_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,10 +298,9 @@ class _Instance:
     # What decisions see of it; None when that has changed since.
     known: Candidate | None = None
 
-    def candidate(self, policy: PolicyConfig) -> Candidate | None:
-        if self.known is None and self.load is not None:
-            in_flight = tuple(each.request for each in self.in_flight)
-            self.known = Candidate(self.load, in_flight, self.num_dispatched, policy)
+    def candidate(self, load: InstanceLoad, policy: PolicyConfig) -> Candidate:
+        in_flight = tuple([each.request for each in self.in_flight])
+        self.known = Candidate(load, in_flight, self.num_dispatched, policy)
         return self.known
 
     def drop(self, is_over: Callable[[_InFlight], bool]) -> None:

@@ -97,10 +97,11 @@ class Llumlet:
         deadlines = [self._coordinator.next_deadline_s]
         if self._view is not None and self._config.report_interval_s is not None:
             deadlines.append(self._report_due_s if self._has_changed else self._heartbeat_due_s)
-        if self._num_free_slots() > 0:
+        # A pause begins with a back-off, and ends with it at the latest.
+        if self._backoff_until_s and self._num_free_slots() > 0:
             deadlines.append(self._paused_until_s)
             deadlines.extend(self._backoff_until_s.values())
-        return min((d for d in deadlines if d is not None), default=None)
+        return min([each for each in deadlines if each is not None], default=None)
 
     @property
     def has_open_migrations(self) -> bool:
@@ -125,6 +126,11 @@ class Llumlet:
         """Where the global scheduler wants requests migrated to."""
         return self._destination
 
+    @property
+    def wants_view(self) -> bool:
+        """Whether a migration begins as soon as a view shows a request that can move."""
+        return self._num_free_slots() > 0 and self._paused_until_s is None
+
     def arriving_requests(self) -> frozenset[RequestId]:
         """Requests that the engine does not have yet, but is about to step."""
         return self._coordinator.arriving_requests()
@@ -133,13 +139,17 @@ class Llumlet:
 
     def on_view(self, view: InstanceView, now_s: float) -> list[LlumletEffect]:
         """The engine has made a step, or its requests have changed."""
-        self.see(view)
-        return self._conclude([], now_s)
-
-    def see(self, view: InstanceView) -> None:
-        """Take note of the engine's state without acting on it: another event follows at once."""
         self._view = self._as_terminating(view)
         self._has_changed = True
+        return self._conclude([], now_s)
+
+    def on_look(self, view: InstanceView, now_s: float) -> list[LlumletEffect]:
+        """Begin the migrations that may begin, by a view that was made for this alone.
+
+        For a driver that does not show the llumlet every step (`on_view`), but its engine where
+        `wants_view` says so, after any other event.
+        """
+        return [*self._start_migrations(self._as_terminating(view), now_s)]
 
     def on_destination(self, destination: InstanceId | None, now_s: float) -> list[LlumletEffect]:
         """The global scheduler has set this instance's destination, or unset it.
@@ -254,8 +264,10 @@ class Llumlet:
             if isinstance(effect, Ended):
                 self._note_end(effect, now_s)
         self._end_waits(now_s)
-        started = self._start_migrations(now_s)
-        return [*effects, *started, *self._report(now_s)]
+        if self._view is None:
+            return [*effects]
+        started = self._start_migrations(self._view, now_s)
+        return [*effects, *started, *self._report(self._view, now_s)]
 
     def _note_end(self, ended: Ended, now_s: float) -> None:
         if not ended.is_outgoing:
@@ -281,20 +293,19 @@ class Llumlet:
             self._paused_until_s = None
 
     def _num_free_slots(self) -> int:
-        if self._view is None or self._destination is None:
+        if self._destination is None:
             return 0
         return self._config.policy.num_concurrent_migrations - self._coordinator.num_outgoing
 
-    def _start_migrations(self, now_s: float) -> list[Effect]:
+    def _start_migrations(self, view: InstanceView, now_s: float) -> list[Effect]:
         """Fill the free slots, each with the request that moves next."""
-        num_free_slots = self._num_free_slots()
-        if num_free_slots <= 0 or self._paused_until_s is not None:
+        if not self.wants_view:
             return []
-        assert self._view is not None
         assert self._destination is not None
+        num_free_slots = self._num_free_slots()
         excluded = self._coordinator.requests()
         effects: list[Effect] = []
-        for request in candidates_to_move(self._view, self._config.policy):
+        for request in candidates_to_move(view, self._config.policy):
             request_id = request.request_id
             # The view may be older than what has moved since.
             is_gone = request_id in self._moved_out
@@ -312,19 +323,19 @@ class Llumlet:
 
     # ------------------------------------------------------------------------------- reports
 
-    def _report(self, now_s: float) -> list[Report]:
+    def _report(self, view: InstanceView, now_s: float) -> list[Report]:
         interval_s = self._config.report_interval_s
-        if self._view is None or interval_s is None:
+        if interval_s is None:
             return []
         is_heartbeat_due = now_s >= self._heartbeat_due_s
         is_look_due = self._has_changed and now_s >= self._report_due_s
-        if not (is_heartbeat_due or is_look_due or self._is_urgent(self._view)):
+        if not (is_heartbeat_due or is_look_due or self._is_urgent(view)):
             return []
         self._has_changed = False
         self._report_due_s = now_s + interval_s
         last = self._last_report
         sequence = 1 if last is None else last.sequence + 1
-        current = self._load(self._view, sequence)
+        current = self._load(view, sequence)
         is_same = last is not None and current == structs.replace(last, sequence=sequence)
         if is_same and not is_heartbeat_due:
             return []

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
+from msgspec import structs
 
 from sterna.config import PolicyConfig
 from sterna.policy.pairing import move_helps, pair
@@ -54,7 +55,7 @@ def moved(cluster: dict[InstanceId, InstanceView], pairs: dict[InstanceId, Insta
 def with_all_movable(cluster: list[InstanceView]) -> dict[InstanceId, InstanceView]:
     return {
         view.instance_id: replace(
-            view, running=tuple(replace(each, immovable=None) for each in view.running)
+            view, running=tuple(structs.replace(each, immovable=None) for each in view.running)
         )
         for view in cluster
     }

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sterna.config import Victim
 from sterna.policy.presets import LLUMNIX, LLUMNIX_BASE
@@ -34,8 +35,8 @@ def test_lower_priorities_and_shorter_sequences_move_first() -> None:
 
 def test_execution_priority_decides_and_scheduling_priority_does_not() -> None:
     """Section 4.4.1: the execution priority is what gives a request a lower instance load."""
-    long = replace(running("long", 800), scheduling_priority=HIGH)
-    short = replace(running("short", 160), execution_priority=HIGH)
+    long = structs.replace(running("long", 800), scheduling_priority=HIGH)
+    short = structs.replace(running("short", 160), execution_priority=HIGH)
     assert order(instance(running=[short, long])) == ["long", "short"]
 
 
@@ -147,7 +148,7 @@ def test_several_migrations_at_once_take_different_requests(view: InstanceView) 
         chosen = select(view, LLUMNIX)
         if chosen is None:
             break
-        moving = replace(chosen, immovable=Immovable.MIGRATING)
+        moving = structs.replace(chosen, immovable=Immovable.MIGRATING)
         view = replace(
             view,
             running=tuple(moving if each is chosen else each for each in view.running),

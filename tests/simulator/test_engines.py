@@ -33,8 +33,8 @@ def step(engines: Engines, row: int, now_s: float) -> float:
     return end_s
 
 
-def queue(engines: Engines, row: int) -> list[str]:
-    return [each.request_id for each in engines.view(row).queuing]
+def queue(engines: Engines, row: int, now_s: float) -> list[str]:
+    return [each.request_id for each in engines.view(row, now_s).queuing]
 
 
 @pytest.fixture(params=[PlainEngines, FastEngines], ids=["plain", "compiled"])
@@ -56,10 +56,10 @@ def test_a_request_preempted_in_its_prompt_is_adopted_by_its_arrival(
     engines.add(0, 0, 1, 0.0)
     engines.add(0, 2, 2, 0.0)
     now_s = 0.0
-    while engines.view(0).num_preemptions == 0:
+    while engines.view(0, now_s).num_preemptions == 0:
         now_s = step(engines, 0, now_s)
-    assert queue(engines, 0) == ["r000000002"]
-    assert engines.view(0).queuing[0].num_output_tokens == 0
+    assert queue(engines, 0, now_s) == ["r000000002"]
+    assert engines.view(0, now_s).queuing[0].num_output_tokens == 0
     assert engines.begin_drain(0, 2, 1, 0, None) is True
     state = engines.export(0, 2)
     migration_id = MigrationId("m")
@@ -67,4 +67,4 @@ def test_a_request_preempted_in_its_prompt_is_adopted_by_its_arrival(
     engines.adopt(1, migration_id, 2, state, 0)
     engines.release(0, 2)
     engines.add(1, 1, 3, now_s)
-    assert queue(engines, 1) == ["r000000001", "r000000002"]
+    assert queue(engines, 1, now_s) == ["r000000001", "r000000002"]

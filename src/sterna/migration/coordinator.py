@@ -65,12 +65,12 @@ class MigrationCoordinator:
     @property
     def num_outgoing(self) -> int:
         """Migrations from here that have not ended."""
-        return sum(not source.is_settled for source in self._sources.values())
+        return len([1 for source in self._sources.values() if not source.is_settled])
 
     @property
     def num_incoming(self) -> int:
         """Migrations to here that have not ended."""
-        return sum(not destination.is_settled for destination in self._destinations.values())
+        return len([1 for each in self._destinations.values() if not each.is_settled])
 
     @property
     def has_machines(self) -> bool:
@@ -81,7 +81,7 @@ class MigrationCoordinator:
     def next_deadline_s(self) -> float | None:
         """When `on_tick` is due, or None."""
         deadlines = [machine.next_deadline_s for machine in self._machines()]
-        return min((d for d in deadlines if d is not None), default=None)
+        return min([each for each in deadlines if each is not None], default=None)
 
     def source_of(self, request_id: RequestId) -> MigrationSource | None:
         """The migration by which the request is leaving."""

@@ -87,6 +87,15 @@ class DestinationState(Enum):
     OVER = "over"
 
 
+_LEASED = (
+    DestinationState.RESERVING,
+    DestinationState.RECEIVING,
+    DestinationState.RECEIVED,
+    DestinationState.COMMITTING,
+)
+_SETTLED = (DestinationState.COMMITTED, DestinationState.OVER)
+
+
 class MigrationDestination:
     """One migration, seen from the instance to which the request comes."""
 
@@ -129,7 +138,7 @@ class MigrationDestination:
     @property
     def is_settled(self) -> bool:
         """Whether Ended was returned: the request is adopted, or the reservation is gone."""
-        return self._state in (DestinationState.COMMITTED, DestinationState.OVER)
+        return self._state in _SETTLED
 
     @property
     def is_over(self) -> bool:
@@ -139,18 +148,9 @@ class MigrationDestination:
     @property
     def next_deadline_s(self) -> float | None:
         """When a Tick is due, or None."""
-        match self._state:
-            case (
-                DestinationState.RESERVING
-                | DestinationState.RECEIVING
-                | DestinationState.RECEIVED
-                | DestinationState.COMMITTING
-            ):
-                return self._lease_ends_s
-            case DestinationState.COMMITTED:
-                return self._repeat_s
-            case _:
-                return None
+        if self._state in _LEASED:
+            return self._lease_ends_s
+        return self._repeat_s if self._state is DestinationState.COMMITTED else None
 
     # -------------------------------------------------------------------------- what happens
 

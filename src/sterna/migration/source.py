@@ -92,6 +92,11 @@ class SourceState(Enum):
     OVER = "over"
 
 
+_STAGE_ASKED = (SourceState.RESERVING, SourceState.COPYING)
+_VERDICT_ASKED = (SourceState.COMMITTING, SourceState.FORWARDING)
+_SETTLED = (SourceState.FORWARDING, SourceState.OVER)
+
+
 class MigrationSource:
     """One migration, seen from the instance that the request leaves."""
 
@@ -132,7 +137,7 @@ class MigrationSource:
     @property
     def is_settled(self) -> bool:
         """Whether Ended was returned: nothing is asked of the engine any more."""
-        return self._state in (SourceState.FORWARDING, SourceState.OVER)
+        return self._state in _SETTLED
 
     @property
     def is_over(self) -> bool:
@@ -147,13 +152,9 @@ class MigrationSource:
     @property
     def next_deadline_s(self) -> float | None:
         """When a Tick is due, or None."""
-        match self._state:
-            case SourceState.RESERVING | SourceState.COPYING:
-                return min(self._ask_again_s, self._give_up_s)
-            case SourceState.COMMITTING | SourceState.FORWARDING:
-                return self._ask_again_s
-            case _:
-                return None
+        if self._state in _STAGE_ASKED:
+            return min(self._ask_again_s, self._give_up_s)
+        return self._ask_again_s if self._state in _VERDICT_ASKED else None
 
     # -------------------------------------------------------------------------- what happens
 

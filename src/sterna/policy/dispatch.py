@@ -27,9 +27,9 @@ def choose(
             if _has_headroom(request, policy):
                 chosen = _for_high_priority(request, eligible, policy)
             else:
-                chosen = min(
-                    eligible, key=lambda each: (-each.dispatch_freeness, *_tie_break(each))
-                )
+                highest = max([each.dispatch_freeness for each in eligible])
+                freest = [each for each in eligible if each.dispatch_freeness == highest]
+                chosen = min(freest, key=_tie_break)
     return chosen.instance_id
 
 

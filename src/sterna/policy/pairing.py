@@ -6,7 +6,6 @@ llumlet's choice (`selection`).
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -100,4 +99,4 @@ def _after_move(
         free_tokens=arriving.free_tokens - added_tokens,
         num_running=arriving.num_running + 1,
     )
-    return replace(source, load=left), replace(destination, load=arrived)
+    return source.with_load(left), destination.with_load(arrived)

@@ -1,7 +1,9 @@
 """Which requests a source instance moves, and in which order (Section 4.4.3). Pure."""
 
+from collections.abc import Iterable, Sequence
+
 from sterna.config import PolicyConfig, Victim
-from sterna.types import InstanceView, Priority, RequestId, RequestView
+from sterna.types import InstanceView, RequestView
 
 
 def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[RequestView, ...]:
@@ -15,9 +17,15 @@ def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[Re
     somebody else has left. From an instance that stays, the paper moves running requests: the
     queue drains into the memory that they free.
     """
-    movable = [each for each in enumerate(instance.running) if each[1].immovable is None]
-    movable.sort(key=lambda each: _order(each[0], each[1], policy))
-    running = tuple(request for _, request in movable)
+    ranks = _ranks(instance.running, policy.victim)
+    order = [
+        (policy.counts_as(request.execution_priority), rank, request.request_id, request)
+        for rank, request in zip(ranks, instance.running, strict=True)
+        if request.immovable is None
+    ]
+    # Ids are unique, so that requests themselves are never compared.
+    order.sort()
+    running = tuple([request for _, _, _, request in order])
     if not instance.is_terminating:
         return running
     queuing = tuple(request for request in instance.queuing if request.immovable is None)
@@ -30,15 +38,13 @@ def select(instance: InstanceView, policy: PolicyConfig) -> RequestView | None:
     return candidates[0] if candidates else None
 
 
-def _order(
-    index: int, request: RequestView, policy: PolicyConfig
-) -> tuple[Priority, int, RequestId]:
-    match policy.victim:
+def _ranks(requests: Sequence[RequestView], victim: Victim) -> Iterable[int]:
+    """The place of each request by the victim rule, the first to move lowest."""
+    match victim:
         case Victim.SHORTEST:
-            rank = request.num_tokens
+            return [request.num_tokens for request in requests]
         case Victim.LONGEST:
-            rank = -request.num_tokens
+            return [-request.num_tokens for request in requests]
         case Victim.LAST_STARTED:
             # The engine lists running requests in the order in which they entered the batch.
-            rank = -index
-    return policy.counts_as(request.execution_priority), rank, request.request_id
+            return range(0, -len(requests), -1)

@@ -41,9 +41,12 @@ class NewRequest:
     execution_priority: Priority
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
-    """One instance as the global scheduler knows it.
+    """One instance as the global scheduler knows it; never changed.
+
+    Not frozen, because that would take as long as all the rest of making one, which is done for
+    every load report.
 
     Attributes:
         load: its last report.
@@ -63,16 +66,18 @@ class Candidate:
 
     def __post_init__(self) -> None:
         # Computed once: a scheduler of many instances asks most of them about every request.
-        freeness = freeness_of(self.load, self.in_flight, self.policy)
-        object.__setattr__(self, "freeness", freeness)
+        self.freeness = self.dispatch_freeness = freeness_of(self.load, self.in_flight, self.policy)
         if self.policy.batch_counts_queue:
-            freeness = dispatch_freeness_of(self.load, self.in_flight, self.policy)
-        object.__setattr__(self, "dispatch_freeness", freeness)
+            self.dispatch_freeness = dispatch_freeness_of(self.load, self.in_flight, self.policy)
 
     @property
     def instance_id(self) -> InstanceId:
         """The instance's id."""
         return self.load.instance_id
+
+    def with_load(self, load: InstanceLoad) -> "Candidate":
+        """The same instance as if it had reported this load."""
+        return Candidate(load, self.in_flight, self.num_dispatched, self.policy)
 
 
 def virtual_usage(request: RequestView, instance: InstanceView, policy: PolicyConfig) -> float:
@@ -254,7 +259,7 @@ def _corrected(
     for request in in_flight:
         free_tokens -= request.demand_tokens
         num_running += 1
-    return _steps(free_tokens, max(1, num_running + num_in_line), policy)
+    return _steps(free_tokens, num_running + num_in_line or 1, policy)
 
 
 def _virtual_usage(

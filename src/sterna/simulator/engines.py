@@ -49,11 +49,8 @@ class Engines(Protocol):
     def advance(self, until_s: float) -> None:
         """Let all steps pass that end by then."""
 
-    def advance_row(self, row: int, until_s: float) -> None:
-        """Let this engine's steps pass that end by then."""
-
-    def step_end_s(self, row: int) -> float | None:
-        """When the step under way ends, or None between two steps."""
+    def step_end_s(self, row: int, now_s: float) -> float | None:
+        """When the step ends that is under way at this moment, or None between two steps."""
 
     def hold(self, row: int) -> None:
         """Have `advance` not begin a step after the one under way: the caller will."""
@@ -69,16 +66,15 @@ class Engines(Protocol):
     def set_terminating(self, row: int) -> None:
         """Have views and loads say that the instance is being emptied."""
 
-    def changed_rows(self) -> list[int]:
-        """Engines whose load may have changed since this was last asked, in order."""
+    def set_migrating(self, row: int, num_outgoing: int, num_incoming: int) -> None:
+        """Have loads say that so many migrations are in flight."""
 
-    def load(
-        self, row: int, *, sequence: int, num_migrating_out: int, num_migrating_in: int
-    ) -> InstanceLoad:
-        """What the instance's llumlet has reported last."""
+    def changed_loads(self, now_s: float) -> list[InstanceLoad]:
+        """What the llumlets report at this moment, in order: of the engines whose load may
+        differ from the one that was returned last."""
 
-    def view(self, row: int) -> InstanceView:
-        """The engine's state."""
+    def view(self, row: int, now_s: float) -> InstanceView:
+        """The engine's state at this moment."""
 
     def is_empty(self, row: int) -> bool:
         """Whether there are neither requests nor reservations."""

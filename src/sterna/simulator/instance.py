@@ -12,12 +12,10 @@ from sterna.config import LlumletConfig
 from sterna.llumlet import ForwardAbort, Llumlet, LlumletEffect, Report
 from sterna.migration.messages import (
     AbortDrained,
-    Aborted,
     AbortRequest,
     Adopt,
     Adopted,
     BlocksReserved,
-    Committed,
     CopyBlocks,
     Drain,
     Drained,
@@ -48,8 +46,9 @@ EngineEffect = (
 )
 """Effects that are carried out by the engine, between two of its steps."""
 
-MAY_FREE_A_SLOT = (Committed, Aborted, Inspected, DrainRefused)
-"""After these a migration from here can be over, and another one begin."""
+UNASKED = (Report, ForwardAbort, AbortRequest)
+"""Effects that only follow from what does not happen here: no client aborts, and loads are asked
+for."""
 
 
 class Surroundings(Protocol):
@@ -93,9 +92,10 @@ class Instance:
         self.llumlet = Llumlet(instance_id, config)
         self.is_terminating = False
         self.is_between_steps = False
+        # Migrations in flight from here and to here when they were last asked for.
+        self.num_migrating = (0, 0)
         self._engines = engines
         self._surroundings = surroundings
-        self._max_outgoing = config.policy.num_concurrent_migrations
         self._commands: deque[EngineEffect] = deque()
         self._waiting: dict[MigrationId, deque[Effect]] = {}
         # The stage whose blocks each migration to here waits for.
@@ -110,13 +110,10 @@ class Instance:
 
     def on_destination(self, destination: InstanceId | None, now_s: float) -> None:
         """The global scheduler has set or unset the destination."""
-        if destination is not None and self.llumlet.num_outgoing < self._max_outgoing:
-            self.llumlet.see(self._engines.view(self.row))
         self._carry_out(self.llumlet.on_destination(destination, now_s), now_s)
 
     def on_message(self, sender: InstanceId, message: Message, now_s: float) -> None:
         """A message of another llumlet arrived."""
-        self._look(isinstance(message, MAY_FREE_A_SLOT))
         self._carry_out(self.llumlet.on_message(sender, message, now_s), now_s)
 
     def on_stage_copied(self, migration_id: MigrationId, stage: int, now_s: float) -> None:
@@ -127,12 +124,10 @@ class Instance:
 
     def on_tick(self, now_s: float) -> None:
         """A deadline of the llumlet has come."""
-        self._look(True)
         self._carry_out(self.llumlet.on_tick(now_s), now_s)
 
     def on_peer_gone(self, peer: InstanceId, now_s: float) -> None:
         """Another instance has ended."""
-        self._look(True)
         self._carry_out(self.llumlet.on_peer_dead(peer, now_s), now_s)
 
     def set_terminating(self) -> None:
@@ -154,36 +149,25 @@ class Instance:
 
     # ------------------------------------------------------------------------------ effects
 
-    def _look(self, may_free_a_slot: bool) -> None:
-        """Show the llumlet its engine where it may go on to choose a request.
-
-        On a real instance it sees the engine after every step. Here it looks when something is
-        to be decided; a destination is named to it anew in every round.
-        """
-        if self.llumlet.destination is None:
-            return
-        if may_free_a_slot or self.llumlet.num_outgoing < self._max_outgoing:
-            self.llumlet.see(self._engines.view(self.row))
-
     def _tell(self, migration_id: MigrationId, event: Event, now_s: float) -> None:
-        self._look(isinstance(event, MAY_FREE_A_SLOT))
         self._carry_out(self.llumlet.on_outcome(migration_id, event, now_s), now_s)
 
     def _carry_out(self, effects: Iterable[LlumletEffect], now_s: float) -> None:
         for effect in effects:
-            match effect:
-                case Report() | ForwardAbort() | AbortRequest():
-                    raise AssertionError(f"nobody asked for {effect}")
-                case _:
-                    self._run(effect, now_s)
+            self._run(effect, now_s)
+        # A real instance sees its engine after every step; here it looks where that matters.
+        if self.llumlet.wants_view:
+            view = self._engines.view(self.row, now_s)
+            for effect in self.llumlet.on_look(view, now_s):
+                self._run(effect, now_s)
         self._surroundings.on_activity(self, now_s)
 
-    def _run(self, effect: Effect, now_s: float) -> None:
+    def _run(self, effect: LlumletEffect, now_s: float) -> None:
         """Carry the effect out, after all earlier ones of its migration."""
         if isinstance(effect, Send):
             migration_id = effect.message.migration_id
         else:
-            assert not isinstance(effect, AbortRequest)
+            assert not isinstance(effect, UNASKED), f"nobody asked for {effect}"
             migration_id = effect.migration_id
         waiting = self._waiting.get(migration_id)
         if waiting is not None:

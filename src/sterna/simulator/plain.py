@@ -35,6 +35,9 @@ class _Engine:
     end_s: float = 0.0
     step_ns: int = 0
     is_terminating: bool = False
+    num_outgoing: int = 0
+    num_incoming: int = 0
+    num_reports: int = 0
     last_dispatch: int = 0
     begun: _Snapshot | None = None
     reported: _Snapshot | None = None
@@ -91,10 +94,7 @@ class PlainEngines:
     def advance(self, until_s: float) -> None:
         pass
 
-    def advance_row(self, row: int, until_s: float) -> None:
-        pass
-
-    def step_end_s(self, row: int) -> float | None:
+    def step_end_s(self, row: int, now_s: float) -> float | None:
         engine = self._engines[row]
         return None if engine.step is None else engine.end_s
 
@@ -155,29 +155,33 @@ class PlainEngines:
         self._engines[row].is_terminating = True
         self._changed.add(row)
 
-    def changed_rows(self) -> list[int]:
-        rows = sorted(self._changed)
-        self._changed.clear()
-        return rows
-
-    def load(
-        self, row: int, *, sequence: int, num_migrating_out: int, num_migrating_in: int
-    ) -> InstanceLoad:
+    def set_migrating(self, row: int, num_outgoing: int, num_incoming: int) -> None:
         engine = self._engines[row]
+        engine.num_outgoing, engine.num_incoming = num_outgoing, num_incoming
+
+    def changed_loads(self, now_s: float) -> list[InstanceLoad]:
+        loads = [self._load(self._engines[row]) for row in sorted(self._changed)]
+        self._changed.clear()
+        return loads
+
+    def _load(self, engine: _Engine) -> InstanceLoad:
         snapshot = engine.reported
         if self._config.report is Report.LIVE or snapshot is None:
             snapshot = self._snapshot(engine)
+        engine.num_reports += 1
         return load(
             replace(snapshot.view, is_terminating=engine.is_terminating),
             self._config.policy,
-            sequence=sequence,
+            sequence=engine.num_reports,
             last_dispatch=snapshot.last_dispatch,
-            num_migrating_out=num_migrating_out,
-            num_migrating_in=num_migrating_in,
+            num_migrating_out=engine.num_outgoing,
+            num_migrating_in=engine.num_incoming,
         )
 
-    def view(self, row: int) -> InstanceView:
-        engine = self._engines[row]
+    def view(self, row: int, now_s: float) -> InstanceView:
+        return self._view(self._engines[row])
+
+    def _view(self, engine: _Engine) -> InstanceView:
         return engine.core.view(engine.instance_id, is_terminating=engine.is_terminating)
 
     def is_empty(self, row: int) -> bool:
@@ -190,7 +194,7 @@ class PlainEngines:
         for row in sorted(self._engines):
             core = self._engines[row].core
             free_tokens += core.num_free_blocks * config.block_size
-            queuing = self.view(row).queuing
+            queuing = self._view(self._engines[row]).queuing
             if queuing:
                 room_blocks = core.num_free_blocks - config.watermark_blocks
                 if queuing[0].demand_tokens > room_blocks * config.block_size:

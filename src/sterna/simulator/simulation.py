@@ -72,7 +72,6 @@ class Simulation:
         self._instances: dict[InstanceId, Instance] = {}
         self._rows: dict[int, Instance] = {}
         self._num_started = 0
-        self._num_reports: dict[InstanceId, int] = {}
         self._next_arrival = 0
         self._arrivals_s: list[float] = trace.arrival_s.tolist()
         self._demands_tokens = _demands_tokens(trace, config)
@@ -142,7 +141,6 @@ class Simulation:
 
     def _ask(self, index: int, now_s: float) -> None:
         """Have the scheduler name an instance for the request."""
-        self._engines.advance(now_s)
         self._report_loads(now_s)
         priority = Priority(self._priorities[index])
         request = DispatchRequest(
@@ -156,19 +154,18 @@ class Simulation:
         self._carry_out(self._scheduler.on_request(request, now_s), now_s)
 
     def _round(self, now_s: float) -> None:
-        if self._advance_to_decision(now_s):
-            return
         self._report_loads(now_s)
+        if self._note_end():
+            return
         self._carry_out(self._scheduler.on_tick(now_s), now_s)
         self._plan_round(now_s)
 
-    def _advance_to_decision(self, now_s: float) -> bool:
-        """Let every engine reach this moment; returns whether all requests have ended by then.
+    def _note_end(self) -> bool:
+        """Whether all requests have ended, now that every engine has reached this moment.
 
-        The only events that look whether the run is over: they happen at the same times however
-        the engines are stepped.
+        Asked by rounds and samples only: they happen at the same times however the engines are
+        stepped.
         """
-        self._engines.advance(now_s)
         self._is_over = self._engines.num_ended == len(self._trace)
         return self._is_over
 
@@ -179,16 +176,7 @@ class Simulation:
 
     def _report_loads(self, now_s: float) -> None:
         """Tell the scheduler whatever it does not know yet."""
-        for row in self._engines.changed_rows():
-            instance = self._rows[row]
-            number = self._num_reports[instance.instance_id] + 1
-            self._num_reports[instance.instance_id] = number
-            load = self._engines.load(
-                row,
-                sequence=number,
-                num_migrating_out=instance.llumlet.num_outgoing,
-                num_migrating_in=instance.llumlet.num_incoming,
-            )
+        for load in self._engines.changed_loads(now_s):
             self._carry_out(self._scheduler.on_load(load, now_s), now_s)
 
     def _carry_out(self, effects: list[Effect], now_s: float) -> None:
@@ -220,7 +208,6 @@ class Simulation:
             # It was emptied and ended while the request was on its way.
             self._ask(index, now_s)
             return
-        self._engines.advance_row(instance.row, now_s)
         instance.on_request_admitted(dispatch.request_id, dispatch.dispatch_number)
         self._engines.add(instance.row, index, dispatch.dispatch_number, now_s)
         self._step_if_idle(instance, now_s)
@@ -228,7 +215,7 @@ class Simulation:
     # -------------------------------------------------------------------------------- steps
 
     def _step_if_idle(self, instance: Instance, now_s: float) -> None:
-        if self._engines.step_end_s(instance.row) is None:
+        if self._engines.step_end_s(instance.row, now_s) is None:
             self._between_steps(instance, now_s)
 
     def _end_step(self, instance: Instance, now_s: float) -> None:
@@ -268,7 +255,6 @@ class Simulation:
     ) -> None:
         instance = self._instances.get(peer)
         if instance is not None:
-            self._engines.advance_row(instance.row, now_s)
             instance.on_message(sender, message, now_s)
 
     def begin_copy(self, source: InstanceId, effect: CopyBlocks, now_s: float) -> None:
@@ -300,7 +286,6 @@ class Simulation:
         self._plan_copies(self._links.end(copy.migration_id, now_s))
         instance = self._instances.get(copy.destination)
         if instance is not None:
-            self._engines.advance_row(instance.row, now_s)
             instance.on_stage_copied(copy.migration_id, copy.stage, now_s)
 
     def on_drained(self, migration_id: MigrationId, now_s: float) -> None:
@@ -323,15 +308,17 @@ class Simulation:
 
     def on_activity(self, instance: Instance, now_s: float) -> None:
         """The instance has been told something, and what followed has been carried out."""
-        llumlet = instance.llumlet
-        is_migrating = llumlet.num_outgoing + llumlet.num_incoming > 0
-        self._recorder.set_migrating(instance.instance_id, is_migrating, now_s)
+        num_migrating = instance.llumlet.num_outgoing, instance.llumlet.num_incoming
+        if num_migrating != instance.num_migrating:
+            instance.num_migrating = num_migrating
+            self._engines.set_migrating(instance.row, *num_migrating)
+            self._recorder.set_migrating(instance.instance_id, sum(num_migrating) > 0, now_s)
         if (instance.has_commands or instance.is_terminating) and not instance.is_between_steps:
             self._plan_commands(instance, now_s)
         self._plan_tick(instance)
 
     def _plan_commands(self, instance: Instance, now_s: float) -> None:
-        end_s = self._engines.step_end_s(instance.row)
+        end_s = self._engines.step_end_s(instance.row, now_s)
         if end_s is None:
             # Not at once: what has led here is still being carried out.
             action = partial(self._settle, instance)
@@ -358,7 +345,6 @@ class Simulation:
         del self._tick_at_s[instance.instance_id]
         deadline_s = instance.llumlet.next_deadline_s
         if deadline_s is not None and deadline_s <= now_s:
-            self._engines.advance_row(instance.row, now_s)
             instance.on_tick(now_s)
         else:
             self._plan_tick(instance)
@@ -372,7 +358,6 @@ class Simulation:
         instance = Instance(instance_id, row, self._llumlet_config, self._engines, self)
         self._instances[instance_id] = instance
         self._rows[row] = instance
-        self._num_reports[instance_id] = 0
         self._recorder.set_num_instances(now_s, len(self._instances))
         self._carry_out(self._scheduler.on_instance_joined(instance_id, now_s), now_s)
         if delay_s == 0:
@@ -414,7 +399,8 @@ class Simulation:
             self._events.push(next_s, Rank.SAMPLE, self._sample)
 
     def _sample(self, now_s: float) -> None:
-        if self._advance_to_decision(now_s):
+        self._engines.advance(now_s)
+        if self._note_end():
             return
         self._recorder.sample(now_s, *self._engines.fragmented_tokens())
         self._plan_sample(now_s)

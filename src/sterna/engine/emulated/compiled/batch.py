@@ -3,7 +3,7 @@
 from numba import njit
 
 from sterna.engine.emulated.compiled.queue import num_blocks_of
-from sterna.engine.emulated.compiled.tables import ABSENT, DECODING, LIVE, NEVER, Tables
+from sterna.engine.emulated.compiled.tables import ABSENT, DECODING, NEVER, Tables
 
 
 @njit(cache=True)
@@ -24,7 +24,7 @@ def join_batch(tables: Tables, r: int, index: int) -> None:
     tables.running[r, place] = index
     row.num_running += 1
     newcomer.row = r
-    tables.counts[LIVE, r, newcomer.priority] += 1
+    tables.counts[r, newcomer.priority] += 1
 
 
 @njit(cache=True)
@@ -37,7 +37,7 @@ def leave_batch(tables: Tables, r: int, index: int) -> None:
     for later in range(place + 1, row.num_running):
         tables.running[r, later - 1] = tables.running[r, later]
     row.num_running -= 1
-    tables.counts[LIVE, r, tables.requests[index].priority] -= 1
+    tables.counts[r, tables.requests[index].priority] -= 1
 
 
 @njit(cache=True)

@@ -13,7 +13,6 @@ from sterna.engine.emulated.compiled.tables import (
     DECODING,
     DRAINED,
     DRAINED_QUEUING,
-    LIVE,
     QUEUING,
     Tables,
 )
@@ -33,7 +32,7 @@ def drain(tables: Tables, r: int, index: int) -> None:
     else:
         row.num_prefilling -= 1
     # To everybody else it is still here, and one of the running requests.
-    tables.counts[LIVE, r, request.priority] += 1
+    tables.counts[r, request.priority] += 1
     request.state = DRAINED
     row.num_drained += 1
 
@@ -46,7 +45,7 @@ def resume(tables: Tables, r: int, index: int) -> None:
         enqueue_in_front(tables, r, index)
         return
     row.num_drained -= 1
-    tables.counts[LIVE, r, request.priority] -= 1
+    tables.counts[r, request.priority] -= 1
     join_batch(tables, r, index)
     begin_decoding(tables, r, index)
 

@@ -12,16 +12,27 @@ from sterna.engine.emulated.compiled.queue import (
     num_tokens_of,
 )
 from sterna.engine.emulated.compiled.tables import (
+    BY_PRIORITY,
     DECODING,
     DRAINED_QUEUING,
-    LIVE,
+    HEAD_BLOCKS,
+    LAST_DISPATCH,
+    LISTED,
     LONGEST,
+    MOVE_BLOCKS,
     NO_VICTIM,
     NONE,
+    NUM_PREEMPTED_QUEUING,
+    NUM_PREEMPTIONS,
+    NUM_QUEUING,
+    NUM_RUNNING,
     PREFILLING,
+    QUEUED_BLOCKS,
     QUEUING,
     REPORTED,
+    RESERVED_BLOCKS,
     SHORTEST,
+    USED_BLOCKS,
     Tables,
 )
 
@@ -30,24 +41,52 @@ from sterna.engine.emulated.compiled.tables import (
 def take_report(tables: Tables, which: int, r: int) -> None:
     """Write down the sums of the engine's state."""
     row, report, rule = tables.rows[r], tables.reports[which, r], tables.settings[0]
-    report.used_blocks = row.used_blocks
-    report.reserved_blocks = row.reserved_blocks
-    report.num_running = row.num_running + row.num_drained
-    report.num_queuing = row.num_queuing
-    report.num_preempted_queuing = row.num_preempted_queuing
-    report.head_blocks = 0
+    report[USED_BLOCKS] = row.used_blocks
+    report[RESERVED_BLOCKS] = row.reserved_blocks
+    report[NUM_RUNNING] = row.num_running + row.num_drained
+    report[NUM_QUEUING] = row.num_queuing
+    report[NUM_PREEMPTED_QUEUING] = row.num_preempted_queuing
+    report[HEAD_BLOCKS] = 0
     if row.first != NONE:
-        report.head_blocks = demand_of(tables.requests[row.first], rule.block_size)
-    report.queued_blocks = row.queued_blocks
-    report.num_preemptions = row.num_preemptions
-    report.last_dispatch = row.last_dispatch
-    report.move_blocks = NONE
+        report[HEAD_BLOCKS] = demand_of(tables.requests[row.first], rule.block_size)
+    report[QUEUED_BLOCKS] = row.queued_blocks
+    report[NUM_PREEMPTIONS] = row.num_preemptions
+    report[LAST_DISPATCH] = row.last_dispatch
+    report[MOVE_BLOCKS] = NONE
     if rule.victim != NO_VICTIM:
         index = find_victim(tables, r)
         if index != NONE:
-            report.move_blocks = num_blocks_of(row, tables.requests[index], rule.block_size)
-    for priority in range(tables.counts.shape[2]):
-        tables.counts[which, r, priority] = tables.counts[LIVE, r, priority]
+            report[MOVE_BLOCKS] = num_blocks_of(row, tables.requests[index], rule.block_size)
+    for priority in range(tables.counts.shape[1]):
+        report[BY_PRIORITY + priority] = tables.counts[r, priority]
+
+
+@njit(cache=True)
+def list_changed(tables: Tables, listed: Any) -> int:
+    """List the reports that are not what they were when last listed; returns how many.
+
+    A row of the list: the engine, then its report.
+    """
+    num_listed = 0
+    for r in range(tables.rows.shape[0]):
+        row = tables.rows[r]
+        if row.exists == 0 or row.has_changed == 0:
+            continue
+        row.has_changed = 0
+        if tables.settings[0].is_live:
+            take_report(tables, REPORTED, r)
+        has_changed = False
+        for place in range(tables.reports.shape[2]):
+            if tables.reports[LISTED, r, place] != tables.reports[REPORTED, r, place]:
+                has_changed = True
+                break
+        if has_changed:
+            listed[num_listed, 0] = r
+            for place in range(tables.reports.shape[2]):
+                tables.reports[LISTED, r, place] = tables.reports[REPORTED, r, place]
+                listed[num_listed, 1 + place] = tables.reports[REPORTED, r, place]
+            num_listed += 1
+    return num_listed
 
 
 @njit(cache=True)
@@ -75,36 +114,33 @@ def find_victim(tables: Tables, r: int) -> int:
 
 
 @njit(cache=True)
-def collect_changed(tables: Tables, changed: Any) -> int:
-    """List the engines that may have something to report; returns how many."""
-    num_changed = 0
-    for r in range(tables.rows.shape[0]):
-        row = tables.rows[r]
-        if row.exists == 0 or row.has_changed == 0:
-            continue
-        row.has_changed = 0
-        if tables.settings[0].is_live:
-            take_report(tables, REPORTED, r)
-        changed[num_changed] = r
-        num_changed += 1
-    return num_changed
+def list_requests(tables: Tables, r: int, listed: Any) -> int:
+    """List the running requests in order, then the queuing ones; returns how many run.
 
-
-@njit(cache=True)
-def list_running(tables: Tables, r: int, listed: Any) -> int:
-    """Write down the running requests, one a row, in order; returns how many they are.
-
-    A row is: place in the trace, tokens, blocks, whether it is prefilling.
+    A row of the list: place in the trace, prompt and output so far, prompt, blocks held, priority,
+    preemptions, whether it is prefilling. The list has room for all.
     """
     row = tables.rows[r]
     for place in range(row.num_running):
-        index = tables.running[r, place]
-        request = tables.requests[index]
-        listed[place, 0] = index
-        listed[place, 1] = num_tokens_of(row, request)
-        listed[place, 2] = num_blocks_of(row, request, tables.settings[0].block_size)
-        listed[place, 3] = is_prefilling(row, request)
+        list_request(tables, r, tables.running[r, place], listed[place])
+    index = row.first
+    for place in range(row.num_running, row.num_running + row.num_queuing):
+        list_request(tables, r, index, listed[place])
+        index = tables.requests[index].behind
     return row.num_running
+
+
+@njit(cache=True)
+def list_request(tables: Tables, r: int, index: int, listed: Any) -> None:
+    """Write a row of that list."""
+    row, request = tables.rows[r], tables.requests[index]
+    listed[0] = index
+    listed[1] = num_tokens_of(row, request)
+    listed[2] = request.prompt_tokens
+    listed[3] = num_blocks_of(row, request, tables.settings[0].block_size)
+    listed[4] = request.priority
+    listed[5] = request.num_preemptions
+    listed[6] = is_prefilling(row, request)
 
 
 @njit(cache=True)

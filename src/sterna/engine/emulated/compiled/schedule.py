@@ -11,7 +11,7 @@ from sterna.engine.emulated.compiled.queue import (
     num_tokens_of,
     unlink,
 )
-from sterna.engine.emulated.compiled.tables import DECODING, LIVE, NONE, PREFILLING, Tables
+from sterna.engine.emulated.compiled.tables import DECODING, NONE, PREFILLING, Tables
 
 
 @njit(cache=True)
@@ -25,7 +25,7 @@ def preempt_last(tables: Tables, r: int) -> int:
     else:
         row.num_prefilling -= 1
     row.num_running -= 1
-    tables.counts[LIVE, r, request.priority] -= 1
+    tables.counts[r, request.priority] -= 1
     row.free_blocks += request.num_blocks
     row.used_blocks -= request.num_blocks
     request.num_blocks = 0

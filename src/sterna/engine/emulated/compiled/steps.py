@@ -1,17 +1,18 @@
 """Steps begin and end."""
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
 from sterna.engine.emulated.compiled.batch import begin_decoding, find_next_finish
-from sterna.engine.emulated.compiled.queue import is_prefilling, num_blocks_of
-from sterna.engine.emulated.compiled.reports import take_report
+from sterna.engine.emulated.compiled.queue import enqueue, is_prefilling, num_blocks_of
+from sterna.engine.emulated.compiled.reports import list_changed, take_report
 from sterna.engine.emulated.compiled.schedule import schedule
 from sterna.engine.emulated.compiled.tables import (
     BEGUN,
     DECODING,
     ENDED,
-    LIVE,
     NEVER,
     NUM_ENDED,
     NUM_STEPS,
@@ -122,8 +123,8 @@ def end_step(tables: Tables, r: int) -> None:
         remove_finished(tables, r, now_s)
     row.has_decodes = 0
     if not tables.settings[0].is_live:
-        tables.reports[REPORTED, r] = tables.reports[BEGUN, r]
-        tables.counts[REPORTED, r] = tables.counts[BEGUN, r]
+        for place in range(tables.reports.shape[2]):
+            tables.reports[REPORTED, r, place] = tables.reports[BEGUN, r, place]
     row.has_changed = 1
 
 
@@ -196,7 +197,7 @@ def remove_finished(tables: Tables, r: int, now_s: float) -> None:
         request.state = ENDED
         request.num_blocks = 0
         request.end_s = now_s
-        tables.counts[LIVE, r, request.priority] -= 1
+        tables.counts[r, request.priority] -= 1
         tables.totals[NUM_ENDED] += 1
     row.num_running = num_kept
     row.next_finish = next_finish
@@ -219,3 +220,20 @@ def advance(tables: Tables, until_s: float) -> None:
     for r in range(tables.rows.shape[0]):
         if tables.rows[r].exists:
             advance_row(tables, r, until_s)
+
+
+@njit(cache=True)
+def advance_and_list(tables: Tables, until_s: float, listed: Any) -> int:
+    """The same, then `reports.list_changed`."""
+    advance(tables, until_s)
+    return list_changed(tables, listed)
+
+
+@njit(cache=True)
+def add(tables: Tables, r: int, index: int, dispatch_number: int, now_s: float) -> None:
+    """Queue a new request; the step under way does not notice."""
+    row = tables.rows[r]
+    advance_row(tables, r, now_s)
+    enqueue(tables, r, index)
+    row.last_dispatch = dispatch_number
+    row.has_changed = 1

@@ -20,8 +20,25 @@ NONE = -1
 
 NEVER = 1 << 62
 
-LIVE, BEGUN, REPORTED = range(3)
-"""Whose counts and sums: the engine's, those that its step began with, the reported ones."""
+BEGUN, REPORTED, LISTED = range(3)
+"""Which report of an engine: of its step's beginning, the one that counts, the one that was
+listed last."""
+
+(
+    USED_BLOCKS,
+    RESERVED_BLOCKS,
+    NUM_RUNNING,
+    NUM_QUEUING,
+    NUM_PREEMPTED_QUEUING,
+    HEAD_BLOCKS,
+    QUEUED_BLOCKS,
+    MOVE_BLOCKS,
+    NUM_PREEMPTIONS,
+    LAST_DISPATCH,
+    BY_PRIORITY,
+) = range(11)
+"""Places in a report: the sums that a load report is made from, then, from the last place on, the
+running requests of each priority. MOVE_BLOCKS is NONE when nothing can move."""
 
 NUM_ENDED, NUM_STEPS = range(2)
 """Places in `Tables.totals`."""
@@ -101,23 +118,6 @@ ENGINE = np.dtype(
 """`first` and `last` are the ends of the queue. `used_blocks` are those of running and drained
 requests."""
 
-REPORT = np.dtype(
-    [
-        ("used_blocks", np.int64),
-        ("reserved_blocks", np.int64),
-        ("num_running", np.int64),
-        ("num_queuing", np.int64),
-        ("num_preempted_queuing", np.int64),
-        ("head_blocks", np.int64),
-        ("queued_blocks", np.int64),
-        ("move_blocks", np.int64),
-        ("num_preemptions", np.int64),
-        ("last_dispatch", np.int64),
-    ],
-    align=True,
-)
-"""The sums that a load report is made from. `move_blocks` is NONE when nothing can move."""
-
 
 def _stamp() -> str:
     """Changes with the source of every compiled function.
@@ -164,9 +164,8 @@ class Tables(NamedTuple):
         running: int64[num_rows, max_num_seqs], the running requests of each engine, in the
             order in which they get memory.
         remainders: int64[num_rows, block_size], decoding requests by offset % block_size.
-        counts: int64[3, num_rows, num_priorities], running and drained requests by priority:
-            live, as the step began, as reported.
-        reports: REPORT[3, num_rows], the same for the sums; the live ones are in `rows`.
+        counts: int64[num_rows, num_priorities], running and drained requests by priority.
+        reports: int64[3, num_rows, BY_PRIORITY + num_priorities], the reports of each engine.
         preempted: int64[k], room for the requests that lose their memory as a step begins.
         totals: int64[2], requests ended and steps begun.
         settings: SETTINGS[1].
@@ -177,7 +176,7 @@ class Tables(NamedTuple):
     running: Any
     remainders: Any
     counts: Any
-    reports: Table
+    reports: Any
     preempted: Any
     totals: Any
     settings: Table
@@ -192,8 +191,8 @@ def make_tables(requests: Table, settings: Table, num_rows: int) -> Tables:
         requests=requests,
         running=np.zeros((num_rows, max_num_seqs), np.int64),
         remainders=np.zeros((num_rows, block_size), np.int64),
-        counts=np.zeros((3, num_rows, num_priorities), np.int64),
-        reports=np.zeros((3, num_rows), REPORT),
+        counts=np.zeros((num_rows, num_priorities), np.int64),
+        reports=np.zeros((3, num_rows, BY_PRIORITY + num_priorities), np.int64),
         preempted=np.zeros(2 * max_num_seqs, np.int64),
         totals=np.zeros(2, np.int64),
         settings=settings,
@@ -204,8 +203,7 @@ def with_more_rows(tables: Tables, num_rows: int) -> Tables:
     """The same tables with room for more engines."""
     more = make_tables(tables.requests, tables.settings, num_rows)
     num_old = len(tables.rows)
-    for name in ("rows", "running", "remainders"):
+    for name in ("rows", "running", "remainders", "counts"):
         getattr(more, name)[:num_old] = getattr(tables, name)
-    for name in ("counts", "reports"):
-        getattr(more, name)[:, :num_old] = getattr(tables, name)
+    more.reports[:, :num_old] = tables.reports
     return more._replace(totals=tables.totals)
