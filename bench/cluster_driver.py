@@ -42,6 +42,7 @@ from sterna.messages import (
 from sterna.migration.messages import Mode
 from sterna.policy.presets import LLUMNIX
 from sterna.runtime.actors import InstanceActor, SchedulerActor
+from sterna.runtime.launch import protect_ray
 from sterna.runtime.reaper import Reaper
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
 
@@ -271,13 +272,14 @@ class Driver:
 def local_ray() -> Iterator[None]:
     """A Ray of this process's own; none of its processes outlives this one."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    protect_ray(os.environ)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray's default of 15 would let any other process of the machine delay every hand-over.
     os.environ.setdefault("RAY_worker_niceness", "0")
     reaper = Reaper()
     try:
         ray.init(
+            address="local",
             include_dashboard=False,
             logging_level="warning",
             log_to_driver=False,

@@ -44,8 +44,13 @@ TINY_OPTIONS = (
 @pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    ray.init(include_dashboard=False, logging_level="warning", object_store_memory=80 << 20)
+    protect_ray(os.environ)
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        logging_level="warning",
+        object_store_memory=80 << 20,
+    )
     yield
     ray.shutdown()
 

@@ -1,5 +1,11 @@
 """Sterna's metrics of the instances."""
 
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 from prometheus_client import CollectorRegistry
 
 from sterna.frontend.gauges import InstanceGauges
@@ -31,3 +37,33 @@ def test_an_instance_that_is_gone_disappears():
     gauges.show(ClusterStats((stats_of("i1", 64),)))
 
     assert registry.get_sample_value("sterna_instance_used_tokens", {"instance": "i0"}) is None
+
+
+def test_where_processes_share_their_metrics_an_instance_that_is_gone_is_not_a_number(
+    tmp_path: Path,
+):
+    """Several front ends answer for each other through files, from which no series can go."""
+    script = textwrap.dedent("""
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.multiprocess import MultiProcessCollector
+        from sterna.frontend.gauges import InstanceGauges
+        from sterna.messages import ClusterStats, InstanceStats
+
+        gauges = InstanceGauges(CollectorRegistry())
+        i0, i1 = (InstanceStats(name, 2, 1, 96, 1000, 45.5, 1, 0) for name in ("i0", "i1"))
+        gauges.show(ClusterStats((i0, i1)))
+        gauges.show(ClusterStats((i1,)))
+        shown = CollectorRegistry()
+        MultiProcessCollector(shown)
+        for name in ("i0", "i1"):
+            print(shown.get_sample_value("sterna_instance_used_tokens", {"instance": name}))
+    """)
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.split() == ["nan", "96.0"]

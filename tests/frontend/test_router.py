@@ -340,10 +340,10 @@ def test_a_utility_call_that_any_instance_can_answer_goes_to_one(run):
 
 def test_a_failing_utility_call_says_where_and_why(run):
     async def test(world: World) -> None:
-        world.cluster.i0.utility_results["sleep"] = None
-        world.cluster.i1.utility_results["sleep"] = RuntimeError("no bed")
-        output = await world.client.call("sleep", 1, "abort")
-        assert output.failure_message == "instance i1: no bed"
+        world.cluster.i0.utility_results["profile"] = None
+        world.cluster.i1.utility_results["profile"] = RuntimeError("no trace")
+        output = await world.client.call("profile", True)
+        assert output.failure_message == "instance i1: no trace"
 
     run(test)
 
@@ -358,7 +358,9 @@ def test_instances_that_disagree_fail_the_call(run):
     run(test)
 
 
-@pytest.mark.parametrize("method", ["reinitialize_distributed", "shutdown", "__init__"])
+@pytest.mark.parametrize(
+    "method", ["reinitialize_distributed", "shutdown", "__init__", "sleep", "pause_scheduler"]
+)
 def test_an_unknown_utility_call_is_answered_with_a_failure(run, method: str):
     async def test(world: World) -> None:
         output = await world.client.call(method)
@@ -378,7 +380,7 @@ def test_a_utility_call_without_instances_is_answered_with_a_failure(run):
 
 def test_a_utility_call_on_an_instance_that_dies_is_answered_with_a_failure(run):
     async def test(world: World) -> None:
-        calling = asyncio.create_task(world.client.call("sleep", 1, "abort"))
+        calling = asyncio.create_task(world.client.call("profile", True))
         await world.cluster.i1.get(CallUtility)
         world.cluster.announce(world.cluster.i0)
         assert "instance i1 died" in (await calling).failure_message
@@ -388,7 +390,7 @@ def test_a_utility_call_on_an_instance_that_dies_is_answered_with_a_failure(run)
 
 def test_a_utility_call_that_is_not_answered_in_time_fails(run):
     async def test(world: World) -> None:
-        output = await world.client.call("sleep", 1, "abort")
+        output = await world.client.call("profile", True)
         assert "did not answer within 0.05 s" in output.failure_message
 
     run(test, utility_timeout_s=0.05)

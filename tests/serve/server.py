@@ -155,6 +155,16 @@ class ServerProcess:
         settings = {"api_key": "none", "max_retries": 0, "timeout": HANG_TIMEOUT_S, **settings}
         return openai.OpenAI(base_url=f"{self.url}/v1", **settings)
 
+    def stream(self, max_tokens: int = 1500, **settings: Any) -> Any:
+        """Return the chunks of a long answer; the settings are those of `client`."""
+        return self.client(**settings).completions.create(
+            model=MODEL_NAME,
+            prompt="Terns",
+            max_tokens=max_tokens,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+
     def http(self, **settings: Any) -> httpx.Client:
         """Return a plain HTTP client of it."""
         return httpx.Client(base_url=self.url, **{"timeout": HANG_TIMEOUT_S, **settings})

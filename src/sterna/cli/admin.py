@@ -1,6 +1,7 @@
 """`sterna instances`, `requests` and `migrate`: questions to a running server, over HTTP."""
 
 import argparse
+import http.client
 import json
 import os
 import sys
@@ -83,21 +84,21 @@ def ask(url: str, method: str, path: str, api_key: str | None, body: Any = None)
     headers = {"Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
-    request = urllib.request.Request(
-        url.rstrip("/") + path,
-        method=method,
-        headers=headers,
-        data=None if body is None else json.dumps(body).encode(),
-    )
     try:
+        request = urllib.request.Request(
+            url.rstrip("/") + path,
+            method=method,
+            headers=headers,
+            data=None if body is None else json.dumps(body).encode(),
+        )
         with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         raise ServerError(_reason(error)) from error
-    except (urllib.error.URLError, OSError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise ServerError(
-            f"no server answers at {url} ({reason}); start one with `sterna serve`, or name "
+            f"no Sterna server answers at {url} ({reason}); start one with `sterna serve`, or name "
             "it with --url"
         ) from error
 

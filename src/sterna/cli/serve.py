@@ -244,7 +244,9 @@ def _choose_model(args: Namespace) -> None:
     args.model_tag = args.model
     path = Path(args.model)
     looks_like_path = args.model.startswith((".", "/", "~")) or path.exists()
-    if looks_like_path and not (path / "config.json").is_file():
+    # Mistral's own format has its configuration in params.json.
+    has_config = any((path / name).is_file() for name in ("config.json", "params.json"))
+    if looks_like_path and not has_config:
         state = "is not a model folder (no config.json)" if path.exists() else "is not there"
         raise ConfigurationError(f"model {args.model} {state}")
 
@@ -271,6 +273,14 @@ def _refuse_unhonoured(args: Namespace) -> None:
         raise ConfigurationError("--uds is not supported; use --host and --port")
     if args.scheduler_cls is not None:
         raise ConfigurationError("--scheduler-cls: Sterna brings its own scheduler class")
+    from sterna.engine.vllm.core import executor_backend
+
+    executor = args.distributed_executor_backend
+    if executor not in (None, executor_backend(_world_size(args))):
+        raise ConfigurationError(
+            f"--distributed-executor-backend {executor}: Sterna chooses the one that suits an "
+            "instance's ranks; leave it out"
+        )
     if args.worker_extension_cls:
         raise ConfigurationError("--worker-extension-cls: Sterna brings its own extension")
 
@@ -278,6 +288,10 @@ def _refuse_unhonoured(args: Namespace) -> None:
 def _num_gpus(args: Namespace) -> int:
     if is_cpu_build():
         return 0
+    return _world_size(args)
+
+
+def _world_size(args: Namespace) -> int:
     return int(args.tensor_parallel_size * args.pipeline_parallel_size)
 
 
@@ -292,7 +306,7 @@ def _share_memory(args: Namespace, num_instances: int) -> None:
 
     available = psutil.virtual_memory().available
     weights = sum(file.stat().st_size for file in Path(args.model).glob("*.safetensors"))
-    world_size = args.tensor_parallel_size * args.pipeline_parallel_size
+    world_size = _world_size(args)
     fixed = weights + INSTANCE_OVERHEAD_BYTES * world_size
     if leaves_memory_to_vllm(args) and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
         free = int(available * USABLE_MEMORY_SHARE) // num_instances - fixed
@@ -326,7 +340,9 @@ def _check_engine(args: Namespace) -> None:
 
 
 def _check_port(host: str | None, port: int) -> None:
-    with socket.socket() as probe:
+    # As vLLM chooses: an address with a colon is of IPv6.
+    family = socket.AF_INET6 if ":" in (host or "") else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host or "", port))

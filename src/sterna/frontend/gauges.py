@@ -1,5 +1,7 @@
 """Sterna's own metrics, one time series for each instance, beside vLLM's on `/metrics`."""
 
+import math
+
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge
 
 from sterna.messages import ClusterStats, InstanceStats
@@ -19,7 +21,8 @@ _GAUGES = {
 
 
 class InstanceGauges:
-    """Shows the last `ClusterStats`; instances that are gone disappear."""
+    """Shows the last `ClusterStats`; those of instances that are gone disappear, or are not a
+    number where several processes share their metrics."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._gauges = {
@@ -34,8 +37,9 @@ class InstanceGauges:
         """Set every gauge of every instance."""
         for instance_id in self._shown - {each.instance_id for each in stats.instances}:
             for gauge in self._gauges.values():
-                # Where several processes share their metrics, series cannot be removed; the
-                # prometheus client then warns and leaves them.
+                # Where several processes share their metrics, series cannot be removed; not a
+                # number is what Prometheus takes for the end of one.
+                gauge.labels(instance_id).set(math.nan)
                 gauge.remove(instance_id)
         self._shown = {each.instance_id for each in stats.instances}
         for instance in stats.instances:

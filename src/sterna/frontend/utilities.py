@@ -52,7 +52,9 @@ def _agreed(method: str, results: Sequence[Any]) -> Any:
     return results[0]
 
 
-# Methods of vLLM's engine-core client; None: any one instance can answer.
+# Methods of vLLM's engine-core client; None: any one instance can answer. Those of its development
+# mode that pause the engine or put it to sleep are left out: only the process that vLLM runs an
+# engine in tells the clients of requests that end by them.
 _METHODS: Mapping[str, Merge | None] = MappingProxyType(
     {
         "add_lora": _all_true,
@@ -64,7 +66,6 @@ _METHODS: Mapping[str, Merge | None] = MappingProxyType(
         "is_scheduler_paused": _agreed,
         "is_sleeping": _agreed,
         "list_loras": _common,
-        "pause_scheduler": _all_true,
         "pin_lora": _all_true,
         "profile": _all_true,
         "release_kv_cache_memory": _all_true,
@@ -72,11 +73,8 @@ _METHODS: Mapping[str, Merge | None] = MappingProxyType(
         "reset_encoder_cache": _all_true,
         "reset_mm_cache": _all_true,
         "reset_prefix_cache": _all_true,
-        "resume_scheduler": _all_true,
         "save_sharded_state": None,
         "set_weight_version": _all_true,
-        "sleep": _all_true,
-        "wake_up": _all_true,
     }
 )
 

@@ -11,6 +11,7 @@ import os
 import pickle
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,6 +25,9 @@ from sterna.runtime.noise import drop_cancellations, drop_noise
 from sterna.types import FrontendId, InstanceId
 
 logger = logging.getLogger(__name__)
+
+LAST_WORDS_S = 0.1
+"""What a failed instance has for saying why, before its process ends."""
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -45,6 +49,20 @@ def _engine_environment(environment: dict[str, str]) -> None:
     drop_noise()
 
 
+def _on_callback_error(on_failure: Callable[[BaseException], None]) -> None:
+    """Tell of errors in callbacks of the running loop, which asyncio would only log.
+
+    They are bugs, and the actor must not go on half alive.
+    """
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        if "handle" in context and "exception" in context:
+            on_failure(context["exception"])
+
+    asyncio.get_running_loop().set_exception_handler(handle)
+
+
 class _SchedulerActor:
     """Hosts the global scheduler."""
 
@@ -63,8 +81,16 @@ class _SchedulerActor:
         return self._mailbox.address
 
     async def run(self) -> None:
-        """Serve until the actor dies; an error here is a bug, and ends the actor."""
-        await self._scheduler.run()
+        """Serve until the actor dies; an error here is a bug, and ends the service."""
+        failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        _on_callback_error(lambda error: None if failure.done() else failure.set_exception(error))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._scheduler.run())
+            await failure
+
+    async def process_id(self) -> int:
+        """Return the actor's process."""
+        return os.getpid()
 
 
 class _InstanceActor:
@@ -106,6 +132,7 @@ class _InstanceActor:
 
         mailbox = Mailbox(host)
         self._instance = Instance(instance_id, llumlet, mailbox)
+        _on_callback_error(self._instance.on_failure)
         engine: Engine
         if emulated is None:
             engine = _vllm_engine(instance_id, packed_args, transport, self._instance)
@@ -121,15 +148,20 @@ class _InstanceActor:
         return mailbox.address, facts
 
     async def run(self) -> str:
-        """Wait until the engine fails; returns why."""
-        return repr(await self._instance.failure)
+        """Wait until the instance fails; returns why, and the process ends.
+
+        The engine's own thread would go on stepping: a failed instance must not act again.
+        """
+        reason = repr(await self._instance.failure)
+        asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, 1)
+        return reason
 
     async def close(self) -> None:
         """Stop serving and end the engine's own processes."""
         await self._instance.close()
 
     async def process_id(self) -> int:
-        """Return the actor's process, for tests that kill it."""
+        """Return the actor's process."""
         return os.getpid()
 
 
@@ -177,6 +209,10 @@ class _FrontendActor:
         """Stop answering."""
         drop_cancellations()
         await self._server.stop()
+
+    async def process_id(self) -> int:
+        """Return the actor's process."""
+        return os.getpid()
 
 
 def _vllm_engine(

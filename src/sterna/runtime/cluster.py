@@ -5,8 +5,10 @@ what is missing, and sends the whole membership to all.
 """
 
 import asyncio
+import contextlib
+import itertools
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +30,8 @@ from sterna.types import FrontendId, InstanceId
 
 logger = logging.getLogger(__name__)
 
-MAX_START_FAILURES = 3
-"""Instances that fail to start in a row before no more replacement is tried."""
-
-RESTART_DELAY_S = 1.0
+RESTART_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Time between two attempts to replace a member that does not start; the last one repeats."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,6 @@ class Cluster:
         self._version = 0
         self._num_instances_begun = 0
         self._num_frontends_begun = 0
-        self._num_start_failures = 0
         self._instances: dict[InstanceId, _Member] = {}
         self._frontends: dict[FrontendId, _Member] = {}
         self._scheduler: _Member | None = None
@@ -184,38 +183,49 @@ class Cluster:
         reason = await _end_of(actor)
         logger.error("instance lost instance=%s reason=%s", instance_id, reason)
         # Whatever is left of it must not act again before others take over its requests.
-        ray.kill(actor)
+        await _kill(actor)
         del self._instances[instance_id]
         self._announce()
-        await self._replace_instance()
-
-    async def _replace_instance(self) -> None:
-        while not self._is_closing and self._num_start_failures < MAX_START_FAILURES:
-            try:
-                await self._start_instance()
-            except InstanceStartError as error:
-                self._num_start_failures += 1
-                logger.error("instance not replaced reason=%s", error)
-                await asyncio.sleep(RESTART_DELAY_S)
-            else:
-                self._num_start_failures = 0
-                return
+        await self._replace("instance", self._start_instance)
 
     async def _watch_scheduler(self, actor: Any) -> None:
         reason = await _end_of(actor)
         logger.error("global scheduler lost, front ends go on without reason=%s", reason)
-        ray.kill(actor)
+        await _kill(actor)
         self._scheduler = None
         self._announce()
-        await self._start_scheduler()
+        await self._replace("global scheduler", self._start_scheduler)
 
     async def _watch_frontend(self, frontend_id: FrontendId, actor: Any) -> None:
         reason = await _end_of(actor)
         logger.error("front end lost frontend=%d reason=%s", frontend_id, reason)
-        ray.kill(actor)
+        await _kill(actor)
         del self._frontends[frontend_id]
         self._announce()
-        await self._start_frontend(*await self._prepare_frontend(*self._import_frontend()))
+        await self._replace("front end", self._replace_frontend)
+
+    async def _replace(self, what: str, start: Callable[[], Awaitable[None]]) -> None:
+        """Start a successor, and try again for as long as it does not come up."""
+        delays_s = itertools.chain(RESTART_DELAYS_S, itertools.repeat(RESTART_DELAYS_S[-1]))
+        while not self._is_closing:
+            try:
+                await start()
+            except (ray.exceptions.RayError, InstanceStartError) as error:
+                delay_s = next(delays_s)
+                reason = str(error).strip().splitlines()[0]
+                logger.error("%s not replaced, again in %.0f s reason=%s", what, delay_s, reason)
+                await asyncio.sleep(delay_s)
+            else:
+                return
+
+    async def _replace_frontend(self) -> None:
+        frontend_id, actor, address = await self._prepare_frontend(*self._import_frontend())
+        try:
+            await self._start_frontend(frontend_id, actor, address)
+        except ray.exceptions.RayError:
+            del self._frontends[frontend_id]
+            ray.kill(actor)
+            raise
 
     def _announce(self) -> None:
         """Tell everybody who is there."""
@@ -235,15 +245,6 @@ class Cluster:
             self._mailbox.send(address, membership)
         self._mailbox.keep_only(addresses)
 
-    # --------------------------------------------------------------------------------- facts
-
-    def process_ids(self) -> dict[str, Any]:
-        """Return references to the instances' process ids, for tests that kill them."""
-        return {
-            instance_id: member.actor.process_id.remote()
-            for instance_id, member in self._instances.items()
-        }
-
 
 async def _end_of(actor: Any) -> str:
     """Wait until the actor's `run` ends or the actor dies; returns why."""
@@ -251,6 +252,13 @@ async def _end_of(actor: Any) -> str:
         return str(await actor.run.remote())
     except ray.exceptions.RayError as error:
         return str(error).strip().splitlines()[0]
+
+
+async def _kill(actor: Any) -> None:
+    """Kill the actor; returns when Ray knows that it is dead."""
+    ray.kill(actor)
+    with contextlib.suppress(ray.exceptions.RayError):
+        await actor.process_id.remote()
 
 
 async def _settle(*references: Any) -> None:
@@ -275,14 +283,13 @@ class _ClusterActor:
         configure_logging(config.log_level)
         await self._cluster.start(config, args, emulated)
 
+    async def run(self) -> None:
+        """Never return: whoever waits for it learns of the supervisor's death."""
+        await asyncio.Event().wait()
+
     async def close(self) -> None:
         """See `Cluster.close`."""
         await self._cluster.close()
-
-    async def process_ids(self) -> dict[str, int]:
-        """Return the process of each instance, for tests that kill them."""
-        references = self._cluster.process_ids()
-        return dict(zip(references, await asyncio.gather(*references.values()), strict=True))
 
 
 ClusterActor = remote_class(_ClusterActor)

@@ -138,6 +138,10 @@ class Instance:
         gone = self._frontends.keys() - frontends.keys()
         self._addresses = instances
         self._frontends = frontends
+        known = {*instances.values(), *frontends.values()}
+        if membership.scheduler is not None:
+            known.add(membership.scheduler)
+        self._mailbox.keep_only(known)
         for instance_id in sorted(dead):
             self._carry_out(self._llumlet.on_peer_dead(instance_id, _now_s()))
         for frontend_id in sorted(gone):
@@ -222,8 +226,7 @@ class Instance:
     def _on_ended(self, ended: Ended) -> None:
         drained_s = self._drained_s.pop(ended.migration_id, None)
         order = self._orders.pop(ended.migration_id, None)
-        is_source = ended.migration_id.startswith(f"{self._instance_id}-")
-        if not is_source:
+        if not ended.is_outgoing:
             return
         if ended.aborted is None:
             self._requests.pop(ended.request_id, None)

@@ -3,13 +3,14 @@
 import logging
 import os
 import pickle
+import secrets
 import signal
 import sys
 import tempfile
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from concurrent.futures import Future, wait
 from types import FrameType
 from typing import Self, TypeVar
@@ -47,6 +48,30 @@ class RayStartError(SternaError):
     """Ray could not be started; the message has its reason."""
 
 
+class SupervisorDiedError(SternaError):
+    """The supervisor has ended, and all that it had started; the message has Ray's reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the supervisor died, and the server with it: {reason}")
+
+
+class Stop:
+    """Whether a signal has asked for the end.
+
+    A signal's handler may interrupt another one in the middle, so that it must not take a lock,
+    as that of `threading.Event` does.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+
 class Run:
     """One run of `sterna serve`: what it starts has ended when its context is left.
 
@@ -58,7 +83,7 @@ class Run:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
-        self._stop = threading.Event()
+        self._stop = Stop()
         self._cluster: ray.actor.ActorHandle | None = None
 
     def __enter__(self) -> Self:
@@ -76,7 +101,7 @@ class Run:
         self._metrics_folder.cleanup()
 
     def read_and_serve(self, read: Callable[[], tuple[ClusterConfig, Namespace]]) -> int:
-        """Serve until SIGINT or SIGTERM; returns the exit status.
+        """Serve until SIGINT, SIGTERM or the supervisor's end; returns the exit status.
 
         Args:
             read: returns what to serve, the options of `vllm serve` with `emulated` among them:
@@ -102,7 +127,7 @@ class Run:
             return 0
         self._reaper.note_descendants()
         _print_ready(config, args)
-        self._stop.wait()
+        self._await_end(self._cluster)
         _say("stopping")
         _close(self._cluster)
         return 0
@@ -127,14 +152,24 @@ class Run:
         self._stop.set()
         raise KeyboardInterrupt
 
+    def _await_end(self, cluster: ray.actor.ActorHandle) -> None:
+        """Return after a signal.
+
+        Raises:
+            SupervisorDiedError: the supervisor ended; its actors end with it.
+        """
+        ended = cluster.run.remote()
+        while not self._stop.is_set():
+            done, _ = ray.wait([ended], timeout=POLL_INTERVAL_S)
+            if done:
+                raise SupervisorDiedError(_reason_of_end(ended))
+
     def _wait(self, future: "Future[T]") -> T | None:
         """Return the future's result; None when a signal came first."""
         while not self._stop.is_set():
-            try:
-                return future.result(timeout=POLL_INTERVAL_S)
-            except TimeoutError:
-                if future.done():
-                    raise
+            wait([future], timeout=POLL_INTERVAL_S)
+            if future.done():
+                return future.result()
         return None
 
 
@@ -157,7 +192,7 @@ def _on_signal(act: Callable[[], None]) -> None:
         signal.signal(signal_number, lambda *_: act())
 
 
-def start_ray(stop: threading.Event, reaper: Reaper) -> None:
+def start_ray(stop: Stop, reaper: Reaper) -> None:
     """Start a Ray on this machine, again when its processes came up too slowly.
 
     Raises:
@@ -167,11 +202,12 @@ def start_ray(stop: threading.Event, reaper: Reaper) -> None:
     # Ray would have engines yield to every other process of the machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray's own socket is on the loopback interface and ends with this process.
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    protect_ray(os.environ)
     for attempt in range(1, NUM_RAY_STARTS + 1):
         try:
             ray.init(
+                # Its own, also where another Ray runs on this machine.
+                address="local",
                 namespace="sterna",
                 include_dashboard=False,
                 log_to_driver=True,
@@ -191,6 +227,16 @@ def start_ray(stop: threading.Event, reaper: Reaper) -> None:
             reaper.reap_now()
 
 
+def protect_ray(environment: MutableMapping[str, str]) -> None:
+    """Have Ray answer only to processes that know this run's token.
+
+    Ray's ports are open to the network, and whoever may use them can run code here. The processes
+    of the run inherit the token. To be called before Ray starts.
+    """
+    if environment.setdefault("RAY_AUTH_MODE", "token") == "token":
+        environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
 def _check_gpus(config: ClusterConfig) -> None:
     needed = config.num_instances * config.num_gpus_per_instance
     available = ray.cluster_resources().get("GPU", 0) if needed else 0
@@ -201,7 +247,7 @@ def _check_gpus(config: ClusterConfig) -> None:
         )
 
 
-def _await_start(start: ray.ObjectRef, stop: threading.Event) -> bool:
+def _await_start(start: ray.ObjectRef, stop: Stop) -> bool:
     """Wait until everything is up; False when a signal came first."""
     while not stop.is_set():
         done, _ = ray.wait([start], timeout=POLL_INTERVAL_S)
@@ -216,12 +262,27 @@ def _await_start(start: ray.ObjectRef, stop: threading.Event) -> bool:
         if isinstance(cause, SternaError):
             raise cause from None
         raise InstanceStartError(str(cause)) from error
+    except ray.exceptions.RayError:
+        raise SupervisorDiedError(_reason_of_end(start)) from None
     return True
+
+
+def _reason_of_end(call: ray.ObjectRef) -> str:
+    """Return why a call of the supervisor has ended, in one line."""
+    try:
+        ray.get(call)
+    except ray.exceptions.RayError as error:
+        return str(error).strip().splitlines()[0]
+    return "it returned"
 
 
 def _print_ready(config: ClusterConfig, args: Namespace) -> None:
     elapsed_s = time.time() - psutil.Process().create_time()
-    host = "127.0.0.1" if args.host in (None, "", "0.0.0.0") else args.host
+    host = {None: "127.0.0.1", "": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(
+        args.host, args.host
+    )
+    if ":" in host:
+        host = f"[{host}]"
     scheme = "https" if args.ssl_certfile else "http"
     key = ' -H "Authorization: Bearer $API_KEY"' if args.api_key else ""
     print(

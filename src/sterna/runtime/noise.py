@@ -33,8 +33,13 @@ _FILTERS: Mapping[str, _Drop] = MappingProxyType(
         # Consequences of how Sterna runs the engine.
         "vllm.engine.arg_utils": _Drop("The global random seed is set to"),
         "vllm.config.scheduler": _Drop("Using custom scheduler class"),
-        # Repeats --enforce-eager.
-        "vllm.config.vllm": _Drop("Enforce eager set", "Inductor compilation was disabled"),
+        "vllm.config.vllm": _Drop(
+            # Repeats --enforce-eager.
+            "Enforce eager set",
+            "Inductor compilation was disabled",
+            # vLLM's CPU build does without Triton.
+            "Model Runner V2 requires Triton",
+        ),
         # What Sterna then says in one line.
         "vllm.transformers_utils.repo_utils": _Drop("Error parsing config for", "Error retrieving"),
         "vllm.utils.argparse_utils": _Drop("Unable to read the config file"),

@@ -67,7 +67,9 @@ class Scheduler:
         now_s = time.monotonic()
         match message:
             case LoadReport(load):
-                self._loads[load.instance_id] = load
+                # A report may arrive after the instance's end, or before its membership.
+                if load.instance_id in self._instances:
+                    self._loads[load.instance_id] = load
                 self._carry_out(self._core.on_load(load, now_s))
             case DispatchRequest():
                 self._carry_out(self._core.on_request(message, now_s))
@@ -92,6 +94,7 @@ class Scheduler:
         gone_instances = sorted(self._instances.keys() - instances.keys())
         new_instances = sorted(instances.keys() - self._instances.keys())
         gone_frontends = sorted(self._frontends.keys() - frontends.keys())
+        self._mailbox.keep_only({i.address for i in membership.instances} | set(frontends.values()))
         self._instances = instances
         self._frontends = frontends
         for instance_id in new_instances:

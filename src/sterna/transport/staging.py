@@ -1,5 +1,6 @@
 """Host memory between the cache and the wire, and the copies in and out of it."""
 
+import contextlib
 import ctypes
 from typing import Protocol
 
@@ -120,7 +121,10 @@ def make_buffer(num_bytes: int, device: torch.device) -> torch.Tensor:
 
     Every page is touched here, because the first use of fresh memory is several times slower.
     """
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda").fill_(0)
+    is_cuda = device.type == "cuda"
+    # Page-locking happens in the context of the thread's current device.
+    with torch.cuda.device(device) if is_cuda else contextlib.nullcontext():
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=is_cuda).fill_(0)
 
 
 def page_lock(buffer: torch.Tensor, device: torch.device) -> None:
@@ -131,7 +135,8 @@ def page_lock(buffer: torch.Tensor, device: torch.device) -> None:
     """
     if device.type == "cuda":
         cudart = torch.cuda.cudart()
-        torch.cuda.check_error(cudart.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
+        with torch.cuda.device(device):
+            torch.cuda.check_error(cudart.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
 
 
 def page_unlock(buffer: torch.Tensor, device: torch.device) -> None:

@@ -6,7 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -88,6 +91,7 @@ def config_file(tmp_path: Path) -> Callable[[str], str]:
         (["--data-parallel-size", "2"], "--data-parallel-size 2: Sterna runs the replicas itself"),
         (["--api-server-count", "3"], "--api-server-count 3: use --frontends 3"),
         (["--headless"], "--headless is not supported"),
+        (["--distributed-executor-backend", "ray"], "--distributed-executor-backend ray: Sterna"),
         (["--uds", "/tmp/socket"], "--uds is not supported; use --host and --port"),
         (["--scheduler-cls", "a.B"], "--scheduler-cls: Sterna brings its own scheduler class"),
         (["--worker-extension-cls", "a.B"], "--worker-extension-cls: Sterna brings its own"),
@@ -98,6 +102,7 @@ def config_file(tmp_path: Path) -> Callable[[str], str]:
         (["--enable-auto-tool-choice", "--tool-call-parser", "nope"], "invalid tool call parser"),
         (["--port", "70000"], "cannot listen on 127.0.0.1:70000"),
         (["--host", "203.0.113.7"], "cannot listen on 203.0.113.7:"),
+        (["--host", "2001:db8::7"], "cannot listen on 2001:db8::7:"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -294,5 +299,28 @@ def test_a_command_without_its_server_says_how_to_start_one(capsys: pytest.Captu
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         assert main(["instances", "--url", url]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"sterna: error: no server answers at {url} (")
+    assert line.startswith(f"sterna: error: no Sterna server answers at {url} (")
     assert "start one with `sterna serve`" in line
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://[", "ftp://127.0.0.1/x"])
+def test_a_command_with_a_wrong_url_says_so_in_one_line(
+    capsys: pytest.CaptureFixture[str], url: str
+):
+    assert main(["instances", "--url", url]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"sterna: error: no Sterna server answers at {url} (")
+
+
+def test_a_command_that_reaches_another_server_says_so_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    (tmp_path / "admin").mkdir()
+    (tmp_path / "admin" / "instances").write_text("<html>terns</html>")
+    files = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), files) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{other.server_address[1]}"
+        assert main(["instances", "--url", url]) == 1
+        other.shutdown()
+    assert f"no Sterna server answers at {url} (" in capsys.readouterr().err.splitlines()[-1]

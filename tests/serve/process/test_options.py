@@ -45,22 +45,12 @@ def test_three_front_ends_on_one_port_all_answer_and_all_say_the_same(
 
 
 def test_several_front_ends_list_all_requests(server: ServerProcess) -> None:
-    with server.client(api_key=KEY) as client:
-        streams = [
-            client.completions.create(
-                model=MODEL_NAME,
-                prompt="Terns",
-                max_tokens=1000,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
-            for _ in range(4)
-        ]
-        for stream in streams:
-            next(iter(stream))
-        assert len(server.requests(KEY)) == 4
-        for stream in streams:
-            stream.close()
+    streams = [server.stream(api_key=KEY) for _ in range(4)]
+    for stream in streams:
+        next(iter(stream))
+    assert len(server.requests(KEY)) == 4
+    for stream in streams:
+        stream.close()
     until(lambda: not server.requests(KEY), "aborted requests are gone")
 
 

@@ -44,6 +44,12 @@ class HostedCore(EngineCore):
         EngineCoreProc._invoke_utility_method(method, result, UtilityOutput(0), answer)
 
 
+def executor_backend(world_size: int) -> str:
+    """Return the name of vLLM's executor: the worker of an instance with one rank lives in the
+    instance's process."""
+    return "uni" if world_size == 1 else "mp"
+
+
 def engine_config(args: Namespace) -> VllmConfig:
     """Return vLLM's configuration for one instance, from the options of `vllm serve`.
 
@@ -51,9 +57,8 @@ def engine_config(args: Namespace) -> VllmConfig:
         ValueError: vLLM refuses the options; the message is vLLM's.
     """
     engine_args = AsyncEngineArgs.from_cli_args(args)
-    # The worker of an instance without tensor parallelism lives in the instance's process.
     world_size = engine_args.tensor_parallel_size * engine_args.pipeline_parallel_size
-    engine_args.distributed_executor_backend = "uni" if world_size == 1 else "mp"
+    engine_args.distributed_executor_backend = executor_backend(world_size)
     engine_args.worker_extension_cls = WORKER_EXTENSION
     # As in the front ends: images come whole, and no cache has to be in step with theirs.
     engine_args._api_process_count = 2

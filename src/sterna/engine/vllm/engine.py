@@ -78,7 +78,7 @@ class VllmEngine:
         self._instance_id = instance_id
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self._transfers = Transfers(transport, listener.on_transfer)
+        self._transfers = Transfers(transport, listener.on_transfer, listener.on_failure)
         self._thread = StepThread(
             lambda: build_core(vllm_config, log_stats=log_stats),
             on_step=self._on_step,

@@ -6,6 +6,7 @@ that a copy never waits for the worker's step or its serial RPC loop.
 """
 
 import contextlib
+import logging
 import os
 import tempfile
 import threading
@@ -25,6 +26,8 @@ from sterna.transport.interface import (
     Transfer,
 )
 from sterna.types import MigrationId
+
+logger = logging.getLogger(__name__)
 
 
 class SendStage(msgspec.Struct, frozen=True, tag=True):
@@ -86,8 +89,15 @@ class TransfersStopped(msgspec.Struct, frozen=True, tag=True):
     migration_id: MigrationId
 
 
+class PlaneFailed(msgspec.Struct, frozen=True, tag=True):
+    """Worker -> instance: the plane broke, which is a bug; it answers no more."""
+
+    rank: int
+    reason: str
+
+
 PlaneCommand = SendStage | ReceiveStage | StopTransfers | ClosePlane
-PlaneNotice = StageArmed | TransferDone | TransferFailed | TransfersStopped
+PlaneNotice = StageArmed | TransferDone | TransferFailed | TransfersStopped | PlaneFailed
 
 
 class PlaneServer:
@@ -121,6 +131,21 @@ class PlaneServer:
         self._thread.start()
 
     def _serve(self) -> None:
+        try:
+            self._carry_out_commands()
+        except Exception as error:
+            logger.exception("kv plane failed rank=%d", self._rank)
+            self._report(PlaneFailed(self._rank, repr(error)))
+        self.plane.close()
+        self._commands.close()
+        with self._notices_lock:
+            # What was reported last still goes out.
+            self._notices.close(linger=1000)
+        with contextlib.suppress(OSError):
+            self._directory.cleanup()
+
+    def _carry_out_commands(self) -> None:
+        """Until the plane is to be closed."""
         decoder: msgspec.msgpack.Decoder[PlaneCommand] = msgspec.msgpack.Decoder(PlaneCommand)
         while True:
             command = decoder.decode(self._commands.recv())
@@ -133,13 +158,7 @@ class PlaneServer:
                 case StopTransfers(migration_id):
                     self.plane.stop(migration_id)
                 case ClosePlane():
-                    break
-        self.plane.close()
-        self._commands.close()
-        with self._notices_lock:
-            self._notices.close()
-        with contextlib.suppress(OSError):
-            self._directory.cleanup()
+                    return
 
     def _on_event(self, event: PlaneEvent) -> None:
         match event:

@@ -15,6 +15,7 @@ import zmq.asyncio
 
 from sterna.config import TransportConfig
 from sterna.engine.vllm.plane_link import (
+    PlaneFailed,
     PlaneLink,
     PlaneNotice,
     ReceiveStage,
@@ -25,6 +26,7 @@ from sterna.engine.vllm.plane_link import (
     TransferFailed,
     TransfersStopped,
 )
+from sterna.errors import TransportError
 from sterna.migration.messages import CopyFailed, Event, StageFailed, StageReceived
 from sterna.transport.interface import Transfer
 from sterna.types import MigrationId
@@ -33,13 +35,23 @@ logger = logging.getLogger(__name__)
 
 
 class Transfers:
-    """Commands the ranks' data planes and tells `on_transfer` what became of each stage."""
+    """Commands the ranks' data planes.
+
+    Args:
+        on_transfer: is told what became of each stage.
+        on_failure: is told of an error here or in a plane, which is a bug: nothing would answer
+            for the transfers any more.
+    """
 
     def __init__(
-        self, config: TransportConfig, on_transfer: Callable[[MigrationId, Event], None]
+        self,
+        config: TransportConfig,
+        on_transfer: Callable[[MigrationId, Event], None],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
         self._config = config
         self._on_transfer = on_transfer
+        self._on_failure = on_failure
         self._link = PlaneLink()
         self._endpoints: tuple[str, ...] = ()
         self._sending: dict[Transfer, _Countdown] = {}
@@ -137,8 +149,12 @@ class Transfers:
 
     async def _read(self, notices: zmq.asyncio.Socket) -> None:
         decoder: msgspec.msgpack.Decoder[PlaneNotice] = msgspec.msgpack.Decoder(PlaneNotice)
-        while True:
-            self._on_notice(decoder.decode(await notices.recv()))
+        try:
+            while True:
+                self._on_notice(decoder.decode(await notices.recv()))
+        except Exception as error:
+            logger.exception("transfers failed")
+            self._on_failure(error)
 
     def _on_notice(self, notice: PlaneNotice) -> None:
         match notice:
@@ -176,6 +192,8 @@ class Transfers:
             case TransfersStopped(_, migration_id):
                 if migration_id in self._stopping and self._stopping[migration_id].count():
                     del self._stopping[migration_id]
+            case PlaneFailed(rank, reason):
+                raise TransportError(f"the KV plane of rank {rank} broke: {reason}")
 
 
 class _Countdown:

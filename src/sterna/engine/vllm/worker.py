@@ -8,6 +8,7 @@ class into its worker, hence the prefix of every name.
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.utils.torch_utils import current_stream
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from sterna.config import TransportConfig
@@ -77,6 +78,7 @@ class SternaWorkerExtension:
 def kv_layout(model_runner: Any) -> KvLayout:
     """Return where the pages of the runner's KV cache lie in its one backing allocation.
 
+    To be called on the worker's own thread.
     Page (layer, block) starts at offset + layer * layer_stride + block * block_stride.
     """
     config = model_runner.kv_cache_config
@@ -92,4 +94,6 @@ def kv_layout(model_runner: Any) -> KvLayout:
         num_blocks=config.num_blocks,
         block_stride=tensor.block_stride,
         page_bytes=group.kv_cache_spec.page_size_bytes,
+        # The stream of this thread's steps, which is not CUDA's default one.
+        compute_stream=current_stream() if storage.device.type == "cuda" else None,
     )

@@ -1,0 +1,127 @@
+"""Every member of a server may die: what goes on, what ends clearly, what is replaced (Section 5,
+"Fault tolerance")."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import openai
+import psutil
+import pytest
+
+from sterna.cli.admin import ServerError
+from tests.serve.server import (
+    HANG_TIMEOUT_S,
+    MODEL_NAME,
+    START_TIMEOUT_S,
+    ServerProcess,
+    start_sterna,
+    until,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def server() -> Iterator[ServerProcess]:
+    server = start_sterna("--no-migration")
+    yield server
+    server.end()
+
+
+def process_of(server: ServerProcess, actor: str) -> psutil.Process:
+    """The one process of an actor class, by the title that Ray gives it."""
+    (found,) = [p for p in server.processes() if p.cmdline()[:1][0].startswith(f"ray::{actor}")]
+    return found
+
+
+def answers(server: ServerProcess) -> bool:
+    try:
+        answer = server.client().completions.create(model=MODEL_NAME, prompt="Terns", max_tokens=3)
+    except openai.APIError:
+        return False
+    return answer.usage.completion_tokens == 3
+
+
+def knows_its_instances(server: ServerProcess, *expected: str) -> bool:
+    try:
+        states = {each["id"]: each["state"] for each in server.instances()}
+    except ServerError:
+        return False
+    return states == dict.fromkeys(expected, "running")
+
+
+def test_a_killed_instance_ends_its_streams_clearly_and_is_replaced(server: ServerProcess) -> None:
+    """ "The requests running on the failed instance are aborted"."""
+    outcomes: list[str] = []
+
+    def stream() -> None:
+        try:
+            outcomes.append(str(list(server.stream())[-1].choices[0].finish_reason))
+        except Exception as error:
+            outcomes.append(type(error).__name__)
+
+    threads = [threading.Thread(target=stream) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    until(lambda: all(i["running"] == 1 for i in server.instances()), "a stream on each")
+    ready = server.until_line(r"instance i0 pid=(\d+)", HANG_TIMEOUT_S)
+    psutil.Process(int(ready[1])).kill()
+    for thread in threads:
+        thread.join(HANG_TIMEOUT_S)
+    assert sorted(outcomes) == ["APIError", "length"]
+    # An id is never used again.
+    until(
+        lambda: knows_its_instances(server, "i1", "i2"), "the replacement serves", START_TIMEOUT_S
+    )
+    assert answers(server)
+
+
+def test_killed_schedulers_and_front_ends_are_replaced_and_a_killed_supervisor_ends_the_server(
+    server: ServerProcess,
+) -> None:
+    """ "Llumnix allows the request frontends to directly dispatch requests to instances" while
+    there is no global scheduler."""
+    stream = iter(server.stream())
+    next(stream)
+    process_of(server, "_SchedulerActor").kill()
+    assert answers(server)
+    until(lambda: knows_its_instances(server, "i0", "i1"), "a scheduler is back", START_TIMEOUT_S)
+    assert next(stream).choices[0].text is not None
+
+    process_of(server, "_FrontendActor").kill()
+    with pytest.raises(Exception, match=""):
+        list(stream)
+    until(lambda: answers(server), "a front end is back", START_TIMEOUT_S)
+    until(server.is_empty, "the dead front end's request is freed")
+
+    family = server.processes()
+    process_of(server, "_ClusterActor").kill()
+    assert server.until_end() == 1
+    assert any("sterna: error: the supervisor died" in line for line in server.stderr)
+    _, alive = psutil.wait_procs(family, timeout=HANG_TIMEOUT_S)
+    assert not alive
+
+
+def test_who_does_not_know_the_token_cannot_use_the_ray_of_a_server(server: ServerProcess) -> None:
+    """Ray's ports are open to the network, and whoever may use them can run code here."""
+    (gcs,) = [p for p in server.processes() if p.name() == "gcs_server"]
+    (port,) = [each.split("=")[1] for each in gcs.cmdline() if each.startswith("--gcs_server_port")]
+    ports = [c.laddr.port for c in gcs.net_connections() if c.status == psutil.CONN_LISTEN]
+    known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    for port in ports:
+        script = f"import ray; ray.init(address='127.0.0.1:{port}'); print('inside')"
+        for mode in (
+            {"RAY_AUTH_MODE": "disabled"},
+            {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "x" * 64},
+        ):
+            outside = subprocess.run(
+                [sys.executable, "-c", script],
+                env={**known, **mode},
+                capture_output=True,
+                text=True,
+                timeout=HANG_TIMEOUT_S,
+            )
+            assert "inside" not in outside.stdout
