@@ -85,7 +85,7 @@ def _finish_tail(axis: Any, title: str, what: str) -> None:
     """The shares run upwards to the smallest, in decades, so that the tail can be read."""
     axis.set_xscale("log")
     axis.set_yscale("log")
-    lowest = min((line.get_ydata()[-1] for line in axis.lines), default=0.01)
+    lowest = min([0.5, *(line.get_ydata()[-1] for line in axis.lines)])
     axis.set_ylim(1.0, lowest)
     shown = {share: name for share, name in PERCENTILES.items() if share >= lowest}
     axis.set_yticks(list(shown), list(shown.values()))
@@ -130,6 +130,8 @@ def _finish(axes: Mapping[str, Any], *, has_fragmentation: bool) -> None:
             axes[name].set_title(title)
             axes[name].set_xlabel("seconds")
             axes[name].set_ylim(bottom=0)
+    if "instances" in axes:
+        axes["instances"].yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
     if not has_fragmentation:
         for name in ("memory", "fragmentation"):
             axes[name].text(0.5, 0.5, "not sampled", transform=axes[name].transAxes, ha="center")

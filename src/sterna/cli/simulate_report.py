@@ -110,8 +110,8 @@ def _headline(runs: Sequence[Run]) -> str:
     rate = "" if job.workload.rate is None else f" at {job.workload.rate:g}/s"
     words = [
         f"[bold]{escape(job.workload.trace)}[/bold]{rate}, {escape(arrivals_of(job.workload))}",
-        f"{len(runs[0].records):,} requests",
-        f"{job.config.num_instances} instances",
+        _counted(len(runs[0].records), "request"),
+        _counted(job.config.num_instances, "instance"),
         f"{job.config.report.value} reports",
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
     ]
@@ -130,7 +130,7 @@ def _print_run(console: Console, run: Run) -> None:
     _add_distributions(table, summary)
     for name, each in summarize_classes(run.records, run.cluster).items():
         table.add_section()
-        table.add_row(f"[bold]{escape(name)}[/bold] ({each.num_requests:,} requests)")
+        table.add_row(f"[bold]{escape(name)}[/bold] ({_counted(each.num_requests, 'request')})")
         _add_distributions(table, each)
     console.print(table)
     console.print(_facts(summary))
@@ -167,11 +167,11 @@ def _facts(summary: Summary) -> str:
         )
     return "\n".join(
         (
-            f"completed {summary.num_completed:,} of {summary.num_requests:,} requests; "
+            f"completed {summary.num_completed:,} of {_counted(summary.num_requests, 'request')}; "
             f"{_percent(summary.preempted_fraction)} preempted at least once",
             migrations,
-            f"fragmentation {_percent(summary.fragmentation_mean)} of the memory; "
-            f"{number(summary.instances_avg)} instances on average",
+            f"fragmentation {_percent(summary.fragmentation_mean)}; "
+            f"instances {number(summary.instances_avg)} on average",
             f"simulated {number(summary.simulated_s)} s and {summary.num_steps:,} steps "
             f"in {summary.wall_s:.2f} s",
         )
@@ -264,6 +264,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def number(value: float) -> str:
     """Three digits, or all that stand before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _percent(fraction: float | None) -> str:
