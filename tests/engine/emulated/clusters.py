@@ -6,7 +6,7 @@ arrives at one mailbox.
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -205,6 +205,10 @@ class EmulatedCluster:
 
         await self.until(is_empty)
 
+    def num_queuing(self, instance: str) -> int:
+        load = self.loads.get(InstanceId(instance))
+        return 0 if load is None else load.num_queuing
+
     def num_migrating_in(self, instance: str) -> int:
         load = self.loads.get(InstanceId(instance))
         return 0 if load is None else load.num_migrating_in
@@ -270,14 +274,13 @@ class EmulatedCluster:
 
 @asynccontextmanager
 async def emulated_cluster(
-    num_instances: int = 2,
-    engine_options: EmulatedOptions | None = None,
-    *,
-    migration: Mapping[str, Any] | None = None,
+    num_instances: int = 2, engine_options: EmulatedOptions | None = None
 ) -> AsyncIterator[EmulatedCluster]:
     """Instances that a test talks to; ended behind it."""
+    # Steps of milliseconds outrun copies where the machine is busy, but not for ever.
+    migration = MigrationConfig(max_stages=1000, lease_s=HANG_TIMEOUT_S)
     policy = replace(LLUMNIX, num_concurrent_migrations=4)
-    config = LlumletConfig(policy, MigrationConfig(**(migration or {})), report_interval_s=0.005)
+    config = LlumletConfig(policy, migration, report_interval_s=0.005)
     cluster = EmulatedCluster(engine_options or options(), config)
     await cluster.start(num_instances)
     try:
