@@ -42,7 +42,6 @@ from sterna.messages import (
 from sterna.migration.messages import Mode
 from sterna.policy.presets import LLUMNIX
 from sterna.runtime.actors import InstanceActor, SchedulerActor
-from sterna.runtime.launch import protect_ray
 from sterna.runtime.reaper import Reaper
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
 
@@ -272,7 +271,6 @@ class Driver:
 def local_ray() -> Iterator[None]:
     """A Ray of this process's own; none of its processes outlives this one."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    protect_ray(os.environ)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray's default of 15 would let any other process of the machine delay every hand-over.
     os.environ.setdefault("RAY_worker_niceness", "0")

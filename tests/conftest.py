@@ -4,6 +4,11 @@ import os
 
 from hypothesis import settings
 
+from sterna.runtime.protection import protect_ray
+
+# Before anything imports Ray.
+protect_ray(os.environ)
+
 # Continuous integration judges the change, by the same examples each time; new examples are
 # looked for on developers' machines.
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)

@@ -44,7 +44,6 @@ TINY_OPTIONS = (
 @pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    protect_ray(os.environ)
     ray.init(
         address="local",
         include_dashboard=False,

@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from sterna.errors import ConfigurationError
+from sterna.runtime.protection import protect_ray
 
-BENCHMARKS = {"migration": "downtime and cost of migrations between two real instances"}
+BENCHMARKS = {
+    "migration": "downtime and cost of migrations between two real instances",
+    "fidelity": "how near simulations come to the points of the paper's Figure 11",
+}
 
 
 def add_commands(commands: Any) -> None:
@@ -36,5 +40,6 @@ def _bench(args: argparse.Namespace) -> int:
         raise ConfigurationError(
             "benchmarks are not installed with sterna: run this from the .venv of a source checkout"
         )
+    protect_ray(os.environ)
     os.chdir(root)
     os.execv(sys.executable, [sys.executable, "-m", f"bench.{args.name}", *args.options])

@@ -21,6 +21,7 @@ from sterna.engine.vllm.guard import guard_vllm_imports, is_cpu_build
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import PRESETS, preset
 from sterna.runtime.noise import VLLM_LOG_LEVEL, drop_noise, library_environment, log_environment
+from sterna.runtime.protection import protect_ray
 
 SMALL_MODEL_NAME = "SmolLM2-135M-Instruct"
 SMALL_MODEL_OPTIONS = {
@@ -56,6 +57,7 @@ def serve(arguments: Sequence[str]) -> int:
     # Whatever is started from here inherits these; some are read when a process starts.
     os.environ.update(environment)
     os.environ.update(log_environment(os.environ, sys.stderr.isatty()))
+    protect_ray(os.environ)
     if any(option.startswith(("-h", "--help")) for option in arguments):
         # Prints it and raises SystemExit: nothing needs to be started for that.
         parse(arguments)

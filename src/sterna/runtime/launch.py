@@ -3,14 +3,13 @@
 import logging
 import os
 import pickle
-import secrets
 import signal
 import sys
 import tempfile
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from types import FrameType
 from typing import Self, TypeVar
@@ -202,7 +201,6 @@ def start_ray(stop: Stop, reaper: Reaper) -> None:
     # Ray would have engines yield to every other process of the machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    protect_ray(os.environ)
     for attempt in range(1, NUM_RAY_STARTS + 1):
         try:
             ray.init(
@@ -225,16 +223,6 @@ def start_ray(stop: Stop, reaper: Reaper) -> None:
                 ) from error
             logger.warning("Ray came up too slowly, trying again reason=%s", error)
             reaper.reap_now()
-
-
-def protect_ray(environment: MutableMapping[str, str]) -> None:
-    """Have Ray answer only to processes that know this run's token.
-
-    Ray's ports are open to the network, and whoever may use them can run code here. The processes
-    of the run inherit the token. To be called before Ray starts.
-    """
-    if environment.setdefault("RAY_AUTH_MODE", "token") == "token":
-        environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 def _check_gpus(config: ClusterConfig) -> None:
