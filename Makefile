@@ -22,11 +22,6 @@ STAMP := $(VENV)/.installed-$(ENGINE)
 # make serve ARGS="--instances 4", make test ARGS="-k policy -x".
 ARGS ?=
 
-# Large traces for some tests lie beside the checkout, where they are at all.
-ifneq ($(wildcard ../shared/data),)
-export STERNA_SHARED ?= $(abspath ../shared)
-endif
-
 .PHONY: help
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +55,10 @@ test-slow: model ## Run the slow tests
 .PHONY: bench-migration
 bench-migration: model ## Measure migration's downtime into bench/results/migration.json
 	@exec $(BIN)/sterna bench migration $(ARGS)
+
+.PHONY: reproduce
+reproduce: install ## Run the paper's evaluation into bench/results/paper and docs/evaluation.md
+	@exec $(BIN)/sterna reproduce $(ARGS)
 
 .PHONY: lint
 lint: install ## Check style

@@ -248,7 +248,6 @@ class FrontendConfig:
     """How a front end finds instances for its requests, and how long it waits for others.
 
     Attributes:
-        host: the address on which this front end listens for the cluster's messages.
         scheduler_timeout_s: a request for which the scheduler names no instance in so long is
             sent by the front end's own rule (Section 5, fault tolerance: the scheduler is
             bypassed).
@@ -263,7 +262,6 @@ class FrontendConfig:
         shutdown_timeout_s: open connections are cut so long after the server was told to stop.
     """
 
-    host: str = "127.0.0.1"
     scheduler_timeout_s: float = 0.5
     scheduler_retry_s: float = 2.0
     hold_timeout_s: float = 60.0
@@ -294,7 +292,6 @@ class ClusterConfig:
 
     Attributes:
         num_gpus_per_instance: asked of Ray for each instance; 0 on CPU.
-        instance_memory_bytes: main memory asked of Ray for each instance, None: not counted.
         internal_host: the address on which the actors' mailboxes listen.
     """
 
@@ -304,7 +301,6 @@ class ClusterConfig:
     num_instances: int = 2
     num_frontends: int = 1
     num_gpus_per_instance: int = 0
-    instance_memory_bytes: int | None = None
     internal_host: str = "127.0.0.1"
     log_level: str = "INFO"
 

@@ -353,7 +353,3 @@ def _check_port(host: str | None, port: int) -> None:
             raise ConfigurationError(
                 f"cannot listen on {host or '*'}:{port} ({reason}); choose another --port"
             ) from error
-
-
-if __name__ == "__main__":
-    sys.exit(serve(["serve", *sys.argv[1:]]))

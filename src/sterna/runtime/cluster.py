@@ -124,10 +124,9 @@ class Cluster:
         instance_id = InstanceId(f"i{self._num_instances_begun}")
         self._num_instances_begun += 1
         config = self._config
-        options: dict[str, Any] = {"num_gpus": config.num_gpus_per_instance}
-        if config.instance_memory_bytes is not None:
-            options["memory"] = config.instance_memory_bytes
-        actor = InstanceActor.options(**options).remote(f"instance {instance_id}")
+        actor = InstanceActor.options(num_gpus=config.num_gpus_per_instance).remote(
+            f"instance {instance_id}"
+        )
         try:
             address, facts = await actor.start.remote(
                 instance_id,
