@@ -163,6 +163,14 @@ def test_the_time_of_an_expected_number_is_exact() -> None:
     assert curve.time_s(expected).tolist() == [0.0, 0.5, 2.5, 7.0, 8.0, 9.0, 9.5, 18.0, 18.5]
 
 
+def test_rounding_where_pieces_meet_does_not_change_the_order() -> None:
+    """Numbers next to each other around the end of a round: the third came before the second."""
+    curve, end = steps((6.1, 27.89), (37.47, 51.82)), 6335.4732
+    times_s = curve.time_s(end + np.spacing(end) * np.arange(-3, 4))
+    assert (np.diff(times_s) >= 0.0).all()
+    assert times_s == pytest.approx(3 * (27.89 + 51.82))
+
+
 def test_a_curve_that_begins_without_requests_brings_the_first_when_they_begin() -> None:
     assert steps((0.0, 5.0), (1.0, 5.0)).time_s(np.array([0.0, 1.0])).tolist() == [5.0, 6.0]
 

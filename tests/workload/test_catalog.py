@@ -279,6 +279,17 @@ def test_classes_change_neither_lengths_nor_arrivals() -> None:
     assert content(plain)[:4] == content(mixed)[:4]
 
 
+@pytest.mark.parametrize("trace", ["M-M", "sharegpt"])
+def test_long_requests_and_long_gaps_are_no_more_often_of_high_priority(trace: str) -> None:
+    """A tenth is high (Section 6.4), so of the longest tenth a tenth is; a share of 1,000 picks
+    spreads by 0.009."""
+    requests = build_trace(Workload(trace, rate=7.5, class_fractions={HIGH: 0.1}))
+    gaps_s = np.diff(requests.arrival_s, prepend=0.0)
+    for each in (requests.input_tokens, requests.output_tokens, gaps_s):
+        for order in (np.argsort(each), np.argsort(-each)):
+            assert requests.priority[order[:1000]].mean() == pytest.approx(0.1, abs=0.04)
+
+
 def test_neither_lengths_nor_arrivals_change_the_classes() -> None:
     fractions = {HIGH: 0.1, Priority(2): 0.1}
     one = build_trace(Workload("S-S", 300, 26.0, class_fractions=fractions))

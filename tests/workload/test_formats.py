@@ -182,7 +182,7 @@ def test_a_wrong_line_of_csv_is_named(line: str, message: str) -> None:
         ("prefix_blocks", "a", "prefix_blocks must be {blocks}, not 'a'"),
         ("prefix_blocks", "1-", "prefix_blocks must be {blocks}, not '1-'"),
         ("prefix_blocks", "-1", "prefix_blocks must be {blocks}, not '-1'"),
-        ("prefix_blocks", "0-999999999", "prefix_blocks must be {blocks}, not '0-999999999'"),
+        ("prefix_blocks", "0-1000000", "prefix_blocks must be {blocks}, not '0-1000000'"),
     ],
 )
 def test_a_wrong_optional_value_is_named(field: str, value: str, message: str) -> None:
