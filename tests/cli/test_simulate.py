@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from sterna.cli.main import main
-from sterna.cli.simulate import SETTINGS
+from sterna.cli.simulate_options import SETTINGS
 from sterna.cli.simulate_report import cell, number
 
 PLAIN = ("--set", "is_fast=false")

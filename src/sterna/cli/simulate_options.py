@@ -1,0 +1,193 @@
+"""The options of `sterna simulate`, with their defaults; imports nothing that takes time."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sterna.policy.presets import PRESETS
+
+DEFAULT_POLICY = "sterna"
+PAPER_POLICY = "llumnix"
+DEFAULT_PROFILE = "a10-llama-7b"
+DEFAULT_NUM_INSTANCES = 16
+DEFAULT_SEED = 0xCADE
+"""The paper's; a run says nothing about other seeds, so that comparisons should use several."""
+
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+SETTINGS: Sequence[tuple[str, str, str, str]] = (
+    ("--report", "report", "live|stale", "what the scheduler knows when it decides: the state of "
+     "this moment, or that at the beginning of each instance's last step"),
+    ("--queue-demand", "policy.queue_demand", "head|all", "which queuing requests have a virtual "
+     "usage: the head of the line, or all"),
+    ("--victim", "policy.victim", "shortest|longest|last-started", "which request of a source "
+     "moves first"),
+    ("--source-threshold", "policy.source_freeness_steps", "STEPS", "freeness in decode steps "
+     "below which an instance is a migration source"),
+    ("--destination-threshold", "policy.destination_freeness_steps", "STEPS", "freeness in "
+     "decode steps above which an instance is a migration destination"),
+    ("--interval", "policy.round_interval_s", "SECONDS", "time between two pairing rounds"),
+    ("--concurrency", "policy.num_concurrent_migrations", "N", "migrations that one instance "
+     "takes part in at once, a side"),
+    ("--watermark", "engine.watermark", "FRACTION", "of the blocks, those that an admission "
+     "leaves free"),
+    ("--engine-mode", "engine.step_mode", "prefill-first|chunked", "what one step may hold: "
+     "whole prompts or decodes, or decodes and chunks of prompts"),
+    ("--scale-low", "scaling.low_freeness_steps", "STEPS", "average freeness below which "
+     "instances are added"),
+    ("--scale-high", "scaling.high_freeness_steps", "STEPS", "average freeness above which an "
+     "instance is terminated"),
+    ("--scale-period", "scaling.period_s", "SECONDS", "how long the average must stay outside "
+     "before each decision"),
+    ("--scale-begin", "scaling_begins_s", "SECONDS", "no instance is added or terminated before"),
+    ("--start-delay", "start_delay_s", "SECONDS", "from the decision to add an instance until "
+     "it can serve"),
+)  # fmt: skip
+"""Options that are names for a setting: (option, key, values, help)."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to its parser."""
+    _add_workload_options(parser.add_argument_group("workload"))
+    _add_cluster_options(parser.add_argument_group("cluster"))
+    settings = parser.add_argument_group("assumptions (defaults: the policy's and the profile's)")
+    for option, _, values, text in SETTINGS:
+        settings.add_argument(option, metavar=values, help=text)
+    settings.add_argument(
+        "--bandwidth",
+        type=_positive,
+        metavar="TOKENS/S",
+        help="of copies between instances, in tokens of KV cache a second",
+    )
+    settings.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="any other field of the configuration; --list shows them; may be repeated",
+    )
+    _add_output_options(parser.add_argument_group("output"))
+
+
+def _add_workload_options(group: Any) -> None:
+    group.add_argument(
+        "--trace", default="M-M", help="a name (--list) or a CSV or JSONL file (default: M-M)"
+    )
+    group.add_argument("--rate", type=_positive, metavar="R", help="requests a second")
+    group.add_argument(
+        "--arrivals",
+        default="poisson",
+        metavar="HOW",
+        help="poisson, gamma:CV, uniform, recorded, step:RATE@TIME,... or daily[:MODEL][@DAY] "
+        "(default: poisson; without --rate, the trace's own where it has them)",
+    )
+    group.add_argument("--requests", type=_count, metavar="N", help="default: the whole trace")
+    group.add_argument(
+        "--max-total-tokens",
+        type=_count,
+        metavar="N",
+        help="leave longer requests out, input and output counted (default: what one instance "
+        "can hold)",
+    )
+    group.add_argument(
+        "--high-fraction",
+        type=_fraction,
+        default=0.0,
+        metavar="FRACTION",
+        help="of the requests, those of high priority (default: 0)",
+    )
+    group.add_argument(
+        "--seed",
+        type=_seed,
+        nargs="+",
+        default=[DEFAULT_SEED],
+        metavar="S",
+        help="one run of each; of all that is drawn: lengths, arrivals, classes (default: 0xCADE)",
+    )
+
+
+def _add_cluster_options(group: Any) -> None:
+    group.add_argument(
+        "--policy",
+        nargs="+",
+        metavar="NAME",
+        help=f"{', '.join(PRESETS)}; a variant as in llumnix:victim=longest,interval=1 "
+        f"(default: {DEFAULT_POLICY}; with --paper {PAPER_POLICY})",
+    )
+    group.add_argument(
+        "--instances", type=_count, default=DEFAULT_NUM_INSTANCES, metavar="N",
+        help=f"at the start (default: {DEFAULT_NUM_INSTANCES})",
+    )  # fmt: skip
+    group.add_argument(
+        "--profile", metavar="NAME",
+        help=f"engine and hardware: a name (--list) or a file (default: {DEFAULT_PROFILE})",
+    )  # fmt: skip
+    group.add_argument(
+        "--auto-scaling", type=_bounds, metavar="MIN:MAX",
+        help="add and terminate instances within these bounds",
+    )  # fmt: skip
+    group.add_argument(
+        "--paper",
+        action="store_true",
+        help="the rules and parameters of the paper's own runs, in place of the defaults",
+    )
+
+
+def _add_output_options(group: Any) -> None:
+    group.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    group.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw latencies and memory; .png, .svg or .pdf"
+    )
+    group.add_argument(
+        "--baseline", metavar="NAME", help="the policy of the ratios (default: the first)"
+    )
+    group.add_argument(
+        "--processes", type=_count, metavar="N", help="runs at once (default: one a core)"
+    )
+    group.add_argument(
+        "--list", action="store_true", help="list traces, profiles, policies and settings"
+    )
+
+
+# ------------------------------------------------------------------------------------- values
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _fraction(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def _seed(text: str) -> int:
+    value = int(text, 0)
+    if not 0 <= value < 1 << 32:
+        raise ValueError
+    return value
+
+
+def _bounds(text: str) -> tuple[int, int]:
+    low, _, high = text.partition(":")
+    return _count(low), _count(high)
+
+
+# argparse names these in "invalid ... value".
+_positive.__name__, _fraction.__name__ = "positive number", "fraction (0 to 1)"
+_count.__name__ = "count (1 or more)"
+_seed.__name__, _bounds.__name__ = "seed (0 to 2^32 - 1)", "MIN:MAX"
