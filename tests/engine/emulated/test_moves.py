@@ -226,6 +226,7 @@ def test_a_slot_is_reserved_once_and_held() -> None:
     step(core)
     assert core.reserve("m", 1, needs_slot=True) is None
     assert core.reserve("m", 2, needs_slot=True) is None
+    assert core.reserve("m", 2, needs_slot=False) is None
     assert core.reserve("n", 1, needs_slot=True) is Reason.NO_SLOT
     assert core.num_reserved_blocks == 2
     add(core, request("b", arrival_s=1.0))
@@ -327,6 +328,7 @@ def test_an_aborted_request_is_gone_with_its_blocks(where: str) -> None:
     name = RequestId("queuing" if where == "queuing" else "running")
     core.abort(name)
     assert core.progress(name) is None
+    assert not core.is_drained(name)
     assert core.num_free_blocks == (9 if where == "queuing" else 10)
     begun = step(core)
     assert name not in [each for each, _ in begun.scheduled]
