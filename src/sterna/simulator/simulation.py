@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 
 from sterna.config import LlumletConfig
+from sterna.engine.emulated.config import Preemption
 from sterna.errors import ConfigurationError
 from sterna.global_scheduler import Dispatch, Effect, GlobalScheduler, SetDestination
 from sterna.messages import DispatchRequest
@@ -453,7 +454,7 @@ class _Recorder:
 
 
 def _engines(trace: Trace, config: SimulationConfig) -> Engines:
-    if not config.is_fast:
+    if not config.is_fast or config.engine.preemption is Preemption.LEAST_URGENT:
         return PlainEngines(trace, config)
     # numba takes a second to import, which plain runs need not wait for.
     from sterna.simulator.fast import FastEngines

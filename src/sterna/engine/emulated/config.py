@@ -16,12 +16,16 @@ class StepMode(Enum):
 
 
 class Preemption(Enum):
-    """In which order running requests get memory; the last one loses its own first."""
+    """In which order running requests get memory, and who loses its own first."""
 
     LATEST_ARRIVED = "latest_arrived"
-    """By scheduling priority, then arrival (vLLM 0.1; vLLM 1 with priority scheduling)."""
+    """By scheduling priority, then arrival; the last one loses (vLLM 0.1)."""
     LAST_ADMITTED = "last_admitted"
-    """By entry into the batch (vLLM 1, first come first served)."""
+    """By entry into the batch; the last one loses (vLLM 1, first come first served)."""
+    LEAST_URGENT = "least_urgent"
+    """By entry into the batch; the last one by scheduling priority, then arrival, loses, wherever
+    it stands in the batch (vLLM 1 with priority scheduling). Not compiled: simulations step such
+    engines in Python."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
 from sterna.engine.emulated.requests import EmulatedRequest, RequestState
 from sterna.engine.emulated.step_time import StepTime
+from sterna.engine.emulated.steps import Step, Token
 from sterna.errors import UnknownRequestError
 from sterna.migration.messages import Progress, Reason
 from sterna.types import (
@@ -26,39 +27,6 @@ from sterna.types import (
     RequestStatus,
     RequestView,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step under way, or an empty one: nothing can run.
-
-    Attributes:
-        duration_s: how long it takes; 0 when it is empty.
-        scheduled: the requests that it computes, with the number of their tokens, in order.
-        admitted: those of them that queued until now.
-        preempted: requests whose memory was taken back when the step began, in order.
-        decoded: those of the scheduled ones of which only the last token's KV is missing.
-    """
-
-    duration_s: float
-    scheduled: tuple[tuple[RequestId, int], ...]
-    admitted: tuple[RequestId, ...] = ()
-    preempted: tuple[RequestId, ...] = ()
-    decoded: tuple[RequestId, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """A token that a step produced.
-
-    Attributes:
-        index: its place in the request's output, from 0.
-        is_last: the request has finished with it.
-    """
-
-    request_id: RequestId
-    index: int
-    is_last: bool
 
 
 @dataclass(slots=True)
@@ -74,7 +42,7 @@ class EmulatedCore:
         self._config = config
         self._step_time = step_time
         self._requests: dict[RequestId, EmulatedRequest] = {}
-        # In the order in which they get memory; the last one is preempted first.
+        # In the order in which they get memory; `_victim` says who is preempted first.
         self._running: list[EmulatedRequest] = []
         self._waiting: list[EmulatedRequest] = []
         self._drained: dict[RequestId, EmulatedRequest] = {}
@@ -223,10 +191,12 @@ class EmulatedCore:
         """Decide what the next step computes; an empty step is over at once."""
         assert not self._scheduled
         admitted, preempted = self._schedule()
-        if not self._scheduled and preempted:
-            # All memory was taken back, so that there is room again for the head of the line.
-            admitted, more_preempted = self._schedule()
-            preempted += more_preempted
+        more_preempted = bool(preempted)
+        while not self._scheduled and more_preempted:
+            # There is memory again: for other running requests, or for the head of the line.
+            admitted, just_preempted = self._schedule()
+            preempted += just_preempted
+            more_preempted = bool(just_preempted)
         return Step(
             duration_s=self._duration_s() if self._scheduled else 0.0,
             scheduled=tuple((each.request_id, num) for each, num in self._scheduled),
@@ -267,17 +237,23 @@ class EmulatedCore:
     def _schedule_running(self, budget: int) -> tuple[int, list[EmulatedRequest]]:
         """Let running requests compute on, within the budget of tokens.
 
-        Each gets the memory for that; where there is too little, the last ones lose theirs.
+        Each gets the memory for that; where there is too little, others lose theirs, until the
+        one that needs it is itself the next to lose: then the rest computes nothing in this step.
         Returns what is left of the budget, and the preempted requests.
         """
-        preempted = []
+        preempted: list[EmulatedRequest] = []
         place = 0
         while place < len(self._running) and budget > 0:
             request = self._running[place]
             num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
             while not self._has_room(request, num_tokens):
-                preempted.append(self._preempt_last())
-                if preempted[-1] is request:
+                victim = self._victim()
+                if self._running.index(victim) < place:
+                    place -= 1
+                    budget += self._unschedule(victim)
+                self._preempt(victim)
+                preempted.append(victim)
+                if victim is request:
                     return budget, preempted
             self._compute(request, num_tokens)
             budget -= num_tokens
@@ -288,15 +264,25 @@ class EmulatedCore:
         num_new_blocks = self._num_new_blocks(request, num_tokens)
         return self._num_free_blocks >= max(num_new_blocks, int(self._config.keeps_block_free))
 
-    def _preempt_last(self) -> EmulatedRequest:
-        request = self._running.pop()
+    def _victim(self) -> EmulatedRequest:
+        """The running request that loses its memory first."""
+        if self._config.preemption is Preemption.LEAST_URGENT:
+            return max(self._running, key=_arrival_key)
+        return self._running[-1]
+
+    def _unschedule(self, request: EmulatedRequest) -> int:
+        """Take the request out of the step; returns how many tokens it would have computed."""
+        place = next(i for i, (each, _) in enumerate(self._scheduled) if each is request)
+        return self._scheduled.pop(place)[1]
+
+    def _preempt(self, request: EmulatedRequest) -> None:
+        self._running.remove(request)
         self._free(request)
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         request.is_preempted = True
         self._num_preemptions += 1
         self._enqueue_in_front(request)
-        return request
 
     def _admit_prompts(self) -> list[EmulatedRequest]:
         """Admit whole prompts in the queue's order, until one does not fit (vLLM 0.1)."""

@@ -1,0 +1,38 @@
+"""What a step of an emulated engine computes, and what it produces. Pure."""
+
+from dataclasses import dataclass
+
+from sterna.types import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step under way, or an empty one: nothing can run.
+
+    Attributes:
+        duration_s: how long it takes; 0 when it is empty.
+        scheduled: the requests that it computes, with the number of their tokens, in order.
+        admitted: those of them that queued until now.
+        preempted: requests whose memory was taken back when the step began, in order.
+        decoded: those of the scheduled ones of which only the last token's KV is missing.
+    """
+
+    duration_s: float
+    scheduled: tuple[tuple[RequestId, int], ...]
+    admitted: tuple[RequestId, ...] = ()
+    preempted: tuple[RequestId, ...] = ()
+    decoded: tuple[RequestId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token that a step produced.
+
+    Attributes:
+        index: its place in the request's output, from 0.
+        is_last: the request has finished with it.
+    """
+
+    request_id: RequestId
+    index: int
+    is_last: bool
