@@ -243,7 +243,7 @@ class GlobalScheduler:
         pairs = pair(candidates, self._policy)
         effects: list[Effect] = []
         for candidate in candidates:
-            source = candidate.instance_id
+            source = candidate.load.instance_id
             destination = pairs.get(source)
             is_told_none = source in self._told and self._told[source] is None
             if destination is not None or not is_told_none:
@@ -299,7 +299,7 @@ class _Instance:
     known: Candidate | None = None
 
     def candidate(self, load: InstanceLoad, policy: PolicyConfig) -> Candidate:
-        in_flight = tuple([each.request for each in self.in_flight])
+        in_flight = tuple([each.request for each in self.in_flight]) if self.in_flight else ()
         self.known = Candidate(load, in_flight, self.num_dispatched, policy)
         return self.known
 

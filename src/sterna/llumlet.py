@@ -94,14 +94,16 @@ class Llumlet:
     @property
     def next_deadline_s(self) -> float | None:
         """When `on_tick` is due, or None."""
-        deadlines = [self._coordinator.next_deadline_s]
+        deadline_s = self._coordinator.next_deadline_s
+        others: list[float | None] = []
         if self._view is not None and self._config.report_interval_s is not None:
-            deadlines.append(self._report_due_s if self._has_changed else self._heartbeat_due_s)
+            others.append(self._report_due_s if self._has_changed else self._heartbeat_due_s)
         # A pause begins with a back-off, and ends with it at the latest.
         if self._backoff_until_s and self._num_free_slots() > 0:
-            deadlines.append(self._paused_until_s)
-            deadlines.extend(self._backoff_until_s.values())
-        return min([each for each in deadlines if each is not None], default=None)
+            others += [self._paused_until_s, *self._backoff_until_s.values()]
+        if not others:
+            return deadline_s
+        return min([each for each in (deadline_s, *others) if each is not None])
 
     @property
     def has_open_migrations(self) -> bool:
@@ -286,6 +288,8 @@ class Llumlet:
             self._paused_until_s = retry_s
 
     def _end_waits(self, now_s: float) -> None:
+        if not self._backoff_until_s:
+            return
         over = [r for r, until_s in self._backoff_until_s.items() if until_s <= now_s]
         for request_id in over:
             del self._backoff_until_s[request_id]

@@ -57,6 +57,9 @@ class MigrationCoordinator:
         self._max_incoming = max_incoming
         self._sources: dict[MigrationId, MigrationSource] = {}
         self._destinations: dict[MigrationId, MigrationDestination] = {}
+        # Counted as they begin and end: they are asked for at every event.
+        self._num_outgoing = 0
+        self._num_incoming = 0
         self._num_started = 0
         self._num_reservations = 0
 
@@ -65,12 +68,12 @@ class MigrationCoordinator:
     @property
     def num_outgoing(self) -> int:
         """Migrations from here that have not ended."""
-        return len([1 for source in self._sources.values() if not source.is_settled])
+        return self._num_outgoing
 
     @property
     def num_incoming(self) -> int:
         """Migrations to here that have not ended."""
-        return len([1 for each in self._destinations.values() if not each.is_settled])
+        return self._num_incoming
 
     @property
     def has_machines(self) -> bool:
@@ -80,8 +83,12 @@ class MigrationCoordinator:
     @property
     def next_deadline_s(self) -> float | None:
         """When `on_tick` is due, or None."""
-        deadlines = [machine.next_deadline_s for machine in self._machines()]
-        return min([each for each in deadlines if each is not None], default=None)
+        next_s = None
+        for machine in self._machines():
+            deadline_s = machine.next_deadline_s
+            if deadline_s is not None and (next_s is None or deadline_s < next_s):
+                next_s = deadline_s
+        return next_s
 
     def source_of(self, request_id: RequestId) -> MigrationSource | None:
         """The migration by which the request is leaving."""
@@ -126,6 +133,7 @@ class MigrationCoordinator:
         migration_id = MigrationId(f"{self._instance_id}-{self._num_started}")
         source = self._new_source(migration_id, request_id, destination, mode)
         self._sources[migration_id] = source
+        self._num_outgoing += 1
         return migration_id, source.start(now_s)
 
     def on_message(
@@ -169,7 +177,13 @@ class MigrationCoordinator:
 
     def tell(self, machine: Machine, event: Event, now_s: float) -> list[Effect]:
         """Give a machine an event, and forget the machine if that ends it."""
+        was_settled = machine.is_settled
         effects = machine.on_event(event, now_s)
+        if machine.is_settled and not was_settled:
+            if isinstance(machine, MigrationSource):
+                self._num_outgoing -= 1
+            else:
+                self._num_incoming -= 1
         if machine.is_over:
             machines = self._sources if isinstance(machine, MigrationSource) else self._destinations
             del machines[machine.migration_id]
@@ -177,8 +191,8 @@ class MigrationCoordinator:
 
     # ---------------------------------------------------------------------------- internals
 
-    def _machines(self) -> list[Machine]:
-        return [*self._sources.values(), *self._destinations.values()]
+    def _machines(self) -> tuple[Machine, ...]:
+        return *self._sources.values(), *self._destinations.values()
 
     def _machine_for(self, message: Message) -> Machine | None:
         if isinstance(message, DestinationMessage):
@@ -217,6 +231,7 @@ class MigrationCoordinator:
             reserve.migration_id, reserve.request_id, sender, ReservationId(self._num_reservations)
         )
         self._destinations[reserve.migration_id] = destination
+        self._num_incoming += 1
         return self.tell(destination, Received(reserve), now_s)
 
     def _refusal(self, request_id: RequestId, is_terminating: bool) -> Reason | None:

@@ -37,6 +37,8 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
                 sources.append(each)
         elif each.freeness > policy.destination_freeness_steps:
             destinations.append(each)
+    if not sources:
+        return {}
     sources.sort(key=lambda each: (each.freeness, each.instance_id))
     destinations.sort(key=lambda each: (-each.freeness, each.instance_id))
     pairs: dict[InstanceId, InstanceId] = {}

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from sterna.config import PolicyConfig, QueueDemand
 from sterna.policy.selection import candidates_to_move
 from sterna.types import (
+    NORMAL,
     InstanceId,
     InstanceLoad,
     InstanceView,
@@ -66,9 +67,10 @@ class Candidate:
 
     def __post_init__(self) -> None:
         # Computed once: a scheduler of many instances asks most of them about every request.
-        self.freeness = self.dispatch_freeness = freeness_of(self.load, self.in_flight, self.policy)
-        if self.policy.batch_counts_queue:
-            self.dispatch_freeness = dispatch_freeness_of(self.load, self.in_flight, self.policy)
+        load, in_flight, policy = self.load, self.in_flight, self.policy
+        self.freeness = self.dispatch_freeness = freeness_of(load, in_flight, policy)
+        if policy.batch_counts_queue:
+            self.dispatch_freeness = dispatch_freeness_of(load, in_flight, policy)
 
     @property
     def instance_id(self) -> InstanceId:
@@ -192,7 +194,8 @@ def load_of_sums(
     normal_free_tokens = total_tokens - used_tokens - demand_tokens
     free_tokens = normal_free_tokens
     for priority, _ in num_by_priority:
-        free_tokens -= headroom_tokens(priority, total_tokens, policy)
+        if priority != NORMAL:
+            free_tokens -= headroom_tokens(priority, total_tokens, policy)
     return InstanceLoad(
         instance_id,
         sequence,
@@ -255,11 +258,12 @@ def _corrected(
 ) -> float:
     if load.is_terminating:
         return -math.inf
-    num_running = load.num_running
+    batch_size = load.num_running + num_in_line
     for request in in_flight:
         free_tokens -= request.demand_tokens
-        num_running += 1
-    return _steps(free_tokens, num_running + num_in_line or 1, policy)
+        batch_size += 1
+    # An idle instance counts as one request, so that its freeness stays finite.
+    return _steps(free_tokens, batch_size or 1, policy)
 
 
 def _virtual_usage(

@@ -107,6 +107,7 @@ class FastEngines:
     def __init__(self, trace: Trace, config: SimulationConfig) -> None:
         self._trace = trace
         self._config = config
+        self._policy = config.policy
         self._block_size = config.engine.block_size
         self._total_tokens = config.engine.total_tokens
         self._engines: dict[int, _Engine] = {}
@@ -201,21 +202,26 @@ class FastEngines:
         move_blocks: int,
         num_preemptions: int,
         last_dispatch: int,
-        *num_by_priority: int,
+        *counts: int,
     ) -> InstanceLoad:
         engine = self._engines[row]
         engine.num_reports += 1
         block_size = self._block_size
+        num_by_priority: tuple[tuple[Priority, int], ...] = ()
+        if len(counts) == 1 and num_running > 0:
+            num_by_priority = ((NORMAL, num_running),)
+        elif len(counts) > 1:
+            num_by_priority = tuple([(Priority(p), num) for p, num in enumerate(counts) if num])
         if engine.is_terminating and num_queuing > 0:
             # The queuing ones leave first (`policy.selection`).
             move_blocks = head_blocks
         return load_of_sums(
-            self._config.policy,
+            self._policy,
             instance_id=engine.instance_id,
             sequence=engine.num_reports,
             total_tokens=self._total_tokens,
             used_tokens=(used_blocks + reserved_blocks) * block_size,
-            num_by_priority=self._counted(num_running, num_by_priority),
+            num_by_priority=num_by_priority,
             num_running=num_running,
             num_queuing=num_queuing,
             head_demand_tokens=head_blocks * block_size,
@@ -228,16 +234,6 @@ class FastEngines:
             num_preemptions=num_preemptions,
             is_terminating=engine.is_terminating,
         )
-
-    def _counted(
-        self, num_running: int, num_by_priority: tuple[int, ...]
-    ) -> tuple[tuple[Priority, int], ...]:
-        """The priorities of the running requests with their numbers, as the policy sees them."""
-        if num_running == 0:
-            return ()
-        if len(num_by_priority) == 1 or not self._config.policy.has_priorities:
-            return ((NORMAL, num_running),)
-        return tuple((Priority(each), count) for each, count in enumerate(num_by_priority) if count)
 
     def view(self, row: int, now_s: float) -> InstanceView:
         steps.advance_row(self._tables, row, now_s)
@@ -328,18 +324,12 @@ class FastEngines:
         return not (num_requests or engine.drained or engine.reservations)
 
     def fragmented_tokens(self) -> tuple[int, list[int], int]:
-        config = self._config.engine
-        rows = self._tables.rows[self._tables.rows["exists"] == 1]
-        heads = rows["first"]
-        free_blocks = rows["free_blocks"][heads != NONE]
-        requests = self._tables.requests[heads[heads != NONE]]
-        num_tokens = requests["prompt_tokens"] + requests["num_output_tokens"]
-        demands = -(-num_tokens // self._block_size)
-        blocking = demands[demands > free_blocks - config.watermark_blocks]
+        listed = np.zeros(len(self._tables.rows), np.int64)
+        num_blocking, num_free, num_engines = reports.list_blocking(self._tables, listed)
         return (
-            int(rows["free_blocks"].sum()) * self._block_size,
-            (blocking * self._block_size).tolist(),
-            len(rows) * config.num_blocks * self._block_size,
+            num_free * self._block_size,
+            (listed[:num_blocking] * self._block_size).tolist(),
+            num_engines * self._config.engine.num_blocks * self._block_size,
         )
 
     # ---------------------------------------------------------------------------- requests

@@ -111,24 +111,29 @@ class Instance:
     def on_destination(self, destination: InstanceId | None, now_s: float) -> None:
         """The global scheduler has set or unset the destination."""
         self._carry_out(self.llumlet.on_destination(destination, now_s), now_s)
+        self._surroundings.on_activity(self, now_s)
 
     def on_message(self, sender: InstanceId, message: Message, now_s: float) -> None:
         """A message of another llumlet arrived."""
         self._carry_out(self.llumlet.on_message(sender, message, now_s), now_s)
+        self._surroundings.on_activity(self, now_s)
 
     def on_stage_copied(self, migration_id: MigrationId, stage: int, now_s: float) -> None:
         """The blocks of a stage are here; nobody may be waiting for them any more."""
         if self._expected.get(migration_id) == stage:
             del self._expected[migration_id]
             self._tell(migration_id, StageReceived(stage), now_s)
+            self._surroundings.on_activity(self, now_s)
 
     def on_tick(self, now_s: float) -> None:
         """A deadline of the llumlet has come."""
         self._carry_out(self.llumlet.on_tick(now_s), now_s)
+        self._surroundings.on_activity(self, now_s)
 
     def on_peer_gone(self, peer: InstanceId, now_s: float) -> None:
         """Another instance has ended."""
         self._carry_out(self.llumlet.on_peer_dead(peer, now_s), now_s)
+        self._surroundings.on_activity(self, now_s)
 
     def set_terminating(self) -> None:
         """The instance is to be emptied."""
@@ -138,6 +143,8 @@ class Instance:
 
     def run_commands(self, now_s: float) -> None:
         """The engine is between two steps: carry out what waits for that."""
+        if not self._commands:
+            return
         self.is_between_steps = True
         while self._commands:
             effect = self._commands.popleft()
@@ -145,6 +152,7 @@ class Instance:
             if outcome is not None:
                 self._tell(effect.migration_id, outcome, now_s)
                 self._continue(effect.migration_id, now_s)
+        self._surroundings.on_activity(self, now_s)
         self.is_between_steps = False
 
     # ------------------------------------------------------------------------------ effects
@@ -160,7 +168,6 @@ class Instance:
             view = self._engines.view(self.row, now_s)
             for effect in self.llumlet.on_look(view, now_s):
                 self._run(effect, now_s)
-        self._surroundings.on_activity(self, now_s)
 
     def _run(self, effect: LlumletEffect, now_s: float) -> None:
         """Carry the effect out, after all earlier ones of its migration."""

@@ -144,6 +144,28 @@ def list_request(tables: Tables, r: int, index: int, listed: Any) -> None:
 
 
 @njit(cache=True)
+def list_blocking(tables: Tables, listed: Any) -> tuple[int, int, int]:
+    """List the demands, in blocks, of the requests at the heads of their lines that do not fit
+    where they are; returns how many these are, the free blocks of all engines, and how many
+    engines there are."""
+    rule = tables.settings[0]
+    num_blocking = num_free_blocks = num_engines = 0
+    for r in range(tables.rows.shape[0]):
+        row = tables.rows[r]
+        if row.exists == 0:
+            continue
+        num_engines += 1
+        num_free_blocks += row.free_blocks
+        if row.first == NONE:
+            continue
+        num_blocks = demand_of(tables.requests[row.first], rule.block_size)
+        if num_blocks > row.free_blocks - rule.watermark_blocks:
+            listed[num_blocking] = num_blocks
+            num_blocking += 1
+    return num_blocking, num_free_blocks, num_engines
+
+
+@njit(cache=True)
 def progress_of(tables: Tables, r: int, index: int) -> tuple[bool, bool, int, int, bool]:
     """Whether the request runs or queues on the engine, whether it queues, its tokens with KV,
     its preemptions, and whether it is prefilling."""
