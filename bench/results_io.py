@@ -1,8 +1,8 @@
 """The result files of all benchmarks: `bench/results/NAME.json`.
 
-A file holds `{commit, date, hardware, config, rows}`. A row is one measured cell: what was
-measured (strings and sizes), `n`, and each duration as `{median, p99}` under a name that ends in
-its unit.
+A file holds `{commit, date, hardware, config, rows}`, some a `summary` too. A row is one measured
+cell: what was measured (strings and sizes), `n`, and each duration as `{median, p99}` under a name
+that ends in its unit.
 """
 
 import datetime
@@ -15,14 +15,25 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).resolve().parent.parent
-RESULTS = _ROOT / "bench" / "results"
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
 
 
 def write(
-    name: str, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], folder: Path = RESULTS
+    name: str,
+    config: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    folder: Path = RESULTS,
+    *,
+    summary: Sequence[Mapping[str, Any]] | None = None,
+    claims: Sequence[Mapping[str, Any]] | None = None,
 ) -> Path:
-    """Writes the rows with where they come from; replaces an earlier file whole or not at all."""
+    """Writes the rows with where they come from; replaces an earlier file whole or not at all.
+
+    Args:
+        summary: what the rows come to, for files that say so; it stands in front of them.
+        claims: what the paper says of the same, judged, for files that do so.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     document = {
@@ -30,6 +41,8 @@ def write(
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "hardware": hardware(),
         "config": dict(config),
+        **({} if summary is None else {"summary": [dict(each) for each in summary]}),
+        **({} if claims is None else {"claims": [dict(each) for each in claims]}),
         "rows": [dict(row) for row in rows],
     }
     partial = path.with_suffix(".json.partial")
@@ -89,7 +102,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 def _git(*arguments: str) -> str | None:
     done = subprocess.run(
-        ["git", *arguments], cwd=_ROOT, capture_output=True, text=True, check=False
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
     return done.stdout.strip() if done.returncode == 0 else None
 

@@ -30,6 +30,11 @@ def _status(arguments: list[str]) -> int:
             from sterna.cli.serve import serve
 
             return serve(arguments)
+        if arguments[:1] == ["reproduce"]:
+            # The evaluation has a parser of its own, outside the installed package.
+            from sterna.cli.reproduce import reproduce
+
+            return reproduce(arguments[1:])
         args = _parser().parse_args(arguments)
         status: int = args.run(args)
     except SternaError as error:
@@ -57,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     # Listed for the help only; `main` hands `serve` to vLLM's parser.
     commands.add_parser("serve", help="serve a model on several vLLM instances")
+    commands.add_parser("reproduce", help="rerun the paper's evaluation beside the paper's points")
     admin.add_commands(commands)
     bench.add_commands(commands)
     simulate.add_commands(commands)

@@ -1,0 +1,191 @@
+"""Simulated runs: cells of a figure's grid, and the rows that come of them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.paper.points import Row
+from sterna.metrics.summary import Distribution, Summary
+from sterna.simulator.config import SimulationConfig
+from sterna.simulator.paper import PAPER_SEED
+from sterna.simulator.runs import Job, Run, map_runs
+from sterna.workload.catalog import Workload
+
+NUM_REQUESTS = 10_000
+"""Of every run on 16 instances (Section 6.1)."""
+
+POLICY_NAMES = {
+    "infaas++": "INFaaS++",
+    "llumnix": "Llumnix",
+    "llumnix-base": "Llumnix-base",
+    "round-robin": "Round-Robin",
+}
+"""Our names of the policies, and those in the paper's figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How much is run.
+
+    Attributes:
+        num_seeds: seeds beside the paper's.
+        is_quick: whether a run has few requests: to see that everything works; its numbers say
+            nothing.
+        num_processes: at once; None: one a core.
+    """
+
+    num_seeds: int = 0
+    is_quick: bool = False
+    num_processes: int | None = None
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The paper's seed, then 1, 2, ..."""
+        return (PAPER_SEED, *range(1, self.num_seeds + 1))
+
+    def num_requests(self, wanted: int) -> int:
+        """How many requests a run that wants so many gets."""
+        return min(wanted, 200) if self.is_quick else wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of a grid, except for its seed.
+
+    Attributes:
+        labels: what its rows call it.
+    """
+
+    labels: Mapping[str, str | float]
+    workload: Workload
+    config: SimulationConfig
+
+
+def run_cells(
+    name: str,
+    cells: Sequence[Cell],
+    options: Options,
+    reduce: Callable[[Run], list[Row]] | None = None,
+) -> list[Row]:
+    """The rows of all cells with all seeds, the paper's seed first.
+
+    Args:
+        name: what the progress bar says.
+        reduce: the rows of one run, `serving_row` by default; a function of a module.
+    """
+    planned = [(seed, cell) for seed in options.seeds for cell in cells]
+    jobs = [
+        Job(
+            replace(
+                cell.workload,
+                seed=seed,
+                num_requests=options.num_requests(cell.workload.num_requests or NUM_REQUESTS),
+            ),
+            cell.config,
+        )
+        for seed, cell in planned
+    ]
+    with _progress() as progress:
+        task = progress.add_task(name, total=len(jobs))
+        results = map_runs(
+            jobs,
+            serving_row if reduce is None else reduce,
+            num_processes=options.num_processes,
+            on_done=lambda _: progress.advance(task),
+        )
+    return [
+        {**cell.labels, "seed": seed, **row}
+        for (seed, cell), rows in zip(planned, results, strict=True)
+        for row in rows
+    ]
+
+
+def serving_row(run: Run) -> list[Row]:
+    """One row with the columns of the paper's figures, and some of our own."""
+    summary = run.summary()
+    return [{"n": summary.num_requests, **latency_columns(summary), **_cluster_columns(summary)}]
+
+
+def latency_columns(summary: Summary) -> Row:
+    """The latencies under the names that the files of the paper's points use."""
+    return {
+        "request_p99_s": _of(summary.request_s, "p99"),
+        "request_mean_s": _of(summary.request_s, "mean"),
+        "prefill_p99_s": _of(summary.ttft_s, "p99"),
+        "prefill_mean_s": _of(summary.ttft_s, "mean"),
+        "decode_p99_s": _of(summary.tpot_s, "p99"),
+        "decode_mean_s": _of(summary.tpot_s, "mean"),
+        "decode_execution_s": _of(summary.tpot_execution_s, "mean"),
+        "preemption_loss_s": _of(summary.preemption_loss_s, "mean"),
+    }
+
+
+def _cluster_columns(summary: Summary) -> Row:
+    return {
+        "preempted_fraction": rounded(summary.preempted_fraction),
+        "migrations": summary.migrations_committed,
+        "migrations_aborted": summary.migrations_aborted,
+        "migrating_fraction": rounded(summary.migrating_fraction),
+        "fragmentation_mean": rounded(summary.fragmentation_mean),
+        "avg_instances": rounded(summary.instances_avg),
+        "wall_s": round(summary.wall_s, 2),
+    }
+
+
+def rounded(value: float | None) -> float | None:
+    """The value to five significant digits: more would only make files longer."""
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _of(distribution: Distribution | None, name: str) -> float | None:
+    return None if distribution is None else rounded(getattr(distribution, name))
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description:>12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+
+
+def at_paper_seed(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the paper's seed."""
+    return [row for row in rows if row["seed"] == PAPER_SEED]
+
+
+def ratios(
+    rows: Sequence[Row],
+    metric: str,
+    over: Mapping[str, str],
+    under: Mapping[str, str],
+    point: Sequence[str],
+) -> list[float]:
+    """One ratio a point of the grid: the metric of the rows labelled `over` to that of those
+    labelled `under`.
+
+    Args:
+        point: the columns that name a point.
+    """
+    below = {_key(row, point): row[metric] for row in rows if _has(row, under)}
+    return [
+        row[metric] / below[_key(row, point)]
+        for row in rows
+        if _has(row, over) and below.get(_key(row, point))
+    ]
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The mean of ratios."""
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def _key(row: Row, point: Sequence[str]) -> tuple[object, ...]:
+    return tuple(row[column] for column in point)
+
+
+def _has(row: Row, labels: Mapping[str, str]) -> bool:
+    return all(row[column] == value for column, value in labels.items())

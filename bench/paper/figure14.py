@@ -1,0 +1,148 @@
+"""Figure 14: auto-scaling over rates and over the burstiness of the arrivals (Section 6.5)."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bench.paper.cells import POLICY_NAMES, Cell, Options, at_paper_seed, ratios, run_cells
+from bench.paper.claims import Claim, Kind, claim
+from bench.paper.drawing import grid
+from bench.paper.experiment import Experiment
+from bench.paper.points import Row, paper_points
+from bench.paper.tables import points_table
+from sterna.config import ScalingConfig
+from sterna.simulator.config import SimulationConfig
+from sterna.simulator.paper import paper_config
+from sterna.workload.catalog import Workload
+
+POISSON, GAMMA = "poisson_rate", "gamma_cv_at_rate_2"
+POINT = ("arrivals", "rate_or_cv")
+STEPS_A_BLOCK = 16
+"""Freeness is coded in blocks a request in the paper's runs: 16 decode steps each."""
+
+METRICS = (
+    "request_p99_s",
+    "request_mean_s",
+    "prefill_p99_s",
+    "prefill_mean_s",
+    "decode_p99_s",
+    "decode_mean_s",
+    "avg_instances",
+)
+
+
+def scaling_config(
+    policy: str, low_blocks: float = 10.0, width_blocks: float = 50.0
+) -> SimulationConfig:
+    """The paper's runs: a decision every 10 s from 100 s on, 8 instances at the start, 1 to 16.
+
+    The average is looked at once a period, an instance serves as soon as it is added, and the one
+    that joined last is terminated.
+    """
+    return paper_config(
+        policy,
+        "L-L",
+        num_instances=8,
+        scaling=ScalingConfig(
+            min_instances=1,
+            max_instances=16,
+            low_freeness_steps=low_blocks * STEPS_A_BLOCK,
+            high_freeness_steps=(low_blocks + width_blocks) * STEPS_A_BLOCK,
+            period_s=10.0,
+            is_sustained=False,
+            terminates_newest=True,
+        ),
+        scaling_begins_s=100.0,
+    )
+
+
+def cells() -> list[Cell]:
+    """Every point of the paper's figure."""
+    ours = {theirs: name for name, theirs in POLICY_NAMES.items()}
+    return [
+        Cell(
+            {name: point[name] for name in (*POINT, "policy")},
+            _workload(point["arrivals"], point["rate_or_cv"]),
+            scaling_config(ours[point["policy"]]),
+        )
+        for point in paper_points("figure14")
+    ]
+
+
+def _workload(arrivals: str, rate_or_cv: float) -> Workload:
+    if arrivals == POISSON:
+        return Workload(trace="L-L", rate=rate_or_cv)
+    return Workload(trace="L-L", rate=2.0, arrivals=f"gamma:{rate_or_cv:g}")
+
+
+def rows(options: Options) -> list[Row]:
+    """The runs."""
+    planned = cells()
+    return run_cells("figure14", planned[::3] if options.is_quick else planned, options)
+
+
+def gains(rows: Sequence[Row], arrivals: str, metric: str) -> list[float]:
+    """INFaaS++ over Llumnix, one a point of this row of the figure."""
+    those = [row for row in rows if row["arrivals"] == arrivals]
+    return ratios(those, metric, {"policy": "INFaaS++"}, {"policy": "Llumnix"}, POINT)
+
+
+def most(arrivals: str, metric: str) -> Callable[[Sequence[Row]], float]:
+    """The largest gain of this row of the figure."""
+    return lambda rows: max(gains(rows, arrivals, metric))
+
+
+def saving(arrivals: str) -> Callable[[Sequence[Row]], float]:
+    """The largest share of instances saved in this row of the figure."""
+    return lambda rows: 1 - 1 / max(gains(rows, arrivals, "avg_instances"))
+
+
+def claims(rows: Sequence[Row]) -> list[Claim]:
+    """Section 6.5's sentences on the figure."""
+    p99 = "prefill_p99_s"
+    return [
+        claim("rates: prefill P99, up to", "6.5", Kind.FACTOR, 12.2, rows, most(POISSON, p99)),
+        claim("rates: instances saved, up to", "6.5", Kind.REDUCTION, 0.16, rows, saving(POISSON)),
+        claim("burstiness: prefill P99, up to", "6.5", Kind.FACTOR, 11.0, rows, most(GAMMA, p99)),
+        claim(
+            "burstiness: instances saved, up to", "6.5", Kind.REDUCTION, 0.18, rows, saving(GAMMA)
+        ),
+    ]
+
+
+def tables(rows: Sequence[Row]) -> str:
+    """All points."""
+    labels = {"arrivals": "arrivals", "rate_or_cv": "rate or CV", "policy": "policy"}
+    return "Ours / the paper's (ratio):\n\n" + points_table(
+        at_paper_seed(rows), paper_points("figure14"), labels, METRICS
+    )
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """A row of panels for the rates and one for the CVs, as the paper's."""
+    grid(
+        path,
+        at_paper_seed(rows),
+        paper_points("figure14"),
+        panel_row="arrivals",
+        x="rate_or_cv",
+        x_names={POISSON: "requests/s (Poisson)", GAMMA: "CV (Gamma, 2 requests/s)"},
+        metrics=METRICS,
+    )
+
+
+FIGURE14 = Experiment(
+    name="figure14",
+    title="Figure 14: auto-scaling",
+    rows=rows,
+    claims=claims,
+    tables=tables,
+    draw=draw,
+    config={
+        "trace": "L-L",
+        "instances": "8 at the start, 1 to 16",
+        "scaling": "every 10 s from 100 s on, [10, 60] blocks a request, the newest terminates",
+        "requests": 10_000,
+        "report": "stale",
+        "kind": "simulated",
+    },
+)

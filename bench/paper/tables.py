@@ -1,0 +1,112 @@
+"""Markdown tables from rows."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from bench.paper.claims import UNTESTED, Claim, Kind
+from bench.paper.points import Row
+
+METRIC_NAMES = {
+    "request_p99_s": "request P99 [s]",
+    "request_mean_s": "request mean [s]",
+    "prefill_p99_s": "prefill P99 [s]",
+    "prefill_mean_s": "prefill mean [s]",
+    "decode_p99_s": "decode P99 [s]",
+    "decode_mean_s": "decode mean [s]",
+    "decode_execution_s": "decode execution [s]",
+    "preemption_loss_s": "preemption loss [s]",
+    "avg_instances": "instances",
+}
+
+
+def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]], num_text: int = 1) -> str:
+    """A table; its first `num_text` columns are text, the others numbers."""
+    marks = ["---" if index < num_text else "---:" for index in range(len(header))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [header, marks, *lines])
+
+
+def number(value: float | None) -> str:
+    """Three significant digits."""
+    if value is None or math.isnan(value):
+        return ""
+    if value == 0 or 0.001 <= abs(value) < 1000:
+        digits = 3 - (math.floor(math.log10(abs(value))) + 1 if value else 1)
+        return f"{value:,.{max(0, digits)}f}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1e}"
+
+
+def points_table(
+    rows: Sequence[Row], paper: Sequence[Row], labels: Mapping[str, str], metrics: Sequence[str]
+) -> str:
+    """A line a point: ours / the paper's (ratio) for every metric.
+
+    Args:
+        labels: the columns that name a point, and their headings.
+    """
+    theirs = {tuple(row[name] for name in labels): row for row in paper}
+    lines = []
+    for row in rows:
+        key = tuple(row[name] for name in labels)
+        cells = [_versus(row[each], theirs.get(key, {}).get(each)) for each in metrics]
+        lines.append([*(_label(each) for each in key), *cells])
+    header = [*labels.values(), *(METRIC_NAMES[each] for each in metrics)]
+    return markdown_table(header, lines, len(labels))
+
+
+def claims_table(claims: Sequence[Claim]) -> str:
+    """A line a claim: the paper's number, ours, the mean and range over seeds, the verdict."""
+    num_seeds = max((len(each.over_seeds) for each in claims), default=0)
+    over = f"ours over {num_seeds} seeds" if num_seeds else "ours over seeds"
+    header = ["claim", "section", "paper", "ours", over, "verdict"]
+    return markdown_table(header, map(claim_cells, claims), 2)
+
+
+def claim_cells(claim: Claim) -> list[str]:
+    """Claim, section, paper, ours, over seeds, verdict."""
+    return [
+        claim.text + (f" *({claim.note})*" if claim.note else ""),
+        claim.section,
+        _amount(claim, claim.paper),
+        _amount(claim, claim.ours),
+        _over_seeds(claim),
+        _verdict(claim.verdict),
+    ]
+
+
+def folded(summary: str, text: str) -> str:
+    """A part of the page that a reader opens."""
+    return f"<details>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"
+
+
+def _versus(ours: float | None, paper: float | None) -> str:
+    if ours is None or paper is None:
+        return number(ours)
+    ratio = f"{ours / paper:.2f}" if paper else "-"
+    return f"{number(ours)} / {number(paper)} ({ratio})"
+
+
+def _label(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float | int) else str(value)
+
+
+def _over_seeds(claim: Claim) -> str:
+    mean = claim.mean_over_seeds
+    if mean is None:
+        return ""
+    low, high = min(claim.over_seeds), max(claim.over_seeds)
+    return f"{_amount(claim, mean)} [{_amount(claim, low)}, {_amount(claim, high)}]"
+
+
+def _amount(claim: Claim, value: float | None) -> str:
+    if value is None:
+        return ""
+    if claim.kind is Kind.FACTOR:
+        return f"{number(value)}×"
+    if claim.kind in (Kind.REDUCTION, Kind.AT_LEAST) or claim.unit == "%":
+        sign = "−" if claim.kind is Kind.REDUCTION and value >= 0 else ""
+        return f"{sign}{100 * abs(value):.1f} %" if sign else f"{100 * value:.1f} %"
+    return f"{number(value)} {claim.unit}".strip()
+
+
+def _verdict(verdict: str) -> str:
+    return verdict if verdict in (UNTESTED, "reproduced") else f"**{verdict}**"

@@ -1,0 +1,133 @@
+"""The page and the comparison are made of rows alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.paper import compare, page
+from bench.paper.claims import Claim, Kind
+from bench.paper.figures import EXPERIMENTS
+from bench.results_io import ROOT
+from sterna.errors import ConfigurationError
+from sterna.simulator.paper import PAPER_SEED
+
+Row = dict[str, Any]
+
+ROWS: list[Row] = [
+    {
+        "policy": policy,
+        "seed": PAPER_SEED,
+        "fragmentation_mean": mean,
+        "above_10_percent_fraction": 0.25,
+        "zero_fraction": 0.5,
+        "time_s": [1.0, 2.0],
+        "proportion": [0.0, mean],
+    }
+    for policy, mean in (("INFaaS++", 0.08), ("Llumnix", 0.004))
+]
+
+
+def a_result(folder: Path) -> None:
+    experiment = EXPERIMENTS["figure12"]
+    document = {
+        "commit": "abc",
+        "date": "2026-01-02T03:04:05+00:00",
+        "hardware": {"cpu": "a processor", "num_cores": 2},
+        "config": experiment.config,
+        "claims": [each.as_json() for each in experiment.claims(ROWS)],
+        "rows": ROWS,
+    }
+    (folder / "figure12.json").write_text(json.dumps(document))
+
+
+def test_the_page_has_claims_tables_and_plot_of_what_was_run(tmp_path: Path) -> None:
+    a_result(tmp_path)
+
+    text = page.page(
+        page.load(tmp_path),
+        "{{summary}}\n{{figure12.claims}}\n{{figure12.tables}}\n{{figure12.plot}}\n"
+        "{{figure12.source}}\n{{figure3.claims}}{{figure3.tables}}",
+    )
+
+    lines = text.splitlines()
+    assert "| fragmentation, reduction | 6.3 | −92.0 % | −95.0 % |  | reproduced |" in lines
+    assert "| Llumnix | 0.4 % | 0.7 % | 25 % | 50 % |" in lines
+    assert "![Figure 12: fragmentation over time](../bench/results/paper/figure12.png)" in lines
+    assert lines[-1] == "*Not run: `sterna reproduce figure3`.*"
+
+
+def test_the_summary_counts_verdicts(tmp_path: Path) -> None:
+    a_result(tmp_path)
+
+    lines = page.summary(page.load(tmp_path)).splitlines()
+
+    assert lines[0] == "| figure | how | reproduced | partly | not | not tested |"
+    assert lines[2].startswith("| [Figure 12: fragmentation over time](#figure-12-fragmentation-")
+    assert lines[2].endswith("| simulated | 3 |  |  |  |")
+
+
+def test_a_mark_that_stands_for_nothing_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KeyError):
+        page.page({}, "{{figure99.claims}}")
+
+
+def test_every_experiment_has_its_place_in_the_template() -> None:
+    template = page.TEMPLATE.read_text()
+
+    for name, experiment in EXPERIMENTS.items():
+        assert f"## {experiment.title}\n" in template
+        for part in ("claims", "tables", "plot", "source"):
+            assert f"{{{{{name}.{part}}}}}" in template
+
+
+def test_equal_rows_give_an_equal_plot(tmp_path: Path) -> None:
+    draw = EXPERIMENTS["figure12"].draw
+    assert draw is not None
+
+    draw(ROWS, tmp_path / "a.png")
+    draw(ROWS, tmp_path / "b.png")
+
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_the_rule_on_the_page_has_the_numbers_of_the_code() -> None:
+    for number in ("70%", "30%", "1.25", "10%"):
+        assert number in page.rule({})
+
+
+def test_a_verdict_that_is_not_full_stands_out() -> None:
+    from bench.paper.tables import claims_table
+
+    table = claims_table([Claim("x", "6", Kind.FACTOR, 4.0, 1.0, (1.0, 2.0))])
+
+    assert table.splitlines()[-1] == "| x | 6 | 4.00× | 1.00× | 1.41× [1.00×, 2.00×] | **not** |"
+
+
+# --------------------------------------------------------------------------------- comparison
+
+
+def test_a_comparison_says_how_much_better_this_checkout_is_at_each_point() -> None:
+    def row(rate: float, seed: int, prefill_s: float) -> Row:
+        return {"trace": "M-M", "request_rate": rate, "seed": seed, "prefill_p99_s": prefill_s}
+
+    ours = [row(7.4, 1, 1.0), row(7.4, 2, 1.0), row(7.5, 1, 2.0)]
+    theirs = [row(7.4, 1, 4.0), row(7.4, 2, 1.0), row(7.5, 1, 2.0)]
+
+    table = compare.table_of(EXPERIMENTS["figure11"], ours, theirs, "HEAD~1")
+
+    names, ratios = (list(column.cells) for column in table.columns)
+    assert names == ["M-M 7.4", "M-M 7.5", "geometric mean"]
+    assert ratios == ["2.000", "1.000", "1.587"]
+
+
+def test_an_unknown_revision_is_refused_in_one_line() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs a git checkout")
+
+    with (
+        pytest.raises(ConfigurationError, match="no revision 'no-such-revision'"),
+        compare.worktree("no-such-revision"),
+    ):
+        pass
