@@ -21,6 +21,8 @@ from tests.engine.emulated.builders import STEP_TIME
 BLOCK_SIZE = 4
 PICK = st.integers(0, 30)
 SIDE = st.integers(0, 1)
+REQUEST = st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 0.9), st.integers(0, 9), st.booleans())
+"""Of the usable memory, the request's share; the prompt's share of that; arrival; priority."""
 
 configs = st.builds(
     EmulatedEngineConfig,
@@ -70,31 +72,24 @@ class TwoEngines(RuleBasedStateMachine):
 
     # --------------------------------------------------------------------------------- calls
 
-    @rule(
-        side=SIDE,
-        prompt_share=st.floats(0.0, 0.9),
-        share=st.floats(0.0, 1.0),
-        arrival_s=st.integers(0, 9),
-        is_high=st.booleans(),
-    )
-    def add(
-        self, side: int, prompt_share: float, share: float, arrival_s: int, is_high: bool
-    ) -> None:
-        """Also during a step. The request fits into an empty engine."""
-        num_tokens = 2 + int(share * (self.config.total_tokens - 2))
-        prompt_tokens = max(1, min(num_tokens - 1, int(prompt_share * num_tokens)))
-        priority = HIGH if is_high else NORMAL
-        state = RequestState(
-            RequestId(f"r{len(self.asked)}"),
-            prompt_tokens,
-            num_tokens - prompt_tokens,
-            float(arrival_s),
-            priority,
-            priority,
-        )
-        self.asked[state.request_id] = state
-        self.num_tokens[state.request_id] = 0
-        self.cores[side].add(state)
+    @rule(side=SIDE, requests=st.lists(REQUEST, min_size=1, max_size=5))
+    def add(self, side: int, requests: list[tuple[float, float, int, bool]]) -> None:
+        """Also during a step. Each request fits into an empty engine."""
+        for share, prompt_share, arrival_s, is_high in requests:
+            num_tokens = 2 + int(share * (self.config.total_tokens - 2))
+            prompt_tokens = max(1, min(num_tokens - 1, int(prompt_share * num_tokens)))
+            priority = HIGH if is_high else NORMAL
+            state = RequestState(
+                RequestId(f"r{len(self.asked)}"),
+                prompt_tokens,
+                num_tokens - prompt_tokens,
+                float(arrival_s),
+                priority,
+                priority,
+            )
+            self.asked[state.request_id] = state
+            self.num_tokens[state.request_id] = 0
+            self.cores[side].add(state)
 
     @rule(side=SIDE)
     def begin_step(self, side: int) -> None:
@@ -146,6 +141,14 @@ class TwoEngines(RuleBasedStateMachine):
                 self.num_tokens[request_id] += 1
         assert not tokens
 
+    @rule(side=SIDE, num_steps=st.integers(1, 12))
+    def steps(self, side: int, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.end_step(side)
+            self.begin_step(side)
+            self.requests_hold_what_their_tokens_take()
+        self.end_step(side)
+
     @rule(side=SIDE, pick=PICK)
     def abort(self, side: int, pick: int) -> None:
         if self.under_way[side] is not None:
@@ -193,6 +196,19 @@ class TwoEngines(RuleBasedStateMachine):
         destination.adopt(move.migration_id, state, move.num_blocks)
         source.release(move.request_id)
         self.moves.remove(move)
+
+    @rule(side=SIDE, pick=PICK, num_steps=st.integers(0, 3))
+    def move(self, side: int, pick: int, num_steps: int) -> None:
+        """The calls of a migration one after the other, with steps in between."""
+        self.steps(side, 2)
+        num_before = len(self.moves)
+        self.drain(side, pick)
+        if len(self.moves) > num_before:
+            last = len(self.moves) - 1
+            self.steps(1 - side, 1 + num_steps)
+            self.reserve(last)
+            self.steps(side, 1 + num_steps)
+            self.adopt(last)
 
     @precondition(lambda self: self.moves)
     @rule(pick=PICK)
