@@ -144,6 +144,18 @@ def test_auto_scaling_changes_the_number_of_instances(capsys: pytest.CaptureFixt
     assert 1.0 <= document["instances_avg"] < 2.0, "one instance is more than enough"
 
 
+def test_the_papers_runs_have_its_rules_and_are_sampled_like_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The paper's own policy is what runs where none is named."""
+    document = documents(capsys, "--paper")
+    assert document["policy"] == "llumnix"
+    assert document["settings"]["report"] == "stale"
+    assert document["settings"]["policy"]["victim"] == "last_started"
+    assert document["fragmentation"]["mean"] == 0.0
+    assert documents(capsys, "--paper", "--report", "live")["settings"]["report"] == "live"
+
+
 @pytest.mark.parametrize(
     ("option", "value", "key"), [
         ("--report", "stale", "report"),
@@ -331,6 +343,7 @@ def test_a_plot_that_cannot_be_written_loses_no_results(
         (("--plot", "absent/plot.png"), "there is no folder absent"),
         (("--baseline", "infaas++"), "--baseline must be one of the policies that run (sterna)"),
         (("--paper", "--profile", "a10-llama-7b"), "leave --profile out"),
+        (("--paper", "--policy", "sterna"), "infaas++, round-robin, not 'sterna'"),
         (("--max-total-tokens", "1"), "token"),
     ],
 )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sterna.cli.simulate_options import (
     DEFAULT_POLICY,
     DEFAULT_PROFILE,
+    FRAGMENTATION_INTERVAL_S,
     PAPER_POLICY,
     PLOT_SUFFIXES,
     SETTINGS,
@@ -216,7 +217,12 @@ def _default_config(args: argparse.Namespace, policy: str) -> "SimulationConfig"
 
         if args.profile is not None:
             raise ConfigurationError("--paper has a profile of its own: leave --profile out")
-        return paper_config(policy, args.trace, num_instances=args.instances)
+        return paper_config(
+            policy,
+            args.trace,
+            num_instances=args.instances,
+            fragmentation_interval_s=FRAGMENTATION_INTERVAL_S,
+        )
     from sterna.engine.emulated.profiles import profile
     from sterna.simulator.config import SimulationConfig
 

@@ -14,6 +14,9 @@ DEFAULT_NUM_INSTANCES = 16
 DEFAULT_SEED = 0xCADE
 """The paper's; a run says nothing about other seeds, so that comparisons should use several."""
 
+FRAGMENTATION_INTERVAL_S = 1.0
+"""Sampling changes nothing else; the paper's runs are sampled, too, when one looks at them."""
+
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 SETTINGS: Sequence[tuple[str, str, str, str]] = (
