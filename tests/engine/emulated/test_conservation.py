@@ -44,7 +44,7 @@ class Move:
     request_id: RequestId
     source: int
     num_blocks: int
-    is_reserved: bool = False
+    num_reserved: int | None = None
 
     @property
     def migration_id(self) -> MigrationId:
@@ -176,20 +176,21 @@ class TwoEngines(RuleBasedStateMachine):
             self.moves.append(Move(request_id, side, progress.num_blocks))
 
     @precondition(lambda self: self.moves)
-    @rule(pick=PICK)
-    def reserve(self, pick: int) -> None:
+    @rule(pick=PICK, num_more=st.integers(0, 2))
+    def reserve(self, pick: int, num_more: int) -> None:
+        """Perhaps more than the request turns out to need."""
         move = self.moves[pick % len(self.moves)]
-        other = 1 - move.source
-        if self.under_way[other] is None and not move.is_reserved:
-            refusal = self.cores[other].reserve(move.migration_id, move.num_blocks, needs_slot=True)
-            move.is_reserved = refusal is None
+        other, num_blocks = 1 - move.source, move.num_blocks + num_more
+        if self.under_way[other] is None and move.num_reserved is None:
+            refusal = self.cores[other].reserve(move.migration_id, num_blocks, needs_slot=True)
+            move.num_reserved = num_blocks if refusal is None else None
 
     @precondition(lambda self: self.moves)
     @rule(pick=PICK)
     def adopt(self, pick: int) -> None:
         """The destination has the request from here on, and the source forgets it."""
         move = self.moves[pick % len(self.moves)]
-        if not move.is_reserved or any(each is not None for each in self.under_way):
+        if move.num_reserved is None or any(each is not None for each in self.under_way):
             return
         source, destination = self.cores[move.source], self.cores[1 - move.source]
         state = decode_state(source.export(move.request_id).encode())
@@ -197,18 +198,25 @@ class TwoEngines(RuleBasedStateMachine):
         source.release(move.request_id)
         self.moves.remove(move)
 
-    @rule(side=SIDE, pick=PICK, num_steps=st.integers(0, 3))
-    def move(self, side: int, pick: int, num_steps: int) -> None:
+    @rule(
+        side=SIDE,
+        pick=PICK,
+        num_steps=st.integers(1, 3),
+        num_more=st.integers(0, 2),
+        is_committed=st.booleans(),
+    )
+    def move(self, side: int, pick: int, num_steps: int, num_more: int, is_committed: bool) -> None:
         """The calls of a migration one after the other, with steps in between."""
-        self.steps(side, 2)
+        self.steps(side, num_steps)
         num_before = len(self.moves)
         self.drain(side, pick)
         if len(self.moves) > num_before:
             last = len(self.moves) - 1
-            self.steps(1 - side, 1 + num_steps)
-            self.reserve(last)
-            self.steps(side, 1 + num_steps)
-            self.adopt(last)
+            self.steps(1 - side, num_steps)
+            self.reserve(last, num_more)
+            self.steps(side, num_steps)
+            self.blocks_are_conserved()
+            (self.adopt if is_committed else self.resume)(last)
 
     @precondition(lambda self: self.moves)
     @rule(pick=PICK)
@@ -225,9 +233,7 @@ class TwoEngines(RuleBasedStateMachine):
     def blocks_are_conserved(self) -> None:
         for side, core in enumerate(self.cores):
             held = sum(each.num_blocks for each in core.requests())
-            reserved = sum(
-                move.num_blocks for move in self.moves if move.is_reserved and move.source != side
-            )
+            reserved = sum(move.num_reserved or 0 for move in self.moves if move.source != side)
             assert core.num_free_blocks >= 0
             assert core.num_reserved_blocks == reserved
             assert core.num_free_blocks + held + reserved == self.config.num_blocks
