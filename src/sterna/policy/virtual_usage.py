@@ -139,51 +139,54 @@ def load(
 ) -> InstanceLoad:
     """What the instance's llumlet reports to the global scheduler (Section 4.3)."""
     physical_tokens = sum(request.physical_usage_tokens for request in view.running)
-    to_move = candidates_to_move(view, policy)
-    return load_of_sums(
+    used_tokens = physical_tokens - view.shared_tokens + view.reserved_tokens
+    head_demand_tokens = view.queuing[0].demand_tokens if view.queuing else 0
+    queued_demand_tokens = sum(request.demand_tokens for request in view.queuing)
+    num_by_priority = tuple(sorted(_num_by_priority(view, policy).items()))
+    free_tokens, normal_free_tokens = free_tokens_of(
         policy,
+        view.total_tokens,
+        used_tokens,
+        head_demand_tokens,
+        queued_demand_tokens,
+        num_by_priority,
+    )
+    to_move = candidates_to_move(view, policy)
+    return InstanceLoad(
         instance_id=view.instance_id,
         sequence=sequence,
         total_tokens=view.total_tokens,
-        used_tokens=physical_tokens - view.shared_tokens + view.reserved_tokens,
-        num_by_priority=tuple(sorted(_num_by_priority(view, policy).items())),
+        used_tokens=used_tokens,
+        free_tokens=free_tokens,
+        normal_free_tokens=normal_free_tokens,
         num_running=len(view.running),
         num_queuing=len(view.queuing),
-        head_demand_tokens=view.queuing[0].demand_tokens if view.queuing else 0,
-        queued_demand_tokens=sum(request.demand_tokens for request in view.queuing),
-        num_preempted=sum(request.num_preemptions > 0 for request in view.queuing),
+        head_demand_tokens=head_demand_tokens,
+        queued_demand_tokens=queued_demand_tokens,
+        num_by_priority=num_by_priority,
         last_dispatch=last_dispatch,
         move_tokens=_memory_to_move(to_move[0]) if to_move else None,
         num_migrating_out=num_migrating_out,
         num_migrating_in=num_migrating_in,
         num_preemptions=view.num_preemptions,
         is_terminating=view.is_terminating,
+        num_preempted=sum(request.num_preemptions > 0 for request in view.queuing),
     )
 
 
-def load_of_sums(
+def free_tokens_of(
     policy: PolicyConfig,
-    *,
-    instance_id: InstanceId,
-    sequence: int,
     total_tokens: int,
     used_tokens: int,
-    num_by_priority: tuple[tuple[Priority, int], ...],
-    num_running: int,
-    num_queuing: int,
     head_demand_tokens: int,
     queued_demand_tokens: int,
-    num_preempted: int,
-    last_dispatch: int,
-    move_tokens: int | None,
-    num_migrating_out: int,
-    num_migrating_in: int,
-    num_preemptions: int,
-    is_terminating: bool,
-) -> InstanceLoad:
-    """The load report of an engine that knows these sums without listing its requests.
+    num_by_priority: tuple[tuple[Priority, int], ...],
+) -> tuple[int, int]:
+    """What virtual usages leave of the memory, with every headroom counted and with none.
 
-    The running requests of a priority share its headroom, so that together they add the whole.
+    From the sums over an instance's requests, for engines that know these without listing the
+    requests. The running requests of a priority share its headroom, so that together they add
+    the whole.
 
     Args:
         num_by_priority: running requests of each execution priority as the policy sees it
@@ -196,26 +199,7 @@ def load_of_sums(
     for priority, _ in num_by_priority:
         if priority != NORMAL:
             free_tokens -= headroom_tokens(priority, total_tokens, policy)
-    return InstanceLoad(
-        instance_id,
-        sequence,
-        total_tokens,
-        used_tokens,
-        free_tokens,
-        normal_free_tokens,
-        num_running,
-        num_queuing,
-        head_demand_tokens,
-        queued_demand_tokens,
-        num_by_priority,
-        last_dispatch,
-        move_tokens,
-        num_migrating_out,
-        num_migrating_in,
-        num_preemptions,
-        is_terminating,
-        num_preempted,
-    )
+    return free_tokens, normal_free_tokens
 
 
 def freeness_of(

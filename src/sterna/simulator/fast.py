@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import structs
 
 from sterna.config import Victim
-from sterna.engine.emulated.compiled import moves, reports, steps
+from sterna.engine.emulated.compiled import entries
 from sterna.engine.emulated.compiled.tables import (
     ENGINE,
     LAST_STARTED,
@@ -33,7 +33,7 @@ from sterna.engine.emulated.compiled.tables import (
 from sterna.engine.emulated.config import Preemption, StepMode
 from sterna.metrics.records import Records
 from sterna.migration.messages import Progress, Reason
-from sterna.policy.virtual_usage import load_of_sums
+from sterna.policy.virtual_usage import free_tokens_of
 from sterna.simulator.config import Report, SimulationConfig
 from sterna.simulator.engines import request_id_of
 from sterna.types import (
@@ -117,6 +117,7 @@ class FastEngines:
 
     def _use(self, tables: Tables) -> None:
         self._tables = tables
+        self._places = entries.places_of(tables)
         self._columns = _Columns.of(tables)
         self._totals = memoryview(tables.totals)
         self._blocks_held = memoryview(tables.requests["num_blocks"])
@@ -143,7 +144,7 @@ class FastEngines:
         new["next_finish"] = NEVER
         new["free_blocks"] = self._config.engine.num_blocks
         self._tables.rows[row] = new
-        reports.take_report(self._tables, REPORTED, row)
+        entries.take_report(self._places, REPORTED, row)
         self._list_anew(row)
 
     def stop(self, row: int) -> None:
@@ -154,20 +155,20 @@ class FastEngines:
     # ------------------------------------------------------------------------------- steps
 
     def advance(self, until_s: float) -> None:
-        steps.advance(self._tables, until_s)
+        entries.advance(self._places, until_s)
 
     def step_end_s(self, row: int, now_s: float) -> float | None:
-        steps.advance_row(self._tables, row, now_s)
+        entries.advance_row(self._places, row, now_s)
         return self._columns.step_end_s[row] if self._columns.is_stepping[row] else None
 
     def hold(self, row: int) -> None:
         self._columns.is_held[row] = 1
 
     def end_step(self, row: int, now_s: float) -> None:
-        steps.advance_row(self._tables, row, now_s)
+        entries.advance_row(self._places, row, now_s)
 
     def begin_step(self, row: int, now_s: float) -> float | None:
-        has_begun = steps.begin_step(self._tables, row, now_s)
+        has_begun = entries.begin_step(self._places, row, now_s)
         return self._columns.step_end_s[row] if has_begun else None
 
     # ------------------------------------------------------------------------------- loads
@@ -186,7 +187,7 @@ class FastEngines:
         self._columns.has_changed[row] = 1
 
     def changed_loads(self, now_s: float) -> list[InstanceLoad]:
-        num_changed = steps.advance_and_list(self._tables, now_s, self._listed_reports)
+        num_changed = entries.advance_and_list(self._places, now_s, self._listed_reports)
         return [self._load(*listed) for listed in self._listed_reports[:num_changed].tolist()]
 
     def _load(
@@ -215,34 +216,45 @@ class FastEngines:
         if engine.is_terminating and num_queuing > 0:
             # The queuing ones leave first (`policy.selection`).
             move_blocks = head_blocks
-        return load_of_sums(
+        used_tokens = (used_blocks + reserved_blocks) * block_size
+        head_tokens, queued_tokens = head_blocks * block_size, queued_blocks * block_size
+        free_tokens, normal_free_tokens = free_tokens_of(
             self._policy,
-            instance_id=engine.instance_id,
-            sequence=engine.num_reports,
-            total_tokens=self._total_tokens,
-            used_tokens=(used_blocks + reserved_blocks) * block_size,
-            num_by_priority=num_by_priority,
-            num_running=num_running,
-            num_queuing=num_queuing,
-            head_demand_tokens=head_blocks * block_size,
-            queued_demand_tokens=queued_blocks * block_size,
-            num_preempted=num_preempted,
-            last_dispatch=last_dispatch,
-            move_tokens=None if move_blocks == NONE else move_blocks * block_size,
-            num_migrating_out=engine.num_outgoing,
-            num_migrating_in=engine.num_incoming,
-            num_preemptions=num_preemptions,
-            is_terminating=engine.is_terminating,
+            self._total_tokens,
+            used_tokens,
+            head_tokens,
+            queued_tokens,
+            num_by_priority,
+        )
+        return InstanceLoad(
+            engine.instance_id,
+            engine.num_reports,
+            self._total_tokens,
+            used_tokens,
+            free_tokens,
+            normal_free_tokens,
+            num_running,
+            num_queuing,
+            head_tokens,
+            queued_tokens,
+            num_by_priority,
+            last_dispatch,
+            None if move_blocks == NONE else move_blocks * block_size,
+            engine.num_outgoing,
+            engine.num_incoming,
+            num_preemptions,
+            engine.is_terminating,
+            num_preempted,
         )
 
     def view(self, row: int, now_s: float) -> InstanceView:
-        steps.advance_row(self._tables, row, now_s)
+        entries.advance_row(self._places, row, now_s)
         engine, columns = self._engines[row], self._columns
         num_running = columns.num_running[row]
         num_listed = num_running + columns.num_queuing[row]
         if num_listed > len(self._listed_requests):
             self._listed_requests = np.zeros((2 * num_listed, 7), np.int64)
-        reports.list_requests(self._tables, row, self._listed_requests)
+        entries.list_requests(self._places, row, self._listed_requests)
         listed = self._listed_requests[:num_listed].tolist()
         running = [self._view_running(*each) for each in listed[:num_running]]
         running += [self._view_drained(*each) for each in engine.drained.items() if each[1] > 0]
@@ -325,7 +337,7 @@ class FastEngines:
 
     def fragmented_tokens(self) -> tuple[int, list[int], int]:
         listed = np.zeros(len(self._tables.rows), np.int64)
-        num_blocking, num_free, num_engines = reports.list_blocking(self._tables, listed)
+        num_blocking, num_free, num_engines = entries.list_blocking(self._places, listed)
         return (
             num_free * self._block_size,
             (listed[:num_blocking] * self._block_size).tolist(),
@@ -335,12 +347,12 @@ class FastEngines:
     # ---------------------------------------------------------------------------- requests
 
     def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
-        steps.add(self._tables, row, index, dispatch_number, now_s)
+        entries.add(self._places, row, index, dispatch_number, now_s)
 
     def progress(self, row: int, index: int) -> Progress | None:
         is_drained = index in self._engines[row].drained
-        is_here, is_queuing, num_valid_tokens, num_preemptions, is_prefilling = reports.progress_of(
-            self._tables, row, index
+        is_here, is_queuing, num_valid_tokens, num_preemptions, is_prefilling = entries.progress_of(
+            self._places, row, index
         )
         if not (is_drained or is_here):
             return None
@@ -364,7 +376,7 @@ class FastEngines:
             return Reason.REQUEST_IMMOVABLE
         if max_blocks is not None and progress.num_blocks - first_block > max_blocks:
             return None
-        moves.drain(self._tables, row, index)
+        entries.drain(self._places, row, index)
         self._engines[row].drained[index] = self._blocks_held[index]
         return True
 
@@ -374,7 +386,7 @@ class FastEngines:
 
     def resume(self, row: int, index: int) -> None:
         del self._engines[row].drained[index]
-        moves.resume(self._tables, row, index)
+        entries.resume(self._places, row, index)
 
     def release(self, row: int, index: int) -> None:
         num_blocks = self._engines[row].drained.pop(index)
@@ -414,7 +426,7 @@ class FastEngines:
         self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int
     ) -> None:
         self._end_reservation(row, migration_id, num_blocks)
-        moves.adopt(self._tables, row, index, num_blocks)
+        entries.adopt(self._places, row, index, num_blocks)
 
     def _end_reservation(self, row: int, migration_id: MigrationId, num_kept_blocks: int) -> None:
         """Give the reservation back, but for the blocks that a request takes over."""

@@ -178,7 +178,8 @@ class Simulation:
     def _report_loads(self, now_s: float) -> None:
         """Tell the scheduler whatever it does not know yet."""
         for load in self._engines.changed_loads(now_s):
-            self._carry_out(self._scheduler.on_load(load, now_s), now_s)
+            if effects := self._scheduler.on_load(load, now_s):
+                self._carry_out(effects, now_s)
 
     def _carry_out(self, effects: list[Effect], now_s: float) -> None:
         for effect in effects:
@@ -319,6 +320,8 @@ class Simulation:
         self._plan_tick(instance)
 
     def _plan_commands(self, instance: Instance, now_s: float) -> None:
+        if self._stops_s.get(instance.row, -math.inf) > now_s:
+            return  # When the step under way ends, they are run.
         end_s = self._engines.step_end_s(instance.row, now_s)
         if end_s is None:
             # Not at once: what has led here is still being carried out.

@@ -6,5 +6,5 @@ step in which everybody decodes touches no request. Their lengths grow with a co
 them need a block is counted by the remainders of their offsets; who finishes next is known.
 
 `tables` has the data, `queue`, `batch`, `steps`, `reports` and `moves` what happens to it.
-Functions are called from Python by the simulator alone (`simulator.fast`).
+`entries` has what Python calls, which the simulator alone does (`simulator.fast`).
 """

@@ -1,13 +1,11 @@
 """Steps begin and end."""
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
 from sterna.engine.emulated.compiled.batch import begin_decoding, find_next_finish
 from sterna.engine.emulated.compiled.queue import enqueue, is_prefilling, num_blocks_of
-from sterna.engine.emulated.compiled.reports import list_changed, take_report
+from sterna.engine.emulated.compiled.reports import take_report
 from sterna.engine.emulated.compiled.schedule import schedule
 from sterna.engine.emulated.compiled.tables import (
     BEGUN,
@@ -220,13 +218,6 @@ def advance(tables: Tables, until_s: float) -> None:
     for r in range(tables.rows.shape[0]):
         if tables.rows[r].exists:
             advance_row(tables, r, until_s)
-
-
-@njit(cache=True)
-def advance_and_list(tables: Tables, until_s: float, listed: Any) -> int:
-    """The same, then `reports.list_changed`."""
-    advance(tables, until_s)
-    return list_changed(tables, listed)
 
 
 @njit(cache=True)

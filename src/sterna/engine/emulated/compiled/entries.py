@@ -1,0 +1,134 @@
+"""What Python calls: the compiled functions, with the tables given by their addresses.
+
+To hand nine arrays over takes Python several microseconds, which is longer than most of these
+functions run. So it hands over one array of numbers that says where the others are.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import carray, njit
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from sterna.engine.emulated.compiled import moves, reports, steps
+from sterna.engine.emulated.compiled.tables import ENGINE, REQUEST, SETTINGS, Tables
+
+
+def places_of(tables: Tables) -> NDArray[np.int64]:
+    """Where the tables are, and how large; valid as long as they are kept."""
+    rows, running, reported = tables.rows, tables.running, tables.reports
+    sizes = (
+        len(rows),
+        len(tables.requests),
+        running.shape[1],
+        tables.remainders.shape[1],
+        tables.counts.shape[1],
+        reported.shape[2],
+        len(tables.preempted),
+        len(tables.totals),
+    )
+    return np.array([*(each.ctypes.data for each in tables), *sizes], np.int64)
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any) -> Any:
+    """The pointer to this address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@njit(cache=True)
+def _tables(places: Any) -> Tables:
+    """The tables at these places."""
+    num_rows, num_requests, max_num_seqs, block_size = places[9], places[10], places[11], places[12]
+    num_priorities, report_size = places[13], places[14]
+    return Tables(
+        carray(_pointer(places[0]), (num_rows,), ENGINE),
+        carray(_pointer(places[1]), (num_requests,), REQUEST),
+        carray(_pointer(places[2]), (num_rows, max_num_seqs), np.int64),
+        carray(_pointer(places[3]), (num_rows, block_size), np.int64),
+        carray(_pointer(places[4]), (num_rows, num_priorities), np.int64),
+        carray(_pointer(places[5]), (3, num_rows, report_size), np.int64),
+        carray(_pointer(places[6]), (places[15],), np.int64),
+        carray(_pointer(places[7]), (places[16],), np.int64),
+        carray(_pointer(places[8]), (1,), SETTINGS),
+    )
+
+
+@njit(cache=True)
+def advance(places: Any, until_s: float) -> None:
+    """See `steps.advance`."""
+    steps.advance(_tables(places), until_s)
+
+
+@njit(cache=True)
+def advance_and_list(places: Any, until_s: float, listed: Any) -> int:
+    """The same, then `reports.list_changed`."""
+    tables = _tables(places)
+    steps.advance(tables, until_s)
+    return reports.list_changed(tables, listed)
+
+
+@njit(cache=True)
+def advance_row(places: Any, r: int, until_s: float) -> None:
+    """See `steps.advance_row`."""
+    steps.advance_row(_tables(places), r, until_s)
+
+
+@njit(cache=True)
+def begin_step(places: Any, r: int, now_s: float) -> bool:
+    """See `steps.begin_step`."""
+    return steps.begin_step(_tables(places), r, now_s)
+
+
+@njit(cache=True)
+def add(places: Any, r: int, index: int, dispatch_number: int, now_s: float) -> None:
+    """See `steps.add`."""
+    steps.add(_tables(places), r, index, dispatch_number, now_s)
+
+
+@njit(cache=True)
+def take_report(places: Any, which: int, r: int) -> None:
+    """See `reports.take_report`."""
+    reports.take_report(_tables(places), which, r)
+
+
+@njit(cache=True)
+def list_requests(places: Any, r: int, listed: Any) -> int:
+    """See `reports.list_requests`."""
+    return reports.list_requests(_tables(places), r, listed)
+
+
+@njit(cache=True)
+def list_blocking(places: Any, listed: Any) -> tuple[int, int, int]:
+    """See `reports.list_blocking`."""
+    return reports.list_blocking(_tables(places), listed)
+
+
+@njit(cache=True)
+def progress_of(places: Any, r: int, index: int) -> tuple[bool, bool, int, int, bool]:
+    """See `reports.progress_of`."""
+    return reports.progress_of(_tables(places), r, index)
+
+
+@njit(cache=True)
+def drain(places: Any, r: int, index: int) -> None:
+    """See `moves.drain`."""
+    moves.drain(_tables(places), r, index)
+
+
+@njit(cache=True)
+def resume(places: Any, r: int, index: int) -> None:
+    """See `moves.resume`."""
+    moves.resume(_tables(places), r, index)
+
+
+@njit(cache=True)
+def adopt(places: Any, r: int, index: int, num_blocks: int) -> None:
+    """See `moves.adopt`."""
+    moves.adopt(_tables(places), r, index, num_blocks)
