@@ -105,14 +105,17 @@ def test_the_rtx4090_copies_as_many_bytes_a_second_as_the_a10() -> None:
     assert rtx4090.stage_s == a10.stage_s
 
 
-def test_serving_costs_the_requests_of_a_batch_alone() -> None:
+def test_serving_adds_to_every_step_request_and_token_of_a_decode() -> None:
     alone = profile("a10-llama-7b").step_time
-    served = with_serving(alone, 0.5e-3)
+    served = with_serving(alone, step_s=1e-3, request_s=0.5e-3, token_s=1e-6)
 
-    assert served.duration_s(0, 0, 10, 5000) - alone.duration_s(0, 0, 10, 5000) == (
-        pytest.approx(10 * 0.5e-3)
-    )
-    assert served.duration_s(256, 256**2, 0, 0) == alone.duration_s(256, 256**2, 0, 0)
+    decode_s = served.duration_s(0, 0, 10, 5000) - alone.duration_s(0, 0, 10, 5000)
+    prefill_s = served.duration_s(256, 256**2, 0, 0) - alone.duration_s(256, 256**2, 0, 0)
+    shortest_s = served.duration_s(1, 1, 0, 0) - alone.duration_s(1, 1, 0, 0)
+
+    assert decode_s == pytest.approx(1e-3 + 10 * 0.5e-3 + 5000 * 1e-6)
+    assert prefill_s == pytest.approx(1e-3)
+    assert shortest_s == pytest.approx(1e-3 + 0.5e-3)
 
 
 # ------------------------------------------------------------------------------------------- files

@@ -100,7 +100,10 @@ def fit_step_time(
     """
     decode_s, decode_request_s, decode_token_s = _fit_decode(decodes, kv_per_weights)
     prefill_min_s, constants = _fit_prefill(prefills, decode_s + decode_request_s)
-    step_time = StepTime(*constants, prefill_min_s, decode_s, decode_request_s, decode_token_s)
+    prefill_s, token_s, pair_s = constants
+    step_time = StepTime(
+        prefill_s, token_s, pair_s, prefill_min_s, decode_s, decode_request_s, decode_token_s
+    )
     return StepTimeFit(
         step_time,
         FitErrors(
