@@ -84,10 +84,7 @@ def _refuse_unhonoured(args: Namespace) -> None:
 
 def _max_model_len(given: int | None, engine: EmulatedEngineConfig, folder: Path) -> int:
     """Return how long prompt and answer may be together: what fits into an empty instance."""
-    num_blocks = engine.num_usable_blocks - int(engine.keeps_block_free)
-    num_tokens = num_blocks * engine.block_size
-    if num_tokens < 2:
-        raise ConfigurationError(f"{engine.num_blocks} blocks do not hold a request")
+    num_tokens = engine.total_tokens
     if given is not None:
         if given > num_tokens:
             raise ConfigurationError(

@@ -74,7 +74,7 @@ def options(
         step_time=step_time,
         copy_time=copy_time,
         vocabulary=VOCABULARY,
-        max_model_len=max_model_len or (config.num_usable_blocks - 1) * 4,
+        max_model_len=max_model_len or config.total_tokens,
     )
 
 

@@ -47,7 +47,7 @@ def test_vllms_options_change_the_profiles_engine_and_are_kept_from_the_front_en
         (["--enable-lora"], "--enable-lora: an emulated engine has no such thing"),
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size: an emulated engine has no"),
         (["--profile", "h900-gpt"], "h900-gpt"),
-        (["--num-gpu-blocks-override", "1"], "1 blocks do not hold a request"),
+        (["--num-gpu-blocks-override", "1"], "num_blocks must leave a block usable"),
         (
             ["--num-gpu-blocks-override", "40", "--max-model-len", "700"],
             "--max-model-len 700: the emulated engine holds 624 tokens",
