@@ -1,0 +1,114 @@
+"""What the fidelity benchmark makes of its rows."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.fidelity_report import (
+    BEGIN,
+    END,
+    GOALS,
+    LEAST_LOSS_S,
+    TITLES,
+    markdown,
+    summaries,
+    write_between_marks,
+)
+
+
+def a_row(
+    ratio: float = 1.0, trace: str = "M-M", policy: str = "llumnix", **ratios: float
+) -> dict[str, Any]:
+    """A point where every column of ours is `ratio` times the paper's, but for those named."""
+    row: dict[str, Any] = {"trace": trace, "rate": 7.5, "policy": policy, "n": 10_000}
+    for column in TITLES:
+        row[column] = {"ours": 2.0 * ratios.get(column, ratio), "paper": 2.0}
+    return row
+
+
+def entry(summary: list[dict[str, Any]], **labels: object) -> dict[str, Any]:
+    (found,) = [each for each in summary if labels.items() <= each.items()]
+    return found
+
+
+def test_the_error_is_the_median_of_the_absolute_logs() -> None:
+    """Half as much and twice as much are equally far; the median log tells the direction."""
+    summary = summaries([a_row(0.5), a_row(2.0), a_row(1.0)])
+
+    found = entry(summary, column="prefill_mean_s")
+
+    assert found["n"] == 3
+    assert found["median_abs_log"] == pytest.approx(math.log(2), abs=1e-4)
+    assert found["median_log"] == 0
+
+
+def test_policies_and_kinds_of_traces_are_summed_up_each_by_itself() -> None:
+    rows = [a_row(1.1), a_row(1.5, trace="ShareGPT"), a_row(3.0, policy="infaas++")]
+
+    summary = summaries(rows)
+
+    errors = [
+        entry(summary, column="request_mean_s", **labels)["median_abs_log"]
+        for labels in (
+            {"policy": "llumnix", "traces": "generated"},
+            {"policy": "llumnix", "traces": "real"},
+            {"policy": "infaas++", "traces": "generated"},
+        )
+    ]
+    assert errors == pytest.approx([math.log(1.1), math.log(1.5), math.log(3)], abs=1e-4)
+
+
+def test_goals_hold_for_generated_traces_only() -> None:
+    summary = summaries([a_row(1.1), a_row(1.1, trace="BurstGPT")])
+
+    assert "goal" in entry(summary, traces="generated", column="prefill_mean_s")
+    assert "goal" not in entry(summary, traces="real", column="prefill_mean_s")
+    assert "goal" not in entry(summary, traces="generated", column="decode_p99_s")
+
+
+@pytest.mark.parametrize(("excess", "is_reached"), [(0.001, True), (-0.001, False)])
+def test_a_goal_is_reached_up_to_its_very_value(excess: float, is_reached: bool) -> None:
+    goal = GOALS["llumnix"]["prefill_mean_s"]
+    summary = summaries([a_row(math.exp(goal - excess))])
+
+    assert entry(summary, column="prefill_mean_s")["is_reached"] is is_reached
+
+
+def test_losses_next_to_nothing_are_not_compared() -> None:
+    tiny = a_row()
+    tiny["preemption_loss_s"] = {"ours": 1.0, "paper": LEAST_LOSS_S / 2}
+
+    found = entry(summaries([tiny, a_row(2.0)]), column="preemption_loss_s")
+
+    assert found["n"] == 1
+    assert found["median_abs_log"] == pytest.approx(math.log(2), abs=1e-4)
+
+
+def test_missed_goals_are_named() -> None:
+    rows = [a_row(1.0, prefill_mean_s=1.2)]
+
+    text = markdown(rows, summaries(rows))
+
+    assert "4 of the 5 goals" in text
+    assert "missed: llumnix prefill mean (0.182, goal 0.12)." in text
+    assert "| M-M | 7.5 | llumnix | 2 / 2 | 2 / 2 | 2.4 / 2 |" in text
+
+
+def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+
+    write_between_marks(page, "new")
+
+    assert page.read_text() == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+
+
+def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("nothing here\n")
+
+    with pytest.raises(ValueError, match="needs the marks"):
+        write_between_marks(page, "new")
+    assert page.read_text() == "nothing here\n"
