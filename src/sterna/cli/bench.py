@@ -12,6 +12,7 @@ from sterna.runtime.protection import protect_ray
 BENCHMARKS = {
     "migration": "downtime and cost of migrations between two real instances",
     "fidelity": "how near simulations come to the points of the paper's Figure 11",
+    "simulator": "how fast simulations run",
 }
 
 
