@@ -13,7 +13,6 @@ from sterna.errors import ConfigurationError
 from sterna.global_scheduler import GlobalScheduler
 from sterna.messages import DispatchRequest
 from sterna.policy.presets import LLUMNIX
-from sterna.policy.virtual_usage import load_of_sums
 from sterna.simulator.paper import PAPER_SEED
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
 
@@ -67,24 +66,18 @@ def iteration_costs() -> tuple[tuple[float, float], tuple[float, float]]:
 def a_load(index: int, sequence: int, num_running: int) -> InstanceLoad:
     """A report as it comes from an instance with so many requests half way through."""
     used_tokens = num_running * 96
-    return load_of_sums(
-        LLUMNIX,
+    return InstanceLoad(
         instance_id=InstanceId(f"i{index:05d}"),
         sequence=sequence,
         total_tokens=TOTAL_TOKENS,
         used_tokens=used_tokens,
-        num_by_priority=((NORMAL, num_running),),
+        free_tokens=TOTAL_TOKENS - used_tokens,
+        normal_free_tokens=TOTAL_TOKENS - used_tokens,
         num_running=num_running,
         num_queuing=0,
-        head_demand_tokens=0,
-        queued_demand_tokens=0,
-        num_preempted=0,
+        num_by_priority=((NORMAL, num_running),),
         last_dispatch=10**9,
         move_tokens=96,
-        num_migrating_out=0,
-        num_migrating_in=0,
-        num_preemptions=0,
-        is_terminating=False,
     )
 
 
