@@ -1,10 +1,15 @@
 """What holds for all tests."""
 
 import os
+import signal
 
 from hypothesis import settings
 
 from sterna.runtime.protection import protect_ray
+
+# A shell has what it starts in the background ignore Ctrl-C, and all that is started from there:
+# tests that press it would wait in vain.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before anything imports Ray.
 protect_ray(os.environ)

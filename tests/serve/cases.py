@@ -168,10 +168,14 @@ def without_texts(answer: Answer) -> Answer:
 
 
 def metrics(server: ServerProcess) -> Answer:
-    """The names and kinds of vLLM's metrics."""
+    """The names and kinds of vLLM's metrics, without the times at which series were created.
+
+    Like several API servers of vLLM, front ends share their metrics through files, which have none.
+    """
     with server.http() as http:
         lines = http.get("/metrics").text.splitlines()
-    return {"kinds": sorted({line for line in lines if line.startswith("# TYPE vllm:")})}
+    kinds = {line for line in lines if line.startswith("# TYPE vllm:")}
+    return {"kinds": sorted(line for line in kinds if not line.endswith("_created gauge"))}
 
 
 def _comparable(answer: Any) -> Answer:
