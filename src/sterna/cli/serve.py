@@ -94,9 +94,9 @@ def parse(arguments: Sequence[str]) -> Namespace:
     if args.engine == "emulated":
         from sterna.cli.emulated import DEFAULT_PROFILE, emulated_options
 
-        args.profile = args.profile or DEFAULT_PROFILE
+        args.profile = getattr(args, "profile", DEFAULT_PROFILE)
         args.emulated = emulated_options(args)
-    elif args.profile is not None:
+    elif "profile" in args:
         raise ConfigurationError("--profile is for --engine emulated")
     validate(args)
     return args
@@ -114,7 +114,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--profile",
         metavar="NAME|FILE",
-        default=None,
+        default=argparse.SUPPRESS,
         help="the hardware and model that an emulated engine is as fast as (default: "
         "a10-llama-7b, the paper's)",
     )
