@@ -2,11 +2,9 @@
 
 import argparse
 import os
-import sys
-from pathlib import Path
 from typing import Any
 
-from sterna.errors import ConfigurationError
+from sterna.cli.checkout import become
 from sterna.runtime.protection import protect_ray
 
 BENCHMARKS = {
@@ -36,11 +34,5 @@ def _bench(args: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: this is no source checkout.
     """
-    root = Path(__file__).resolve().parents[3]
-    if not (root / "bench" / f"{args.name}.py").is_file():
-        raise ConfigurationError(
-            "benchmarks are not installed with sterna: run this from the .venv of a source checkout"
-        )
     protect_ray(os.environ)
-    os.chdir(root)
-    os.execv(sys.executable, [sys.executable, "-m", f"bench.{args.name}", *args.options])
+    become(f"bench.{args.name}", args.options)

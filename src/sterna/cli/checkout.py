@@ -1,0 +1,26 @@
+"""Commands that are programs of the source checkout, in its `bench` folder."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from sterna.errors import ConfigurationError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def become(module: str, arguments: Sequence[str]) -> NoReturn:
+    """Become the process of a module or package of the checkout, which reads its own options.
+
+    Raises:
+        ConfigurationError: this is no source checkout.
+    """
+    path = ROOT.joinpath(*module.split("."))
+    if not (path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()):
+        raise ConfigurationError(
+            f"{module} is not installed with sterna: run this from the .venv of a source checkout"
+        )
+    os.chdir(ROOT)
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
