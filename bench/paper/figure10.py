@@ -7,6 +7,7 @@ paper's: what compares is downtimes in decode steps, and how they grow with the 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.paper.cells import Options
 from bench.paper.claims import Claim, Kind, claim
@@ -188,7 +189,6 @@ def _in_ms_and_steps(ours: Row, theirs: Row | None, column: str) -> str:
 def draw(rows: Sequence[Row], path: Path) -> None:
     """Downtimes by length on the left, decode steps with and without a migration on the right."""
     paper = matching(paper_points("figure10"), model=MODEL)
-    lengths = [row["sequence_length"] for row in paper]
     styles = {
         "live": ("tab:blue", "migration", "migration_downtime_ms"),
         "stop_copy": ("tab:orange", "blocking copy", "blocking_copy_ms"),
@@ -197,52 +197,45 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     with figure(path, 1, 2, (5.0, 3.4)) as axes:
         left, right = axes[0]
         for mode, (color, name, column) in styles.items():
-            those = shown(rows, mode)
-            left.plot(
-                [row["sequence_length"] for row in those],
-                [row["downtime_ms"] for row in those],
-                color=color,
-                marker="o",
-                label=f"{name}, ours",
-            )
-            left.plot(
-                lengths,
-                [row[column] for row in paper],
-                color=color,
-                marker="s",
-                markerfacecolor="none",
-                linestyle=":",
-                label=f"{name}, paper",
-            )
+            _pair(left, shown(rows, mode), "downtime_ms", paper, column, color, name)
         left.set_yscale("log")
         left.set_ylabel("downtime [ms]")
         for column, theirs, color, name in (
             ("decode_step_ms", "decode_step_normal_ms", "tab:gray", "without"),
             ("decode_step_migrating_ms", "decode_step_migrating_ms", "tab:blue", "during"),
         ):
-            those = shown(rows, "live")
-            right.plot(
-                [row["sequence_length"] for row in those],
-                [row[column] for row in those],
-                color=color,
-                marker="o",
-                label=f"{name}, ours",
-            )
-            right.plot(
-                lengths,
-                [row[theirs] for row in paper],
-                color=color,
-                marker="s",
-                markerfacecolor="none",
-                linestyle=":",
-                label=f"{name}, paper",
-            )
+            _pair(right, shown(rows, "live"), column, paper, theirs, color, name)
         right.set_ylim(bottom=0)
         right.set_ylabel("decode step [ms]")
         for axis in (left, right):
             axis.set_xscale("log", base=2)
             axis.set_xlabel("tokens of the migrated request")
             axis.legend(fontsize=6)
+
+
+def _pair(
+    axis: Any,
+    ours: Sequence[Row],
+    our_column: str,
+    paper: Sequence[Row],
+    paper_column: str,
+    color: str,
+    name: str,
+) -> None:
+    """One quantity by length: ours, and the paper's dotted beside it."""
+    ours_style = {"marker": "o"}
+    paper_style = {"marker": "s", "markerfacecolor": "none", "linestyle": ":"}
+    for rows, column, whose, style in (
+        (ours, our_column, "ours", ours_style),
+        (paper, paper_column, "paper", paper_style),
+    ):
+        axis.plot(
+            [row["sequence_length"] for row in rows],
+            [row[column] for row in rows],
+            color=color,
+            label=f"{name}, {whose}",
+            **style,
+        )
 
 
 FIGURE10 = Experiment(
