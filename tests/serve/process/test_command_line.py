@@ -18,11 +18,15 @@ import pytest
 from sterna.cli.main import main
 from sterna.cli.serve import cluster_config, parse
 from sterna.errors import ConfigurationError
+from sterna.runtime import launch
 from tests.models import small_model
 
 pytestmark = pytest.mark.vllm
 
 MIB = 1 << 20
+
+READ_TIMEOUT_S = 120.0
+"""For importing vLLM and reading options, on a machine that is busy."""
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +48,12 @@ def own_environment() -> Iterator[None]:
 
 
 @pytest.fixture
-def refusal(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def refusal(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
     """Runs `sterna serve` with options that must be refused; returns what it says."""
+    # Importing vLLM may be part of the first reading: Ray would be started beside it, and ended.
+    monkeypatch.setattr(launch, "MIN_READ_S", READ_TIMEOUT_S)
 
     def refusal(*options: str) -> str:
         children = psutil.Process().children()
