@@ -6,7 +6,7 @@ from sterna.engine.emulated.compiled.queue import num_blocks_of
 from sterna.engine.emulated.compiled.tables import ABSENT, DECODING, NEVER, Tables
 
 
-@njit(cache=True)
+@njit
 def join_batch(tables: Tables, r: int, index: int) -> None:
     """Put the request into the order of those that get memory."""
     row, newcomer = tables.rows[r], tables.requests[index]
@@ -27,7 +27,7 @@ def join_batch(tables: Tables, r: int, index: int) -> None:
     tables.counts[r, newcomer.priority] += 1
 
 
-@njit(cache=True)
+@njit
 def leave_batch(tables: Tables, r: int, index: int) -> None:
     """Take the request out of that order."""
     row = tables.rows[r]
@@ -40,7 +40,7 @@ def leave_batch(tables: Tables, r: int, index: int) -> None:
     tables.counts[r, tables.requests[index].priority] -= 1
 
 
-@njit(cache=True)
+@njit
 def begin_decoding(tables: Tables, r: int, index: int) -> None:
     """From now on the request's length is told by the engine's counter."""
     row, request = tables.rows[r], tables.requests[index]
@@ -55,7 +55,7 @@ def begin_decoding(tables: Tables, r: int, index: int) -> None:
     tables.remainders[r, request.offset % tables.settings[0].block_size] += 1
 
 
-@njit(cache=True)
+@njit
 def end_decoding(tables: Tables, r: int, index: int) -> None:
     """From now on the request's length is written in its row."""
     row, request = tables.rows[r], tables.requests[index]
@@ -73,7 +73,7 @@ def end_decoding(tables: Tables, r: int, index: int) -> None:
         find_next_finish(tables, r)
 
 
-@njit(cache=True)
+@njit
 def find_next_finish(tables: Tables, r: int) -> None:
     """Who finishes next?"""
     row = tables.rows[r]

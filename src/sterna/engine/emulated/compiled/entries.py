@@ -2,8 +2,13 @@
 
 To hand nine arrays over takes Python several microseconds, which is longer than most of these
 functions run. So it hands over one array of numbers that says where the others are.
+
+These are the functions whose compiled code is kept for the next process; all others are part of
+it.
 """
 
+import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +19,19 @@ from numpy.typing import NDArray
 
 from sterna.engine.emulated.compiled import moves, reports, steps
 from sterna.engine.emulated.compiled.tables import ENGINE, REQUEST, SETTINGS, Tables
+
+
+def _source() -> int:
+    """Changes with the source of every compiled function."""
+    here = Path(__file__).parent
+    sources = [*sorted(here.glob("*.py")), here.parent / "step_time.py"]
+    return zlib.crc32(b"".join(source.read_bytes() for source in sources))
+
+
+SOURCE = _source()
+"""Argument of every function here: the cache of compiled functions watches the file of a function,
+not those of the functions that are compiled into it, and the types of the arguments, to which the
+value of one left out belongs."""
 
 
 def places_of(tables: Tables) -> NDArray[np.int64]:
@@ -42,7 +60,7 @@ def _pointer(typing_context: Any, address: Any) -> Any:
     return types.voidptr(types.int64), generate
 
 
-@njit(cache=True)
+@njit
 def _tables(places: Any) -> Tables:
     """The tables at these places."""
     num_rows, num_requests, max_num_seqs, block_size = places[9], places[10], places[11], places[12]
@@ -61,13 +79,13 @@ def _tables(places: Any) -> Tables:
 
 
 @njit(cache=True)
-def advance(places: Any, until_s: float) -> None:
+def advance(places: Any, until_s: float, source: int = SOURCE) -> None:
     """See `steps.advance`."""
     steps.advance(_tables(places), until_s)
 
 
 @njit(cache=True)
-def advance_and_list(places: Any, until_s: float, listed: Any) -> int:
+def advance_and_list(places: Any, until_s: float, listed: Any, source: int = SOURCE) -> int:
     """The same, then `reports.list_changed`."""
     tables = _tables(places)
     steps.advance(tables, until_s)
@@ -75,60 +93,64 @@ def advance_and_list(places: Any, until_s: float, listed: Any) -> int:
 
 
 @njit(cache=True)
-def advance_row(places: Any, r: int, until_s: float) -> None:
+def advance_row(places: Any, r: int, until_s: float, source: int = SOURCE) -> None:
     """See `steps.advance_row`."""
     steps.advance_row(_tables(places), r, until_s)
 
 
 @njit(cache=True)
-def begin_step(places: Any, r: int, now_s: float) -> bool:
+def begin_step(places: Any, r: int, now_s: float, source: int = SOURCE) -> bool:
     """See `steps.begin_step`."""
     return steps.begin_step(_tables(places), r, now_s)
 
 
 @njit(cache=True)
-def add(places: Any, r: int, index: int, dispatch_number: int, now_s: float) -> None:
+def add(
+    places: Any, r: int, index: int, dispatch_number: int, now_s: float, source: int = SOURCE
+) -> None:
     """See `steps.add`."""
     steps.add(_tables(places), r, index, dispatch_number, now_s)
 
 
 @njit(cache=True)
-def take_report(places: Any, which: int, r: int) -> None:
+def take_report(places: Any, which: int, r: int, source: int = SOURCE) -> None:
     """See `reports.take_report`."""
     reports.take_report(_tables(places), which, r)
 
 
 @njit(cache=True)
-def list_requests(places: Any, r: int, listed: Any) -> int:
+def list_requests(places: Any, r: int, listed: Any, source: int = SOURCE) -> int:
     """See `reports.list_requests`."""
     return reports.list_requests(_tables(places), r, listed)
 
 
 @njit(cache=True)
-def list_blocking(places: Any, listed: Any) -> tuple[int, int, int]:
+def list_blocking(places: Any, listed: Any, source: int = SOURCE) -> tuple[int, int, int]:
     """See `reports.list_blocking`."""
     return reports.list_blocking(_tables(places), listed)
 
 
 @njit(cache=True)
-def progress_of(places: Any, r: int, index: int) -> tuple[bool, bool, int, int, bool]:
+def progress_of(
+    places: Any, r: int, index: int, source: int = SOURCE
+) -> tuple[bool, bool, int, int, bool]:
     """See `reports.progress_of`."""
     return reports.progress_of(_tables(places), r, index)
 
 
 @njit(cache=True)
-def drain(places: Any, r: int, index: int) -> None:
+def drain(places: Any, r: int, index: int, source: int = SOURCE) -> None:
     """See `moves.drain`."""
     moves.drain(_tables(places), r, index)
 
 
 @njit(cache=True)
-def resume(places: Any, r: int, index: int) -> None:
+def resume(places: Any, r: int, index: int, source: int = SOURCE) -> None:
     """See `moves.resume`."""
     moves.resume(_tables(places), r, index)
 
 
 @njit(cache=True)
-def adopt(places: Any, r: int, index: int, num_blocks: int) -> None:
+def adopt(places: Any, r: int, index: int, num_blocks: int, source: int = SOURCE) -> None:
     """See `moves.adopt`."""
     moves.adopt(_tables(places), r, index, num_blocks)

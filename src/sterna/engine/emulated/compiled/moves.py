@@ -18,7 +18,7 @@ from sterna.engine.emulated.compiled.tables import (
 )
 
 
-@njit(cache=True)
+@njit
 def drain(tables: Tables, r: int, index: int) -> None:
     """Take the request out of the batch or the queue; it keeps its memory."""
     row, request = tables.rows[r], tables.requests[index]
@@ -37,7 +37,7 @@ def drain(tables: Tables, r: int, index: int) -> None:
     row.num_drained += 1
 
 
-@njit(cache=True)
+@njit
 def resume(tables: Tables, r: int, index: int) -> None:
     """Put the drained request back."""
     row, request = tables.rows[r], tables.requests[index]
@@ -50,7 +50,7 @@ def resume(tables: Tables, r: int, index: int) -> None:
     begin_decoding(tables, r, index)
 
 
-@njit(cache=True)
+@njit
 def adopt(tables: Tables, r: int, index: int, num_blocks: int) -> None:
     """Take a migrated request in, whose blocks have left the reservation for it."""
     row, request = tables.rows[r], tables.requests[index]

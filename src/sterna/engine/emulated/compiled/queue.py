@@ -7,7 +7,7 @@ from numba import njit
 from sterna.engine.emulated.compiled.tables import DECODING, NONE, PREFILLING, QUEUING, Tables
 
 
-@njit(cache=True)
+@njit
 def num_tokens_of(row: Any, request: Any) -> int:
     """Prompt and output so far."""
     if request.state == DECODING:
@@ -15,7 +15,7 @@ def num_tokens_of(row: Any, request: Any) -> int:
     return request.prompt_tokens + request.num_output_tokens
 
 
-@njit(cache=True)
+@njit
 def num_computed_of(row: Any, request: Any) -> int:
     """Tokens whose KV is there."""
     if request.state == DECODING:
@@ -23,7 +23,7 @@ def num_computed_of(row: Any, request: Any) -> int:
     return request.num_computed_tokens
 
 
-@njit(cache=True)
+@njit
 def is_computed_now(row: Any, request: Any) -> bool:
     """Whether the step under way decodes the request."""
     if row.is_stepping == 0 or row.has_decodes == 0:
@@ -31,7 +31,7 @@ def is_computed_now(row: Any, request: Any) -> bool:
     return row.has_all_decodes == 1 or request.scheduled > 0
 
 
-@njit(cache=True)
+@njit
 def num_blocks_of(row: Any, request: Any, block_size: int) -> int:
     """Blocks that the request holds."""
     if request.state != DECODING:
@@ -42,7 +42,7 @@ def num_blocks_of(row: Any, request: Any, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-@njit(cache=True)
+@njit
 def is_prefilling(row: Any, request: Any) -> bool:
     """Whether KV of more than its last token is missing."""
     if request.state != PREFILLING:
@@ -51,13 +51,13 @@ def is_prefilling(row: Any, request: Any) -> bool:
     return request.num_output_tokens == 0 or request.num_computed_tokens < num_tokens - 1
 
 
-@njit(cache=True)
+@njit
 def demand_of(request: Any, block_size: int) -> int:
     """Blocks that its tokens take."""
     return -(-(request.prompt_tokens + request.num_output_tokens) // block_size)
 
 
-@njit(cache=True)
+@njit
 def link(tables: Tables, r: int, index: int, behind: int) -> None:
     """Queue the request in front of another one, or at the end."""
     row, request = tables.rows[r], tables.requests[index]
@@ -79,7 +79,7 @@ def link(tables: Tables, r: int, index: int, behind: int) -> None:
     row.queued_blocks += demand_of(request, tables.settings[0].block_size)
 
 
-@njit(cache=True)
+@njit
 def unlink(tables: Tables, r: int, index: int) -> None:
     """Take the request out of the queue."""
     row, request = tables.rows[r], tables.requests[index]
@@ -96,7 +96,7 @@ def unlink(tables: Tables, r: int, index: int) -> None:
     row.queued_blocks -= demand_of(request, tables.settings[0].block_size)
 
 
-@njit(cache=True)
+@njit
 def enqueue(tables: Tables, r: int, index: int) -> None:
     """Queue behind those of higher priority, the preempted and the earlier of the same."""
     newcomer = tables.requests[index]
@@ -115,7 +115,7 @@ def enqueue(tables: Tables, r: int, index: int) -> None:
     link(tables, r, index, behind)
 
 
-@njit(cache=True)
+@njit
 def enqueue_in_front(tables: Tables, r: int, index: int) -> None:
     """Queue in front of all requests of the same priority."""
     behind = tables.rows[r].first

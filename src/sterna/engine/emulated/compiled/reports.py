@@ -37,7 +37,7 @@ from sterna.engine.emulated.compiled.tables import (
 )
 
 
-@njit(cache=True)
+@njit
 def take_report(tables: Tables, which: int, r: int) -> None:
     """Write down the sums of the engine's state."""
     row, report, rule = tables.rows[r], tables.reports[which, r], tables.settings[0]
@@ -61,7 +61,7 @@ def take_report(tables: Tables, which: int, r: int) -> None:
         report[BY_PRIORITY + priority] = tables.counts[r, priority]
 
 
-@njit(cache=True)
+@njit
 def list_changed(tables: Tables, listed: Any) -> int:
     """List the reports that are not what they were when last listed; returns how many.
 
@@ -89,7 +89,7 @@ def list_changed(tables: Tables, listed: Any) -> int:
     return num_listed
 
 
-@njit(cache=True)
+@njit
 def find_victim(tables: Tables, r: int) -> int:
     """The running request that would move first; `policy.selection` decides, this foretells."""
     row, rule = tables.rows[r], tables.settings[0]
@@ -113,7 +113,7 @@ def find_victim(tables: Tables, r: int) -> int:
     return found
 
 
-@njit(cache=True)
+@njit
 def list_requests(tables: Tables, r: int, listed: Any) -> int:
     """List the running requests in order, then the queuing ones; returns how many run.
 
@@ -130,7 +130,7 @@ def list_requests(tables: Tables, r: int, listed: Any) -> int:
     return row.num_running
 
 
-@njit(cache=True)
+@njit
 def list_request(tables: Tables, r: int, index: int, listed: Any) -> None:
     """Write a row of that list."""
     row, request = tables.rows[r], tables.requests[index]
@@ -143,7 +143,7 @@ def list_request(tables: Tables, r: int, index: int, listed: Any) -> None:
     listed[6] = is_prefilling(row, request)
 
 
-@njit(cache=True)
+@njit
 def list_blocking(tables: Tables, listed: Any) -> tuple[int, int, int]:
     """List the demands, in blocks, of the requests at the heads of their lines that do not fit
     where they are; returns how many these are, the free blocks of all engines, and how many
@@ -165,7 +165,7 @@ def list_blocking(tables: Tables, listed: Any) -> tuple[int, int, int]:
     return num_blocking, num_free_blocks, num_engines
 
 
-@njit(cache=True)
+@njit
 def progress_of(tables: Tables, r: int, index: int) -> tuple[bool, bool, int, int, bool]:
     """Whether the request runs or queues on the engine, whether it queues, its tokens with KV,
     its preemptions, and whether it is prefilling."""

@@ -14,7 +14,7 @@ from sterna.engine.emulated.compiled.queue import (
 from sterna.engine.emulated.compiled.tables import DECODING, NONE, PREFILLING, Tables
 
 
-@njit(cache=True)
+@njit
 def preempt_last(tables: Tables, r: int) -> int:
     """Take the memory of the last running request back."""
     row = tables.rows[r]
@@ -38,7 +38,7 @@ def preempt_last(tables: Tables, r: int) -> int:
     return index
 
 
-@njit(cache=True)
+@njit
 def schedule_each(tables: Tables, num_preempted: int, r: int, budget: int) -> tuple[int, int]:
     """Let running requests compute on, one by one; returns what is left of the budget, and how
     many are preempted by now."""
@@ -73,7 +73,7 @@ def schedule_each(tables: Tables, num_preempted: int, r: int, budget: int) -> tu
     return budget, num_preempted
 
 
-@njit(cache=True)
+@njit
 def schedule_decodes(tables: Tables, r: int, budget: int) -> bool:
     """Let all running requests decode, if they all do and there is memory for all."""
     row, rule = tables.rows[r], tables.settings[0]
@@ -90,7 +90,7 @@ def schedule_decodes(tables: Tables, r: int, budget: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@njit
 def admit(tables: Tables, r: int, budget: int, now_s: float) -> int:
     """Admit requests in the queue's order; returns how many tokens the step computes of them."""
     row, rule = tables.rows[r], tables.settings[0]
@@ -132,7 +132,7 @@ def admit(tables: Tables, r: int, budget: int, now_s: float) -> int:
     return num_scheduled
 
 
-@njit(cache=True)
+@njit
 def schedule(tables: Tables, num_preempted: int, r: int, now_s: float) -> tuple[bool, int]:
     """Fill the next step; returns whether it holds anything, and how many are preempted."""
     row, rule = tables.rows[r], tables.settings[0]

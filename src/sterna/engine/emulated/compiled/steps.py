@@ -24,7 +24,7 @@ duration_s = njit(cache=True)(step_duration_s)
 nanoseconds = njit(cache=True)(whole_nanoseconds)
 
 
-@njit(cache=True)
+@njit
 def duration_of(tables: Tables, r: int) -> float:
     """How long the step takes; see `step_time.step_duration_s`."""
     row, rule = tables.rows[r], tables.settings[0]
@@ -62,7 +62,7 @@ def duration_of(tables: Tables, r: int) -> float:
     )
 
 
-@njit(cache=True)
+@njit
 def begin_step(tables: Tables, r: int, now_s: float) -> bool:
     """Begin the next step, if there is anything to compute."""
     row = tables.rows[r]
@@ -91,7 +91,7 @@ def begin_step(tables: Tables, r: int, now_s: float) -> bool:
     return True
 
 
-@njit(cache=True)
+@njit
 def note_token(tables: Tables, index: int, now_s: float) -> None:
     """A prefill has brought a token."""
     request = tables.requests[index]
@@ -103,7 +103,7 @@ def note_token(tables: Tables, index: int, now_s: float) -> None:
         request.preempted_s = np.nan
 
 
-@njit(cache=True)
+@njit
 def end_step(tables: Tables, r: int) -> None:
     """The step under way ends."""
     row = tables.rows[r]
@@ -126,7 +126,7 @@ def end_step(tables: Tables, r: int) -> None:
     row.has_changed = 1
 
 
-@njit(cache=True)
+@njit
 def hold_back(tables: Tables, r: int) -> None:
     """The counter has grown for decoding requests, too, that the step left out."""
     row = tables.rows[r]
@@ -143,7 +143,7 @@ def hold_back(tables: Tables, r: int) -> None:
     find_next_finish(tables, r)
 
 
-@njit(cache=True)
+@njit
 def end_prefills(tables: Tables, r: int, now_s: float) -> bool:
     """Prompts have been computed, or chunks of them; returns whether a request is over."""
     row = tables.rows[r]
@@ -168,7 +168,7 @@ def end_prefills(tables: Tables, r: int, now_s: float) -> bool:
     return is_any_over
 
 
-@njit(cache=True)
+@njit
 def remove_finished(tables: Tables, r: int, now_s: float) -> None:
     """Free the requests that have produced their last token."""
     row = tables.rows[r]
@@ -201,7 +201,7 @@ def remove_finished(tables: Tables, r: int, now_s: float) -> None:
     row.next_finish = next_finish
 
 
-@njit(cache=True)
+@njit
 def advance_row(tables: Tables, r: int, until_s: float) -> None:
     """Let all steps of the engine pass that end by then, up to one after which it is held."""
     row = tables.rows[r]
@@ -212,7 +212,7 @@ def advance_row(tables: Tables, r: int, until_s: float) -> None:
         begin_step(tables, r, row.step_end_s)
 
 
-@njit(cache=True)
+@njit
 def advance(tables: Tables, until_s: float) -> None:
     """Let all steps of all engines pass that end by then."""
     for r in range(tables.rows.shape[0]):
@@ -220,7 +220,7 @@ def advance(tables: Tables, until_s: float) -> None:
             advance_row(tables, r, until_s)
 
 
-@njit(cache=True)
+@njit
 def add(tables: Tables, r: int, index: int, dispatch_number: int, now_s: float) -> None:
     """Queue a new request; the step under way does not notice."""
     row = tables.rows[r]

@@ -3,8 +3,6 @@
 One row of `ENGINE` an instance, one row of `REQUEST` a request of the trace.
 """
 
-import zlib
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,17 +117,6 @@ ENGINE = np.dtype(
 requests."""
 
 
-def _stamp() -> str:
-    """Changes with the source of every compiled function.
-
-    The cache of compiled functions watches the file of a function, not those of the functions
-    that are compiled into it. The name of a field is part of the types that it is looked up by.
-    """
-    here = Path(__file__).parent
-    sources = [*sorted(here.glob("*.py")), here.parent / "step_time.py"]
-    return f"source_{zlib.crc32(b''.join(source.read_bytes() for source in sources)):08x}"
-
-
 SETTINGS = np.dtype(
     [
         ("prefill_s", np.float64),
@@ -149,7 +136,6 @@ SETTINGS = np.dtype(
         ("is_live", np.int64),
         ("victim", np.int64),
         ("has_priorities", np.int64),
-        (_stamp(), np.int64),
     ],
     align=True,
 )
