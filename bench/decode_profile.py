@@ -138,8 +138,8 @@ class Profile:
         """What a llumlet adds: the engine's view, and the load report that is made of it."""
         import msgspec
 
+        from sterna.policy.load_report import load
         from sterna.policy.presets import LLUMNIX
-        from sterna.policy.virtual_usage import load
         from sterna.types import InstanceId
 
         scheduler: Any = self._core.scheduler

@@ -177,9 +177,9 @@ def test_lower_priorities_and_shorter_sequences_move_first() -> None:
     llumlet = Llumlet(A, config(num_concurrent_migrations=4))
     requests = [
         running("high", 16, HIGH),
-        running("long", 512),
+        running("long", 3_328),
         running("short", 32),
-        running("middle", 128),
+        running("middle", 640),
     ]
     llumlet.on_view(view(*requests), 0.0)
     chosen = inspects(llumlet.on_destination(B, 0.0))

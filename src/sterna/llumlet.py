@@ -26,8 +26,8 @@ from sterna.migration.messages import (
     Reason,
     RequestEnded,
 )
+from sterna.policy.load_report import load
 from sterna.policy.selection import candidates_to_move
-from sterna.policy.virtual_usage import load
 from sterna.types import InstanceId, InstanceLoad, InstanceView, MigrationId, RequestId
 
 MOVED_OUT_CAPACITY = 4096

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from sterna.config import PolicyConfig
+from sterna.policy.load_report import load
 from sterna.policy.presets import LLUMNIX
-from sterna.policy.virtual_usage import Candidate, NewRequest, load
+from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import (
     HIGH,
     NORMAL,

@@ -130,6 +130,14 @@ def test_normal_requests_are_moved_off_when_the_headroom_runs_out() -> None:
     assert pairs_of(crowded, busier, policy=LLUMNIX_BASE) == {}
 
 
+def test_an_instance_that_a_high_priority_request_has_to_itself_is_no_source() -> None:
+    """Also where any price is paid for a pair, as in the paper's runs."""
+    policy = replace(LLUMNIX, pairs_only_to_gain=False)
+    alone = instance("i0", running=[running("h", 1_680, priority=HIGH)])
+    assert freeness(alone, policy) < policy.source_freeness_steps
+    assert pairs_of(alone, instance("i1"), policy=policy) == {}
+
+
 def test_a_terminating_instance_is_always_a_source_and_comes_first() -> None:
     """Section 4.4.2: when an instance is terminating, "the remaining requests will be migrated to
     other instances". It is nearly idle, and there is only one destination."""
@@ -181,13 +189,15 @@ def test_a_lone_high_priority_request_above_its_target_load_stays() -> None:
     assert pairs_of(alone, instance("i1")) == {}
 
 
-def test_one_of_two_high_priority_requests_leaves_when_they_overload_their_instance() -> None:
-    """By hand: 1,600 - 1,920 = -320 becomes 640 on both."""
-    crowded = instance(
-        "i0", running=[running("a", 960, priority=HIGH), running("b", 960, priority=HIGH)]
-    )
+def test_high_priority_requests_stay_together_while_memory_suffices() -> None:
+    """By hand: 1,600 - 1,920 = -320 with both headrooms; 12,672 - 1,920 = 10,752 without. Where
+    others hold all of the memory but 64 tokens, 64 / 2 = 32 is below the threshold of 48."""
+    highs = [running("a", 960, priority=HIGH), running("b", 960, priority=HIGH)]
+    crowded = instance("i0", running=highs)
     assert freeness(crowded, LLUMNIX) == pytest.approx(-320)
-    assert pairs_of(crowded, instance("i1")) == {"i0": "i1"}
+    assert pairs_of(crowded, instance("i1")) == {}
+    full = instance("i0", running=highs, reserved_tokens=M - 1_920 - 64)
+    assert pairs_of(full, instance("i1")) == {"i0": "i1"}
 
 
 def test_a_move_that_would_swap_the_two_loads_is_not_made() -> None:
@@ -220,15 +230,17 @@ def test_a_move_that_would_widen_the_gap_is_not_made() -> None:
 
 
 def test_the_last_high_priority_request_takes_the_headroom_along() -> None:
-    """By hand: 1,600 - 800 - 2,000 = -1,200 and 1,300 would become 12,672 - 2,000 = 10,672 and
-    (1,300 - 800) / 2 = 250: a wider gap. With a second one, the headroom stays with it, and -1,200
-    becomes -400."""
-    host = instance("i1", running=[running("c", 304, priority=HIGH)])
-    head = [queuing("head", 2_000)]
-    last = instance("i0", running=[running("a", 800, priority=HIGH)], queuing=head)
-    two = [running("a", 400, priority=HIGH), running("b", 400, priority=HIGH)]
+    """By hand: of 1,700 tokens, the headroom is 100. -80 and 400 / 2 = 200 would become 20 + 300 =
+    320 and (400 - 300 - 100) / 3 = 0: a wider gap. With a second one, the headroom stays with it,
+    and -80 becomes 220: a narrower one."""
+    normal = [running("c", 650), running("d", 650)]
+    host = instance("i1", running=normal, total_tokens=1_700)
+    highs = [running("a", 300, priority=HIGH), running("b", 300, priority=HIGH)]
+    last = instance("i0", running=highs[:1], reserved_tokens=1_380, total_tokens=1_700)
+    two = instance("i0", running=highs, reserved_tokens=1_080, total_tokens=1_700)
+    assert freeness(last, LLUMNIX) == pytest.approx(freeness(two, LLUMNIX)) == -80
     assert pairs_of(last, host) == {}
-    assert pairs_of(instance("i0", running=two, queuing=head), host) == {"i0": "i1"}
+    assert pairs_of(two, host) == {"i0": "i1"}
 
 
 def test_a_short_request_may_leave_a_long_one_behind() -> None:
@@ -285,8 +297,9 @@ def test_a_move_helps_if_and_only_if_it_fits_and_narrows_the_gap(
     source: InstanceView, destination: InstanceView
 ) -> None:
     """Judged by Algorithm 1 over the views before and after the real move."""
-    assume(source.running)
-    request = candidates_to_move(source, LLUMNIX)[0]
+    candidates = candidates_to_move(source, LLUMNIX)
+    assume(candidates)
+    request = candidates[0]
     cluster = {view.instance_id: view for view in (source, destination)}
     moved(cluster, {source.instance_id: destination.instance_id})
     before = freeness(source, LLUMNIX), freeness(destination, LLUMNIX)

@@ -10,8 +10,12 @@ from msgspec import structs
 from sterna.config import Victim
 from sterna.policy.presets import LLUMNIX, LLUMNIX_BASE
 from sterna.policy.selection import candidates_to_move, select
+from sterna.policy.virtual_usage import freeness
 from sterna.types import HIGH, Immovable, InstanceView, Priority, RequestStatus
-from tests.policy.builders import instance, queuing, running, views
+from tests.policy.builders import M, instance, queuing, running, views
+
+FULL = 11_800
+"""Reserved tokens with which the memory is short whatever runs besides, on an instance of M."""
 
 
 def order(view: InstanceView, victim: Victim = Victim.SHORTEST) -> list[str]:
@@ -28,16 +32,60 @@ def test_lower_priorities_and_shorter_sequences_move_first() -> None:
             running("long", 800),
             running("short", 160),
             running("high-long", 320, priority=HIGH),
-        ]
+        ],
+        reserved_tokens=FULL,
     )
     assert order(view) == ["short", "long", "high-short", "high-long"]
+
+
+def test_a_request_with_headroom_stays_where_headrooms_alone_make_a_source() -> None:
+    """Section 4.4.2, high-priority requests: it is "the other normal requests" that "will be
+    migrated away". The headroom of 11,072 tokens and 1,760 in use are more than the memory; by
+    memory alone, 10,912 tokens are free for two requests, far above the threshold of 48 each."""
+    high, normal = running("high", 1_600, priority=HIGH), running("normal", 160)
+    assert order(instance(running=[high, normal])) == ["normal"]
+    alone = instance(running=[high])
+    assert freeness(alone, LLUMNIX) < LLUMNIX.source_freeness_steps
+    assert order(alone) == []
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_a_request_with_headroom_moves_where_memory_is_short(is_short: bool) -> None:
+    """By hand: 48 steps for each of two requests are 96 tokens."""
+    highs = [running("a", 320, priority=HIGH), running("b", 640, priority=HIGH)]
+    view = instance(running=highs, reserved_tokens=M - 960 - 96 + is_short)
+    assert order(view) == (["a", "b"] if is_short else [])
+    head = replace(
+        instance(running=highs),
+        queuing=(queuing("head", M - 960 - 48 * 3 + is_short), queuing("next", 160)),
+    )
+    assert order(head) == (["a", "b"] if is_short else [])
+
+
+def test_a_request_with_headroom_moves_where_requests_have_lost_their_memory() -> None:
+    policy = replace(LLUMNIX, preempted_make_source=True)
+    lost = structs.replace(queuing("lost", 160), num_preemptions=1)
+    view = instance(running=[running("high", 320, priority=HIGH)], queuing=[lost])
+    assert select(view, LLUMNIX) is None
+    assert select(view, policy) == view.running[0]
+
+
+def test_every_request_leaves_a_terminating_instance() -> None:
+    high = running("high", 320, priority=HIGH)
+    assert order(instance(running=[high], is_terminating=True)) == ["high"]
+
+
+def test_a_rank_above_one_with_headroom_stays_with_it() -> None:
+    """What is to be moved before all others never stays behind them."""
+    view = instance(running=[running(f"p{p}", 160, priority=Priority(p)) for p in (2, 1, 0)])
+    assert order(view) == ["p0"]
 
 
 def test_execution_priority_decides_and_scheduling_priority_does_not() -> None:
     """Section 4.4.1: the execution priority is what gives a request a lower instance load."""
     long = structs.replace(running("long", 800), scheduling_priority=HIGH)
     short = structs.replace(running("short", 160), execution_priority=HIGH)
-    assert order(instance(running=[short, long])) == ["long", "short"]
+    assert order(instance(running=[short, long], reserved_tokens=FULL)) == ["long", "short"]
 
 
 def test_the_sequence_is_measured_in_tokens_and_not_in_blocks() -> None:
@@ -63,7 +111,8 @@ def test_the_victim_rule_orders_requests_of_one_priority(
             running("second", 160),
             running("high", 16, priority=HIGH),
             running("third", 320),
-        ]
+        ],
+        reserved_tokens=FULL,
     )
     assert order(view, victim) == expected
 
@@ -115,7 +164,10 @@ def test_without_priorities_a_high_one_moves_like_any_other() -> None:
 def test_the_order_knows_every_rank_of_priority() -> None:
     """A rank is compared with other ranks, never with zero as if it were a truth value."""
     ranks = [3, 0, 2, -1, 1]
-    view = instance(running=[running(f"p{p}", 160, priority=Priority(p)) for p in ranks])
+    view = instance(
+        running=[running(f"p{p}", 160, priority=Priority(p)) for p in ranks],
+        reserved_tokens=FULL,
+    )
     assert order(view) == ["p-1", "p0", "p1", "p2", "p3"]
 
 
@@ -130,6 +182,10 @@ def test_the_request_that_was_judged_is_the_request_that_moves(
     movable = [each for each in (*view.running, *view.queuing) if each.immovable is None]
     if not view.is_terminating:
         movable = [each for each in movable if each.status is RequestStatus.RUNNING]
+        without_headrooms = freeness(view, replace(policy, has_priorities=False))
+        has_headrooms = view.total_tokens > policy.target_load_tokens[HIGH]
+        if has_headrooms and without_headrooms >= policy.source_freeness_steps:
+            movable = [each for each in movable if each.execution_priority < HIGH]
     assert sorted(each.request_id for each in candidates) == sorted(
         each.request_id for each in movable
     )

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sterna.policy.load_report import load
 from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE
 from sterna.policy.virtual_usage import (
     freeness,
     freeness_of,
     headroom,
     headroom_tokens,
-    load,
     normal_freeness_of,
     virtual_usage,
 )

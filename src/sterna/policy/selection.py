@@ -3,6 +3,12 @@
 from collections.abc import Iterable, Sequence
 
 from sterna.config import PolicyConfig, Victim
+from sterna.policy.virtual_usage import (
+    free_tokens_of,
+    is_source_by_memory,
+    lowest_with_headroom,
+    used_tokens_of,
+)
 from sterna.types import InstanceView, RequestView
 
 
@@ -11,6 +17,10 @@ def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[Re
 
     Running requests go by execution priority, the lowest first, then by the policy's victim
     rule, then by id. A request that is immovable at this moment is left out.
+
+    Where headrooms alone make an instance a source, those that have one stay, and all of their
+    rank and above: others leave until none is left. Else a request of high priority that has
+    got an instance to itself would be the next to move, to where it meets others again.
 
     Queuing requests move only from a terminating instance, and then first and in the engine's
     order: they hold no memory, so their move copies nothing, and they cannot be served until
@@ -25,17 +35,40 @@ def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[Re
     ]
     # Ids are unique, so that requests themselves are never compared.
     order.sort()
-    running = tuple([request for _, _, _, request in order])
-    if not instance.is_terminating:
-        return running
-    queuing = tuple(request for request in instance.queuing if request.immovable is None)
-    return queuing + running
+    if instance.is_terminating:
+        queuing = [request for request in instance.queuing if request.immovable is None]
+        return (*queuing, *[request for _, _, _, request in order])
+    lowest = lowest_with_headroom(instance.total_tokens, policy)
+    if (
+        lowest is not None
+        and order
+        and order[-1][0] >= lowest
+        and not _is_source_by_memory(instance, policy)
+    ):
+        order = [each for each in order if each[0] < lowest]
+    return tuple([request for _, _, _, request in order])
 
 
 def select(instance: InstanceView, policy: PolicyConfig) -> RequestView | None:
     """The request to move next, or None when none can move."""
     candidates = candidates_to_move(instance, policy)
     return candidates[0] if candidates else None
+
+
+def _is_source_by_memory(instance: InstanceView, policy: PolicyConfig) -> bool:
+    queuing = instance.queuing
+    _, normal_free_tokens = free_tokens_of(
+        policy,
+        instance.total_tokens,
+        used_tokens_of(instance),
+        queuing[0].demand_tokens if queuing else 0,
+        sum(request.demand_tokens for request in queuing),
+        num_by_priority=(),
+    )
+    num_preempted = sum(request.num_preemptions > 0 for request in queuing)
+    return is_source_by_memory(
+        normal_free_tokens, len(instance.running), len(queuing), num_preempted, policy
+    )
 
 
 def _ranks(requests: Sequence[RequestView], victim: Victim) -> Iterable[int]:

@@ -10,8 +10,8 @@ an instance is:
 in decode steps: M is the memory in tokens, B the batch size, and each step of the batch takes
 one token a request.
 
-The llumlet evaluates the algorithm over its requests (`load`); the global scheduler sees only
-the sums and corrects them for what it has dispatched since (`freeness_of`).
+The llumlet evaluates the algorithm over its requests (`load_report`); the global scheduler sees
+only the sums and corrects them for what it has dispatched since (`freeness_of`).
 """
 
 import math
@@ -20,7 +20,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sterna.config import PolicyConfig, QueueDemand
-from sterna.policy.selection import candidates_to_move
 from sterna.types import (
     NORMAL,
     InstanceId,
@@ -93,7 +92,7 @@ def headroom(priority: Priority, instance: InstanceView, policy: PolicyConfig) -
     The running requests of a priority share its headroom. Queuing ones take no share: they have
     none to add, and the whole is to be kept free as soon as one request of the priority runs.
     """
-    counts = _num_by_priority(instance, policy)
+    counts = num_by_priority_of(instance, policy)
     return headroom_tokens(priority, instance.total_tokens, policy) / max(1, counts[priority])
 
 
@@ -120,58 +119,19 @@ def freeness(instance: InstanceView, policy: PolicyConfig) -> float:
         _virtual_usage(request, instance, policy, shares)
         for request in (*instance.running, *instance.queuing)
     )
-    # A reservation is memory that an incoming request already owns; a block that requests share
-    # through the prefix cache is in the sum once for each of them.
+    # As in `used_tokens_of`.
     free_tokens = instance.total_tokens - math.fsum(usages)
     free_tokens += instance.shared_tokens - instance.reserved_tokens
     batch_size = _batch_size(len(instance.running), len(instance.queuing))
     return _steps(free_tokens, batch_size, policy)
 
 
-def load(
-    view: InstanceView,
-    policy: PolicyConfig,
-    *,
-    sequence: int,
-    last_dispatch: int,
-    num_migrating_out: int,
-    num_migrating_in: int,
-) -> InstanceLoad:
-    """What the instance's llumlet reports to the global scheduler (Section 4.3)."""
-    physical_tokens = sum(request.physical_usage_tokens for request in view.running)
-    used_tokens = physical_tokens - view.shared_tokens + view.reserved_tokens
-    head_demand_tokens = view.queuing[0].demand_tokens if view.queuing else 0
-    queued_demand_tokens = sum(request.demand_tokens for request in view.queuing)
-    num_by_priority = tuple(sorted(_num_by_priority(view, policy).items()))
-    free_tokens, normal_free_tokens = free_tokens_of(
-        policy,
-        view.total_tokens,
-        used_tokens,
-        head_demand_tokens,
-        queued_demand_tokens,
-        num_by_priority,
-    )
-    to_move = candidates_to_move(view, policy)
-    return InstanceLoad(
-        instance_id=view.instance_id,
-        sequence=sequence,
-        total_tokens=view.total_tokens,
-        used_tokens=used_tokens,
-        free_tokens=free_tokens,
-        normal_free_tokens=normal_free_tokens,
-        num_running=len(view.running),
-        num_queuing=len(view.queuing),
-        head_demand_tokens=head_demand_tokens,
-        queued_demand_tokens=queued_demand_tokens,
-        num_by_priority=num_by_priority,
-        last_dispatch=last_dispatch,
-        move_tokens=_memory_to_move(to_move[0]) if to_move else None,
-        num_migrating_out=num_migrating_out,
-        num_migrating_in=num_migrating_in,
-        num_preemptions=view.num_preemptions,
-        is_terminating=view.is_terminating,
-        num_preempted=sum(request.num_preemptions > 0 for request in view.queuing),
-    )
+def used_tokens_of(instance: InstanceView) -> int:
+    """Physical memory in use."""
+    physical_tokens = sum(request.physical_usage_tokens for request in instance.running)
+    # A reservation is memory that an incoming request already owns; a block that requests share
+    # through the prefix cache is in the sum once for each of them.
+    return physical_tokens - instance.shared_tokens + instance.reserved_tokens
 
 
 def free_tokens_of(
@@ -233,6 +193,34 @@ def normal_freeness_of(
     return _corrected(load, load.normal_free_tokens, in_flight, num_in_line, policy)
 
 
+def is_source_by_memory(
+    normal_free_tokens: float,
+    num_running: int,
+    num_queuing: int,
+    num_preempted: int,
+    policy: PolicyConfig,
+) -> bool:
+    """Whether an instance would be a source of migrations if no request had a headroom.
+
+    Args:
+        num_preempted: those of the queuing requests whose memory was taken back.
+    """
+    if policy.preempted_make_source and num_preempted > 0:
+        return True
+    batch_size = _batch_size(num_running, num_queuing)
+    return _steps(normal_free_tokens, batch_size, policy) < policy.source_freeness_steps
+
+
+def lowest_with_headroom(total_tokens: int, policy: PolicyConfig) -> Priority | None:
+    """The lowest priority that has a headroom on an instance of this memory, or None."""
+    priorities = [
+        priority
+        for priority in policy.target_load_tokens
+        if policy.has_priorities and headroom_tokens(priority, total_tokens, policy) > 0
+    ]
+    return min(priorities, default=None)
+
+
 def _corrected(
     load: InstanceLoad,
     free_tokens: float,
@@ -270,11 +258,12 @@ def _virtual_usage(
 def _headroom_shares(instance: InstanceView, policy: PolicyConfig) -> dict[Priority, float]:
     return {
         priority: headroom_tokens(priority, instance.total_tokens, policy) / count
-        for priority, count in _num_by_priority(instance, policy).items()
+        for priority, count in num_by_priority_of(instance, policy).items()
     }
 
 
-def _num_by_priority(instance: InstanceView, policy: PolicyConfig) -> Counter[Priority]:
+def num_by_priority_of(instance: InstanceView, policy: PolicyConfig) -> Counter[Priority]:
+    """Running requests of each execution priority as the policy sees it."""
     return Counter(policy.counts_as(request.execution_priority) for request in instance.running)
 
 
@@ -287,7 +276,3 @@ def _batch_size(num_running: int, num_queuing: int) -> int:
 def _steps(free_tokens: float, batch_size: int, policy: PolicyConfig) -> float:
     is_divided = free_tokens > 0 or policy.divides_overload
     return free_tokens / batch_size if is_divided else free_tokens
-
-
-def _memory_to_move(request: RequestView) -> int:
-    return max(request.physical_usage_tokens, request.demand_tokens)

@@ -4,38 +4,29 @@ The same results as `plain`, bit for bit. What the compiled functions need not k
 step is kept here: reservations, and what drained requests hold.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 from msgspec import structs
 
-from sterna.config import Victim
 from sterna.engine.emulated.compiled import entries
 from sterna.engine.emulated.compiled.tables import (
     ENGINE,
-    LAST_STARTED,
     LISTED,
-    LONGEST,
     NEVER,
-    NO_VICTIM,
     NONE,
     NUM_ENDED,
     NUM_STEPS,
     REPORTED,
-    REQUEST,
-    SETTINGS,
-    SHORTEST,
-    Table,
     Tables,
-    make_tables,
     with_more_rows,
 )
-from sterna.engine.emulated.config import Preemption, StepMode
 from sterna.metrics.records import Records
 from sterna.migration.messages import Progress, Reason
-from sterna.policy.virtual_usage import free_tokens_of
-from sterna.simulator.config import Report, SimulationConfig
+from sterna.policy.virtual_usage import free_tokens_of, is_source_by_memory, lowest_with_headroom
+from sterna.simulator.config import SimulationConfig
 from sterna.simulator.engines import request_id_of
+from sterna.simulator.fast_tables import Columns, tables_of
 from sterna.types import (
     NORMAL,
     Immovable,
@@ -48,12 +39,6 @@ from sterna.types import (
     RequestView,
 )
 from sterna.workload.trace import Trace
-
-VICTIMS = {
-    Victim.SHORTEST: SHORTEST,
-    Victim.LONGEST: LONGEST,
-    Victim.LAST_STARTED: LAST_STARTED,
-}
 
 
 @dataclass(slots=True)
@@ -74,31 +59,6 @@ class _Engine:
     drained: dict[int, int] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Columns:
-    """Fields of the engines' rows, to be read and written as plain numbers.
-
-    Ten times as fast as numpy's scalars.
-    """
-
-    step_end_s: memoryview
-    is_stepping: memoryview
-    is_held: memoryview
-    has_changed: memoryview
-    num_running: memoryview
-    num_queuing: memoryview
-    num_drained: memoryview
-    num_held_slots: memoryview
-    free_blocks: memoryview
-    used_blocks: memoryview
-    reserved_blocks: memoryview
-    num_preemptions: memoryview
-
-    @classmethod
-    def of(cls, tables: Tables) -> "_Columns":
-        return cls(*(memoryview(tables.rows[each.name]) for each in fields(cls)))
-
-
 class FastEngines:
     """The tables of one run; see `engines.Engines` for the methods."""
 
@@ -110,15 +70,16 @@ class FastEngines:
         self._policy = config.policy
         self._block_size = config.engine.block_size
         self._total_tokens = config.engine.total_tokens
+        self._lowest_that_stays = lowest_with_headroom(self._total_tokens, config.policy)
         self._engines: dict[int, _Engine] = {}
         self._request_ids = [request_id_of(index) for index in range(len(trace))]
         self._arrivals_s: list[float] = trace.arrival_s.tolist()
-        self._use(make_tables(_requests(trace, config), _settings(config), config.num_instances))
+        self._use(tables_of(trace, config))
 
     def _use(self, tables: Tables) -> None:
         self._tables = tables
         self._places = entries.places_of(tables)
-        self._columns = _Columns.of(tables)
+        self._columns = Columns.of(tables)
         self._totals = memoryview(tables.totals)
         self._blocks_held = memoryview(tables.requests["num_blocks"])
         self._listed_reports = np.zeros((len(tables.rows), 1 + tables.reports.shape[2]), np.int64)
@@ -201,6 +162,7 @@ class FastEngines:
         head_blocks: int,
         queued_blocks: int,
         move_blocks: int,
+        move_priority: int,
         num_preemptions: int,
         last_dispatch: int,
         *counts: int,
@@ -213,9 +175,6 @@ class FastEngines:
             num_by_priority = ((NORMAL, num_running),)
         elif len(counts) > 1:
             num_by_priority = tuple([(Priority(p), num) for p, num in enumerate(counts) if num])
-        if engine.is_terminating and num_queuing > 0:
-            # The queuing ones leave first (`policy.selection`).
-            move_blocks = head_blocks
         used_tokens = (used_blocks + reserved_blocks) * block_size
         head_tokens, queued_tokens = head_blocks * block_size, queued_blocks * block_size
         free_tokens, normal_free_tokens = free_tokens_of(
@@ -226,6 +185,18 @@ class FastEngines:
             queued_tokens,
             num_by_priority,
         )
+        # As `policy.selection` does.
+        if engine.is_terminating:
+            if num_queuing > 0:
+                move_blocks = head_blocks
+        elif (
+            self._lowest_that_stays is not None
+            and move_priority >= self._lowest_that_stays
+            and not is_source_by_memory(
+                normal_free_tokens, num_running, num_queuing, num_preempted, self._policy
+            )
+        ):
+            move_blocks = NONE
         return InstanceLoad(
             engine.instance_id,
             engine.num_reports,
@@ -454,40 +425,3 @@ class FastEngines:
             queue_s=requests["first_scheduled_s"] - self._trace.arrival_s,
             decode_execution_s=requests["execution_ns"] / 1e9,
         )
-
-
-def _requests(trace: Trace, config: SimulationConfig) -> Table:
-    requests = np.zeros(len(trace), REQUEST)
-    for name in ("first_scheduled_s", "first_token_s", "end_s", "preempted_s"):
-        requests[name] = np.nan
-    requests["arrival_s"] = trace.arrival_s
-    requests["prompt_tokens"] = trace.input_tokens
-    requests["output_tokens"] = trace.output_tokens
-    if config.policy.has_priorities:
-        requests["priority"] = trace.priority
-    requests["before"] = requests["behind"] = NONE
-    return requests
-
-
-def _settings(config: SimulationConfig) -> Table:
-    engine, step_time, policy = config.engine, config.step_time, config.policy
-    settings = np.zeros(1, SETTINGS)
-    for name in (
-        "prefill_s",
-        "prefill_token_s",
-        "prefill_pair_s",
-        "prefill_min_s",
-        "decode_s",
-        "decode_request_s",
-        "decode_token_s",
-    ):
-        settings[name] = getattr(step_time, name)
-    for name in ("block_size", "watermark_blocks", "max_num_seqs", "max_num_batched_tokens"):
-        settings[name] = getattr(engine, name)
-    settings["is_chunked"] = engine.step_mode is StepMode.CHUNKED
-    settings["is_by_arrival"] = engine.preemption is Preemption.LATEST_ARRIVED
-    settings["min_free_blocks"] = engine.keeps_block_free
-    settings["is_live"] = config.report is Report.LIVE
-    settings["victim"] = VICTIMS[policy.victim] if policy.migrates else NO_VICTIM
-    settings["has_priorities"] = policy.has_priorities
-    return settings

@@ -13,7 +13,7 @@ from sterna.engine.emulated.step_time import whole_nanoseconds
 from sterna.engine.emulated.steps import Step
 from sterna.metrics.records import Records
 from sterna.migration.messages import Progress, Reason
-from sterna.policy.virtual_usage import load
+from sterna.policy.load_report import load
 from sterna.simulator.config import Report, SimulationConfig
 from sterna.simulator.engines import index_of, request_id_of
 from sterna.types import InstanceId, InstanceLoad, InstanceView, MigrationId, Priority

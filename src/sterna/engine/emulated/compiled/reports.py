@@ -20,6 +20,7 @@ from sterna.engine.emulated.compiled.tables import (
     LISTED,
     LONGEST,
     MOVE_BLOCKS,
+    MOVE_PRIORITY,
     NO_VICTIM,
     NONE,
     NUM_PREEMPTED_QUEUING,
@@ -52,11 +53,12 @@ def take_report(tables: Tables, which: int, r: int) -> None:
     report[QUEUED_BLOCKS] = row.queued_blocks
     report[NUM_PREEMPTIONS] = row.num_preemptions
     report[LAST_DISPATCH] = row.last_dispatch
-    report[MOVE_BLOCKS] = NONE
+    report[MOVE_BLOCKS] = report[MOVE_PRIORITY] = NONE
     if rule.victim != NO_VICTIM:
         index = find_victim(tables, r)
         if index != NONE:
             report[MOVE_BLOCKS] = num_blocks_of(row, tables.requests[index], rule.block_size)
+            report[MOVE_PRIORITY] = tables.requests[index].priority
     for priority in range(tables.counts.shape[1]):
         report[BY_PRIORITY + priority] = tables.counts[r, priority]
 

@@ -31,12 +31,14 @@ listed last."""
     HEAD_BLOCKS,
     QUEUED_BLOCKS,
     MOVE_BLOCKS,
+    MOVE_PRIORITY,
     NUM_PREEMPTIONS,
     LAST_DISPATCH,
     BY_PRIORITY,
-) = range(11)
+) = range(12)
 """Places in a report: the sums that a load report is made from, then, from the last place on, the
-running requests of each priority. MOVE_BLOCKS is NONE when nothing can move."""
+running requests of each priority. MOVE_BLOCKS and MOVE_PRIORITY are of the running request that
+would move first, NONE when none can move."""
 
 NUM_ENDED, NUM_STEPS = range(2)
 """Places in `Tables.totals`."""
