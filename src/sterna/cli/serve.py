@@ -17,7 +17,7 @@ from sterna.config import (
     MigrationConfig,
     TransportConfig,
 )
-from sterna.engine.vllm.guard import guard_vllm_imports, is_cpu_build
+from sterna.engine.vllm.guard import is_cpu_build, vllm_imports
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import PRESETS, preset
 from sterna.runtime.noise import VLLM_LOG_LEVEL, drop_noise, library_environment, log_environment
@@ -82,8 +82,8 @@ def parse(arguments: Sequence[str]) -> Namespace:
         SystemExit: help was asked for, and printed.
     """
     drop_noise()
-    guard_vllm_imports()
-    from sterna.engine.vllm.arguments import make_serve_parser, parse_serve, validate
+    with vllm_imports():
+        from sterna.engine.vllm.arguments import make_serve_parser, parse_serve, validate
 
     parser, serve_parser = make_serve_parser()
     _add_options(serve_parser)

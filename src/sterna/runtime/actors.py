@@ -222,11 +222,11 @@ def _vllm_engine(
     listener: EngineListener,
 ) -> Engine:
     """Raises InstanceStartError: vLLM refused its options."""
-    from sterna.engine.vllm.guard import guard_vllm_imports
+    from sterna.engine.vllm.guard import vllm_imports
 
-    guard_vllm_imports()
-    from sterna.engine.vllm.core import engine_config
-    from sterna.engine.vllm.engine import VllmEngine
+    with vllm_imports():
+        from sterna.engine.vllm.core import engine_config
+        from sterna.engine.vllm.engine import VllmEngine
 
     args: Namespace = pickle.loads(packed_args)
     try:
@@ -239,10 +239,10 @@ def _vllm_engine(
 
 
 def _import_server() -> None:
-    from sterna.engine.vllm.guard import guard_vllm_imports
+    from sterna.engine.vllm.guard import vllm_imports
 
-    guard_vllm_imports()
-    import sterna.frontend.server  # noqa: F401
+    with vllm_imports():
+        import sterna.frontend.server  # noqa: F401
 
 
 def remote_class(hosted: type) -> Any:

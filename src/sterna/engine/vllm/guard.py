@@ -6,8 +6,10 @@ one that vLLM starts, then dies with `operator torchvision::nms does not exist`.
 from this process would not help those that vLLM starts, so they must go; vLLM does without them.
 """
 
+import gc
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 
 from sterna.errors import ConfigurationError
@@ -15,8 +17,28 @@ from sterna.errors import ConfigurationError
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 
-def guard_vllm_imports() -> None:
-    """Checks that vLLM can be imported; imports nothing itself, so call it first.
+@contextmanager
+def vllm_imports() -> Iterator[None]:
+    """Within it, vLLM is to be imported: it is checked first that it can be.
+
+    Garbage is collected afterwards: importing makes a million objects that all stay, and looking
+    for garbage among them takes a tenth of the time.
+
+    Raises:
+        ConfigurationError: as `check_vllm`.
+    """
+    check_vllm()
+    was_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_collecting:
+            gc.enable()
+
+
+def check_vllm() -> None:
+    """Checks that vLLM can be imported; imports nothing itself.
 
     Raises:
         ConfigurationError: the environment has no vLLM, or companions of torch that cannot be
