@@ -74,4 +74,5 @@ def test_garbage_is_collected_after_the_imports_if_it_was_before(was_collecting:
             raise ImportError
         assert gc.isenabled() == was_collecting
     finally:
+        gc.unfreeze()
         gc.enable()

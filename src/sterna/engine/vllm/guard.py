@@ -21,8 +21,9 @@ COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 def vllm_imports() -> Iterator[None]:
     """Within it, vLLM is to be imported: it is checked first that it can be.
 
-    Garbage is collected afterwards: importing makes a million objects that all stay, and looking
-    for garbage among them takes a tenth of the time.
+    Importing makes a million objects that all stay. Looking for garbage among them takes a tenth
+    of the time, so that none is collected meanwhile, and what is there afterwards is never looked
+    at again.
 
     Raises:
         ConfigurationError: as `check_vllm`.
@@ -33,6 +34,7 @@ def vllm_imports() -> Iterator[None]:
     try:
         yield
     finally:
+        gc.freeze()
         if was_collecting:
             gc.enable()
 
