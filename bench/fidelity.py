@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import results_io
-from bench.fidelity_report import markdown, summaries, write_between_marks
+from bench.fidelity_report import markdown, summaries
+from bench.marked_text import write_marked
 from bench.paper.points import paper_points
 from sterna.simulator.paper import PAPER_SEED, paper_config
 from sterna.simulator.runs import Job, Run, map_runs
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(text)
     is_whole = set(options.trace) == set(TRACES) and set(options.policy) == set(POLICIES)
     if is_whole and options.folder == results_io.RESULTS:
-        write_between_marks(PAGE, text)
+        write_marked(PAGE, "sterna bench fidelity", text)
     return 0
 
 

@@ -1,18 +1,11 @@
-"""The fidelity benchmark's summary and tables, from its rows alone.
-
-The tables stand between two marks in docs/fidelity.md, which this replaces as a whole.
-"""
+"""The fidelity benchmark's summary and tables, from its rows alone."""
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 Row = Mapping[str, Any]
-
-BEGIN = "<!-- fidelity tables: written by `sterna bench fidelity` -->"
-END = "<!-- end of fidelity tables -->"
 
 REAL_TRACES = ("ShareGPT", "BurstGPT")
 
@@ -79,19 +72,6 @@ def markdown(rows: Sequence[Row], summary: Sequence[Row]) -> str:
             _points_table(rows),
         ]
     )
-
-
-def write_between_marks(page: Path, text: str) -> None:
-    """Put the text between the marks of the page.
-
-    Raises:
-        ValueError: the page has no marks.
-    """
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"{page} needs the marks {BEGIN} and {END}")
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
 
 
 def _kind(row: Row) -> str:

@@ -26,6 +26,7 @@ import torch
 from bench import migration_cost, migration_report, results_io
 from bench.cluster_driver import Driver, local_ray
 from bench.machine import ForeignLoad
+from bench.marked_text import write_marked
 from bench.migration_goals import Goal, cost_goals, goals
 from bench.migration_plan import BATCHES, MODES, TOKENS, TRANSPORTS, Group, Plan, groups, in_order
 from bench.migration_samples import row
@@ -240,9 +241,7 @@ class _Benchmark:
         except FileNotFoundError:
             cost = None
         text = migration_report.markdown(document, cost)
-        if not migration_report.write_readme(ROOT / "README.md", text):
-            self._say("README.md has no marks for the table; here it is:")
-            print(text)
+        write_marked(ROOT / "README.md", "sterna bench migration", text)
 
     def _say_goals(self, found: Sequence[Goal]) -> None:
         for goal in found:

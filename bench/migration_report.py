@@ -1,7 +1,4 @@
-"""The migration benchmark's table for the README and its plot, both from the result files alone.
-
-The table stands between two marks in the README, which this replaces as a whole.
-"""
+"""The migration benchmark's table for the README and its plot, both from the result files alone."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,9 +7,6 @@ from typing import Any
 from bench.migration_goals import Goal, cost_goals, goals
 
 Row = Mapping[str, Any]
-
-BEGIN = "<!-- migration table: written by `sterna bench migration` -->"
-END = "<!-- end of migration table -->"
 
 MAX_FOREIGN_CORES = 0.1
 """Of other programs; with more, results say as much of them as of migration."""
@@ -40,16 +34,6 @@ def markdown(document: Mapping[str, Any], cost: Mapping[str, Any] | None = None)
         found += cost_goals(cost["rows"])
     parts += [_goal_list(found), "![Downtimes by length](bench/results/migration.svg)"]
     return "\n\n".join(parts)
-
-
-def write_readme(readme: Path, text: str) -> bool:
-    """Puts the text between the marks; False when the README has no marks."""
-    before, begin, rest = readme.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        return False
-    readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
-    return True
 
 
 def plot(document: Mapping[str, Any], path: Path) -> None:

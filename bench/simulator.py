@@ -27,10 +27,13 @@ from typing import Any
 
 from bench import results_io
 from bench.machine import ForeignLoad
+from bench.marked_text import write_marked
 from sterna.policy.presets import LLUMNIX
 from sterna.simulator import Report, SimulationConfig, simulate
 from sterna.simulator.paper import PAPER_SEED, paper_config
 from sterna.workload.catalog import Workload, build_trace
+
+PAGE = results_io.ROOT / "docs" / "simulation.md"
 
 REFERENCE_S = 0.1
 """What a wholly compiled simulation takes for 10,000 requests on 16 instances."""
@@ -100,8 +103,11 @@ CASES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure the cases, print a line each and write the result file."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
     cases = [case for case in CASES if any(part in case.name for part in options.cases)]
+    if not cases:
+        parser.error(f"no case has {' or '.join(options.cases)} in its name; see --help")
     foreign = ForeignLoad()
     rows = []
     for case in cases:
@@ -113,8 +119,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         "memory_goal_bytes": MEMORY_GOAL_BYTES,
         "foreign_cores": round(foreign.cores(), 2),
     }
-    print(results_io.write("simulator", config, rows, options.results))
+    if options.results is None and len(cases) < len(CASES):
+        print("not all cases: nothing is written without --results")
+        return 0
+    print(results_io.write("simulator", config, rows, options.results or results_io.RESULTS))
+    if options.results is None:
+        write_marked(PAGE, "sterna bench simulator", markdown(rows))
     return 0
+
+
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The table of docs/simulation.md."""
+    lines = [
+        "| case | requests | s a run | goal | steps/s | times the reference | MiB |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {row['case']} | {row['num_requests']} | {row['run_s']['median']:.2f} "
+        f"| {row['goal_s']:g} | {row['steps_per_s']} | {row['reference_ratio']:g} "
+        f"| {row['peak_memory_bytes'] / 2**20:.0f} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -129,7 +155,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PART",
         help=f"those with such a part in their name: {'; '.join(case.name for case in CASES)}",
     )
-    parser.add_argument("--results", type=Path, default=results_io.RESULTS)
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FOLDER",
+        help="where the results go (default: bench/results, of all cases only)",
+    )
     return parser
 
 

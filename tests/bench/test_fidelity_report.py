@@ -1,20 +1,16 @@
 """What the fidelity benchmark makes of its rows."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.fidelity_report import (
-    BEGIN,
-    END,
     GOALS,
     LEAST_LOSS_S,
     TITLES,
     markdown,
     summaries,
-    write_between_marks,
 )
 
 
@@ -94,21 +90,3 @@ def test_missed_goals_are_named() -> None:
     assert "4 of the 5 goals" in text
     assert "missed: llumnix prefill mean (0.182, goal 0.12)." in text
     assert "| M-M | 7.5 | llumnix | 2 / 2 | 2 / 2 | 2.4 / 2 |" in text
-
-
-def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-
-    write_between_marks(page, "new")
-
-    assert page.read_text() == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
-
-
-def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("nothing here\n")
-
-    with pytest.raises(ValueError, match="needs the marks"):
-        write_between_marks(page, "new")
-    assert page.read_text() == "nothing here\n"

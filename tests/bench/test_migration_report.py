@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.migration_report import BEGIN, END, markdown, plot, write_readme
+from bench.migration_report import markdown, plot
 
 
 def a_row(mode: str, transport: str | None, tokens: int, downtime_ms: float) -> dict[str, Any]:
@@ -94,29 +94,6 @@ def test_the_cost_to_other_requests_has_a_table_of_its_own() -> None:
 
     assert "| one chunk | 60 | 70 | 130 | 400 |" in lines
     assert lines[-3].endswith("to that without rounds: 0.998 (goal: at least 0.99)")
-
-
-def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nMore.\n")
-
-    assert write_readme(readme, "new")
-    assert readme.read_text() == f"# Title\n\n{BEGIN}\nnew\n{END}\n\nMore.\n"
-
-
-def test_the_projects_readme_has_the_marks() -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-
-    assert 0 <= text.find(BEGIN) < text.find(END)
-
-
-@pytest.mark.parametrize("text", ["# Title\n", f"{BEGIN}\nno end\n", f"{END}\n{BEGIN}\n"])
-def test_a_readme_without_marks_is_left_alone(tmp_path: Path, text: str) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(text)
-
-    assert not write_readme(readme, "new")
-    assert readme.read_text() == text
 
 
 @pytest.mark.slow
