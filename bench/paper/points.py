@@ -1,6 +1,7 @@
 """The points of the paper's figures (bench/paper/points)."""
 
 import csv
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def paper_points(name: str) -> list[Row]:
     return [{column: _value(text) for column, text in row.items()} for row in reader]
 
 
-def matching(rows: list[Row], **labels: object) -> list[Row]:
+def matching(rows: Sequence[Row], **labels: object) -> list[Row]:
     """The rows that have all these values."""
     return [row for row in rows if all(row.get(name) == each for name, each in labels.items())]
 
