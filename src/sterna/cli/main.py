@@ -10,6 +10,9 @@ from typing import NoReturn
 from sterna.cli import admin, bench, simulate
 from sterna.errors import SternaError
 
+READER_GONE = 128 + 13
+"""Exit status when whoever read the output has ended, as `head` does: that of SIGPIPE."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status.
@@ -42,14 +45,19 @@ def _status(arguments: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        return READER_GONE
     return status
 
 
 def _exit_now(status: int) -> NoReturn:
     """End the process when there is nothing left to do: the interpreter would take seconds to
     take vLLM's modules apart, while the terminal waits."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        status = READER_GONE
     os._exit(status)
 
 

@@ -290,6 +290,22 @@ def test_help_of_all_commands_does_not_load_the_engine():
         assert command in result.stdout
 
 
+def test_a_reader_that_has_read_enough_is_no_error():
+    """As in `sterna simulate --json | head -1`."""
+    script = str(Path(sys.executable).with_name("sterna"))
+    process = subprocess.Popen(
+        [script, "simulate", "--json", "--requests", "20", "--rate", "5"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 141
+    assert b"Traceback" not in errors
+    assert b"BrokenPipe" not in errors
+
+
 @pytest.mark.slow
 def test_the_console_script_ends_with_a_status_and_one_line():
     script = str(Path(sys.executable).with_name("sterna"))
