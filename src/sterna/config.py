@@ -115,7 +115,8 @@ class ScalingConfig:
 
     Attributes:
         min_instances: never fewer instances that take requests.
-        max_instances: never more, instances that still start included.
+        max_instances: never more at once: instances that still start count, and terminating
+            ones until they are empty.
         low_freeness_steps: x; below this average freeness instances are added. The paper's 10
             (Section 6.5) is in blocks a request: 160 decode steps.
         high_freeness_steps: y; above this average freeness an instance is terminated. The

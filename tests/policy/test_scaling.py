@@ -148,6 +148,26 @@ def test_the_maximum_holds_and_counts_instances_that_start() -> None:
     assert decisions(history, three, num_starting=1) == []
 
 
+@pytest.mark.parametrize("is_sustained", [True, False])
+def test_a_terminating_instance_counts_against_the_maximum_until_it_is_gone(
+    is_sustained: bool,
+) -> None:
+    """It keeps its GPU until it is empty: a cluster with four GPUs never has five instances. To
+    bring two instances with 84 steps each to an average of 5,000, two idle ones are needed."""
+    leaving = candidate(evenly_loaded("i2", 160, 1, is_terminating=True))
+    config = replace(
+        CONFIG,
+        max_instances=4,
+        low_freeness_steps=5_000,
+        high_freeness_steps=10_000,
+        is_sustained=is_sustained,
+    )
+
+    history = [(0.0, [*BUSY, leaving]), (10.0, [*BUSY, leaving])]
+    assert decisions(history, config, num_starting=1) == []
+    assert decisions(history, config) == [(10.0, ScaleUp(1))]
+
+
 def test_at_the_maximum_the_deadline_stays_so_that_a_freed_place_is_used_at_once() -> None:
     two = replace(CONFIG, max_instances=2)
     history = [(0.0, BUSY), (10.0, BUSY), (11.0, BUSY[:1])]
@@ -213,7 +233,7 @@ def test_the_number_of_instances_stays_within_its_limits(
         match decision:
             case ScaleUp(num_instances):
                 assert num_instances >= 1
-                assert num_staying + num_starting + num_instances <= config.max_instances
+                assert len(cluster) + num_starting + num_instances <= config.max_instances
                 assert average < config.low_freeness_steps
             case Terminate(instance_id):
                 assert num_staying > config.min_instances

@@ -69,20 +69,23 @@ def decide(
 ) -> tuple[ScalingState, ScalingDecision | None]:
     """The next state, and what to do, if anything.
 
-    Instances that start (`num_starting`) will be idle: they count against the maximum, and in
-    how many more are needed. A side on which the limits leave nothing to do keeps its deadline,
-    so that it acts as soon as they do.
+    Instances that start (`num_starting`) will be idle: they count in how many more are needed.
+    They count against the maximum, too, and so do terminating ones, which hold their GPUs until
+    they are empty. A side on which the limits leave nothing to do keeps its deadline, so that it
+    acts as soon as they do.
     """
-    staying = _staying(candidates)
+    everyone = tuple(candidates)
+    staying = _staying(everyone)
+    num_room = max(0, config.max_instances - len(everyone) - num_starting)
     average = average_normal_freeness(staying)
     if average is None:
         # Nothing is known: dead instances are the supervisor's to replace.
         return ScalingState(), None
     if not config.is_sustained:
-        return _look(state, average, staying, config, num_starting, now_s)
+        return _look(state, average, staying, config, num_starting, num_room, now_s)
     if average < config.low_freeness_steps:
         deadline_s = _deadline(state.scale_up_at_s, config, now_s)
-        num_more = _num_to_add(staying, config, num_starting)
+        num_more = min(_num_needed(staying, config, num_starting), num_room)
         if now_s >= deadline_s and num_more > 0:
             return ScalingState(), ScaleUp(num_more)
         return ScalingState(scale_up_at_s=deadline_s), None
@@ -100,6 +103,7 @@ def _look(
     staying: Sequence[Candidate],
     config: ScalingConfig,
     num_starting: int,
+    num_room: int,
     now_s: float,
 ) -> tuple[ScalingState, ScalingDecision | None]:
     """Decides by the average of this moment, once a period."""
@@ -110,7 +114,7 @@ def _look(
     next_s = look_at_s + config.period_s
     following = ScalingState(next_look_at_s=next_s if next_s > now_s else now_s + config.period_s)
     if average < config.low_freeness_steps:
-        num_more = _num_to_add(staying, config, num_starting)
+        num_more = min(_num_needed(staying, config, num_starting), num_room)
         return following, ScaleUp(num_more) if num_more > 0 else None
     if average > config.high_freeness_steps and len(staying) > config.min_instances:
         return following, Terminate(_to_terminate(staying, config))
@@ -125,14 +129,13 @@ def _deadline(deadline_s: float | None, config: ScalingConfig, now_s: float) -> 
     return now_s + config.period_s if deadline_s is None else deadline_s
 
 
-def _num_to_add(staying: Sequence[Candidate], config: ScalingConfig, num_starting: int) -> int:
-    """As many idle instances as bring the average back to x, within the maximum.
+def _num_needed(staying: Sequence[Candidate], config: ScalingConfig, num_starting: int) -> int:
+    """As many idle instances, beyond those that start, as bring the average back to x.
 
     An idle instance has a freeness of M, here the average M of the others.
     """
     num_known = len(staying)
     idle_steps = math.fsum(each.load.total_tokens for each in staying) / num_known
-    limit = config.max_instances - num_known - num_starting
     gain_steps = idle_steps - config.low_freeness_steps
     num_needed = 1
     # Where not even an idle instance reaches x, no number restores the average: one at a time.
@@ -140,7 +143,7 @@ def _num_to_add(staying: Sequence[Candidate], config: ScalingConfig, num_startin
         steps = (normal_freeness_of(each.load, each.in_flight, each.policy) for each in staying)
         lacking_steps = num_known * config.low_freeness_steps - math.fsum(steps)
         num_needed = math.ceil(lacking_steps / gain_steps)
-    return max(0, min(num_needed - num_starting, limit))
+    return max(0, num_needed - num_starting)
 
 
 def _to_terminate(staying: Sequence[Candidate], config: ScalingConfig) -> InstanceId:
