@@ -353,6 +353,32 @@ def test_what_cannot_work_is_refused_in_one_line(
     assert message in error_line(capsys, *options)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), "recorded"),
+        (("--arrivals", "Recorded"), "recorded"),
+        (("--rate", "2"), "poisson"),
+        (("--rate", "2", "--arrivals", "Poisson"), "poisson"),
+        (("--rate", "2", "--arrivals", "recorded"), "recorded"),
+        (("--rate", "2", "--arrivals", "Gamma:4"), "gamma:4"),
+    ],
+)
+def test_the_json_says_how_the_requests_came(
+    options: Sequence[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ("--trace", "azure-conv", "--requests", "2", "--instances", "1", *PLAIN, *HERE)
+    assert main(["simulate", *common, "--json", *options]) == 0
+    assert json.loads(capsys.readouterr().out)["arrivals"] == expected
+
+
+def test_arrivals_that_are_named_are_not_replaced_by_those_of_the_trace(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["simulate", "--trace", "azure-conv", "--arrivals", "poisson"]) == 1
+    assert "azure-conv with poisson arrivals needs a rate" in capsys.readouterr().err
+
+
 def test_a_rate_that_is_missing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--trace", "M-M"]) == 1
     assert "needs a rate" in capsys.readouterr().err

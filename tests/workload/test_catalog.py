@@ -158,6 +158,13 @@ def test_without_a_rate_recorded_arrivals_are_taken(three: str) -> None:
     assert recorded[1] == [0.0, 1.0, 4.0]
 
 
+def test_recorded_arrivals_are_not_taken_where_others_are_named(three: str) -> None:
+    for arrivals in ("poisson", "Poisson"):
+        assert f"trace three.csv with {arrivals} arrivals needs a rate" in refusal(
+            Workload(three, arrivals=arrivals)
+        )
+
+
 def test_recorded_arrivals_are_stretched_to_a_rate(three: str) -> None:
     trace = build_trace(Workload(three, rate=1.0, arrivals="recorded"))
     assert trace.arrival_s.tolist() == [0.0, 0.5, 2.0]
@@ -165,8 +172,9 @@ def test_recorded_arrivals_are_stretched_to_a_rate(three: str) -> None:
 
 def test_with_a_rate_arrivals_are_drawn(three: str) -> None:
     gaps_s = np.random.RandomState(0xCADE).exponential(0.5, size=3)
-    trace = build_trace(Workload(three, rate=2.0))
-    assert trace.arrival_s.tolist() == [0.0, *np.cumsum(gaps_s[:-1]).tolist()]
+    for arrivals in (None, "poisson", "POISSON"):
+        trace = build_trace(Workload(three, rate=2.0, arrivals=arrivals))
+        assert trace.arrival_s.tolist() == [0.0, *np.cumsum(gaps_s[:-1]).tolist()]
 
 
 def test_arrivals_of_generated_traces_are_drawn_after_the_lengths() -> None:
@@ -211,6 +219,11 @@ def test_days_have_the_mean_rate_and_the_length_that_are_asked_for() -> None:
         (
             Workload("M-M"),
             "trace M-M with poisson arrivals needs a rate, in requests a second",
+        ),
+        (
+            Workload("azure-conv", arrivals="poisson"),
+            "trace azure-conv with poisson arrivals needs a rate, in requests a second; as "
+            "recorded it is 5.53",
         ),
         (
             Workload("azure-conv", arrivals="uniform"),

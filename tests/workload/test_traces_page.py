@@ -38,7 +38,7 @@ def run(command: str) -> Trace:
             options["--trace"],
             int(options["--requests"]) if "--requests" in options else None,
             float(options["--rate"]) if "--rate" in options else None,
-            options.get("--arrivals", "poisson"),
+            options.get("--arrivals"),
             int(options.get("--seed", 0xCADE)),
             {HIGH: float(options.get("--high-fraction", 0.0))},
         )

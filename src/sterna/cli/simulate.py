@@ -116,9 +116,11 @@ def as_json(run: "Run") -> dict[str, Any]:
 
 
 def arrivals_of(workload: "Workload") -> str:
-    """How the requests came, which without a rate may be as the trace recorded it."""
-    is_recorded = workload.arrivals == "poisson" and workload.rate is None
-    return "recorded" if is_recorded else workload.arrivals
+    """How the requests of a workload that could be run came, in lower case."""
+    if workload.arrivals is not None:
+        return workload.arrivals.lower()
+    # Without a rate there are no other arrivals than those that the trace has.
+    return "recorded" if workload.rate is None else "poisson"
 
 
 def _jobs(args: argparse.Namespace) -> list["Job"]:

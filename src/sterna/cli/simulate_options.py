@@ -81,7 +81,6 @@ def _add_workload_options(group: Any) -> None:
     group.add_argument("--rate", type=_positive, metavar="R", help="requests a second")
     group.add_argument(
         "--arrivals",
-        default="poisson",
         metavar="HOW",
         help="poisson, gamma:CV, uniform, recorded, step:RATE@TIME,... or daily[:MODEL][@DAY] "
         "(default: poisson; without --rate, the trace's own where it has them)",

@@ -80,7 +80,8 @@ class Workload:
         num_requests: the first so many of the trace, again and again if it has fewer. None: all
             of a file, 10,000 of the traces that are drawn.
         rate: mean requests a second. None: as recorded, or as the steps of `arrivals` say.
-        arrivals: see `sterna.workload.arrivals`.
+        arrivals: see `sterna.workload.arrivals`. None: as recorded, where the trace has arrivals
+            and no rate is given, else Poisson.
         seed: of all that is drawn, from 0 to 2**32 - 1; the default is the paper's.
         class_fractions: for each priority, which part of the requests has it; what is left is
             normal. Empty: as the file says, or all normal.
@@ -93,7 +94,7 @@ class Workload:
     trace: str = "M-M"
     num_requests: int | None = None
     rate: float | None = None
-    arrivals: str = "poisson"
+    arrivals: str | None = None
     seed: int = 0xCADE
     class_fractions: Mapping[Priority, float] = field(default_factory=dict, hash=False)
     max_total_tokens: int | None = None
@@ -109,7 +110,8 @@ class Workload:
             raise ConfigurationError(
                 f"max_total_tokens must be at least 2, not {self.max_total_tokens}"
             )
-        parse_arrivals(self.arrivals)
+        if self.arrivals is not None:
+            parse_arrivals(self.arrivals)
         require_fractions(self.class_fractions)
 
 
@@ -217,9 +219,7 @@ def _unknown(text: str) -> ConfigurationError:
 
 
 def _arrivals_s(workload: Workload, name: str, rows: Rows, draws: Draws) -> NDArray[np.float64]:
-    rate, process = workload.rate, parse_arrivals(workload.arrivals)
-    if rate is None and isinstance(process, processes.Poisson) and rows.arrival_s is not None:
-        process = processes.Recorded()
+    rate, process = workload.rate, _process(workload, rows)
     match process:
         case processes.Recorded():
             if rows.arrival_s is None:
@@ -248,12 +248,20 @@ def _arrivals_s(workload: Workload, name: str, rows: Rows, draws: Draws) -> NDAr
             return processes.curve_arrivals_s(curve, len(rows), draws)
 
 
+def _process(workload: Workload, rows: Rows) -> processes.Arrivals:
+    if workload.arrivals is not None:
+        return parse_arrivals(workload.arrivals)
+    is_recorded = workload.rate is None and rows.arrival_s is not None
+    return processes.Recorded() if is_recorded else processes.Poisson()
+
+
 def _rate_is_missing(workload: Workload, name: str, rows: Rows) -> ConfigurationError:
     own = f"; as recorded it is {rows.mean_rate:.3g}" if rows.mean_rate else ""
-    process = parse_arrivals(workload.arrivals)
+    process = _process(workload, rows)
     if isinstance(process, processes.Daily):
         own_rate = daily_curve(process.model).mean_rate
         own = f"; {short_name(process.model)}'s own is {own_rate:.0f}"
     return ConfigurationError(
-        f"trace {name} with {workload.arrivals} arrivals needs a rate, in requests a second{own}"
+        f"trace {name} with {workload.arrivals or 'poisson'} arrivals needs a rate, in requests a "
+        f"second{own}"
     )
