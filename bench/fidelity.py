@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import results_io
+from bench.command import ended, positive
 from bench.fidelity_report import markdown, summaries
 from bench.marked_text import write_marked
 from bench.paper.points import paper_points
@@ -40,6 +41,10 @@ COLUMNS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns the process's exit code."""
     options = _parser().parse_args(arguments)
+    return ended(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
     points = [
         point
         for point in paper_points("figure11")
@@ -64,7 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     is_whole = set(options.trace) == set(TRACES) and set(options.policy) == set(POLICIES)
     if is_whole and options.folder == results_io.RESULTS:
         write_marked(PAGE, "sterna bench fidelity", text)
-    return 0
 
 
 def measure(run: Run) -> dict[str, float]:
@@ -119,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--policy", nargs="+", choices=POLICIES, default=list(POLICIES), help="only these policies"
     )
-    parser.add_argument("--processes", type=int, help="runs at a time; by default one a core")
+    parser.add_argument("--processes", type=positive, help="runs at a time; by default one a core")
     parser.add_argument(
         "--folder",
         type=Path,

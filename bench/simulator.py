@@ -21,16 +21,17 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench import results_io
+from bench.command import ended, positive
 from bench.machine import ForeignLoad
 from bench.marked_text import write_marked
 from sterna.policy.presets import LLUMNIX
-from sterna.simulator import Report, SimulationConfig, simulate
-from sterna.simulator.paper import PAPER_SEED, paper_config
+from sterna.simulator import SimulationConfig, simulate
+from sterna.simulator.paper import PAPER_SEED, paper_config, shipped_config
 from sterna.workload.catalog import Workload, build_trace
 
 PAGE = results_io.ROOT / "docs" / "simulation.md"
@@ -70,15 +71,11 @@ class Case:
         return Workload(self.trace, num_requests, self.rate, seed=PAPER_SEED)
 
     def config(self) -> SimulationConfig:
-        config = paper_config("llumnix", self.trace, num_instances=self.num_instances)
+        num_instances = self.num_instances
         if self.rules == "paper":
-            return config
-        return replace(
-            config,
-            policy=LLUMNIX,
-            report=Report.LIVE,
-            retry_backoff_s=1.0,
-            fragmentation_interval_s=1.0,
+            return paper_config("llumnix", self.trace, num_instances=num_instances)
+        return shipped_config(
+            LLUMNIX, self.trace, num_instances=num_instances, fragmentation_interval_s=1.0
         )
 
 
@@ -108,6 +105,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = [case for case in CASES if any(part in case.name for part in options.cases)]
     if not cases:
         parser.error(f"no case has {' or '.join(options.cases)} in its name; see --help")
+    return ended(lambda: _run(cases, options))
+
+
+def _run(cases: Sequence[Case], options: argparse.Namespace) -> None:
     foreign = ForeignLoad()
     rows = []
     for case in cases:
@@ -121,16 +122,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     if options.results is None and len(cases) < len(CASES):
         print("not all cases: nothing is written without --results")
-        return 0
+        return
     print(results_io.write("simulator", config, rows, options.results or results_io.RESULTS))
     if options.results is None:
-        write_marked(PAGE, "sterna bench simulator", markdown(rows))
-    return 0
+        text = markdown(results_io.read("simulator"))
+        write_marked(PAGE, "sterna bench simulator", text)
 
 
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """The table of docs/simulation.md."""
+def markdown(document: dict[str, Any]) -> str:
+    """The table of docs/simulation.md, from the result file."""
+    hardware, config = document["hardware"], document["config"]
     lines = [
+        f"Measured on {document['date'][:10]} at commit {document['commit']} on one core of "
+        f"{hardware['cpu']}, medians of {config['runs']} runs; other programs kept "
+        f"{config['foreign_cores']:g} of {hardware['num_cores']} cores busy.",
+        "",
         "| case | requests | s a run | goal | steps/s | times the reference | MiB |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
@@ -138,7 +144,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         f"| {row['case']} | {row['num_requests']} | {row['run_s']['median']:.2f} "
         f"| {row['goal_s']:g} | {row['steps_per_s']} | {row['reference_ratio']:g} "
         f"| {row['peak_memory_bytes'] / 2**20:.0f} |"
-        for row in rows
+        for row in document["rows"]
     ]
     return "\n".join(lines)
 
@@ -147,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sterna bench simulator", description="Measures how fast the simulator is."
     )
-    parser.add_argument("--runs", type=int, default=5, help="of each case, after a warm-up")
+    parser.add_argument("--runs", type=positive, default=5, help="of each case, after a warm-up")
     parser.add_argument(
         "--cases",
         nargs="+",

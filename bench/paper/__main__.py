@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench.command import ended, positive
 from bench.paper import compare, page
 from bench.paper.cells import Options
 from bench.paper.claims import Claim
@@ -17,27 +19,31 @@ from bench.paper.experiment import Experiment
 from bench.paper.figures import ALL, EXPERIMENTS
 from bench.paper.points import Row
 from bench.paper.tables import claim_cells
-from bench.results_io import write
-from sterna.errors import SternaError
+from bench.results_io import read, write
+from sterna.errors import ConfigurationError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     args = _parser().parse_args(arguments)
-    try:
-        _run(args)
-    except SternaError as error:
-        print(f"sterna: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return ended(lambda: _run(args))
 
 
 def _run(args: argparse.Namespace) -> None:
     console = Console()
     experiments = _chosen(args.names)
-    options = Options(num_seeds=args.seeds, is_quick=args.quick, num_processes=args.processes)
+    if args.policy is not None:
+        is_compared = args.compare is not None or args.rows_only is not None
+        if not is_compared or [each.name for each in experiments] != ["figure11"]:
+            raise ConfigurationError(
+                "--policy is for comparing: sterna reproduce figure11 --compare BASE --policy NAME"
+            )
+    options = Options(
+        num_seeds=args.seeds,
+        is_quick=args.quick,
+        num_processes=args.processes,
+        policy=args.policy,
+    )
     if args.rows_only is not None:
         found = {each.name: each.rows(options) for each in experiments}
         args.rows_only.write_text(json.dumps(found))
@@ -49,17 +55,40 @@ def _run(args: argparse.Namespace) -> None:
         page.write_all(args.results)
         return
     begun_s = time.monotonic()
-    for experiment in experiments:
-        rows = experiment.rows(options)
-        claims = experiment.claims(rows) if not args.quick else []
-        _show(console, experiment, claims)
-        if not args.quick:
-            _write(experiment, rows, claims, options, args.results)
+    refused = [each for each in experiments if not _reproduce(each, console, options, args.results)]
     if not args.quick:
         page.write_all(args.results)
     console.print(f"done in {time.monotonic() - begun_s:.0f} s")
     if args.quick:
         console.print("a quick run: its numbers say nothing, so that none was written")
+    if refused:
+        names = ", ".join(each.name for each in refused)
+        raise ConfigurationError(f"not run: {names} (see above); all else is done")
+
+
+def _reproduce(experiment: Experiment, console: Console, options: Options, results: Path) -> bool:
+    """Run one experiment; False when something that it needs is not there."""
+    try:
+        rows = experiment.rows(options)
+    except ConfigurationError as error:
+        console.print(f"[bold]{experiment.title}[/bold] cannot be run: {error}", soft_wrap=True)
+        return False
+    claims = experiment.claims(rows)
+    if options.is_quick:
+        _try_out(experiment, rows)
+        console.print(f"[bold]{experiment.title}[/bold]")
+    else:
+        _show(console, experiment, claims, options)
+        _write(console, experiment, rows, claims, options, results)
+    return True
+
+
+def _try_out(experiment: Experiment, rows: Sequence[Row]) -> None:
+    """Make the tables and the plot, and throw them away."""
+    experiment.tables(rows)
+    if experiment.draw is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            experiment.draw(rows, Path(folder) / f"{experiment.name}.png")
 
 
 def _chosen(names: Sequence[str]) -> list[Experiment]:
@@ -70,29 +99,35 @@ def _chosen(names: Sequence[str]) -> list[Experiment]:
 
 
 def _write(
+    console: Console,
     experiment: Experiment,
     rows: Sequence[Row],
     claims: Sequence[Claim],
     options: Options,
     folder: Path,
 ) -> None:
-    config = {**experiment.config, "seeds": [f"{each:#x}" for each in options.seeds]}
-    write(
-        experiment.name,
-        config,
-        rows,
-        folder,
-        claims=[each.as_json() for each in claims],
-    )
+    config = dict(experiment.config)
+    if any("seed" in row for row in rows):
+        config["seeds"] = [f"{each:#x}" for each in options.seeds]
+        if (folder / f"{experiment.name}.json").exists():
+            num_before = len(read(experiment.name, folder)["config"].get("seeds", []))
+            if num_before > len(options.seeds):
+                console.print(
+                    f"the result file had {num_before} seeds: --seeds {num_before - 1} makes "
+                    "such a one again"
+                )
+    write(experiment.name, config, rows, folder, claims=[each.as_json() for each in claims])
 
 
-def _show(console: Console, experiment: Experiment, claims: Sequence[Claim]) -> None:
+def _show(
+    console: Console, experiment: Experiment, claims: Sequence[Claim], options: Options
+) -> None:
     console.print(f"[bold]{experiment.title}[/bold]")
     if not claims:
         return
     table = Table("claim", "paper", "ours", "over seeds", "verdict")
     for claim in claims:
-        text, _, *numbers, verdict = claim_cells(claim)
+        text, _, *numbers, verdict = claim_cells(claim, options.num_seeds)
         table.add_row(text, *numbers, verdict.replace("*", ""))
     console.print(table)
 
@@ -131,7 +166,16 @@ def _parser() -> argparse.ArgumentParser:
         help="run the git revision BASE as well and show ratios at each point; writes nothing",
     )
     parser.add_argument(
-        "--processes", type=int, metavar="N", help="runs at once (default: one a core)"
+        "--policy",
+        metavar="NAME",
+        help="with --compare, of figure11: a preset as it ships, with live load reports, in "
+        "place of the paper's policies",
+    )
+    parser.add_argument(
+        "--processes",
+        type=positive,
+        metavar="N",
+        help="runs at once (default: one a core)",
     )
     parser.add_argument(
         "--results",

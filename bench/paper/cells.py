@@ -1,5 +1,6 @@
 """Simulated runs: cells of a figure's grid, and the rows that come of them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,10 @@ from sterna.workload.catalog import Workload
 
 NUM_REQUESTS = 10_000
 """Of every run on 16 instances (Section 6.1)."""
+
+LOSS_FLOOR_S = 0.001
+"""A preemption loss below this counts as this in ratios: one of two next to nothing says nothing,
+and one to nothing is none."""
 
 POLICY_NAMES = {
     "infaas++": "INFaaS++",
@@ -34,11 +39,14 @@ class Options:
         is_quick: whether a run has few requests: to see that everything works; its numbers say
             nothing.
         num_processes: at once; None: one a core.
+        policy: a preset in place of the paper's policies, to compare what it does with the
+            sources of another revision; None: the paper's. Figure 11 only.
     """
 
     num_seeds: int = 0
     is_quick: bool = False
     num_processes: int | None = None
+    policy: str | None = None
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -165,21 +173,24 @@ def ratios(
     point: Sequence[str],
 ) -> list[float]:
     """One ratio a point of the grid: the metric of the rows labelled `over` to that of those
-    labelled `under`.
+    labelled `under`. Preemption losses below `LOSS_FLOOR_S` count as that.
 
     Args:
         point: the columns that name a point.
     """
-    below = {_key(row, point): row[metric] for row in rows if _has(row, under)}
+    floor = LOSS_FLOOR_S if metric == "preemption_loss_s" else 0.0
+    below = {_key(row, point): max(floor, row[metric]) for row in rows if _has(row, under)}
     return [
-        row[metric] / below[_key(row, point)]
+        max(floor, row[metric]) / below[_key(row, point)]
         for row in rows
         if _has(row, over) and below.get(_key(row, point))
     ]
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """The mean of ratios."""
+    """The mean of ratios; NaN of none."""
+    if not values:
+        return math.nan
     return float(np.exp(np.mean(np.log(values))))
 
 

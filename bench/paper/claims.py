@@ -19,12 +19,14 @@ from sterna.simulator.paper import PAPER_SEED
 REPRODUCED = "reproduced"
 PARTLY = "partly"
 NOT = "not"
-UNTESTED = "not tested"
+UNTESTED = "not judged"
+"""Not run, or measured where nothing can be said of the paper's number."""
 
 _ORDER = (NOT, PARTLY, REPRODUCED)
 
 FULL_SHARE = 0.7
-"""An effect of at least this share of the paper's is reproduced ..."""
+"""An effect of at least this share of the paper's is reproduced, a factor only within
+`PART_FACTOR` of the paper's ..."""
 PART_SHARE = 0.3
 """... and one of at least this share is partly so."""
 FULL_FACTOR = 1.25
@@ -62,6 +64,7 @@ class Claim:
         ours: at the paper's seed, or measured; None where that was not run.
         over_seeds: at each other seed.
         note: what a reader must know.
+        is_judged: whether our number is of conditions that the paper's can be compared with.
     """
 
     text: str
@@ -72,6 +75,7 @@ class Claim:
     over_seeds: tuple[float, ...] = ()
     unit: str = ""
     note: str = ""
+    is_judged: bool = True
 
     @property
     def mean_over_seeds(self) -> float | None:
@@ -86,7 +90,7 @@ class Claim:
     def verdict(self) -> str:
         """The worse one of the paper's seed and of the mean over the others."""
         found = [each for each in (self.ours, self.mean_over_seeds) if each is not None]
-        if not found:
+        if not found or not self.is_judged:
             return UNTESTED
         return min((judge(self.kind, self.paper, each) for each in found), key=_ORDER.index)
 
@@ -119,6 +123,8 @@ def judge(kind: Kind, paper: float, ours: float) -> str:
     match kind:
         case Kind.FACTOR:
             share = math.log(ours) / math.log(paper) if ours > 0 else -math.inf
+            if ours < paper / PART_FACTOR:
+                share = min(share, PART_SHARE)
         case Kind.REDUCTION:
             share = ours / paper
         case Kind.AT_LEAST:
@@ -149,6 +155,7 @@ def claim(
     *,
     unit: str = "",
     note: str = "",
+    is_judged: bool = True,
 ) -> Claim:
     """The claim, computed from each seed's rows. Rows without a seed were measured, once."""
     by_seed: dict[int, list[Row]] = {}
@@ -158,4 +165,27 @@ def claim(
     # Where there is nothing to compute it from there is no number: a level that was not crossed.
     values = {seed: value for seed, value in values.items() if not math.isnan(value)}
     others = tuple(value for seed, value in values.items() if seed != PAPER_SEED)
-    return Claim(text, section, kind, paper, values.get(PAPER_SEED), others, unit, note)
+    ours = values.get(PAPER_SEED)
+    return Claim(text, section, kind, paper, ours, others, unit, note, is_judged)
+
+
+def up_to_and_typical(
+    text: str,
+    section: str,
+    number: float,
+    rows: Sequence[Row],
+    points: list[Row],
+    largest: Callable[[list[Row]], float],
+    typical: Callable[[list[Row]], float],
+) -> list[Claim]:
+    """The paper's largest factor, and beside it the typical one, which says more.
+
+    Args:
+        points: of the paper's figure; its typical factor is computed from them.
+    """
+    note = "the paper's number is that of its points"
+    paper = typical(points)
+    return [
+        claim(f"{text}, up to", section, Kind.FACTOR, number, rows, largest),
+        claim(f"{text}, typical", section, Kind.FACTOR, paper, rows, typical, note=note),
+    ]

@@ -83,6 +83,8 @@ def rows_of(
             command.append("--quick")
         if options.num_processes is not None:
             command += ["--processes", str(options.num_processes)]
+        if options.policy is not None:
+            command += ["--policy", options.policy]
         # The base's package comes first on the path; the grid is that of this checkout.
         environment = {**os.environ, "PYTHONPATH": str(root / "src")}
         done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
@@ -98,8 +100,14 @@ def rows_of(
 def table_of(
     experiment: Experiment, ours: Sequence[Row], theirs: Sequence[Row], base: str
 ) -> Table:
-    """A line a point (geometric means over the seeds), and the geometric mean of all."""
+    """A line a point (geometric means over the seeds), and the geometric mean of all.
+
+    Raises:
+        ConfigurationError: the rows have nothing to compare.
+    """
     metrics = [each for each in METRICS if all(row.get(each) is not None for row in ours)]
+    if not metrics:
+        raise ConfigurationError(f"{experiment.name} has nothing to compare: choose another figure")
     table = Table("point", *metrics, title=f"{experiment.title}: {base} over this checkout")
     points: dict[str, dict[str, list[float]]] = {}
     for our, their in zip(ours, theirs, strict=True):
@@ -116,9 +124,15 @@ def table_of(
 
 
 def _name(row: Row) -> str:
-    """What comes before the seed names the point."""
+    """What comes before the seed names the point, and every word, such as a priority."""
     names = list(row)
-    return " ".join(f"{row[each]}" for each in names[: names.index("seed")])
+    num_labels = names.index("seed")
+    words = [
+        f"{value}"
+        for place, value in enumerate(row.values())
+        if place < num_labels or isinstance(value, str)
+    ]
+    return " ".join(words)
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -15,12 +15,13 @@ from bench.paper.cells import (
     ratios,
     run_cells,
 )
-from bench.paper.claims import Claim, Kind, claim
+from bench.paper.claims import Claim, Kind, claim, up_to_and_typical
 from bench.paper.drawing import grid
 from bench.paper.experiment import Experiment
 from bench.paper.points import Row, paper_points
 from bench.paper.tables import folded, markdown_table, number, points_table
-from sterna.simulator.paper import paper_config
+from sterna.policy.presets import preset
+from sterna.simulator.paper import paper_config, shipped_config
 from sterna.workload.catalog import Workload
 
 REAL = ("ShareGPT", "BurstGPT")
@@ -49,8 +50,26 @@ COMPARED = (
 """What the table of the distances from the paper's points lists."""
 
 
-def cells() -> list[Cell]:
-    """Every point of the paper's figure."""
+def cells(policy: str | None = None) -> list[Cell]:
+    """Every point of the paper's figure.
+
+    Args:
+        policy: a preset that runs at each of the points in place of the paper's policies, by its
+            own rules and with live load reports.
+
+    Raises:
+        ConfigurationError: there is no such preset.
+    """
+    if policy is not None:
+        return [
+            Cell(
+                {**{name: point[name] for name in POINT}, "policy": policy},
+                Workload(trace=point["trace"], rate=point["request_rate"]),
+                shipped_config(preset(policy), point["trace"]),
+            )
+            for point in paper_points("figure11")
+            if point["policy"] == "Llumnix"
+        ]
     ours = {theirs: name for name, theirs in POLICY_NAMES.items()}
     return [
         Cell(
@@ -64,7 +83,7 @@ def cells() -> list[Cell]:
 
 def rows(options: Options) -> list[Row]:
     """The runs."""
-    planned = cells()
+    planned = cells(options.policy)
     return run_cells("figure11", planned[::9] if options.is_quick else planned, options)
 
 
@@ -85,19 +104,39 @@ def most(traces: Sequence[str], metric: str, *baselines: str) -> Callable[[Seque
     )
 
 
-def typical(traces: Sequence[str], metric: str, baseline: str) -> Callable[[Sequence[Row]], float]:
-    """The geometric mean of the gains over the points."""
-    return lambda rows: geometric_mean(gains(rows, traces, metric, baseline))
+def typical(
+    traces: Sequence[str], metric: str, *baselines: str
+) -> Callable[[Sequence[Row]], float]:
+    """The geometric mean of the gains over the points and baselines."""
+    return lambda rows: geometric_mean(
+        [gain for each in baselines for gain in gains(rows, traces, metric, each)]
+    )
 
 
 def loss_cut(traces: Sequence[str], baseline: str) -> Callable[[Sequence[Row]], float]:
-    """By which share the preemption loss shrinks, averaged over the points."""
+    """By which share the preemption loss shrinks, averaged over the points that have any."""
 
     def compute(rows: Sequence[Row]) -> float:
-        found = gains(rows, traces, "preemption_loss_s", baseline)
-        return float(np.mean([1 - 1 / each for each in found])) if found else math.nan
+        those = [row for row in rows if row["trace"] in traces]
+        cuts = [
+            1 - ours / theirs
+            for theirs, ours in _pairs(those, "preemption_loss_s", baseline)
+            if theirs > 0
+        ]
+        return float(np.mean(cuts)) if cuts else math.nan
 
     return compute
+
+
+def _pairs(rows: Sequence[Row], metric: str, baseline: str) -> list[tuple[float, float]]:
+    """The baseline's metric and Llumnix's, at each point."""
+    found = {(row["policy"], *(row[each] for each in POINT)): row[metric] for row in rows}
+    points = [key[1:] for key in found if key[0] == "Llumnix"]
+    return [
+        (found[baseline, *point], found["Llumnix", *point])
+        for point in points
+        if (baseline, *point) in found
+    ]
 
 
 def request_cut_s(rows: Sequence[Row]) -> float:
@@ -121,60 +160,50 @@ def migrating_fraction(rows: Sequence[Row]) -> float:
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """Section 6.3's sentences; beside the largest gain stands the typical one, which the text
+    """Section 6.3's sentences; beside each largest gain stands the typical one, which the text
     does not have and the figure's points give."""
-    paper = paper_points("figure11")
-    rr, infaas = "Round-Robin", "INFaaS++"
-
-    def up_to(text: str, number: float, *which: object) -> Claim:
-        return claim(text, "6.3", Kind.FACTOR, number, rows, most(*which))  # type: ignore[arg-type]
-
-    def mean_gain(text: str, *which: object) -> Claim:
-        compute = typical(*which)  # type: ignore[arg-type]
-        note = "the paper's number is that of its points"
-        return claim(text, "6.3", Kind.FACTOR, compute(paper), rows, compute, note=note)
-
+    infaas, rr = ("INFaaS++",), ("Round-Robin",)
+    found = []
+    for text, factor, traces, metric, baselines in (
+        ("real traces: request mean", 2.0, REAL, "request_mean_s", rr + infaas),
+        ("real traces: request P99", 2.9, REAL, "request_p99_s", rr + infaas),
+        ("real traces: prefill mean over round robin", 26.6, REAL, "prefill_mean_s", rr),
+        ("real traces: prefill P99 over round robin", 34.4, REAL, "prefill_p99_s", rr),
+        ("real traces: decode P99 over round robin", 2.0, REAL, "decode_p99_s", rr),
+        ("real traces: prefill mean over INFaaS++", 2.2, REAL, "prefill_mean_s", infaas),
+        ("real traces: prefill P99 over INFaaS++", 5.5, REAL, "prefill_p99_s", infaas),
+        ("real traces: decode P99 over INFaaS++", 1.3, REAL, "decode_p99_s", infaas),
+        ("generated traces: request mean", 1.5, GENERATED, "request_mean_s", infaas),
+        ("generated traces: request P99", 1.6, GENERATED, "request_p99_s", infaas),
+        ("generated traces: prefill mean", 7.7, GENERATED, "prefill_mean_s", infaas),
+        ("generated traces: prefill P99", 14.8, GENERATED, "prefill_p99_s", infaas),
+        ("generated traces: decode P99", 2.0, GENERATED, "decode_p99_s", infaas),
+    ):
+        found += up_to_and_typical(
+            text,
+            "6.3",
+            factor,
+            rows,
+            paper_points("figure11"),
+            most(traces, metric, *baselines),
+            typical(traces, metric, *baselines),
+        )
+    found += [
+        claim(
+            f"{name} traces: preemption loss below {baseline}'s, on average",
+            "6.3",
+            Kind.REDUCTION,
+            share,
+            rows,
+            loss_cut(traces, baseline),
+        )
+        for name, share, traces, (baseline,) in (
+            ("real", 0.84, REAL, rr),
+            ("generated", 0.704, GENERATED, infaas),
+        )
+    ]
     return [
-        up_to("real traces: request mean, up to", 2.0, REAL, "request_mean_s", rr, infaas),
-        up_to("real traces: request P99, up to", 2.9, REAL, "request_p99_s", rr, infaas),
-        up_to(
-            "real traces: prefill mean over round robin, up to", 26.6, REAL, "prefill_mean_s", rr
-        ),
-        up_to("real traces: prefill P99 over round robin, up to", 34.4, REAL, "prefill_p99_s", rr),
-        up_to("real traces: decode P99 over round robin, up to", 2.0, REAL, "decode_p99_s", rr),
-        claim(
-            "real traces: preemption loss below round robin's, on average",
-            "6.3",
-            Kind.REDUCTION,
-            0.84,
-            rows,
-            loss_cut(REAL, rr),
-        ),
-        up_to(
-            "real traces: prefill mean over INFaaS++, up to", 2.2, REAL, "prefill_mean_s", infaas
-        ),
-        up_to("real traces: prefill P99 over INFaaS++, up to", 5.5, REAL, "prefill_p99_s", infaas),
-        up_to("real traces: decode P99 over INFaaS++, up to", 1.3, REAL, "decode_p99_s", infaas),
-        mean_gain(
-            "real traces: prefill mean over INFaaS++, typical", REAL, "prefill_mean_s", infaas
-        ),
-        mean_gain("real traces: prefill P99 over INFaaS++, typical", REAL, "prefill_p99_s", infaas),
-        up_to("generated traces: request mean, up to", 1.5, GENERATED, "request_mean_s", infaas),
-        up_to("generated traces: request P99, up to", 1.6, GENERATED, "request_p99_s", infaas),
-        up_to("generated traces: prefill mean, up to", 7.7, GENERATED, "prefill_mean_s", infaas),
-        up_to("generated traces: prefill P99, up to", 14.8, GENERATED, "prefill_p99_s", infaas),
-        mean_gain("generated traces: prefill mean, typical", GENERATED, "prefill_mean_s", infaas),
-        mean_gain("generated traces: prefill P99, typical", GENERATED, "prefill_p99_s", infaas),
-        up_to("generated traces: decode P99, up to", 2.0, GENERATED, "decode_p99_s", infaas),
-        mean_gain("generated traces: decode P99, typical", GENERATED, "decode_p99_s", infaas),
-        claim(
-            "generated traces: preemption loss below INFaaS++'s, on average",
-            "6.3",
-            Kind.REDUCTION,
-            0.704,
-            rows,
-            loss_cut(GENERATED, infaas),
-        ),
+        *found,
         claim(
             "generated traces: shorter preemption loss of a request, on average",
             "6.3",

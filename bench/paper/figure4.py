@@ -98,6 +98,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
             rows,
             partial(widest_gap, source=source),
             note=note,
+            is_judged=source == MODEL,
         )
         for source, note in notes.items()
     ]

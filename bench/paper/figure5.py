@@ -34,12 +34,19 @@ def memory_row(run: Run) -> list[Row]:
     """How often requests that are blocked would fit into the free memory of all instances."""
     cluster = run.cluster
     sampled = list(zip(cluster.free_tokens.tolist(), cluster.blocked_demands_tokens, strict=True))
-    left = [_num_left(free, demands) for free, demands in sampled if demands]
+    blocked = [(free, demands) for free, demands in sampled if demands]
+    left = [_num_left(free, demands) for free, demands in blocked]
+    three = [
+        len(demands) - num_left >= min(3, len(demands))
+        for (_, demands), num_left in zip(blocked, left, strict=True)
+    ]
+    many = [fit for fit, (_, demands) in zip(three, blocked, strict=True) if len(demands) >= 3]
     row: Row = {
         "n": len(run.records),
         "num_samples": len(sampled),
         "blocked_fraction": rounded(len(left) / max(1, len(sampled))),
-        "three_fit_fraction": rounded(float(np.mean([each <= 1 for each in left] or [0]))),
+        "three_fit_fraction": rounded(float(np.mean(three or [0]))),
+        "three_of_many_fit_fraction": rounded(float(np.mean(many or [0]))),
         "all_fit_fraction": rounded(float(np.mean([each == 0 for each in left] or [0]))),
     }
     if run.job.workload.seed == PAPER_SEED:
@@ -65,16 +72,25 @@ def rows(options: Options) -> list[Row]:
 def claims(rows: Sequence[Row]) -> list[Claim]:
     """Section 3: "for most of the time span, the total free memory can accommodate the queuing
     requests on at least three instances (sometimes all of them)"."""
-    note = "“most of the time” read as half of the moments at which a head of line is blocked"
+    half = "“most of the time” read as half of the moments"
     return [
         claim(
-            "the free memory of all fits the heads of line of at least three of four instances",
+            "the free memory of all fits three blocked heads of line, or all where fewer are",
             "3",
             Kind.AT_LEAST,
             0.5,
             rows,
             lambda those: those[0]["three_fit_fraction"],
-            note=note,
+            note=f"{half} at which a head of line is blocked",
+        ),
+        claim(
+            "where three or four heads of line are blocked, it fits three of them",
+            "3",
+            Kind.AT_LEAST,
+            0.5,
+            rows,
+            lambda those: those[0]["three_of_many_fit_fraction"],
+            note=half,
         ),
     ]
 
@@ -86,7 +102,8 @@ def tables(rows: Sequence[Row]) -> str:
         ["moments (one a second)", str(row["num_samples"])],
         ["a head of line is blocked somewhere", _percent(row["blocked_fraction"])],
         ["of these: all would fit without fragmentation", _percent(row["all_fit_fraction"])],
-        ["of these: all but one at most", _percent(row["three_fit_fraction"])],
+        ["of these: three would, or all where fewer are", _percent(row["three_fit_fraction"])],
+        ["three would, where at least three are", _percent(row["three_of_many_fit_fraction"])],
     ]
     return markdown_table(["", "ours"], lines)
 

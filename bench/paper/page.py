@@ -90,7 +90,8 @@ def rule(_: Mapping[str, Mapping[str, Any]]) -> str:
     return (
         f"An **effect** (a factor, compared by its logarithm, or a reduction) is *reproduced* when "
         f"ours is at least {judging.FULL_SHARE:.0%} of the paper's, *partly* from "
-        f"{judging.PART_SHARE:.0%} on, else *not*; more than the paper's is reproduced too. A "
+        f"{judging.PART_SHARE:.0%} on, else *not*; more than the paper's is reproduced too, and "
+        f"less than 1/{judging.PART_FACTOR:g} of a factor at most partly. A "
         f"**plain value** is reproduced within a factor of {judging.FULL_FACTOR:g}, partly within "
         f"{judging.PART_FACTOR:g}. A **bound** must be kept (to {judging.BOUND_SLACK - 1:.0%}); it "
         f"is partly so up to {judging.PART_FACTOR:g} times its value. Where there are other seeds, "

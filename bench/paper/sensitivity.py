@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.paper.cells import NUM_REQUESTS, Cell, Options, geometric_mean, run_cells
+from bench.paper.cells import LOSS_FLOOR_S, NUM_REQUESTS, Cell, Options, geometric_mean, run_cells
 from bench.paper.claims import Claim
 from bench.paper.drawing import figure
 from bench.paper.experiment import Experiment
@@ -25,8 +25,6 @@ from sterna.workload.catalog import Workload
 POINTS = (("M-M", 7.5), ("L-L", 2.8), ("ShareGPT", 7.5))
 METRICS = ("prefill_mean_s", "prefill_p99_s", "decode_p99_s", "preemption_loss_s")
 BASE = "base"
-LOSS_FLOOR_S = 0.001
-"""A preemption loss below this counts as this: the ratio of two next to nothing says nothing."""
 
 Change = Callable[[SimulationConfig], SimulationConfig]
 

@@ -11,9 +11,9 @@ METRIC_NAMES = {
     "request_mean_s": "request mean [s]",
     "prefill_p99_s": "prefill P99 [s]",
     "prefill_mean_s": "prefill mean [s]",
-    "decode_p99_s": "decode P99 [s]",
-    "decode_mean_s": "decode mean [s]",
-    "decode_execution_s": "decode execution [s]",
+    "decode_p99_s": "decode P99 [s/token]",
+    "decode_mean_s": "decode mean [s/token]",
+    "decode_execution_request_s": "decode execution [s]",
     "preemption_loss_s": "preemption loss [s]",
     "avg_instances": "instances",
 }
@@ -58,17 +58,21 @@ def claims_table(claims: Sequence[Claim]) -> str:
     num_seeds = max((len(each.over_seeds) for each in claims), default=0)
     over = f"ours over {num_seeds} seeds" if num_seeds else "ours over seeds"
     header = ["claim", "section", "paper", "ours", over, "verdict"]
-    return markdown_table(header, map(claim_cells, claims), 2)
+    return markdown_table(header, [claim_cells(each, num_seeds) for each in claims], 2)
 
 
-def claim_cells(claim: Claim) -> list[str]:
-    """Claim, section, paper, ours, over seeds, verdict."""
+def claim_cells(claim: Claim, num_seeds: int) -> list[str]:
+    """Claim, section, paper, ours, over seeds, verdict.
+
+    Args:
+        num_seeds: that were run; a claim that some of them say nothing of shows how many do.
+    """
     return [
         claim.text + (f" *({claim.note})*" if claim.note else ""),
         claim.section,
         _amount(claim, claim.paper),
         _amount(claim, claim.ours),
-        _over_seeds(claim),
+        _over_seeds(claim, num_seeds),
         _verdict(claim.verdict),
     ]
 
@@ -89,12 +93,14 @@ def _label(value: object) -> str:
     return f"{value:g}" if isinstance(value, float | int) else str(value)
 
 
-def _over_seeds(claim: Claim) -> str:
+def _over_seeds(claim: Claim, num_seeds: int) -> str:
     mean = claim.mean_over_seeds
     if mean is None:
         return ""
     low, high = min(claim.over_seeds), max(claim.over_seeds)
-    return f"{_amount(claim, mean)} [{_amount(claim, low)}, {_amount(claim, high)}]"
+    text = f"{_amount(claim, mean)} [{_amount(claim, low)}, {_amount(claim, high)}]"
+    found = len(claim.over_seeds)
+    return text if found == num_seeds else f"{text} ({found} of {num_seeds})"
 
 
 def _amount(claim: Claim, value: float | None) -> str:

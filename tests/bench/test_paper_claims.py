@@ -76,3 +76,15 @@ def test_a_claim_survives_its_result_file() -> None:
     written = Claim("x", "6", Kind.AT_MOST, 0.13, 0.1, (0.1, 0.2), unit="%", note="a note")
 
     assert Claim.from_json(written.as_json()) == written
+
+
+def test_a_factor_of_less_than_half_the_papers_is_partly_reproduced_at_most() -> None:
+    """Its logarithm is 78 % of the paper's, which would be enough."""
+    assert judge(Kind.FACTOR, 34.4, 15.8) == PARTLY
+    assert judge(Kind.FACTOR, 34.4, 17.3) == REPRODUCED
+    assert judge(Kind.FACTOR, 34.4, 2.0) == NOT
+
+
+def test_a_number_of_other_conditions_is_shown_and_not_judged() -> None:
+    found = claim("x", "6", Kind.FACTOR, 2.0, [{}], lambda _: 3.0, is_judged=False)
+    assert (found.ours, found.verdict) == (3.0, UNTESTED)

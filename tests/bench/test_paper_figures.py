@@ -1,15 +1,22 @@
 """What the figures compute from rows, on rows that are easily checked by hand."""
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.paper import __main__ as command
 from bench.paper import figure5, figure11, figure13, figure15, scheduling_costs, sensitivity, stress
 from bench.paper.cells import NUM_REQUESTS, Options, ratios
+from bench.paper.experiment import Experiment
 from bench.paper.figures import ALL, EXPERIMENTS
 from bench.paper.points import paper_points
 from bench.paper.tables import number
+from sterna.errors import ConfigurationError
+from sterna.policy.presets import PRESETS
+from sterna.simulator.config import Report
 from sterna.simulator.paper import PAPER_SEED
 
 Row = dict[str, Any]
@@ -37,6 +44,21 @@ def test_a_baseline_of_zero_gives_no_ratio() -> None:
     rows = [serving_row("M-M", 7.4, "Llumnix", x=0.0), serving_row("M-M", 7.4, "INFaaS++", x=1.0)]
 
     assert ratios(rows, "x", {"policy": "INFaaS++"}, {"policy": "Llumnix"}, ("trace",)) == []
+
+
+def test_a_preemption_loss_that_is_gone_is_a_gain_and_a_whole_cut() -> None:
+    loss = "preemption_loss_s"
+    rows = [
+        serving_row("M-M", 7.4, "Llumnix", **{loss: 0.0}),
+        serving_row("M-M", 7.4, "INFaaS++", **{loss: 0.5}),
+        serving_row("M-M", 7.5, "Llumnix", **{loss: 0.1}),
+        serving_row("M-M", 7.5, "INFaaS++", **{loss: 0.0}),
+    ]
+
+    gains = ratios(rows, loss, {"policy": "INFaaS++"}, {"policy": "Llumnix"}, ("request_rate",))
+
+    assert gains == pytest.approx([500.0, 0.01])
+    assert figure11.loss_cut(("M-M",), "INFaaS++")(rows) == 1.0
 
 
 def test_the_papers_own_points_bear_its_text_out() -> None:
@@ -175,3 +197,44 @@ def test_all_means_every_figure_and_not_the_sensitivity() -> None:
 )
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert number(value) == text
+
+
+# ---------------------------------------------------------------------------------- the command
+
+
+def test_what_cannot_be_run_is_said_and_the_rest_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: Options) -> list[Row]:
+        raise ConfigurationError("its measurement is not there")
+
+    def done(_: Options) -> list[Row]:
+        return [{"source": "simulated", "x": 1.0}]
+
+    def of(name: str, rows: Callable[[Options], list[Row]]) -> Experiment:
+        return Experiment(name, name, rows, lambda _: [], lambda _: "", None, {"kind": "measured"})
+
+    chosen = [of("one", refuse), of("another", done)]
+    monkeypatch.setattr(command, "_chosen", lambda _: chosen)
+
+    status = command.main(["all", "--results", str(tmp_path)])
+
+    assert status == 1
+    said = capsys.readouterr()
+    assert "one cannot be run: its measurement is not there" in said.out
+    assert "not run: one" in said.err
+    assert (tmp_path / "another.json").exists()
+    assert (tmp_path / "evaluation.md").exists()
+
+
+def test_a_preset_is_only_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["figure11", "--policy", "sterna"]) == 1
+    assert "--compare BASE --policy NAME" in capsys.readouterr().err
+
+
+def test_a_preset_runs_at_every_point_as_it_ships() -> None:
+    cells = figure11.cells("sterna")
+    assert len(cells) == 35
+    assert {cell.labels["policy"] for cell in cells} == {"sterna"}
+    assert all(cell.config.policy == PRESETS["sterna"] for cell in cells)
+    assert {cell.config.report for cell in cells} == {Report.LIVE}

@@ -63,7 +63,7 @@ def test_the_summary_counts_verdicts(tmp_path: Path) -> None:
 
     lines = page.summary(page.load(tmp_path)).splitlines()
 
-    assert lines[0] == "| figure | how | reproduced | partly | not | not tested |"
+    assert lines[0] == "| figure | how | reproduced | partly | not | not judged |"
     assert lines[2].startswith("| [Figure 12: fragmentation over time](#figure-12-fragmentation-")
     assert lines[2].endswith("| simulated | 3 |  |  |  |")
 
@@ -105,6 +105,42 @@ def test_a_verdict_that_is_not_full_stands_out() -> None:
     assert table.splitlines()[-1] == "| x | 6 | 4.00× | 1.00× | 1.41× [1.00×, 2.00×] | **not** |"
 
 
+def test_a_claim_that_some_seeds_say_nothing_of_shows_how_many_do() -> None:
+    from bench.paper.tables import claim_cells
+
+    cells = claim_cells(Claim("x", "6", Kind.FACTOR, 4.0, 4.0, (4.0, 4.0)), num_seeds=3)
+
+    assert cells[4] == "4.00× [4.00×, 4.00×] (2 of 3)"
+
+
+# ------------------------------------------------------------------------------ committed results
+
+
+@pytest.mark.parametrize("name", sorted(page.load(page.RESULTS)))
+def test_claims_and_tables_come_of_the_committed_rows(name: str) -> None:
+    document = page.load(page.RESULTS)[name]
+    experiment = EXPERIMENTS[name]
+
+    claims = experiment.claims(document["rows"])
+
+    assert [each.as_json() for each in claims] == document["claims"]
+    assert experiment.tables(document["rows"]).count("|") > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(page.load(page.RESULTS)))
+def test_the_plot_comes_of_the_committed_rows(name: str, tmp_path: Path) -> None:
+    draw = EXPERIMENTS[name].draw
+    if draw is not None:
+        draw(page.load(page.RESULTS)[name]["rows"], tmp_path / "plot.png")
+        assert (tmp_path / "plot.png").stat().st_size > 5_000
+
+
+def test_the_committed_page_is_that_of_the_committed_results() -> None:
+    text = page.page(page.load(page.RESULTS), page.TEMPLATE.read_text())
+    assert page.PAGE.read_text() == text
+
+
 # --------------------------------------------------------------------------------- comparison
 
 
@@ -120,6 +156,27 @@ def test_a_comparison_says_how_much_better_this_checkout_is_at_each_point() -> N
     names, ratios = (list(column.cells) for column in table.columns)
     assert names == ["M-M 7.4", "M-M 7.5", "geometric mean"]
     assert ratios == ["2.000", "1.000", "1.587"]
+
+
+def test_a_comparison_keeps_priorities_apart() -> None:
+    def row(priority: str, prefill_s: float) -> Row:
+        return {"gamma_cv": 2.0, "seed": 1, "priority": priority, "prefill_p99_s": prefill_s}
+
+    ours, theirs = [row("high", 2.0), row("normal", 1.0)], [row("high", 1.0), row("normal", 2.0)]
+
+    table = compare.table_of(EXPERIMENTS["figure13"], ours, theirs, "HEAD~1")
+
+    names, ratios = (list(column.cells) for column in table.columns)
+    assert list(zip(names, ratios, strict=True))[:2] == [
+        ("2.0 high", "0.500"),
+        ("2.0 normal", "2.000"),
+    ]
+
+
+def test_what_has_nothing_to_compare_is_refused() -> None:
+    rows: list[Row] = [{"seed": 1, "three_fit_fraction": 0.5}]
+    with pytest.raises(ConfigurationError, match="figure5 has nothing to compare"):
+        compare.table_of(EXPERIMENTS["figure5"], rows, rows, "HEAD~1")
 
 
 def test_an_unknown_revision_is_refused_in_one_line() -> None:

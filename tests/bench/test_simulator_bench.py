@@ -20,13 +20,17 @@ def one_case(monkeypatch: pytest.MonkeyPatch) -> Case:
 def test_a_run_is_measured_and_written_with_its_goal(tmp_path: Path, one_case: Case) -> None:
     arguments = ["--runs", "2", "--cases", "S-S", "--results", str(tmp_path)]
     assert simulator.main(arguments) == 0
-    (row,) = json.loads((tmp_path / "simulator.json").read_text())["rows"]
+    document = json.loads((tmp_path / "simulator.json").read_text())
+    (row,) = document["rows"]
     assert row["case"] == one_case.name == "S-S 20/s on 4, own"
     assert (row["n"], row["goal_s"], row["num_requests"]) == (2, 5.0, 200)
     assert row["report"] == "live"
     assert row["steps"] > 200
     assert 0 < row["run_s"]["median"] < row["run_s"]["p99"] < 60
     assert row["peak_memory_bytes"] > 10_000_000
+    table = simulator.markdown(document)
+    assert document["commit"] in table
+    assert f"| {one_case.name} | 200 | {row['run_s']['median']:.2f} | 5 |" in table
 
 
 def test_a_part_of_the_cases_does_not_replace_the_result_file(

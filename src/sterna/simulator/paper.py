@@ -40,6 +40,9 @@ COPY_TIME = CopyTime(block_s=A10_LLAMA_7B.copy_time.block_s, stage_s=5e-3)
 """A block takes the measured time. Of the 15 ms that a measured copy of no blocks would take, the
 handshake makes up about 10, which the simulated messages and waits for steps take here."""
 
+SHIPPED_RETRY_BACKOFF_S = 1.0
+"""`LlumletConfig.retry_backoff_s` by default."""
+
 _FRAGMENTED_TRACES = ("m-m", "s-l")
 """Those with migration thresholds of 10 blocks a request in the artifact; else it has 3."""
 
@@ -142,3 +145,23 @@ def paper_config(
         fragmentation_interval_s=fragmentation_interval_s,
     )
     return replace(config, **changes)
+
+
+def shipped_config(
+    policy: PolicyConfig, trace: str, *, num_instances: int = 16, **changes: Any
+) -> SimulationConfig:
+    """A run of the paper's cluster with a policy as it ships: by its own rules, with live load
+    reports, and a while before a request whose migration was given up is tried again.
+
+    Args:
+        changes: as in `paper_config`.
+    """
+    return paper_config(
+        policy="llumnix",
+        trace=trace,
+        rules=policy,
+        num_instances=num_instances,
+        report=Report.LIVE,
+        retry_backoff_s=SHIPPED_RETRY_BACKOFF_S,
+        **changes,
+    )
