@@ -177,24 +177,30 @@ def document_of(profile: Profile) -> dict[str, Any]:
 
 
 def with_serving(
-    step_time: StepTime, *, step_s: float = 0.0, request_s: float = 0.0, token_s: float = 0.0
+    step_time: StepTime,
+    *,
+    step_s: float = 0.0,
+    prefill_s: float = 0.0,
+    request_s: float = 0.0,
+    token_s: float = 0.0,
 ) -> StepTime:
     """The step time when the engine's CPU adds to what the accelerator takes.
 
     Args:
         step_s: added to every step: scheduling, starting kernels.
+        prefill_s: added to a step of prompts alone: taking requests in, preparing their inputs.
         request_s: added to a decode for each request of its batch: sampling, detokenizing and
             sending on its token.
         token_s: added to a decode for each token in its caches: listing their blocks.
     """
     added = replace(
         step_time,
-        prefill_s=step_time.prefill_s + step_s,
+        prefill_s=step_time.prefill_s + step_s + prefill_s,
         decode_s=step_time.decode_s + step_s,
         decode_request_s=step_time.decode_request_s + request_s,
         decode_token_s=step_time.decode_token_s + token_s,
     )
-    return replace(added, prefill_min_s=step_time.prefill_min_s + step_s + request_s)
+    return replace(added, prefill_min_s=step_time.prefill_min_s + step_s + prefill_s + request_s)
 
 
 def _read(kind: type[Section], document: object, path: str, place: str) -> Section:
