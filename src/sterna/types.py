@@ -52,8 +52,9 @@ class RequestView(msgspec.Struct, frozen=True):
     Attributes:
         num_tokens: prompt and output tokens so far.
         physical_usage_tokens: memory held, in tokens of whole blocks; 0 when queuing.
-        demand_tokens: memory needed to admit it, in tokens of whole blocks (prompt, or prompt +
-            generated if it was preempted); 0 when running.
+        demand_tokens: memory that its tokens take once they are computed, in tokens of whole
+            blocks (prompt, or prompt + generated if it was preempted), while they are not: when
+            it queues or is being prefilled; 0 when it decodes.
         num_preemptions: how often the engine took its memory back on this instance.
         immovable: why it cannot move now, or None when it can.
     """
@@ -108,6 +109,8 @@ class InstanceLoad(msgspec.Struct, frozen=True):
         normal_free_tokens: the same with every headroom left out: what the normal priority sees
             (auto-scaling, Section 4.4.3).
         used_tokens: physical memory in use, reservations included.
+        prefill_demand_tokens: memory that requests in the batch will take for those chunks of
+            their prompts that have not been scheduled yet.
         head_demand_tokens: demand of the head-of-line queuing request, 0 if none queues.
         queued_demand_tokens: demand of all queuing requests.
         num_by_priority: running requests of each execution priority, as (priority, count).
@@ -138,3 +141,4 @@ class InstanceLoad(msgspec.Struct, frozen=True):
     num_preemptions: int = 0
     is_terminating: bool = False
     num_preempted: int = 0
+    prefill_demand_tokens: int = 0

@@ -30,6 +30,7 @@ def running(
     usage_tokens: int,
     *,
     num_tokens: int | None = None,
+    demand_tokens: int = 0,
     priority: Priority = NORMAL,
     immovable: Immovable | None = None,
 ) -> RequestView:
@@ -38,6 +39,7 @@ def running(
         status=RequestStatus.RUNNING,
         num_tokens=usage_tokens if num_tokens is None else num_tokens,
         physical_usage_tokens=usage_tokens,
+        demand_tokens=demand_tokens,
         scheduling_priority=priority,
         execution_priority=priority,
         immovable=immovable,
@@ -136,16 +138,25 @@ usages_tokens = st.integers(1, 400).map(lambda num_blocks: 16 * num_blocks)
 def _requests(
     instance_id: str, kind: str, max_size: int, *, all_movable: bool
 ) -> st.SearchStrategy[list[RequestView]]:
-    build = running if kind == "r" else queuing
     reasons = [None] if all_movable else [None, None, None, Immovable.PREFILLING]
     immovable = st.sampled_from(reasons)
-    drawn = st.lists(st.tuples(usages_tokens, priorities, immovable), max_size=max_size)
-    return drawn.map(
-        lambda each: [
-            build(f"{instance_id}-{kind}{k}", tokens, priority=priority, immovable=reason)
-            for k, (tokens, priority, reason) in enumerate(each)
-        ]
+    drawn = st.lists(
+        st.tuples(usages_tokens, priorities, immovable, usages_tokens), max_size=max_size
     )
+
+    def build(
+        k: int, tokens: int, priority: Priority, reason: Immovable | None, rest_tokens: int
+    ) -> RequestView:
+        name = f"{instance_id}-{kind}{k}"
+        if kind == "q":
+            return queuing(name, tokens, priority=priority, immovable=reason)
+        # A prompt in chunks, part of which is in memory.
+        demand_tokens = tokens + rest_tokens if reason is Immovable.PREFILLING else 0
+        return running(
+            name, tokens, demand_tokens=demand_tokens, priority=priority, immovable=reason
+        )
+
+    return drawn.map(lambda each: [build(k, *values) for k, values in enumerate(each)])
 
 
 def views(

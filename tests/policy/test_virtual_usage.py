@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sterna.policy.dispatch import real_load_tokens
 from sterna.policy.load_report import load
+from sterna.policy.pairing import move_helps
 from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE
 from sterna.policy.virtual_usage import (
     freeness,
@@ -262,6 +264,25 @@ def test_an_idle_instance_reports_that_all_is_free() -> None:
     )
 
 
+def test_a_request_prefilled_in_chunks_has_the_usage_of_its_whole_prompt() -> None:
+    """It had it as the head of the line (Algorithm 1, lines 2-4), and admission has promised it:
+    with its first chunk it may not look smaller than before. By hand, for a prompt of 6,000 of
+    which 2,048 are in memory: (12,672 - 400 - 6,000) / 2 = 3,136."""
+    chunked = running("b", 2_048, demand_tokens=6_000, immovable=Immovable.PREFILLING)
+    view = instance(running=[running("a", 400), chunked])
+    known = candidate(view)
+    assert virtual_usage(chunked, view, LLUMNIX) == 6_000
+    assert freeness(view, LLUMNIX) == freeness_of(known.load) == 3_136
+    assert (known.load.used_tokens, known.load.prefill_demand_tokens) == (2_448, 3_952)
+    # As one that is to decode next to a request of high priority, and as memory that is taken.
+    assert real_load_tokens(known) == 6_400
+    urgent = running("u", 400, priority=HIGH)
+    leaving = candidate(instance("i1", running=[urgent], is_terminating=True))
+    assert move_helps(leaving, candidate(instance("i0", running=[chunked])), LLUMNIX)
+    full = running("b", 2_048, demand_tokens=12_480, immovable=Immovable.PREFILLING)
+    assert not move_helps(leaving, candidate(instance("i0", running=[full])), LLUMNIX)
+
+
 def test_a_report_without_movable_requests_has_nothing_to_move() -> None:
     view = instance(running=[running("a", 400, immovable=Immovable.MIGRATING)])
     assert candidate(view).load.move_tokens is None
@@ -311,7 +332,8 @@ def paper_freeness(view: InstanceView) -> Fraction:
             if request is view.queuing[0]:
                 total_virtual_usage += request.demand_tokens
         else:
-            total_virtual_usage += request.physical_usage_tokens
+            # The whole prompt of one that is prefilled in chunks, which the paper's engine lacks.
+            total_virtual_usage += max(request.physical_usage_tokens, request.demand_tokens)
             total_virtual_usage += Fraction(
                 headroom_for_priority[request.execution_priority],
                 num_requests[request.execution_priority],

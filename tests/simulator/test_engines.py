@@ -68,3 +68,52 @@ def test_a_request_preempted_in_its_prompt_is_adopted_by_its_arrival(
     engines.release(0, 2)
     engines.add(1, 1, 3, now_s)
     assert queue(engines, 1, now_s) == ["r000000001", "r000000002"]
+
+
+def test_a_prompt_in_chunks_counts_as_a_whole_from_its_first_chunk_on(
+    make_engines: MakeEngines,
+) -> None:
+    """Algorithm 1 gives the head of the line the usage of its whole prompt. By hand: 792 blocks
+    without 7 of the watermark are 12,560 tokens. A prompt of 6,000 takes 375 blocks, a step
+    computes 2,048 tokens, or 128 blocks, and 6,560 stay free whatever of it is in memory."""
+    engine = EmulatedEngineConfig(
+        num_blocks=792, max_num_batched_tokens=2_048, step_mode=StepMode.CHUNKED
+    )
+    engines = make_engines(
+        requests((0.0, 6_000, 9)), replace(configuration(), engine=engine, num_instances=1)
+    )
+    engines.start(0, InstanceId("i0"))
+    assert engines.begin_step(0, 0.0) is None
+    engines.changed_loads(0.0)
+    engines.add(0, 0, 1, 0.0)
+    loads = engines.changed_loads(0.0)
+    now_s = 0.0
+    for _ in range(3):
+        end_s = engines.begin_step(0, now_s)
+        assert end_s is not None
+        loads += engines.changed_loads(now_s)
+        (request,) = engines.view(0, now_s).running
+        assert (request.physical_usage_tokens, request.demand_tokens) == (
+            loads[-1].used_tokens,
+            6_000,
+        )
+        engines.hold(0)
+        engines.end_step(0, end_s)
+        now_s = end_s
+    assert [each.used_tokens for each in loads] == [0, 2_048, 4_096, 6_000]
+    assert [each.prefill_demand_tokens for each in loads] == [0, 3_952, 1_904, 0]
+    assert [each.head_demand_tokens for each in loads] == [6_000, 0, 0, 0]
+    assert [each.free_tokens for each in loads] == [6_560] * 4
+    assert engines.view(0, now_s).running[0].demand_tokens == 0
+
+
+def test_migrations_in_flight_make_a_load_that_is_reported(make_engines: MakeEngines) -> None:
+    """The number of migrations is part of the load: a change of it alone is a change."""
+    engines = make_engines(requests((0.0, 16, 1)), configuration())
+    for row in range(2):
+        engines.start(row, InstanceId(f"i{row}"))
+    engines.changed_loads(0.0)
+    engines.set_migrating(1, 2, 1)
+    (load,) = engines.changed_loads(0.0)
+    assert (load.instance_id, load.num_migrating_out, load.num_migrating_in) == ("i1", 2, 1)
+    assert engines.changed_loads(0.0) == []

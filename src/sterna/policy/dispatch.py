@@ -41,7 +41,8 @@ def real_load_tokens(candidate: Candidate) -> int:
     """
     load = candidate.load
     in_flight_tokens = sum(request.demand_tokens for request in candidate.in_flight)
-    return load.used_tokens + load.queued_demand_tokens + in_flight_tokens
+    running_tokens = load.used_tokens + load.prefill_demand_tokens
+    return running_tokens + load.queued_demand_tokens + in_flight_tokens
 
 
 def _for_high_priority(

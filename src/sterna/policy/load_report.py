@@ -2,7 +2,12 @@
 
 from sterna.config import PolicyConfig
 from sterna.policy.selection import candidates_to_move
-from sterna.policy.virtual_usage import free_tokens_of, num_by_priority_of, used_tokens_of
+from sterna.policy.virtual_usage import (
+    free_tokens_of,
+    num_by_priority_of,
+    prefill_demand_tokens_of,
+    used_tokens_of,
+)
 from sterna.types import InstanceLoad, InstanceView, RequestView
 
 
@@ -17,6 +22,7 @@ def load(
 ) -> InstanceLoad:
     """What the instance's llumlet reports to the global scheduler (Section 4.3)."""
     used_tokens = used_tokens_of(view)
+    prefill_demand_tokens = prefill_demand_tokens_of(view)
     head_demand_tokens = view.queuing[0].demand_tokens if view.queuing else 0
     queued_demand_tokens = sum(request.demand_tokens for request in view.queuing)
     num_by_priority = tuple(sorted(num_by_priority_of(view, policy).items()))
@@ -24,6 +30,7 @@ def load(
         policy,
         view.total_tokens,
         used_tokens,
+        prefill_demand_tokens,
         head_demand_tokens,
         queued_demand_tokens,
         num_by_priority,
@@ -48,6 +55,7 @@ def load(
         num_preemptions=view.num_preemptions,
         is_terminating=view.is_terminating,
         num_preempted=sum(request.num_preemptions > 0 for request in view.queuing),
+        prefill_demand_tokens=prefill_demand_tokens,
     )
 
 

@@ -63,7 +63,8 @@ def move_helps(source: Candidate, destination: Candidate, policy: PolicyConfig) 
     moved_tokens = source.load.move_tokens
     if moved_tokens is None:
         return False
-    room_tokens = destination.load.total_tokens - destination.load.used_tokens
+    load = destination.load
+    room_tokens = load.total_tokens - load.used_tokens - load.prefill_demand_tokens
     room_tokens -= sum(request.demand_tokens for request in destination.in_flight)
     if moved_tokens > room_tokens:
         return False

@@ -7,6 +7,7 @@ from sterna.policy.virtual_usage import (
     free_tokens_of,
     is_source_by_memory,
     lowest_with_headroom,
+    prefill_demand_tokens_of,
     used_tokens_of,
 )
 from sterna.types import InstanceView, RequestView
@@ -61,6 +62,7 @@ def _is_source_by_memory(instance: InstanceView, policy: PolicyConfig) -> bool:
         policy,
         instance.total_tokens,
         used_tokens_of(instance),
+        prefill_demand_tokens_of(instance),
         queuing[0].demand_tokens if queuing else 0,
         sum(request.demand_tokens for request in queuing),
         num_by_priority=(),

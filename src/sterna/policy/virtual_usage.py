@@ -134,10 +134,26 @@ def used_tokens_of(instance: InstanceView) -> int:
     return physical_tokens - instance.shared_tokens + instance.reserved_tokens
 
 
+def prefill_demand_tokens_of(instance: InstanceView) -> int:
+    """What requests in the batch lack of the memory for their whole prompts.
+
+    The virtual usage of a request that is prefilled in chunks is that of its whole prompt from
+    its first chunk on: it had it as the head of the line, and admission has promised it.
+    """
+    return sum(
+        [
+            request.demand_tokens - request.physical_usage_tokens
+            for request in instance.running
+            if request.demand_tokens > request.physical_usage_tokens
+        ]
+    )
+
+
 def free_tokens_of(
     policy: PolicyConfig,
     total_tokens: int,
     used_tokens: int,
+    prefill_demand_tokens: int,
     head_demand_tokens: int,
     queued_demand_tokens: int,
     num_by_priority: tuple[tuple[Priority, int], ...],
@@ -154,7 +170,7 @@ def free_tokens_of(
     """
     is_all = policy.queue_demand is QueueDemand.ALL
     demand_tokens = queued_demand_tokens if is_all else head_demand_tokens
-    normal_free_tokens = total_tokens - used_tokens - demand_tokens
+    normal_free_tokens = total_tokens - used_tokens - prefill_demand_tokens - demand_tokens
     free_tokens = normal_free_tokens
     for priority, _ in num_by_priority:
         if priority != NORMAL:
@@ -249,8 +265,9 @@ def _virtual_usage(
         if is_head_of_line or policy.queue_demand is QueueDemand.ALL:
             return request.demand_tokens
         return 0
+    # A request whose prompt is computed in chunks has the usage of its whole prompt.
     return (
-        request.physical_usage_tokens
+        max(request.physical_usage_tokens, request.demand_tokens)
         + headroom_shares[policy.counts_as(request.execution_priority)]
     )
 

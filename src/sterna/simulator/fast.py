@@ -141,6 +141,7 @@ class FastEngines:
     def set_migrating(self, row: int, num_outgoing: int, num_incoming: int) -> None:
         engine = self._engines[row]
         engine.num_outgoing, engine.num_incoming = num_outgoing, num_incoming
+        self._list_anew(row)
 
     def _list_anew(self, row: int) -> None:
         """Have the engine's load returned even if its report stays as it is."""
@@ -156,6 +157,7 @@ class FastEngines:
         row: int,
         used_blocks: int,
         reserved_blocks: int,
+        prefill_blocks: int,
         num_running: int,
         num_queuing: int,
         num_preempted: int,
@@ -176,11 +178,13 @@ class FastEngines:
         elif len(counts) > 1:
             num_by_priority = tuple([(Priority(p), num) for p, num in enumerate(counts) if num])
         used_tokens = (used_blocks + reserved_blocks) * block_size
+        prefill_tokens = prefill_blocks * block_size
         head_tokens, queued_tokens = head_blocks * block_size, queued_blocks * block_size
         free_tokens, normal_free_tokens = free_tokens_of(
             self._policy,
             self._total_tokens,
             used_tokens,
+            prefill_tokens,
             head_tokens,
             queued_tokens,
             num_by_priority,
@@ -216,6 +220,7 @@ class FastEngines:
             num_preemptions,
             engine.is_terminating,
             num_preempted,
+            prefill_tokens,
         )
 
     def view(self, row: int, now_s: float) -> InstanceView:
@@ -255,7 +260,7 @@ class FastEngines:
             RequestStatus.RUNNING,
             num_tokens,
             num_blocks * self._block_size,
-            0,
+            self._demand_tokens(num_tokens) if is_prefilling else 0,
             priority,
             priority,
             num_tokens - prompt_tokens,
@@ -293,13 +298,16 @@ class FastEngines:
             RequestStatus.QUEUING,
             num_tokens,
             0,
-            self._config.engine.blocks_of(num_tokens) * self._block_size,
+            self._demand_tokens(num_tokens),
             priority,
             priority,
             num_tokens - prompt_tokens,
             num_preemptions,
             self._arrivals_s[index],
         )
+
+    def _demand_tokens(self, num_tokens: int) -> int:
+        return self._config.engine.blocks_of(num_tokens) * self._block_size
 
     def is_empty(self, row: int) -> bool:
         engine, columns = self._engines[row], self._columns

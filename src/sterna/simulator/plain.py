@@ -159,6 +159,7 @@ class PlainEngines:
     def set_migrating(self, row: int, num_outgoing: int, num_incoming: int) -> None:
         engine = self._engines[row]
         engine.num_outgoing, engine.num_incoming = num_outgoing, num_incoming
+        self._changed.add(row)
 
     def changed_loads(self, now_s: float) -> list[InstanceLoad]:
         loads = [self._load(self._engines[row]) for row in sorted(self._changed)]

@@ -391,6 +391,20 @@ def test_a_view_shows_requests_with_their_memory_and_demands() -> None:
     )
 
 
+def test_a_request_demands_memory_until_its_prompt_is_computed() -> None:
+    """By hand, with 5 tokens a step: a prompt of 11 takes 3 blocks of 4 in the end, and holds 2, 3
+    and 3 of them in its three steps; then it decodes."""
+    core = chunked(max_num_batched_tokens=5)
+    add(core, request("a", 11))
+    held = []
+    for _ in range(4):
+        core.begin_step()
+        (view,) = core.view(InstanceId("i0")).running
+        held.append((view.physical_usage_tokens, view.demand_tokens))
+        core.end_step()
+    assert held == [(8, 12), (12, 12), (12, 12), (12, 0)]
+
+
 def test_a_preempted_request_demands_memory_for_its_output_too() -> None:
     """Section 4.4.2, demand: prompt and generated tokens where it was preempted."""
     core = engine(3, watermark=0.0, keeps_block_free=False)

@@ -101,8 +101,8 @@ class EmulatedCore:
         )
 
     def _view(self, request: EmulatedRequest, status: RequestStatus) -> RequestView:
-        is_queuing = status is RequestStatus.QUEUING
-        demand_blocks = self._config.blocks_of(request.num_tokens) if is_queuing else 0
+        is_awaiting = status is RequestStatus.QUEUING or request.is_prefilling
+        demand_blocks = self._config.blocks_of(request.num_tokens) if is_awaiting else 0
         return RequestView(
             request_id=request.request_id,
             status=status,

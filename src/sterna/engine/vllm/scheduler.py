@@ -92,6 +92,7 @@ class MigratingScheduler(Scheduler):
             status=Status.RUNNING,
             num_tokens=request.num_tokens,
             physical_usage_tokens=len(self._blocks(request)) * self.block_size,
+            demand_tokens=self._demand_tokens(request) if _is_prefilling(request) else 0,
             scheduling_priority=priority,
             execution_priority=priority,
             num_output_tokens=request.num_output_tokens,
@@ -106,7 +107,7 @@ class MigratingScheduler(Scheduler):
             request_id=RequestId(request.request_id),
             status=Status.QUEUING,
             num_tokens=request.num_tokens,
-            demand_tokens=cdiv(request.num_tokens, self.block_size) * self.block_size,
+            demand_tokens=self._demand_tokens(request),
             scheduling_priority=priority,
             execution_priority=priority,
             num_output_tokens=request.num_output_tokens,
@@ -114,6 +115,9 @@ class MigratingScheduler(Scheduler):
             arrival_s=request.arrival_time,
             immovable=self.immovable(request),
         )
+
+    def _demand_tokens(self, request: Request) -> int:
+        return cdiv(int(request.num_tokens), self.block_size) * self.block_size
 
     def immovable(self, request: Request) -> Immovable | None:
         """Return why the request cannot move at this moment, or None when it can."""
@@ -123,10 +127,7 @@ class MigratingScheduler(Scheduler):
             return Immovable.UNSUPPORTED_REQUEST_FEATURE
         if request.request_id in self._drained:
             return Immovable.MIGRATING
-        if request.status == RequestStatus.RUNNING and request.num_output_tokens == 0:
-            return Immovable.PREFILLING
-        if request.status == RequestStatus.RUNNING and request.is_prefill_chunk:
-            # A preempted request that is being prefilled again.
+        if request.status == RequestStatus.RUNNING and _is_prefilling(request):
             return Immovable.PREFILLING
         return None
 
@@ -328,6 +329,11 @@ class MigratingScheduler(Scheduler):
     def _hold_slots(self) -> None:
         """Keep vLLM from admitting into the slots that drained and coming requests need."""
         self.max_num_active_reqs = self._admission_limit - self._num_held_slots()
+
+
+def _is_prefilling(request: Request) -> bool:
+    # The second is so of a preempted request that is being prefilled again.
+    return bool(request.num_output_tokens == 0 or request.is_prefill_chunk)
 
 
 class MigratingAsyncScheduler(MigratingScheduler, AsyncScheduler):

@@ -27,6 +27,7 @@ from sterna.engine.emulated.compiled.tables import (
     NUM_PREEMPTIONS,
     NUM_QUEUING,
     NUM_RUNNING,
+    PREFILL_BLOCKS,
     PREFILLING,
     QUEUED_BLOCKS,
     QUEUING,
@@ -44,6 +45,7 @@ def take_report(tables: Tables, which: int, r: int) -> None:
     row, report, rule = tables.rows[r], tables.reports[which, r], tables.settings[0]
     report[USED_BLOCKS] = row.used_blocks
     report[RESERVED_BLOCKS] = row.reserved_blocks
+    report[PREFILL_BLOCKS] = prefill_blocks_of(tables, r)
     report[NUM_RUNNING] = row.num_running + row.num_drained
     report[NUM_QUEUING] = row.num_queuing
     report[NUM_PREEMPTED_QUEUING] = row.num_preempted_queuing
@@ -61,6 +63,20 @@ def take_report(tables: Tables, which: int, r: int) -> None:
             report[MOVE_PRIORITY] = tables.requests[index].priority
     for priority in range(tables.counts.shape[1]):
         report[BY_PRIORITY + priority] = tables.counts[r, priority]
+
+
+@njit
+def prefill_blocks_of(tables: Tables, r: int) -> int:
+    """What requests in the batch lack of the memory for their whole prompts."""
+    row, rule = tables.rows[r], tables.settings[0]
+    num_blocks = 0
+    # Only chunks leave something to take; whole prompts have all of their memory at once.
+    if rule.is_chunked and row.num_prefilling > 0:
+        for place in range(row.num_running):
+            request = tables.requests[tables.running[r, place]]
+            if is_prefilling(row, request):
+                num_blocks += max(0, demand_of(request, rule.block_size) - request.num_blocks)
+    return num_blocks
 
 
 @njit

@@ -25,6 +25,7 @@ listed last."""
 (
     USED_BLOCKS,
     RESERVED_BLOCKS,
+    PREFILL_BLOCKS,
     NUM_RUNNING,
     NUM_QUEUING,
     NUM_PREEMPTED_QUEUING,
@@ -35,9 +36,10 @@ listed last."""
     NUM_PREEMPTIONS,
     LAST_DISPATCH,
     BY_PRIORITY,
-) = range(12)
+) = range(13)
 """Places in a report: the sums that a load report is made from, then, from the last place on, the
-running requests of each priority. MOVE_BLOCKS and MOVE_PRIORITY are of the running request that
+running requests of each priority. PREFILL_BLOCKS are those that prompts in chunks will take yet.
+MOVE_BLOCKS and MOVE_PRIORITY are of the running request that
 would move first, NONE when none can move."""
 
 NUM_ENDED, NUM_STEPS = range(2)
