@@ -1,6 +1,7 @@
 """Figure 14: auto-scaling over rates and over the burstiness of the arrivals (Section 6.5)."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench.paper.cells import (
@@ -17,9 +18,8 @@ from bench.paper.drawing import grid
 from bench.paper.experiment import Experiment
 from bench.paper.points import Row, paper_points
 from bench.paper.tables import points_table
-from sterna.config import ScalingConfig
 from sterna.simulator.config import SimulationConfig
-from sterna.simulator.paper import paper_config
+from sterna.simulator.paper import PAPER_SCALING, PAPER_SCALING_BEGINS_S, paper_config
 from sterna.workload.catalog import Workload
 
 POISSON, GAMMA = "poisson_rate", "gamma_cv_at_rate_2"
@@ -50,16 +50,12 @@ def scaling_config(
         policy,
         "L-L",
         num_instances=8,
-        scaling=ScalingConfig(
-            min_instances=1,
-            max_instances=16,
+        scaling=replace(
+            PAPER_SCALING,
             low_freeness_steps=low_blocks * STEPS_A_BLOCK,
             high_freeness_steps=(low_blocks + width_blocks) * STEPS_A_BLOCK,
-            period_s=10.0,
-            is_sustained=False,
-            terminates_newest=True,
         ),
-        scaling_begins_s=100.0,
+        scaling_begins_s=PAPER_SCALING_BEGINS_S,
     )
 
 

@@ -9,7 +9,7 @@ comes.
 from dataclasses import replace
 from typing import Any
 
-from sterna.config import DispatchRule, PolicyConfig, QueueDemand, Victim
+from sterna.config import DispatchRule, PolicyConfig, QueueDemand, ScalingConfig, Victim
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.copy_time import CopyTime
 from sterna.engine.emulated.profiles import A10_LLAMA_7B, with_serving
@@ -39,6 +39,21 @@ the 25 generated points of Figure 11, and to nothing else: that column is no evi
 COPY_TIME = CopyTime(block_s=A10_LLAMA_7B.copy_time.block_s, stage_s=5e-3)
 """A block takes the measured time. Of the 15 ms that a measured copy of no blocks would take, the
 handshake makes up about 10, which the simulated messages and waits for steps take here."""
+
+PAPER_SCALING = ScalingConfig(
+    min_instances=1,
+    max_instances=16,
+    low_freeness_steps=160.0,
+    high_freeness_steps=960.0,
+    period_s=10.0,
+    is_sustained=False,
+    terminates_newest=True,
+)
+"""Section 6.5: [10, 60] blocks a request, of 16 decode steps each. The artifact looks at the average
+once a period, and terminates the instance that joined last."""
+
+PAPER_SCALING_BEGINS_S = 100.0
+"""Until then the artifact leaves the instances alone."""
 
 SHIPPED_RETRY_BACKOFF_S = 1.0
 """`LlumletConfig.retry_backoff_s` by default."""
