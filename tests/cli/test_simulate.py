@@ -21,6 +21,7 @@ import pytest
 from sterna.cli.main import main
 from sterna.cli.simulate_options import SETTINGS
 from sterna.cli.simulate_report import cell, number
+from sterna.workload.catalog import Workload, build_trace
 
 PLAIN = ("--set", "is_fast=false")
 SMALL = ("--trace", "S-S", "--rate", "2", "--requests", "20", "--instances", "2", *PLAIN)
@@ -213,13 +214,37 @@ def test_too_long_requests_are_left_out_and_told(
     captured = capsys.readouterr()
     assert captured.err == ("sterna: requests of more than 12,560 tokens are left out (1 of 3)\n")
     assert json.loads(captured.out)["requests"] == 2
+    common = ("--trace", str(trace), "--rate", "1", *HERE, *SMALL[-2:])
+    assert main(["simulate", *common, "--json", "--requests", "3"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "sterna: requests of more than 12,560 tokens are left out (1 of the first 3); the trace's "
+        "next ones run instead\n"
+    )
+    assert json.loads(captured.out)["requests"] == 3
+    assert main(["simulate", *common, "--max-total-tokens", "50"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "sterna: error: max_total_tokens 50 leaves no request: the shortest has 55 tokens\n"
+    )
 
 
-def test_max_total_tokens_leaves_out_more(capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate("--json", "--max-total-tokens", "200") == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["requests"] == 20
-    assert document["request_s"]["max"] < 200 * 0.1, "short requests end soon"
+def test_too_long_requests_of_drawn_lengths_are_drawn_again_and_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert simulate("--json", "--max-total-tokens", "200", "--seed", "1", "2") == 0
+    captured = capsys.readouterr()
+    for seed, line in zip((1, 2), captured.err.splitlines(), strict=True):
+        whole = build_trace(Workload("S-S", 20, 2.0, seed=seed))
+        num_too_long = (whole.input_tokens + whole.output_tokens > 200).sum()
+        assert 0 < num_too_long < 20
+        assert line == (
+            "sterna: requests of more than 200 tokens are drawn again "
+            f"({num_too_long} of 20, seed {seed})"
+        )
+    for document in json.loads(captured.out):
+        assert (document["requests"], document["max_total_tokens"]) == (20, 200)
+        assert document["request_s"]["max"] < 200 * 0.1, "short requests end soon"
 
 
 # -------------------------------------------------------------------------------------- tables

@@ -1,6 +1,7 @@
 """Workloads by name: what each gives, and what is answered to those that cannot be."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +148,44 @@ def test_requests_that_are_too_long_are_left_out_first(three: str) -> None:
     trace = build_trace(Workload(three, num_requests=3, max_total_tokens=26))
     assert trace.input_tokens.tolist() == [5, 6, 5]
     assert "max_total_tokens 3 leaves no request" in refusal(Workload(three, max_total_tokens=3))
+
+
+@pytest.mark.parametrize("num_requests", [1, 100, 20_000])
+def test_requests_that_are_too_long_are_drawn_again_where_lengths_are_drawn(
+    num_requests: int,
+) -> None:
+    """None is there twice because another one is missing, and the others stay as they are."""
+    workload = Workload("zipf:4096-4096", num_requests, 1.0, class_fractions={HIGH: 0.5})
+    whole = build_trace(workload)
+    limited = replace(workload, max_total_tokens=8_000)
+    trace = build_trace(limited)
+    is_too_long = whole.input_tokens + whole.output_tokens > 8_000
+    assert is_too_long.any()
+    assert (trace.input_tokens + trace.output_tokens).max() <= 8_000
+    for field in ("input_tokens", "output_tokens"):
+        kept = getattr(whole, field)[~is_too_long]
+        assert np.array_equal(getattr(trace, field)[~is_too_long], kept)
+    assert np.array_equal(trace.arrival_s, whole.arrival_s)
+    assert np.array_equal(trace.priority, whole.priority)
+    assert content(trace) == content(build_trace(limited))
+    if num_requests == 100:
+        pairs = set(zip(trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
+        assert len(pairs) >= 90, "76 if the others were taken twice"
+        other = build_trace(replace(limited, seed=7))
+        assert not np.array_equal(other.input_tokens, trace.input_tokens)
+
+
+def test_a_limit_that_leaves_nothing_out_changes_nothing() -> None:
+    for trace in ("M-M", "L-L", "azure-conv"):
+        workload = Workload(trace, 2_000, 1.0)
+        limited = build_trace(replace(workload, max_total_tokens=12_560))
+        assert content(limited) == content(build_trace(workload))
+
+
+def test_a_limit_that_leaves_no_length_is_refused() -> None:
+    assert "max_total_tokens 2 leaves no request: the shortest has " in refusal(
+        Workload("zipf:4096-4096", 10, 1.0, max_total_tokens=2)
+    )
 
 
 # ---------------------------------------------------------------- arrivals and rates

@@ -126,6 +126,7 @@ def arrivals_of(workload: "Workload") -> str:
 def _jobs(args: argparse.Namespace) -> list["Job"]:
     """One job a policy and seed, in the order in which they were named."""
     from sterna.simulator.runs import Job
+    from sterna.workload.catalog import has_drawn_lengths
 
     configs = {label: _config(args, label) for label in args.policy}
     # All policies get the same requests, so that each must fit every policy's instances.
@@ -133,7 +134,9 @@ def _jobs(args: argparse.Namespace) -> list["Job"]:
     if args.max_total_tokens is not None:
         limit = min(limit, args.max_total_tokens)
     workloads = [_workload(args, seed, limit) for seed in dict.fromkeys(args.seed)]
-    _tell_what_is_left_out(workloads[0], limit)
+    # Those of a file are the same with every seed.
+    for workload in workloads if has_drawn_lengths(args.trace) else workloads[:1]:
+        _tell_what_is_too_long(workload, limit)
     return [
         Job(workload, config, label) for label, config in configs.items() for workload in workloads
     ]
@@ -154,22 +157,34 @@ def _workload(args: argparse.Namespace, seed: int, max_total_tokens: int) -> "Wo
     )
 
 
-def _tell_what_is_left_out(workload: "Workload", max_total_tokens: int) -> None:
-    """Say on stderr how many of the trace's requests are too long to run.
+def _tell_what_is_too_long(workload: "Workload", max_total_tokens: int) -> None:
+    """Say on stderr how many of the trace's requests cannot run, and what runs instead.
 
     Raises:
-        ConfigurationError: there is no such trace, or none of it is left.
+        ConfigurationError: there is no such trace, or none of it is short enough.
     """
-    from sterna.workload.catalog import build_trace
+    from sterna.workload.catalog import build_trace, has_drawn_lengths
 
     whole = build_trace(replace(workload, max_total_tokens=None))
     num_too_long = int((whole.input_tokens + whole.output_tokens > max_total_tokens).sum())
-    if num_too_long:
-        print(
-            f"sterna: requests of more than {max_total_tokens:,} tokens are left out "
-            f"({num_too_long:,} of {len(whole):,})",
-            file=sys.stderr,
+    if not num_too_long:
+        return
+    if num_too_long == len(whole):
+        # Before anything is said of a trace of which nothing could be run.
+        build_trace(workload)
+    if has_drawn_lengths(workload.trace):
+        happens = f"drawn again ({num_too_long:,} of {len(whole):,}, seed {workload.seed})"
+    elif workload.num_requests is None:
+        happens = f"left out ({num_too_long:,} of {len(whole):,})"
+    else:
+        happens = (
+            f"left out ({num_too_long:,} of the first {len(whole):,}); the trace's next ones run "
+            "instead"
         )
+    print(
+        f"sterna: requests of more than {max_total_tokens:,} tokens are {happens}",
+        file=sys.stderr,
+    )
 
 
 def _config(args: argparse.Namespace, label: str) -> "SimulationConfig":

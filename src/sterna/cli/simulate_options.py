@@ -90,8 +90,8 @@ def _add_workload_options(group: Any) -> None:
         "--max-total-tokens",
         type=_count,
         metavar="N",
-        help="leave longer requests out, input and output counted (default: what one instance "
-        "can hold)",
+        help="leave longer requests out, input and output counted, or draw them again where "
+        "lengths are drawn (default: what one instance can hold)",
     )
     group.add_argument(
         "--high-fraction",

@@ -85,7 +85,8 @@ class Workload:
         seed: of all that is drawn, from 0 to 2**32 - 1; the default is the paper's.
         class_fractions: for each priority, which part of the requests has it; what is left is
             normal. Empty: as the file says, or all normal.
-        max_total_tokens: leaves requests out whose input and output have more tokens together.
+        max_total_tokens: of input and output together. Longer requests are drawn again where
+            lengths are drawn (see `has_drawn_lengths`), and else left out.
 
     Raises:
         ConfigurationError: a value cannot be, whatever the trace.
@@ -121,16 +122,17 @@ def build_trace(workload: Workload) -> Trace:
     Lengths and arrivals come from one stream, numpy's legacy RandomState, as in the paper's
     artifact: all input lengths, all output lengths (of the traces that are drawn), then the
     arrivals. With the default seed these are the paper's requests. Priorities come from a stream
-    of their own: they change neither lengths nor arrivals.
+    of their own: they change neither lengths nor arrivals. So do lengths that are drawn again: the
+    other requests stay as they are.
 
     Raises:
-        ConfigurationError: there is no such trace, its file cannot be read, or the trace has not
-            what the arrivals need.
+        ConfigurationError: there is no such trace or none of it is short enough, its file cannot
+            be read, or the trace has not what the arrivals need.
     """
     draws = np.random.RandomState(workload.seed)
     name, rows = _rows(workload, draws)
     if workload.max_total_tokens is not None:
-        rows = rows.no_longer_than(workload.max_total_tokens)
+        rows = _short_enough(workload, rows, workload.max_total_tokens)
     num_requests = workload.num_requests or len(rows)
     rows = rows.repeated_to(num_requests)
     arrival_s = _arrivals_s(workload, name, rows, draws)
@@ -144,6 +146,11 @@ def build_trace(workload: Workload) -> Trace:
     )
 
 
+def has_drawn_lengths(trace: str) -> bool:
+    """Whether lengths of the trace are drawn anew for every seed, so that it never runs out."""
+    return _means(trace.strip()) is not None
+
+
 # ---------------------------------------------------------------------------- lengths
 
 
@@ -153,11 +160,7 @@ def _rows(workload: Workload, draws: Draws) -> tuple[str, Rows]:
     num_requests = workload.num_requests or PAPER_NUM_REQUESTS
     means = _means(text)
     if means is not None:
-        name, mean_input_tokens, mean_output_tokens = means
-        return name, Rows(
-            zipf_lengths(mean_input_tokens, num_requests, draws),
-            zipf_lengths(mean_output_tokens, num_requests, draws),
-        )
+        return means[0], _drawn(means, num_requests, draws)
     fixed = _FIXED.fullmatch(text)
     if fixed:
         input_tokens, output_tokens = int(fixed[1]), int(fixed[2])
@@ -174,6 +177,32 @@ def _rows(workload: Workload, draws: Draws) -> tuple[str, Rows]:
     if _looks_like_a_file(text) or os.path.isfile(path):
         return path.name, read_rows(path)
     raise _unknown(text)
+
+
+def _drawn(means: tuple[str, int, int], num_requests: int, draws: Draws) -> Rows:
+    _, mean_input_tokens, mean_output_tokens = means
+    return Rows(
+        zipf_lengths(mean_input_tokens, num_requests, draws),
+        zipf_lengths(mean_output_tokens, num_requests, draws),
+    )
+
+
+def _short_enough(workload: Workload, rows: Rows, max_total_tokens: int) -> Rows:
+    means = _means(workload.trace.strip())
+    if means is None:
+        return rows.no_longer_than(max_total_tokens)
+    draws = np.random.RandomState([workload.seed, 2])
+    input_tokens, output_tokens = rows.input_tokens.copy(), rows.output_tokens.copy()
+    left = np.flatnonzero(input_tokens + output_tokens > max_total_tokens)
+    while len(left):
+        # Many at once, since their mean is that of the sample. The shortest length of the rule
+        # is its most frequent: if any request is short enough, some of these are.
+        others = _drawn(means, PAPER_NUM_REQUESTS, draws).no_longer_than(max_total_tokens)
+        num_found = min(len(left), len(others))
+        input_tokens[left[:num_found]] = others.input_tokens[:num_found]
+        output_tokens[left[:num_found]] = others.output_tokens[:num_found]
+        left = left[num_found:]
+    return Rows(input_tokens, output_tokens)
 
 
 _PAIR = re.compile(r"([SML])-([SML])")
