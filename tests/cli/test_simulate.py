@@ -361,6 +361,8 @@ def test_a_plot_that_cannot_be_written_loses_no_results(
         (("--victim", "shortst"), "--victim must be shortest or longest or last-started"),
         (("--interval", "-1"), "round_interval_s must be positive, not -1.0"),
         (("--set", "round_intervl_s=1"), "did you mean round_interval_s?"),
+        (("--set", "scaling_begins_s=inf"), "scaling_begins_s must be finite, not 'inf'"),
+        (("--start-delay", "inf"), "--start-delay must be finite, not 'inf'"),
         (("--scale-low", "1"), "--scale-low needs auto-scaling"),
         (("--auto-scaling", "5:2"), "max_instances must be at least min_instances (5), not 2"),
         (("--source-threshold", "100"), "source_freeness_steps must be at most"),

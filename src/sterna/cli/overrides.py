@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import cache
-from math import isnan
+from math import isfinite
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -153,8 +153,11 @@ def _value(option: str, text: str, hint: Any) -> Any:
         value = msgspec.convert(text.lower() if kind is bool else text, kind, strict=False)
     except msgspec.ValidationError:
         value = None
-    if value is None or (isinstance(value, float) and isnan(value)):
+    if value is None:
         raise ConfigurationError(f"{option} must be {_kind_in_words(hint)}, not {text!r}")
+    # No setting needs another one, and JSON has none.
+    if isinstance(value, float) and not isfinite(value):
+        raise ConfigurationError(f"{option} must be finite, not {text!r}")
     return value
 
 
