@@ -12,15 +12,21 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from sterna.cli import simulate_report
 from sterna.cli.main import main
 from sterna.cli.simulate_options import SETTINGS
 from sterna.cli.simulate_report import cell, number
+from sterna.engine.emulated.profiles import profile
+from sterna.policy.presets import PRESETS, STERNA
+from sterna.simulator.config import SimulationConfig
+from sterna.simulator.runs import Job, run
 from sterna.workload.catalog import Workload, build_trace
 
 PLAIN = ("--set", "is_fast=false")
@@ -200,6 +206,14 @@ def test_a_variant_of_a_policy_is_a_policy_of_its_own(capsys: pytest.CaptureFixt
     assert varied["settings"]["policy"]["victim"] == "longest"
 
 
+def test_a_bandwidth_may_stand_in_a_variant(capsys: pytest.CaptureFixture[str]) -> None:
+    """It holds there whatever the option says, and for blocks of the variant's size."""
+    policies = ("llumnix", "llumnix:bandwidth=800", "llumnix:bandwidth=800,block_size=8")
+    policies += ("llumnix:copy_time.block_s=0.5",)
+    found = documents(capsys, "--policy", *policies, "--bandwidth", "1600")
+    assert [each["settings"]["copy_time"]["block_s"] for each in found] == [0.01, 0.02, 0.01, 0.5]
+
+
 def test_too_long_requests_are_left_out_and_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -269,6 +283,22 @@ def test_several_runs_print_a_comparison(capsys: pytest.CaptureFixture[str]) -> 
     assert line.count("x") == 1, "the ratio of round robin's mean to llumnix's"
 
 
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [
+        ("llumnix:interval=1", "20 requests; 2 instances; live reports; seed 51934"),
+        ("llumnix:report=stale", "20 requests; 2 instances; seed 51934"),
+        ("llumnix:num_instances=3", "20 requests; live reports; seed 51934"),
+    ],
+)
+def test_the_headline_of_a_comparison_has_what_all_have_in_common(
+    variant: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for policies in (("llumnix", variant), (variant, "llumnix")):
+        assert simulate("--policy", *policies) == 0
+        assert f"S-S at 2/s, poisson; {expected}\n" in capsys.readouterr().out
+
+
 def test_ratios_are_to_the_chosen_policy(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate("--policy", "llumnix", "round-robin", "--baseline", "round-robin") == 0
     captured = capsys.readouterr().out
@@ -304,8 +334,35 @@ def test_a_number_has_the_digits_that_matter(value: float, expected: str) -> Non
 def test_the_list_has_everything_that_options_can_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--list"]) == 0
     captured = capsys.readouterr().out
-    for name in ("M-M", "azure-conv", "a10-llama-7b", "round-robin", "policy.round_interval_s"):
+    for name in ("M-M", "azure-conv", "a10-llama-7b", *PRESETS, "policy.round_interval_s"):
         assert name in captured
+
+
+def listed(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, str]:
+    """The first two words of every line that `--list` prints."""
+    assert main(["simulate", "--list", *options]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    return {words[0]: words[1] for words in lines if len(words) > 1}
+
+
+def test_the_list_has_the_values_of_the_policy_that_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert listed(capsys)["policy.migrates"] == "true"
+    assert listed(capsys, "--policy", "infaas++")["policy.migrates"] == "false"
+    assert listed(capsys, "--policy", "llumnix:interval=7")["policy.round_interval_s"] == "7.0"
+    paper = listed(capsys, "--paper")
+    assert (paper["report"], paper["policy.victim"]) == ("stale", "last-started")
+    assert listed(capsys, "--paper", "--policy", "infaas++")["policy.migrates"] == "false"
+
+
+def test_a_new_preset_is_in_the_list(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = {"mine": replace(STERNA, name="mine")}
+    monkeypatch.setattr(simulate_report, "PRESETS", {**PRESETS, **mine})
+    assert main(["simulate", "--list"]) == 0
+    assert "mine" in {line.strip() for line in capsys.readouterr().out.splitlines()}
 
 
 # --------------------------------------------------------------------------------------- plots
@@ -323,6 +380,21 @@ def test_a_plot_is_what_its_suffix_says(
     assert content.startswith(begin)
     assert len(content) > 5_000
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_the_title_of_a_plot_has_what_all_runs_have_in_common() -> None:
+    from sterna.cli.simulate_plot import _title
+
+    workload = Workload("S-S", 5, 2.0, seed=1)
+    chosen = profile("a10-llama-7b")
+    two = SimulationConfig(
+        chosen.engine, chosen.step_time, chosen.copy_time, STERNA, num_instances=2, is_fast=False
+    )
+    runs = [run(Job(workload, each)) for each in (two, replace(two, num_instances=3))]
+    common = "S-S at 2/s, poisson, 5 requests"
+    assert _title(runs[:1]) == f"{common}, 2 instances (simulated; seed 1)"
+    assert _title(runs) == f"{common} (simulated; seed 1)"
 
 
 @pytest.mark.slow
@@ -354,6 +426,7 @@ def test_a_plot_that_cannot_be_written_loses_no_results(
         (("--policy", "lumnix"), "not 'lumnix'; did you mean llumnix?"),
         (("--policy", "llumnix:victm=longest"), "no setting 'victm'; did you mean victim?"),
         (("--policy", "llumnix:longest"), "a setting must be key=value, not 'longest'"),
+        (("--policy", "llumnix:bandwidth=0"), "bandwidth must be positive tokens a second"),
         (("--trace", "M-N"), "no trace is called 'M-N'"),
         (("--trace", "absent.csv"), "absent.csv"),
         (("--arrivals", "gama:2"), "arrivals must be poisson, gamma:CV"),

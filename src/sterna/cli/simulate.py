@@ -21,6 +21,7 @@ from sterna.cli.simulate_options import (
     PLOT_SUFFIXES,
     SETTINGS,
     add_options,
+    positive,
 )
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import PRESETS
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from sterna.simulator.config import SimulationConfig
     from sterna.simulator.runs import Job, Run
     from sterna.workload.catalog import Workload
+
+
+BANDWIDTH = "bandwidth"
+"""Named like a setting, but it stands for one whose value depends on the size of a block."""
 
 
 def add_commands(commands: Any) -> None:
@@ -58,12 +63,12 @@ def _simulate(args: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: an option cannot work.
     """
+    args.policy = args.policy or [PAPER_POLICY if args.paper else DEFAULT_POLICY]
     if args.list:
         from sterna.cli.simulate_report import print_choices
 
-        print_choices(_config(args, DEFAULT_POLICY))
+        print_choices(_config(args, args.policy[0]), args.policy[0])
         return 0
-    args.policy = args.policy or [PAPER_POLICY if args.paper else DEFAULT_POLICY]
     _check_output(args)
     jobs = _jobs(args)
     from sterna.simulator.runs import run_all
@@ -200,8 +205,8 @@ def _config(args: argparse.Namespace, label: str) -> "SimulationConfig":
         low, high = args.auto_scaling
         scaling = config.scaling or ScalingConfig()
         config = replace(config, scaling=replace(scaling, min_instances=low, max_instances=high))
-    config = apply(config, [*_overrides(args), *_variant(variant)])
-    return config if args.bandwidth is None else _with_bandwidth(config, args.bandwidth)
+    given = [*_overrides(args), *_variant(variant)]
+    return apply(config, _with_block_times(given, config.engine.block_size))
 
 
 def _overrides(args: argparse.Namespace) -> Iterator["Override"]:
@@ -213,6 +218,8 @@ def _overrides(args: argparse.Namespace) -> Iterator["Override"]:
             yield override(key, text, option)
     for assignment in args.settings:
         yield parse(assignment)
+    if args.bandwidth is not None:
+        yield _bandwidth("--bandwidth", args.bandwidth)
 
 
 def _variant(text: str) -> Iterator["Override"]:
@@ -224,8 +231,33 @@ def _variant(text: str) -> Iterator["Override"]:
         key, equals, value = assignment.partition("=")
         if equals and key in names:
             yield override(names[key], value, key)
+        elif equals and key == BANDWIDTH:
+            try:
+                yield _bandwidth(key, positive(value))
+            except ValueError:
+                raise ConfigurationError(
+                    f"bandwidth must be positive tokens a second, not {value!r}"
+                ) from None
         else:
             yield parse(assignment)
+
+
+def _bandwidth(option: str, tokens_per_s: float) -> "Override":
+    from sterna.cli.overrides import Override
+
+    return Override(option, "copy_time", BANDWIDTH, tokens_per_s)
+
+
+def _with_block_times(given: Sequence["Override"], block_size: int) -> Iterator["Override"]:
+    """Each bandwidth as the time that a block takes; blocks may be given another size, too."""
+    for each in given:
+        if (each.section, each.field) == ("engine", "block_size"):
+            block_size = each.value
+    for each in given:
+        if each.field == BANDWIDTH:
+            yield replace(each, field="block_s", value=block_size / each.value)
+        else:
+            yield each
 
 
 def _default_config(args: argparse.Namespace, policy: str) -> "SimulationConfig":
@@ -251,11 +283,6 @@ def _default_config(args: argparse.Namespace, policy: str) -> "SimulationConfig"
         policy=PRESETS[policy],
         num_instances=args.instances,
     )
-
-
-def _with_bandwidth(config: "SimulationConfig", tokens_per_s: float) -> "SimulationConfig":
-    block_s = config.engine.block_size / tokens_per_s
-    return replace(config, copy_time=replace(config.copy_time, block_s=block_s))
 
 
 # ------------------------------------------------------------------------------------- options

@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         settings.add_argument(option, metavar=values, help=text)
     settings.add_argument(
         "--bandwidth",
-        type=_positive,
+        type=positive,
         metavar="TOKENS/S",
         help="of copies between instances, in tokens of KV cache a second",
     )
@@ -78,7 +78,7 @@ def _add_workload_options(group: Any) -> None:
     group.add_argument(
         "--trace", default="M-M", help="a name (--list) or a CSV or JSONL file (default: M-M)"
     )
-    group.add_argument("--rate", type=_positive, metavar="R", help="requests a second")
+    group.add_argument("--rate", type=positive, metavar="R", help="requests a second")
     group.add_argument(
         "--arrivals",
         metavar="HOW",
@@ -156,7 +156,12 @@ def _add_output_options(group: Any) -> None:
 # ------------------------------------------------------------------------------------- values
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
+    """The number that the text names.
+
+    Raises:
+        ValueError: it is none, or not positive, or infinite.
+    """
     value = float(text)
     if not 0 < value < float("inf"):
         raise ValueError
@@ -190,6 +195,6 @@ def _bounds(text: str) -> tuple[int, int]:
 
 
 # argparse names these in "invalid ... value".
-_positive.__name__, _fraction.__name__ = "positive number", "fraction (0 to 1)"
+positive.__name__, _fraction.__name__ = "positive number", "fraction (0 to 1)"
 _count.__name__ = "count (1 or more)"
 _seed.__name__, _bounds.__name__ = "seed (0 to 2^32 - 1)", "MIN:MAX"

@@ -138,14 +138,16 @@ def _finish(axes: Mapping[str, Any], *, has_fragmentation: bool) -> None:
 
 
 def _title(runs: Sequence[Run]) -> str:
-    job = runs[0].job
-    workload = job.workload
+    """What all runs have in common; variants may differ in more than their names."""
+    workload = runs[0].job.workload
     rate = "" if workload.rate is None else f" at {workload.rate:g}/s"
     seeds = list(dict.fromkeys(run.job.workload.seed for run in runs))
     note = f"{len(seeds)} seeds; below, seed {seeds[0]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    sizes = {run.job.config.num_instances for run in runs}
+    instances = f", {sizes.pop()} instances" if len(sizes) == 1 else ""
     return (
-        f"{workload.trace}{rate}, {arrivals_of(workload)}, {len(runs[0].records):,} requests, "
-        f"{job.config.num_instances} instances (simulated; {note})"
+        f"{workload.trace}{rate}, {arrivals_of(workload)}, {len(runs[0].records):,} requests"
+        f"{instances} (simulated; {note})"
     )
 
 

@@ -11,7 +11,7 @@ from sterna.cli.overrides import values
 from sterna.cli.simulate import arrivals_of
 from sterna.engine.emulated.profiles import PROFILES
 from sterna.metrics.summary import Distribution, Summary, summarize_classes
-from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, ROUND_ROBIN, STERNA
+from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, PRESETS, ROUND_ROBIN, STERNA
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.runs import Run
 from sterna.workload.catalog import PATTERNS, TRACES
@@ -21,13 +21,14 @@ PIPE_WIDTH = 160
 
 ABSENT = "–"
 
-POLICIES = {
+DESCRIPTIONS = {
     LLUMNIX.name: "the paper's: freeness, migration, priorities (Section 4.4)",
     LLUMNIX_BASE.name: "the same, blind to priorities (Section 6.1)",
     INFAAS_PP.name: "dispatch by memory load, no migration (Section 6.1)",
     ROUND_ROBIN.name: "in turns, blind to load (Section 6.1)",
     STERNA.name: "Sterna's own",
 }
+"""Of policies, in a line; a policy without one is listed all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +106,18 @@ def _console() -> Console:
 
 
 def _headline(runs: Sequence[Run]) -> str:
-    job = runs[0].job
+    """What all runs have in common; variants may differ in more than their names."""
+    workload = runs[0].job.workload
     seeds = list(dict.fromkeys(run.job.workload.seed for run in runs))
-    rate = "" if job.workload.rate is None else f" at {job.workload.rate:g}/s"
-    words = [
-        f"[bold]{escape(job.workload.trace)}[/bold]{rate}, {escape(arrivals_of(job.workload))}",
-        _counted(len(runs[0].records), "request"),
-        _counted(job.config.num_instances, "instance"),
-        f"{job.config.report.value} reports",
-        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
+    rate = "" if workload.rate is None else f" at {workload.rate:g}/s"
+    parts = [
+        {f"[bold]{escape(workload.trace)}[/bold]{rate}, {escape(arrivals_of(workload))}"},
+        {_counted(len(run.records), "request") for run in runs},
+        {_counted(run.job.config.num_instances, "instance") for run in runs},
+        {f"{run.job.config.report.value} reports" for run in runs},
+        {f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"},
     ]
-    return "; ".join(words)
+    return "; ".join(part for words in parts if len(words) == 1 for part in words)
 
 
 # --------------------------------------------------------------------------------- a single run
@@ -277,19 +279,25 @@ def _percent(fraction: float | None) -> str:
 # ------------------------------------------------------------------------------------- choices
 
 
-def print_choices(config: SimulationConfig) -> None:
-    """What options can name: traces, profiles, policies, and settings with their values."""
+def print_choices(config: SimulationConfig, policy: str) -> None:
+    """What options can name: traces, profiles, policies, and settings with their values.
+
+    Args:
+        config: whose settings are listed.
+        policy: what the configuration's policy was called.
+    """
     console = _console()
     _print_names(console, "traces (--trace)", {**TRACES, **PATTERNS})
     _print_names(
         console, "profiles (--profile)", {name: each.description for name, each in PROFILES.items()}
     )
-    _print_names(console, "policies (--policy)", POLICIES)
-    _print_names(console, "settings (--set), and their defaults", values(config))
+    policies = {name: DESCRIPTIONS.get(name, "") for name in PRESETS}
+    _print_names(console, "policies (--policy)", policies)
+    _print_names(console, f"settings (--set), and their values in {policy}", values(config))
 
 
 def _print_names(console: Console, title: str, names: Mapping[str, str]) -> None:
-    table = Table(title=title, title_justify="left", show_header=False, box=None)
+    table = Table(title=escape(title), title_justify="left", show_header=False, box=None)
     for name, text in names.items():
         table.add_row(escape(name), escape(text))
     console.print(table)
