@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from sterna.engine.emulated.config import EmulatedEngineConfig, StepMode
+from sterna.engine.emulated.requests import RequestState
+from sterna.migration.messages import Reason
 from sterna.simulator.config import SimulationConfig
-from sterna.simulator.engines import Engines
+from sterna.simulator.engines import Engines, request_id_of
 from sterna.simulator.fast import FastEngines
 from sterna.simulator.plain import PlainEngines
 from sterna.types import InstanceId, MigrationId
@@ -68,6 +70,30 @@ def test_a_request_preempted_in_its_prompt_is_adopted_by_its_arrival(
     engines.release(0, 2)
     engines.add(1, 1, 3, now_s)
     assert queue(engines, 1, now_s) == ["r000000001", "r000000002"]
+
+
+def test_a_request_that_will_queue_is_reserved_neither_slot_nor_memory(
+    make_engines: MakeEngines,
+) -> None:
+    """By hand: the only slot is taken, and 2 of 3 blocks are, where the watermark is 2."""
+    engine = EmulatedEngineConfig(
+        num_blocks=3, max_num_seqs=1, watermark=0.7, keeps_block_free=False
+    )
+    engines = make_engines(
+        requests((0.0, 16, 9), (1.0, 16, 9)),
+        replace(configuration(), engine=engine, num_instances=1),
+    )
+    engines.start(0, InstanceId("i0"))
+    assert engines.begin_step(0, 0.0) is None
+    engines.add(0, 0, 1, 0.0)
+    now_s = step(engines, 0, step(engines, 0, 0.0))
+    migration_id = MigrationId("m")
+    assert engines.reserve(0, migration_id, 1, needs_slot=False) is Reason.NO_MEMORY
+    assert engines.reserve(0, migration_id, 0, needs_slot=True) is None
+    assert not engines.is_empty(0)
+    state = RequestState(request_id_of(1), prompt_tokens=16, output_tokens=9, arrival_s=1.0)
+    engines.adopt(0, migration_id, 1, state.encode(), 0)
+    assert queue(engines, 0, now_s) == ["r000000001"]
 
 
 def test_a_prompt_in_chunks_counts_as_a_whole_from_its_first_chunk_on(

@@ -382,6 +382,9 @@ class FastEngines:
     ) -> Reason | None:
         config, columns = self._config.engine, self._columns
         reservations = self._engines[row].reservations
+        if num_blocks == 0:
+            reservations.setdefault(migration_id, _Reservation())
+            return None
         reservation = reservations.get(migration_id, _Reservation())
         num_new_blocks = max(0, num_blocks - reservation.num_blocks)
         if num_new_blocks > columns.free_blocks[row] - config.watermark_blocks:

@@ -235,6 +235,27 @@ def test_a_slot_is_reserved_once_and_held() -> None:
     assert step(core).admitted == ("b",)
 
 
+def test_a_request_that_will_queue_needs_neither_slot_nor_memory() -> None:
+    """It waits in the queue for both, as every other. By hand: a takes the only slot, and with its
+    second block it leaves 1 of 3 free, where the watermark is 2."""
+    core = engine(3, max_num_seqs=1, watermark=0.7, keeps_block_free=False)
+    add(core, request("a"))
+    assert len(steps(core, 2)[1].scheduled) == core.num_free_blocks == 1
+    assert core.reserve("m", 1, needs_slot=False) is Reason.NO_MEMORY
+    assert core.reserve("m", 0, needs_slot=True) is None
+    assert core.num_reservations == 1
+    core.adopt("m", request("b", arrival_s=1.0), 0)
+    assert queue(core) == ["b"]
+    assert core.num_reservations == 0
+
+
+def test_a_request_that_will_queue_takes_no_slot_from_those_that_do() -> None:
+    core = engine(max_num_seqs=1)
+    assert core.reserve("m", 0, needs_slot=True) is None
+    add(core, request("a"))
+    assert step(core).admitted == ("a",)
+
+
 def test_a_reservation_that_is_not_there_is_given_back_in_vain() -> None:
     core = two_running()
     core.free_reservation("m")

@@ -385,7 +385,8 @@ class EmulatedCore:
         return self._drained[request_id].state()
 
     def resume(self, request_id: RequestId) -> None:
-        """Put the drained request back where it was."""
+        """Put the drained request back: by the rule of its batch (`_join_batch`: by arrival, or as
+        the last admitted), or in front of the queuing ones of its priority."""
         request = self._forget_drained(request_id)
         if request.num_blocks > 0:
             self._join_batch(request)
@@ -415,8 +416,12 @@ class EmulatedCore:
         """Let the migration's reservation reach `num_blocks` blocks, and a batch slot when asked.
 
         Returns why nothing was reserved, or None. The watermark stays free, as it does when a
-        request is admitted.
+        request is admitted. A request that comes without KV, for which no block is asked, will
+        queue: it needs neither memory nor slot.
         """
+        if num_blocks == 0:
+            self._reservations.setdefault(migration_id, _Reservation())
+            return None
         reservation = self._reservations.get(migration_id, _Reservation())
         num_new_blocks = max(0, num_blocks - reservation.num_blocks)
         if num_new_blocks > self._num_free_blocks - self._config.watermark_blocks:

@@ -204,7 +204,8 @@ class MigratingScheduler(Scheduler):
         return request
 
     def resume(self, request_id: RequestId) -> None:
-        """Put the drained request back where it was; its client notices at most a pause."""
+        """Put the drained request back, at the end of the batch or in front of the queue (by
+        arrival where vLLM serves by priority); its client notices at most a pause."""
         request = self._forget_drained(request_id)
         if request.is_finished():
             # A pause of the whole engine ended every request meanwhile.
@@ -236,8 +237,12 @@ class MigratingScheduler(Scheduler):
         """Let the migration's reservation reach `num_blocks` blocks, and a batch slot when asked.
 
         Returns the ids of all its blocks, or why nothing was reserved. The watermark stays free,
-        as it does when vLLM admits a request.
+        as it does when vLLM admits a request. A request that comes without KV, for which no block
+        is asked, will queue: it needs neither memory nor slot.
         """
+        if num_blocks == 0:
+            reservation = self._reservations.setdefault(migration_id, Reservation())
+            return [block.block_id for block in reservation.blocks]
         reservation = self._reservations.get(migration_id, Reservation())
         num_new = max(0, num_blocks - len(reservation.blocks))
         if num_new > self._pool.get_num_free_blocks() - self.kv_cache_manager.watermark_blocks:

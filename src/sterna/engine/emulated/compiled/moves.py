@@ -39,7 +39,7 @@ def drain(tables: Tables, r: int, index: int) -> None:
 
 @njit
 def resume(tables: Tables, r: int, index: int) -> None:
-    """Put the drained request back."""
+    """Put the drained request back; see `EmulatedCore.resume` for where."""
     row, request = tables.rows[r], tables.requests[index]
     if request.state == DRAINED_QUEUING:
         enqueue_in_front(tables, r, index)
