@@ -19,8 +19,6 @@ from sterna.engine.emulated.profiles import profile
 from sterna.engine.emulated.tokens import Vocabulary
 from sterna.errors import ConfigurationError
 
-DEFAULT_PROFILE = "a10-llama-7b"
-
 _CHANGES: Mapping[str, str] = MappingProxyType(
     {
         "block_size": "block_size",

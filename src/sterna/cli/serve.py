@@ -92,7 +92,8 @@ def parse(arguments: Sequence[str]) -> Namespace:
     _refuse_unhonoured(args)
     args.emulated = None
     if args.engine == "emulated":
-        from sterna.cli.emulated import DEFAULT_PROFILE, emulated_options
+        from sterna.cli.emulated import emulated_options
+        from sterna.cli.simulate_options import DEFAULT_PROFILE
 
         args.profile = getattr(args, "profile", DEFAULT_PROFILE)
         args.emulated = emulated_options(args)

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from sterna.policy.presets import PRESETS
+from sterna.workload.seed import MAX_SEED, PAPER_SEED
 
 DEFAULT_POLICY = "sterna"
 PAPER_POLICY = "llumnix"
 DEFAULT_PROFILE = "a10-llama-7b"
 DEFAULT_NUM_INSTANCES = 16
-DEFAULT_SEED = 0xCADE
-"""The paper's; a run says nothing about other seeds, so that comparisons should use several."""
 
 FRAGMENTATION_INTERVAL_S = 1.0
 """Sampling changes nothing else; the paper's runs are sampled, too, when one looks at them."""
@@ -104,9 +103,10 @@ def _add_workload_options(group: Any) -> None:
         "--seed",
         type=_seed,
         nargs="+",
-        default=[DEFAULT_SEED],
+        default=[PAPER_SEED],
         metavar="S",
-        help="one run of each; of all that is drawn: lengths, arrivals, classes (default: 0xCADE)",
+        help="one run of each; of all that is drawn: lengths, arrivals, classes (default: the "
+        f"paper's, 0x{PAPER_SEED:X})",
     )
 
 
@@ -184,7 +184,7 @@ def _count(text: str) -> int:
 
 def _seed(text: str) -> int:
     value = int(text, 0)
-    if not 0 <= value < 1 << 32:
+    if not 0 <= value <= MAX_SEED:
         raise ValueError
     return value
 

@@ -25,12 +25,11 @@ from sterna.workload.draws import Draws
 from sterna.workload.files import PARSERS, daily_curve, packaged_rows, read_rows
 from sterna.workload.lengths import LONG, MEDIUM, SHORT, zipf_exponent, zipf_lengths
 from sterna.workload.rows import Rows
+from sterna.workload.seed import MAX_SEED, PAPER_SEED
 from sterna.workload.trace import Trace
 
 PAPER_NUM_REQUESTS = 10_000
 """Section 6.1: "Each trace has 10,000 requests"."""
-
-MAX_SEED = 2**32 - 1
 
 _MEANS = {"S": SHORT, "M": MEDIUM, "L": LONG}
 
@@ -96,7 +95,7 @@ class Workload:
     num_requests: int | None = None
     rate: float | None = None
     arrivals: str | None = None
-    seed: int = 0xCADE
+    seed: int = PAPER_SEED
     class_fractions: Mapping[Priority, float] = field(default_factory=dict, hash=False)
     max_total_tokens: int | None = None
 
