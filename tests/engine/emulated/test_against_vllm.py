@@ -10,6 +10,7 @@ One engine core serves all scripts: each gets a scheduler of its own, made as vL
 import copy
 import os
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +127,12 @@ def vllm_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         enforce_eager=True,
         distributed_executor_backend="uni",
     ).create_engine_config()
+    # vLLM's CPU worker looks into everything that every loaded module names, and trips over the
+    # library object of llvmlite, which is loaded where anything was compiled before.
+    hidden = sys.modules.pop("llvmlite.binding.ffi", None)
     core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    if hidden is not None:
+        sys.modules["llvmlite.binding.ffi"] = hidden
     yield core
     core.shutdown()
     os.environ.clear()
