@@ -67,7 +67,7 @@ def _run(options: argparse.Namespace) -> None:
     text = markdown(rows, summary)
     print(text)
     is_whole = set(options.trace) == set(TRACES) and set(options.policy) == set(POLICIES)
-    if is_whole and options.folder == results_io.RESULTS:
+    if is_whole and options.folder.resolve() == results_io.RESULTS:
         write_marked(PAGE, "sterna bench fidelity", text)
 
 

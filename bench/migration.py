@@ -230,7 +230,7 @@ class _Benchmark:
 
     def _write_readme(self) -> None:
         """Bring the README's table up to date with all results that there are."""
-        if self._folder != results_io.RESULTS or self._name != "migration":
+        if self._folder.resolve() != results_io.RESULTS or self._name != "migration":
             return
         try:
             document = results_io.read("migration")

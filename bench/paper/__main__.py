@@ -144,7 +144,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "names",
         nargs="*",
-        choices=["all", *EXPERIMENTS],
+        # Not choices, among which argparse of Python 3.11 looks for the empty list, too.
+        type=_name,
         metavar="FIGURE",
         help=f"all (default), or some of {', '.join(EXPERIMENTS)}; sensitivity is not in all",
     )
@@ -189,6 +190,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rows-only", type=Path, help=argparse.SUPPRESS)
     return parser
+
+
+def _name(text: str) -> str:
+    if text not in ("all", *EXPERIMENTS):
+        raise argparse.ArgumentTypeError(
+            f"must be all or some of {', '.join(EXPERIMENTS)}, not {text!r}"
+        )
+    return text
 
 
 def _count(text: str) -> int:

@@ -37,7 +37,7 @@ def write_all(results: Path = RESULTS) -> None:
         if draw is not None:
             draw(document["rows"], results / f"{name}.png")
     text = page(documents, TEMPLATE.read_text())
-    (PAGE if results == RESULTS else results / "evaluation.md").write_text(text)
+    (PAGE if results.resolve() == RESULTS else results / "evaluation.md").write_text(text)
 
 
 def load(results: Path) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parents[3]
 def become(module: str, arguments: Sequence[str]) -> NoReturn:
     """Become the process of a module or package of the checkout, which reads its own options.
 
+    It stays in the folder where the user is, whose relative paths the options may name.
+
     Raises:
         ConfigurationError: this is no source checkout.
     """
@@ -22,5 +24,7 @@ def become(module: str, arguments: Sequence[str]) -> NoReturn:
         raise ConfigurationError(
             f"{module} is not installed with sterna: run this from the .venv of a source checkout"
         )
-    os.chdir(ROOT)
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), before] if before else [str(ROOT)])
+    # Safe paths: a module of that name in the user's folder is not the one that is meant.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])
