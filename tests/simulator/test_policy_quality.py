@@ -18,7 +18,7 @@ from sterna.engine.emulated.step_time import StepTime
 from sterna.metrics.summary import Summary, summarize
 from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, ROUND_ROBIN
 from sterna.simulator import SimulationConfig, simulate
-from sterna.types import HIGH, NORMAL, Priority
+from sterna.types import HIGH, NORMAL
 from sterna.workload.catalog import Workload, build_trace
 from tests.simulator.builders import differences
 
@@ -122,36 +122,50 @@ def test_an_overloaded_cluster_does_not_collapse() -> None:
     assert mean_p99_ttft_s(divided, overload) > 1.1 * mean_p99_ttft_s(whole_queue, overload)
 
 
-def test_priorities_help_those_who_have_them() -> None:
-    """Section 6.4: high-priority requests get faster, in queues and in decoding. Dispatched by
-    plain freeness they would get slower: their headroom would drive each of them to an instance
-    without another one, until all instances were virtually overloaded."""
-    gains: dict[str, list[float]] = {"request": [], "ttft": [], "tpot": [], "normal": []}
+GAINS = {
+    (HIGH, "request_s", "mean"): 1.1,
+    (HIGH, "ttft_s", "mean"): 1.5,
+    (HIGH, "tpot_s", "mean"): 1.05,
+    (HIGH, "tpot_s", "p99"): 1.0,
+    (NORMAL, "request_s", "mean"): 0.9,
+    (NORMAL, "ttft_s", "mean"): 0.8,
+    (NORMAL, "tpot_s", "mean"): 0.88,
+}
+"""The least that each metric without priorities may be of that with them. Over six seeds these
+means are 1.19, 2.4, 1.16, 1.18, 0.94, 0.97 and 0.93."""
+
+
+def test_priorities_help_those_who_have_them_at_little_cost_to_others() -> None:
+    """Section 6.4: high-priority requests get faster, in queues and in decoding, while normal ones
+    hardly slow down. Dispatched by plain freeness the high ones would get slower: their headroom
+    would drive each of them to an instance without another one, until all instances were virtually
+    overloaded. Normal ones would get slower if requests with a headroom moved where headrooms
+    alone make a source: their TTFT would nearly double.
+
+    Sixteen instances: of four, the one that a high-priority request has to itself is a quarter of
+    the cluster, and normal requests wait long.
+    """
+    gains: dict[str, list[float]] = {}
     for seed in SEEDS:
         workload = Workload(
             "S-S",
-            num_requests=2_500,
-            rate=26 / 4,
+            num_requests=6_000,
+            rate=26.0,
             arrivals="gamma:4",
             seed=seed,
             class_fractions={HIGH: 0.1},
         )
         trace = build_trace(workload)
-        with_priorities = simulate(trace, cluster_of_four(LLUMNIX))
-        without = simulate(trace, cluster_of_four(LLUMNIX_BASE))
-
-        def gain(name: str, priority: Priority, runs=(without, with_priorities)) -> float:
+        runs = [
+            simulate(trace, replace(cluster_of_four(policy), num_instances=16))
+            for policy in (LLUMNIX_BASE, LLUMNIX)
+        ]
+        for priority, field, statistic in GAINS:
             before, after = (
-                getattr(summarize(*each, priority=priority), name).mean for each in runs
+                getattr(getattr(summarize(*each, priority=priority), field), statistic)
+                for each in runs
             )
-            return before / after
-
-        gains["request"].append(gain("request_s", HIGH))
-        gains["ttft"].append(gain("ttft_s", HIGH))
-        gains["tpot"].append(gain("tpot_s", HIGH))
-        gains["normal"].append(gain("request_s", NORMAL))
-    means = {name: float(np.mean(each)) for name, each in gains.items()}
-    assert means["request"] > 1.1
-    assert means["ttft"] > 1.5
-    assert means["tpot"] > 1.05
-    assert means["normal"] > 0.6
+            gains.setdefault(f"{priority} {field} {statistic}", []).append(before / after)
+    found = {name: float(np.mean(each)) for name, each in gains.items()}
+    least = {f"{priority} {field} {of}": gain for (priority, field, of), gain in GAINS.items()}
+    assert {name: gain for name, gain in found.items() if gain < least[name]} == {}
