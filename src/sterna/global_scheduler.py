@@ -56,6 +56,7 @@ class GlobalScheduler:
         policy: what to decide by.
         now_s: the time; the first round is one interval later.
         scaling: None leaves the number of instances alone.
+        scaling_begins_s: no instance is added or terminated before.
         first_dispatch_number: number of the first dispatch, above any that a predecessor gave.
         in_flight_lease_s: a dispatch that no report shows after so long is taken for lost, and
             its demand no longer held against the instance.
@@ -67,11 +68,13 @@ class GlobalScheduler:
         *,
         now_s: float,
         scaling: ScalingConfig | None = None,
+        scaling_begins_s: float = 0.0,
         first_dispatch_number: int = 1,
         in_flight_lease_s: float = 5.0,
     ) -> None:
         self._policy = policy
         self._scaling = scaling
+        self._scaling_begins_s = scaling_begins_s
         self._scaling_state = ScalingState()
         self._next_number = first_dispatch_number
         self._in_flight_lease_s = in_flight_lease_s
@@ -261,6 +264,7 @@ class GlobalScheduler:
             self._scaling,
             num_starting=num_starting,
             now_s=now_s,
+            begins_s=self._scaling_begins_s,
         )
         return [] if decision is None else [decision]
 

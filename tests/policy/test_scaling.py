@@ -50,11 +50,19 @@ def decisions(
     config: ScalingConfig = CONFIG,
     *,
     num_starting: int = 0,
+    begins_s: float = 0.0,
 ) -> list[tuple[float, ScalingDecision]]:
     """What is decided over a history of (time, loads), with the times."""
     state, taken = ScalingState(), []
     for now_s, candidates in history:
-        state, decision = decide(state, candidates, config, num_starting=num_starting, now_s=now_s)
+        state, decision = decide(
+            state,
+            candidates,
+            config,
+            num_starting=num_starting,
+            now_s=now_s,
+            begins_s=begins_s,
+        )
         if decision is not None:
             taken.append((now_s, decision))
     return taken
@@ -172,6 +180,24 @@ def test_at_the_maximum_the_deadline_stays_so_that_a_freed_place_is_used_at_once
     two = replace(CONFIG, max_instances=2)
     history = [(0.0, BUSY), (10.0, BUSY), (11.0, BUSY[:1])]
     assert decisions(history, two) == [(11, ScaleUp(1))]
+
+
+@pytest.mark.parametrize(("loads", "decision"), [(BUSY, ScaleUp), (SLACK, Terminate)])
+def test_a_deadline_that_passes_before_scaling_begins_is_met_as_soon_as_it_does(
+    loads: list[Candidate], decision: type[ScalingDecision]
+) -> None:
+    """Outside the range since 88 s for a period of 10 s, where scaling begins at 100 s."""
+    history = [(when, loads) for when in (88.0, 98.0, 99.5, 100.0)]
+    taken = decisions(history, begins_s=100.0)
+    assert [(when, type(each)) for when, each in taken] == [(100.0, decision)]
+
+
+def test_looks_go_on_before_scaling_begins() -> None:
+    """What is looked at once a period is so in the same rhythm, whenever scaling begins."""
+    config = replace(CONFIG, is_sustained=False)
+    history = [(float(when), BUSY) for when in range(3, 40, 5)]
+    assert [when for when, _ in decisions(history, config)] == [13, 23, 33]
+    assert [when for when, _ in decisions(history, config, begins_s=20.0)] == [23, 33]
 
 
 def test_where_not_even_an_idle_instance_reaches_x_one_is_added_at_a_time() -> None:

@@ -255,6 +255,25 @@ def check_any(small_run: tuple[Trace, SimulationConfig]) -> None:
     assert differences(plain, fast) == []
 
 
+@pytest.mark.parametrize("seed", [295, 375])
+def test_an_instance_ends_at_the_very_moment_at_which_others_end_their_steps(seed: int) -> None:
+    """Their llumlets learn of it when all steps of that moment have ended, in either engine."""
+    rng = np.random.default_rng(seed)
+    arrival_s = np.round(np.sort(rng.uniform(0, 4, 12)), 1)
+    inputs, outputs = rng.choice([16, 64, 96, 200], 12), rng.choice([8, 20, 60, 100], 12)
+    scaling = replace(SCALING, max_instances=4, low_freeness_steps=10.0, high_freeness_steps=100.0)
+    config = configuration(
+        scaling=replace(scaling, period_s=0.4),
+        step_time=LOCKSTEP,
+        message_delay_s=0.1,
+        copy_time=CopyTime(0.05, 0.05),
+    )
+    plain, fast = both(trace(arrival_s, inputs, outputs, [0] * 12), config)
+    assert plain[1].instances_num.min() < 4
+    assert plain[1].migrations_committed > 0
+    assert differences(plain, fast) == []
+
+
 @given(small_runs())
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_compiled_engines_give_the_same_bits_in_any_small_run(

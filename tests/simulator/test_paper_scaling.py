@@ -53,6 +53,18 @@ def test_no_instance_comes_or_goes_before_scaling_begins() -> None:
     assert later.instances_num[0] == 2
 
 
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_an_average_that_is_low_for_long_is_met_when_scaling_begins(is_fast: bool) -> None:
+    """Low since the rush, for the whole period of 2 s by 3.0: the round at 6.0, or the one after
+    it, adds instances, and not one a period after a decision that was not carried out."""
+    assert CONFIG.scaling is not None
+    scaling = replace(CONFIG.scaling, is_sustained=True)
+    config = replace(CONFIG, scaling=scaling, scaling_begins_s=6.0, is_fast=is_fast)
+    _, cluster = simulate(a_rush(20), config)
+
+    assert 6.0 <= cluster.instances_time_s[1] <= 6.0 + config.policy.round_interval_s
+
+
 def test_scaling_cannot_begin_before_the_run() -> None:
     with pytest.raises(ConfigurationError, match="scaling_begins_s"):
         replace(CONFIG, scaling_begins_s=-1.0)

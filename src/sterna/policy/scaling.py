@@ -66,13 +66,14 @@ def decide(
     *,
     num_starting: int,
     now_s: float,
+    begins_s: float = 0.0,
 ) -> tuple[ScalingState, ScalingDecision | None]:
     """The next state, and what to do, if anything.
 
     Instances that start (`num_starting`) will be idle: they count in how many more are needed.
     They count against the maximum, too, and so do terminating ones, which hold their GPUs until
     they are empty. A side on which the limits leave nothing to do keeps its deadline, so that it
-    acts as soon as they do.
+    acts as soon as they do; so it does before `begins_s`, when nothing is decided yet.
     """
     everyone = tuple(candidates)
     staying = _staying(everyone)
@@ -81,8 +82,12 @@ def decide(
     if average is None:
         # Nothing is known: dead instances are the supervisor's to replace.
         return ScalingState(), None
+    # No way up and none down are left before.
+    if now_s < begins_s:
+        num_room = 0
+    can_shrink = now_s >= begins_s and len(staying) > config.min_instances
     if not config.is_sustained:
-        return _look(state, average, staying, config, num_starting, num_room, now_s)
+        return _look(state, average, staying, config, num_starting, num_room, can_shrink, now_s)
     if average < config.low_freeness_steps:
         deadline_s = _deadline(state.scale_up_at_s, config, now_s)
         num_more = min(_num_needed(staying, config, num_starting), num_room)
@@ -91,7 +96,7 @@ def decide(
         return ScalingState(scale_up_at_s=deadline_s), None
     if average > config.high_freeness_steps:
         deadline_s = _deadline(state.scale_down_at_s, config, now_s)
-        if now_s >= deadline_s and len(staying) > config.min_instances:
+        if now_s >= deadline_s and can_shrink:
             return ScalingState(), Terminate(_to_terminate(staying, config))
         return ScalingState(scale_down_at_s=deadline_s), None
     return ScalingState(), None
@@ -104,6 +109,7 @@ def _look(
     config: ScalingConfig,
     num_starting: int,
     num_room: int,
+    can_shrink: bool,
     now_s: float,
 ) -> tuple[ScalingState, ScalingDecision | None]:
     """Decides by the average of this moment, once a period."""
@@ -116,7 +122,7 @@ def _look(
     if average < config.low_freeness_steps:
         num_more = min(_num_needed(staying, config, num_starting), num_room)
         return following, ScaleUp(num_more) if num_more > 0 else None
-    if average > config.high_freeness_steps and len(staying) > config.min_instances:
+    if average > config.high_freeness_steps and can_shrink:
         return following, Terminate(_to_terminate(staying, config))
     return following, None
 

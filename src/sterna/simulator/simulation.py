@@ -61,7 +61,12 @@ class Simulation:
         self._trace = trace
         self._config = config
         self._engines = _engines(trace, config)
-        self._scheduler = GlobalScheduler(config.policy, now_s=0.0, scaling=config.scaling)
+        self._scheduler = GlobalScheduler(
+            config.policy,
+            now_s=0.0,
+            scaling=config.scaling,
+            scaling_begins_s=config.scaling_begins_s,
+        )
         self._llumlet_config = LlumletConfig(
             policy=config.policy,
             migration=config.migration,
@@ -187,9 +192,9 @@ class Simulation:
                 case Dispatch():
                     self._dispatch(effect, now_s)
                 case SetDestination(source, destination):
-                    self._instances[source].on_destination(destination, now_s)
-                case ScaleUp() | Terminate() if now_s < self._config.scaling_begins_s:
-                    pass
+                    # Two instances may end at one moment, of which one was a source to the other.
+                    if source in self._instances:
+                        self._instances[source].on_destination(destination, now_s)
                 case ScaleUp(num_instances):
                     for _ in range(num_instances):
                         self._launch(now_s, self._config.start_delay_s)
@@ -388,11 +393,16 @@ class Simulation:
         self._engines.stop(instance.row)
         self._stops_s.pop(instance.row, None)
         self._tick_at_s.pop(instance.instance_id, None)
-        self._engines.advance(now_s)
         self._recorder.set_num_instances(now_s, len(self._instances))
         gone = instance.instance_id
-        self._carry_out(self._scheduler.on_instance_left(gone, now_s), now_s)
-        for other in self._instances.values():
+        effects = self._scheduler.on_instance_left(gone, now_s)
+        # Not at once: others learn of it after all steps that end at this very moment.
+        self._events.push(now_s, Rank.MESSAGE, partial(self._tell_gone, gone, effects))
+
+    def _tell_gone(self, gone: InstanceId, effects: list[Effect], now_s: float) -> None:
+        """The other instances learn that one has ended."""
+        self._carry_out(effects, now_s)
+        for other in tuple(self._instances.values()):
             other.on_peer_gone(gone, now_s)
 
     # ------------------------------------------------------------------------------ samples
