@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,14 @@ from sterna.engine.emulated.profiles import A10_LLAMA_7B
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import LLUMNIX, ROUND_ROBIN
 from sterna.simulator.config import SimulationConfig
-from sterna.simulator.runs import Job, WorkerDeathError, map_runs, run, run_all
+from sterna.simulator.runs import (
+    Job,
+    WorkerDeathError,
+    _interrupts_blocked,
+    map_runs,
+    run,
+    run_all,
+)
 from sterna.workload.catalog import Workload
 from tests.simulator.reductions import be_killed, fingerprint, stumble
 
@@ -157,3 +165,30 @@ def _trackers() -> list[psutil.Process]:
         for each in psutil.Process().children(recursive=True)
         if any("resource_tracker" in word for word in each.cmdline())
     ]
+
+
+def test_an_interrupt_waits_until_the_processes_have_started() -> None:
+    """Else what a process needs to begin would stay half-written. It may come to any thread, such
+    as a progress display's, and concerns the main thread all the same."""
+    over = threading.Event()
+    display = threading.Thread(target=over.wait)
+    display.start()
+    assert display.ident is not None
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+    events = []
+    try:
+        with _interrupts_blocked():
+            signal.pthread_kill(display.ident, signal.SIGINT)
+            events.append(os.read(reader, 1))
+            events.append("all have started")
+    except KeyboardInterrupt:
+        events.append("interrupted")
+    finally:
+        signal.set_wakeup_fd(before)
+        over.set()
+        display.join()
+        os.close(reader)
+        os.close(writer)
+    assert events == [bytes([signal.SIGINT]), "all have started", "interrupted"]

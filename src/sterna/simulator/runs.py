@@ -231,13 +231,35 @@ def _end_with_parent() -> None:
 def _interrupts_blocked() -> Iterator[None]:
     """Keep Ctrl-C, which a terminal sends to all processes, from those started meanwhile.
 
-    They inherit the mask; the parent decides what becomes of them.
+    They inherit the mask; the parent decides what becomes of them, once they have started.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        yield
+        with _interrupts_postponed():
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _interrupts_postponed() -> Iterator[None]:
+    """Let an interrupt do here what it does only afterwards.
+
+    The mask is one thread's. Another one, such as a progress display's, may be given the signal,
+    and what follows from it happens in the main thread all the same.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if caught:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _view(mapping: dict[Any, Any]) -> MappingProxyType[Any, Any]:
