@@ -15,7 +15,7 @@ tables = make_tables(np.zeros(1, REQUEST), np.ones(1, SETTINGS), num_rows=1)
 tables.rows[0]["exists"] = 1
 tables.rows[0]["first"] = -1
 places = entries.places_of(tables)
-_, _, num_engines = entries.list_blocking(places, np.zeros(1, np.int64))
+*_, num_engines = entries.list_blocking(places, np.zeros(1, np.int64))
 ((hit, miss),) = (
     (sum(each.values()) for each in (stats.cache_hits, stats.cache_misses))
     for stats in [entries.list_blocking.stats]

@@ -75,10 +75,11 @@ def test_the_samples_of_the_memory_explain_the_fragmentation(is_fast: bool) -> N
     _, cluster = simulate(a_rush(20), replace(CONFIG, scaling=None, is_fast=is_fast))
 
     sampled = zip(
-        cluster.free_tokens, cluster.blocked_demands_tokens, cluster.total_tokens, strict=True
+        cluster.room_tokens, cluster.blocked_demands_tokens, cluster.total_tokens, strict=True
     )
-    again = [fragmentation_proportion(free, demands, total) for free, demands, total in sampled]
+    again = [fragmentation_proportion(room, demands, total) for room, demands, total in sampled]
     assert again == cluster.fragmentation_proportion.tolist()
     assert any(cluster.blocked_demands_tokens)
     assert (cluster.total_tokens == 2 * 64 * 16).all()
+    assert (cluster.room_tokens <= cluster.free_tokens).all()
     assert (cluster.free_tokens <= cluster.total_tokens).all()

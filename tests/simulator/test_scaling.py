@@ -100,6 +100,9 @@ def test_queuing_requests_leave_a_terminating_instance_too() -> None:
     records, cluster = run_both(trace, config)
     assert cluster.instances_num.tolist() == [2, 1]
     assert 1.2 < records.first_token_s[2] < 2.0
+    # The waiting one left no batch, and has no downtime.
+    assert cluster.migrations_committed == 1
+    assert len(cluster.downtime_s) == 0
     records, cluster = run_both(trace, replace(config, policy=replace(policy, migrates=False)))
     assert records.first_token_s[2] > records.end_s[0] > 4.0
 

@@ -14,7 +14,8 @@ def fragmentation_proportion(
     smallest first.
 
     Args:
-        free_tokens: free memory of all instances together.
+        free_tokens: free memory of all instances together, but for what each of them keeps free
+            when it admits a request: in one place, too, no request could have that.
         demands_tokens: of the requests at the heads of their lines that do not fit where they
             are.
         total_tokens: memory of all instances together.

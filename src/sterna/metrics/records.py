@@ -60,7 +60,8 @@ class ClusterRecord:
         instances_num: int64[m], instances from that time on, starting and terminating ones
             included.
         migrating_instance_s: sum over the instances of the time with a migration in flight.
-        downtime_s: float64[c], of each committed migration: from the drain to the adoption.
+        downtime_s: float64[c], of each committed migration of a running request: from the drain
+            to the adoption. A queuing one has left no batch.
         simulated_s: when the last request ended.
         wall_s: how long the run took.
         num_steps: steps of all engines.
@@ -68,6 +69,8 @@ class ClusterRecord:
         total_tokens: int64[k], their memory altogether at these times.
         blocked_demands_tokens: at each of these times, the demands of the requests at the heads
             of their lines that do not fit where they are, in the order of the instances.
+        room_tokens: int64[k], of the free memory, what requests may be admitted into: each
+            instance's watermark left out. The fragmented memory is a part of this.
     """
 
     migrations_started: int
@@ -85,3 +88,4 @@ class ClusterRecord:
     free_tokens: NDArray[np.int64] = field(default_factory=_none)
     total_tokens: NDArray[np.int64] = field(default_factory=_none)
     blocked_demands_tokens: tuple[tuple[int, ...], ...] = ()
+    room_tokens: NDArray[np.int64] = field(default_factory=_none)

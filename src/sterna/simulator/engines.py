@@ -79,9 +79,10 @@ class Engines(Protocol):
     def is_empty(self, row: int) -> bool:
         """Whether there are neither requests nor reservations."""
 
-    def fragmented_tokens(self) -> tuple[int, list[int], int]:
-        """Free memory of all instances, the demands of the requests that block the head of a
-        line because they do not fit, and the total memory; in tokens."""
+    def fragmented_tokens(self) -> tuple[int, int, list[int], int]:
+        """Free memory of all instances, the part of it that they may admit requests into (each
+        one's watermark left out), the demands of the requests that block the head of a line
+        because they do not fit, and the total memory; in tokens."""
 
     # ---------------------------------------------------------------------------- requests
 

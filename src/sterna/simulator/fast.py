@@ -314,11 +314,12 @@ class FastEngines:
         num_requests = columns.num_running[row] + columns.num_queuing[row]
         return not (num_requests or engine.drained or engine.reservations)
 
-    def fragmented_tokens(self) -> tuple[int, list[int], int]:
+    def fragmented_tokens(self) -> tuple[int, int, list[int], int]:
         listed = np.zeros(len(self._tables.rows), np.int64)
-        num_blocking, num_free, num_engines = entries.list_blocking(self._places, listed)
+        num_blocking, num_free, num_room, num_engines = entries.list_blocking(self._places, listed)
         return (
             num_free * self._block_size,
+            num_room * self._block_size,
             (listed[:num_blocking] * self._block_size).tolist(),
             num_engines * self._config.engine.num_blocks * self._block_size,
         )

@@ -64,10 +64,10 @@ class Surroundings(Protocol):
         """Drop the migration's copy, if there is one."""
 
     def on_drained(self, migration_id: MigrationId, now_s: float) -> None:
-        """A request has left its batch; its downtime begins."""
+        """A running request has left its batch; its downtime begins."""
 
     def on_adopted(self, migration_id: MigrationId, now_s: float) -> None:
-        """The request is part of the next step's batch on its destination."""
+        """The request runs or queues on its destination from the next step on."""
 
     def on_ended(self, ended: Ended) -> None:
         """A migration is over for one of its sides."""
@@ -256,7 +256,8 @@ class Instance:
             return DrainRefused(outcome)
         progress = self._engines.progress(self.row, index)
         assert progress is not None
-        self._surroundings.on_drained(effect.migration_id, now_s)
+        if not progress.is_queuing:
+            self._surroundings.on_drained(effect.migration_id, now_s)
         num_blocks = 0 if is_recompute else progress.num_blocks
         return Drained(num_blocks, self._engines.export(self.row, index))
 

@@ -189,20 +189,20 @@ class PlainEngines:
     def is_empty(self, row: int) -> bool:
         return self._engines[row].core.is_empty
 
-    def fragmented_tokens(self) -> tuple[int, list[int], int]:
+    def fragmented_tokens(self) -> tuple[int, int, list[int], int]:
         config = self._config.engine
-        free_tokens = 0
+        free_tokens = room_tokens = 0
         demands_tokens = []
         for row in sorted(self._engines):
             core = self._engines[row].core
+            room_blocks = max(0, core.num_free_blocks - config.watermark_blocks)
             free_tokens += core.num_free_blocks * config.block_size
+            room_tokens += room_blocks * config.block_size
             queuing = self._view(self._engines[row]).queuing
-            if queuing:
-                room_blocks = core.num_free_blocks - config.watermark_blocks
-                if queuing[0].demand_tokens > room_blocks * config.block_size:
-                    demands_tokens.append(queuing[0].demand_tokens)
+            if queuing and queuing[0].demand_tokens > room_blocks * config.block_size:
+                demands_tokens.append(queuing[0].demand_tokens)
         total_tokens = len(self._engines) * config.num_blocks * config.block_size
-        return free_tokens, demands_tokens, total_tokens
+        return free_tokens, room_tokens, demands_tokens, total_tokens
 
     def _snapshot(self, engine: _Engine) -> _Snapshot:
         return _Snapshot(engine.core.view(engine.instance_id), engine.last_dispatch)

@@ -136,6 +136,7 @@ class Simulation:
             free_tokens=np.array(recorded.free_tokens, np.int64),
             total_tokens=np.array(recorded.total_tokens, np.int64),
             blocked_demands_tokens=tuple(recorded.blocked_demands_tokens),
+            room_tokens=np.array(recorded.room_tokens, np.int64),
         )
 
     # ----------------------------------------------------------------------- dispatch, rounds
@@ -296,12 +297,14 @@ class Simulation:
             instance.on_stage_copied(copy.migration_id, copy.stage, now_s)
 
     def on_drained(self, migration_id: MigrationId, now_s: float) -> None:
-        """A request has left its batch; its downtime begins."""
+        """A running request has left its batch; its downtime begins."""
         self._recorder.drained_s[migration_id] = now_s
 
     def on_adopted(self, migration_id: MigrationId, now_s: float) -> None:
-        """The request is part of the next step's batch on its destination."""
-        self._recorder.downtimes_s.append(now_s - self._recorder.drained_s.pop(migration_id))
+        """The request runs or queues on its destination from the next step on."""
+        drained_s = self._recorder.drained_s.pop(migration_id, None)
+        if drained_s is not None:
+            self._recorder.downtimes_s.append(now_s - drained_s)
 
     def on_ended(self, ended: Ended) -> None:
         """A migration is over for one of its sides."""
@@ -431,6 +434,7 @@ class _Recorder:
     sample_s: list[float] = field(default_factory=list)
     proportions: list[float] = field(default_factory=list)
     free_tokens: list[int] = field(default_factory=list)
+    room_tokens: list[int] = field(default_factory=list)
     total_tokens: list[int] = field(default_factory=list)
     blocked_demands_tokens: list[tuple[int, ...]] = field(default_factory=list)
     instances_s: list[float] = field(default_factory=list)
@@ -439,13 +443,19 @@ class _Recorder:
     migrating_s: float = 0.0
 
     def sample(
-        self, now_s: float, free_tokens: int, demands_tokens: list[int], total_tokens: int
+        self,
+        now_s: float,
+        free_tokens: int,
+        room_tokens: int,
+        demands_tokens: list[int],
+        total_tokens: int,
     ) -> None:
         """The memory at this moment, and what does not fit where it is."""
-        proportion = fragmentation_proportion(free_tokens, demands_tokens, total_tokens)
+        proportion = fragmentation_proportion(room_tokens, demands_tokens, total_tokens)
         self.sample_s.append(now_s)
         self.proportions.append(proportion)
         self.free_tokens.append(free_tokens)
+        self.room_tokens.append(room_tokens)
         self.total_tokens.append(total_tokens)
         self.blocked_demands_tokens.append(tuple(demands_tokens))
 
