@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -554,6 +555,15 @@ def test_progress_goes_to_a_terminal_on_stderr_and_nowhere_else() -> None:
     assert command.returncode == 0
     assert len(json.loads(output)) == 2
     assert b"simulating" in shown
+
+
+@pytest.mark.slow
+def test_the_progress_of_a_run_is_that_of_its_requests() -> None:
+    command, terminal = started("--requests", "2000")
+    shown = shown_until_end(terminal)
+    command.communicate()
+    assert command.returncode == 0
+    assert {int(each) for each in re.findall(rb"(\d+)%", shown)} - {0, 100} != set()
 
 
 @pytest.mark.slow

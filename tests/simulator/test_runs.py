@@ -97,6 +97,18 @@ def test_a_bug_in_a_process_shows_where_it_is() -> None:
     assert "in stumble" in "".join(caught.value.__notes__)
 
 
+def test_the_progress_of_a_run_is_told_and_changes_nothing() -> None:
+    job = replace(JOBS[0], workload=replace(WORKLOAD, num_requests=200))
+    fractions: list[float] = []
+    assert fingerprint(run(job, on_progress=fractions.append)) == fingerprint(run(job))
+    assert len(fractions) > 2
+    assert fractions == sorted(fractions)
+    assert 0.0 <= fractions[0] < fractions[-1] <= 1.0
+    together: list[float] = []
+    run_all([job, job], num_processes=1, on_progress=together.append)
+    assert together == fractions + fractions
+
+
 @pytest.mark.slow
 def test_a_killed_process_is_told_rather_than_waited_for() -> None:
     with pytest.raises(WorkerDeathError, match="run fewer at once"):

@@ -73,8 +73,8 @@ def _simulate(args: argparse.Namespace) -> int:
     jobs = _jobs(args)
     from sterna.simulator.runs import run_all
 
-    with _progress(len(jobs)) as on_done:
-        runs = run_all(jobs, num_processes=args.processes, on_done=on_done)
+    with _progress(len(jobs)) as (on_done, on_progress):
+        runs = run_all(jobs, num_processes=args.processes, on_done=on_done, on_progress=on_progress)
     if args.json:
         found = [as_json(run) for run in runs]
         print(json.dumps(found[0] if len(found) == 1 else found, allow_nan=False))
@@ -314,16 +314,34 @@ def _check_output(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _progress(num_runs: int) -> Iterator["Callable[[int], None] | None"]:
-    """Shows how far the runs are, on a terminal; what is piped or logged stays clean."""
+def _progress(
+    num_runs: int,
+) -> Iterator["tuple[Callable[[int], None] | None, Callable[[float], None] | None]"]:
+    """Shows how far the runs are, on a terminal; what is piped or logged stays clean.
+
+    Gives what to call with the index of a run that is done, and with the fraction of one that is
+    under way in this process.
+    """
     if not sys.stderr.isatty():
-        yield None
+        yield None, None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import TaskProgressColumn as Percentage
     from rich.progress import TimeElapsedColumn as Elapsed
 
-    columns = (SpinnerColumn(), TextColumn("simulating"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, Elapsed(), console=Console(stderr=True), transient=True) as progress:
+    columns = (SpinnerColumn(), TextColumn("simulating"), BarColumn(), Percentage())
+    numbers = (MofNCompleteColumn(), Elapsed())
+    with Progress(*columns, *numbers, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("runs", total=num_runs)
-        yield lambda index: progress.advance(task)
+        num_done = 0
+
+        def on_done(_: int) -> None:
+            nonlocal num_done
+            num_done += 1
+            progress.update(task, completed=num_done)
+
+        def on_progress(fraction: float) -> None:
+            progress.update(task, completed=num_done + fraction)
+
+        yield on_done, on_progress

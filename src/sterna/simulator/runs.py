@@ -24,6 +24,7 @@ from sterna.errors import SternaError
 from sterna.metrics.records import ClusterRecord, Records
 from sterna.metrics.summary import Summary, summarize
 from sterna.simulator.config import SimulationConfig
+from sterna.simulator.progress import simulate_reporting
 from sterna.simulator.simulation import simulate
 from sterna.types import Priority
 from sterna.workload.catalog import Workload, build_trace
@@ -66,13 +67,24 @@ class Run:
         return summarize(self.records, self.cluster, priority=priority)
 
 
-def run(job: Job) -> Run:
+def run(job: Job, *, on_progress: Callable[[float], None] | None = None) -> Run:
     """Run one job, here.
+
+    Args:
+        on_progress: called now and then with the fraction of its requests that have ended, except
+            in runs with checks; the results are the same.
 
     Raises:
         ConfigurationError: the workload cannot be built, or an instance cannot serve it.
     """
-    return Run(job, *simulate(build_trace(job.workload), job.config))
+    trace = build_trace(job.workload)
+    if on_progress is None or job.config.has_checks:
+        return Run(job, *simulate(trace, job.config))
+
+    def report(num_ended: int) -> None:
+        on_progress(num_ended / len(trace))
+
+    return Run(job, *simulate_reporting(trace, job.config, report))
 
 
 def run_all(
@@ -80,9 +92,12 @@ def run_all(
     *,
     num_processes: int | None = None,
     on_done: Callable[[int], None] | None = None,
+    on_progress: Callable[[float], None] | None = None,
 ) -> list[Run]:
     """Run all jobs; returns their runs in the order of the jobs. See `map_runs`."""
-    return map_runs(jobs, _whole, num_processes=num_processes, on_done=on_done)
+    return map_runs(
+        jobs, _whole, num_processes=num_processes, on_done=on_done, on_progress=on_progress
+    )
 
 
 def map_runs(
@@ -91,6 +106,7 @@ def map_runs(
     *,
     num_processes: int | None = None,
     on_done: Callable[[int], None] | None = None,
+    on_progress: Callable[[float], None] | None = None,
 ) -> list[T]:
     """Run all jobs; returns what `reduce` makes of each, in the order of the jobs.
 
@@ -104,6 +120,8 @@ def map_runs(
             With one, or for one job, everything is run here.
         on_done: called here with a job's index whenever one is done, in the order in which
             they get done.
+        on_progress: called now and then, where everything is run here, with the fraction of the
+            requests that have ended in the run under way.
 
     Raises:
         ConfigurationError: a job cannot be run; the others are given up.
@@ -115,7 +133,7 @@ def map_runs(
         return _map_in_processes(jobs, reduce, num_processes, on_done)
     results = []
     for index, job in enumerate(jobs):
-        results.append(reduce(run(job)))
+        results.append(reduce(run(job, on_progress=on_progress)))
         if on_done is not None:
             on_done(index)
     return results
