@@ -10,9 +10,8 @@ from sterna.messages import DispatchRequest
 from sterna.policy.presets import INFAAS_PP, LLUMNIX, ROUND_ROBIN
 from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.policy.selection import candidates_to_move
-from sterna.policy.virtual_usage import freeness
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceView, RequestId
-from tests.policy.builders import evenly_loaded, instance, queuing, report
+from tests.policy.builders import evenly_loaded, freeness, instance, queuing, report
 
 OVERLOADED = evenly_loaded("i0", 12_640, 20)
 IDLE = instance("i1")

@@ -20,6 +20,9 @@ class Victim(Enum):
     SHORTEST = "shortest"
     LONGEST = "longest"
     LAST_STARTED = "last_started"
+    """The last one of the engine's batch: the one that entered it last, migrated ones included,
+    where the batch is in that order (today's vLLM); the one that arrived last, where it is in order
+    of priority and arrival, as the paper's engine has it (`Preemption.LATEST_ARRIVED`)."""
 
 
 class QueueDemand(Enum):

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import strategies as st
 
 from sterna.config import PolicyConfig
 from sterna.policy.load_report import load
 from sterna.policy.presets import LLUMNIX
-from sterna.policy.virtual_usage import Candidate, NewRequest
+from sterna.policy.selection import candidates_to_move
+from sterna.policy.virtual_usage import Candidate, NewRequest, freeness_of
 from sterna.types import (
     HIGH,
     NORMAL,
@@ -20,6 +22,7 @@ from sterna.types import (
     RequestStatus,
     RequestView,
 )
+from tests.policy import algorithm1
 
 M = 12_672
 """KV capacity of LLaMA-7B on an A10, in tokens: 792 blocks of 16."""
@@ -129,6 +132,20 @@ def evenly_loaded(
 
 def new_request(demand_tokens: int = 160, priority: Priority = NORMAL) -> NewRequest:
     return NewRequest(demand_tokens, priority)
+
+
+def first_to_move(view: InstanceView, policy: PolicyConfig) -> RequestView | None:
+    """The request that would move first, or None when none can."""
+    candidates = candidates_to_move(view, policy)
+    return candidates[0] if candidates else None
+
+
+def freeness(view: InstanceView, policy: PolicyConfig) -> float:
+    """What decides, from the load that is reported; checked against the paper's pseudo-code."""
+    known = freeness_of(report(view, policy), (), policy)
+    # The report sums whole usages and headrooms apart; floats may then differ in their ends.
+    assert known == pytest.approx(algorithm1.freeness(view, policy), rel=1e-9, abs=1e-6)
+    return known
 
 
 priorities = st.sampled_from([NORMAL, HIGH])

@@ -13,14 +13,15 @@ from msgspec import structs
 from sterna.config import PolicyConfig
 from sterna.policy.pairing import move_helps, pair
 from sterna.policy.presets import LLUMNIX, LLUMNIX_BASE
-from sterna.policy.selection import candidates_to_move, select
-from sterna.policy.virtual_usage import freeness
+from sterna.policy.selection import candidates_to_move
 from sterna.types import HIGH, Immovable, InstanceId, InstanceView, RequestStatus
 from tests.policy.builders import (
     M,
     candidate,
     clusters,
     evenly_loaded,
+    first_to_move,
+    freeness,
     instance,
     new_request,
     queuing,
@@ -38,7 +39,7 @@ def pairs_of(
 def moved(cluster: dict[InstanceId, InstanceView], pairs: dict[InstanceId, InstanceId]) -> None:
     """Carries out one move of each pair, in place."""
     for source, destination in pairs.items():
-        request = select(cluster[source], LLUMNIX)
+        request = first_to_move(cluster[source], LLUMNIX)
         assert request is not None
         left, arrived = cluster[source], cluster[destination]
         cluster[source] = replace(
@@ -255,7 +256,7 @@ def test_a_move_must_fit_the_destination() -> None:
     blocked = replace(evenly_loaded("s0", 9_600, 3), queuing=(queuing("head", 6_400),))
     small = replace(evenly_loaded("s1", 12_480, 39), queuing=(queuing("head2", 640),))
     destination = evenly_loaded("d0", 11_200, 10)
-    assert select(blocked, LLUMNIX).physical_usage_tokens == 3_200  # type: ignore[union-attr]
+    assert first_to_move(blocked, LLUMNIX).physical_usage_tokens == 3_200  # type: ignore[union-attr]
     assert pairs_of(blocked, destination) == {}
     assert pairs_of(blocked, small, destination) == {"s1": "d0"}
 

@@ -9,10 +9,9 @@ from msgspec import structs
 
 from sterna.config import Victim
 from sterna.policy.presets import LLUMNIX, LLUMNIX_BASE
-from sterna.policy.selection import candidates_to_move, select
-from sterna.policy.virtual_usage import freeness
+from sterna.policy.selection import candidates_to_move
 from sterna.types import HIGH, Immovable, InstanceView, Priority, RequestStatus
-from tests.policy.builders import M, instance, queuing, running, views
+from tests.policy.builders import M, first_to_move, freeness, instance, queuing, running, views
 
 FULL = 11_800
 """Reserved tokens with which the memory is short whatever runs besides, on an instance of M."""
@@ -66,8 +65,8 @@ def test_a_request_with_headroom_moves_where_requests_have_lost_their_memory() -
     policy = replace(LLUMNIX, preempted_make_source=True)
     lost = structs.replace(queuing("lost", 160), num_preemptions=1)
     view = instance(running=[running("high", 320, priority=HIGH)], queuing=[lost])
-    assert select(view, LLUMNIX) is None
-    assert select(view, policy) == view.running[0]
+    assert first_to_move(view, LLUMNIX) is None
+    assert first_to_move(view, policy) == view.running[0]
 
 
 def test_every_request_leaves_a_terminating_instance() -> None:
@@ -124,12 +123,12 @@ def test_ties_go_to_the_smaller_id() -> None:
 @pytest.mark.parametrize("reason", Immovable)
 def test_an_immovable_request_is_not_chosen(reason: Immovable) -> None:
     stuck, free = running("stuck", 16, immovable=reason), running("free", 160)
-    assert select(instance(running=[stuck, free]), LLUMNIX) == free
-    assert select(instance(running=[stuck]), LLUMNIX) is None
+    assert first_to_move(instance(running=[stuck, free]), LLUMNIX) == free
+    assert first_to_move(instance(running=[stuck]), LLUMNIX) is None
 
 
 def test_an_instance_without_requests_has_none_to_move() -> None:
-    assert select(instance(), LLUMNIX) is None
+    assert first_to_move(instance(), LLUMNIX) is None
 
 
 def test_running_requests_leave_to_make_room_for_queuing_ones() -> None:
@@ -157,8 +156,8 @@ def test_from_a_terminating_instance_the_queue_moves_first_and_in_its_order() ->
 
 def test_without_priorities_a_high_one_moves_like_any_other() -> None:
     view = instance(running=[running("high", 16, priority=HIGH), running("normal", 160)])
-    assert select(view, LLUMNIX_BASE) == view.running[0]
-    assert select(view, LLUMNIX) == view.running[1]
+    assert first_to_move(view, LLUMNIX_BASE) == view.running[0]
+    assert first_to_move(view, LLUMNIX) == view.running[1]
 
 
 def test_the_order_knows_every_rank_of_priority() -> None:
@@ -189,7 +188,7 @@ def test_the_request_that_was_judged_is_the_request_that_moves(
     assert sorted(each.request_id for each in candidates) == sorted(
         each.request_id for each in movable
     )
-    chosen = select(view, policy)
+    chosen = first_to_move(view, policy)
     assert chosen is (candidates[0] if candidates else None)
     if chosen is not None and chosen.status is RequestStatus.RUNNING:
         assert chosen.execution_priority == min(
@@ -201,7 +200,7 @@ def test_the_request_that_was_judged_is_the_request_that_moves(
 def test_several_migrations_at_once_take_different_requests(view: InstanceView) -> None:
     """A request that has begun to move is immovable, so that asking again comes to an end."""
     for _ in range(len(view.running) + len(view.queuing) + 1):
-        chosen = select(view, LLUMNIX)
+        chosen = first_to_move(view, LLUMNIX)
         if chosen is None:
             break
         moving = structs.replace(chosen, immovable=Immovable.MIGRATING)
@@ -210,4 +209,4 @@ def test_several_migrations_at_once_take_different_requests(view: InstanceView) 
             running=tuple(moving if each is chosen else each for each in view.running),
             queuing=tuple(moving if each is chosen else each for each in view.queuing),
         )
-    assert select(view, LLUMNIX) is None
+    assert first_to_move(view, LLUMNIX) is None

@@ -2,23 +2,20 @@
 
 import math
 from dataclasses import replace
-from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sterna.config import PolicyConfig
 from sterna.policy.dispatch import real_load_tokens
 from sterna.policy.load_report import load
 from sterna.policy.pairing import move_helps
 from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE
 from sterna.policy.virtual_usage import (
-    freeness,
     freeness_of,
-    headroom,
     headroom_tokens,
     normal_freeness_of,
-    virtual_usage,
 )
 from sterna.types import (
     HIGH,
@@ -28,19 +25,33 @@ from sterna.types import (
     InstanceLoad,
     InstanceView,
     Priority,
-    RequestStatus,
+    RequestView,
 )
+from tests.policy import algorithm1
+from tests.policy.algorithm1 import headroom
 from tests.policy.builders import (
     M,
     candidate,
+    freeness,
     instance,
     new_request,
     priorities,
     queuing,
+    report,
     running,
     usages_tokens,
     views,
 )
+
+
+def virtual_usage(request: RequestView, view: InstanceView, policy: PolicyConfig) -> float:
+    """Of a request by the paper's pseudo-code, whose sum is what the report takes off."""
+    usages = [
+        algorithm1.virtual_usage(each, view, policy) for each in (*view.running, *view.queuing)
+    ]
+    assert report(view, policy).free_tokens == pytest.approx(view.total_tokens - sum(usages))
+    return algorithm1.virtual_usage(request, view, policy)
+
 
 # ------------------------------------------------------------------- CalcVirtualUsage, lines 1-8
 
@@ -320,41 +331,12 @@ def test_freeness_for_the_normal_priority_leaves_every_headroom_out() -> None:
 # ---------------------------------------------------------------------------------- properties
 
 
-def paper_freeness(view: InstanceView) -> Fraction:
-    """Algorithm 1 as printed, for an instance that stays, with `/ B` undone where negative."""
-    num_requests = {
-        p: sum(1 for each in view.running if each.execution_priority == p) for p in (NORMAL, HIGH)
-    }
-    headroom_for_priority = {NORMAL: 0, HIGH: max(0, view.total_tokens - 1_600)}
-    total_virtual_usage = Fraction(0)
-    for request in (*view.running, *view.queuing):
-        if request.status is RequestStatus.QUEUING:
-            if request is view.queuing[0]:
-                total_virtual_usage += request.demand_tokens
-        else:
-            # The whole prompt of one that is prefilled in chunks, which the paper's engine lacks.
-            total_virtual_usage += max(request.physical_usage_tokens, request.demand_tokens)
-            total_virtual_usage += Fraction(
-                headroom_for_priority[request.execution_priority],
-                num_requests[request.execution_priority],
-            )
-    free = view.total_tokens - view.reserved_tokens - total_virtual_usage
-    batch = max(1, len(view.running) + (1 if view.queuing else 0))
-    return free / batch if free > 0 else free
-
-
-@given(views(may_terminate=False))
-def test_freeness_is_that_of_algorithm_1_as_printed(view: InstanceView) -> None:
-    expected = float(paper_freeness(view))
-    assert freeness(view, LLUMNIX) == pytest.approx(expected, rel=1e-9, abs=1e-6)
-
-
 @given(views())
-def test_the_scheduler_computes_from_a_report_what_the_llumlet_computes(view: InstanceView) -> None:
-    for policy in (LLUMNIX, LLUMNIX_BASE, INFAAS_PP):
-        # The report sums whole usages and headrooms apart; floats may then differ in their ends.
-        expected = freeness(view, policy)
-        assert candidate(view, policy).freeness == pytest.approx(expected, rel=1e-9, abs=1e-6)
+def test_the_freeness_of_a_report_is_that_of_algorithm_1_as_printed(view: InstanceView) -> None:
+    for policy in (LLUMNIX, LLUMNIX_BASE, INFAAS_PP, replace(LLUMNIX, divides_overload=True)):
+        expected = algorithm1.freeness(view, policy)
+        found = freeness_of(report(view, policy), (), policy)
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
 @given(views(), usages_tokens, priorities)

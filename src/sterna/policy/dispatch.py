@@ -1,6 +1,7 @@
 """Which instance a new request goes to (Section 4.4.3, dispatching). Pure."""
 
 from collections.abc import Iterable, Sequence
+from typing import assert_never
 
 from sterna.config import DispatchRule, PolicyConfig
 from sterna.policy.virtual_usage import Candidate, NewRequest
@@ -30,6 +31,8 @@ def choose(
                 highest = max([each.dispatch_freeness for each in eligible])
                 freest = [each for each in eligible if each.dispatch_freeness == highest]
                 chosen = min(freest, key=_tie_break)
+        case _:
+            assert_never(policy.dispatch)
     return chosen.instance_id
 
 

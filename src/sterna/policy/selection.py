@@ -1,6 +1,7 @@
 """Which requests a source instance moves, and in which order (Section 4.4.3). Pure."""
 
 from collections.abc import Iterable, Sequence
+from typing import assert_never
 
 from sterna.config import PolicyConfig, Victim
 from sterna.policy.virtual_usage import (
@@ -50,12 +51,6 @@ def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[Re
     return tuple([request for _, _, _, request in order])
 
 
-def select(instance: InstanceView, policy: PolicyConfig) -> RequestView | None:
-    """The request to move next, or None when none can move."""
-    candidates = candidates_to_move(instance, policy)
-    return candidates[0] if candidates else None
-
-
 def _is_source_by_memory(instance: InstanceView, policy: PolicyConfig) -> bool:
     queuing = instance.queuing
     _, normal_free_tokens = free_tokens_of(
@@ -81,5 +76,6 @@ def _ranks(requests: Sequence[RequestView], victim: Victim) -> Iterable[int]:
         case Victim.LONGEST:
             return [-request.num_tokens for request in requests]
         case Victim.LAST_STARTED:
-            # The engine lists running requests in the order in which they entered the batch.
             return range(0, -len(requests), -1)
+        case _:
+            assert_never(victim)

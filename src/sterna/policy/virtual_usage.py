@@ -16,8 +16,9 @@ only the sums and corrects them for what it has dispatched since (`freeness_of`)
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import assert_never
 
 from sterna.config import PolicyConfig, QueueDemand
 from sterna.types import (
@@ -26,8 +27,6 @@ from sterna.types import (
     InstanceLoad,
     InstanceView,
     Priority,
-    RequestStatus,
-    RequestView,
 )
 
 DEFAULT_POLICY = PolicyConfig(name="default")
@@ -81,21 +80,6 @@ class Candidate:
         return Candidate(load, self.in_flight, self.num_dispatched, self.policy)
 
 
-def virtual_usage(request: RequestView, instance: InstanceView, policy: PolicyConfig) -> float:
-    """Virtual usage of one request of the instance, in tokens (Algorithm 1, lines 1-8)."""
-    return _virtual_usage(request, instance, policy, _headroom_shares(instance, policy))
-
-
-def headroom(priority: Priority, instance: InstanceView, policy: PolicyConfig) -> float:
-    """Headroom that one running request of this priority adds, in tokens (lines 9 and 10).
-
-    The running requests of a priority share its headroom. Queuing ones take no share: they have
-    none to add, and the whole is to be kept free as soon as one request of the priority runs.
-    """
-    counts = num_by_priority_of(instance, policy)
-    return headroom_tokens(priority, instance.total_tokens, policy) / max(1, counts[priority])
-
-
 def headroom_tokens(priority: Priority, total_tokens: int, policy: PolicyConfig) -> int:
     """Memory to keep free where requests of this priority run: M less the target load, or 0.
 
@@ -103,27 +87,6 @@ def headroom_tokens(priority: Priority, total_tokens: int, policy: PolicyConfig)
     """
     target_tokens = policy.target_load_tokens.get(policy.counts_as(priority))
     return 0 if target_tokens is None else max(0, total_tokens - target_tokens)
-
-
-def freeness(instance: InstanceView, policy: PolicyConfig) -> float:
-    """Freeness of the instance in decode steps (Algorithm 1, lines 11-18).
-
-    Departure from the paper: a negative numerator is not divided by the batch size, since the
-    division would make an overloaded instance look freer the more requests it has.
-    """
-    if instance.is_terminating:
-        # Lines 12 and 13: the fake request's infinite usage leaves minus infinity.
-        return -math.inf
-    shares = _headroom_shares(instance, policy)
-    usages = (
-        _virtual_usage(request, instance, policy, shares)
-        for request in (*instance.running, *instance.queuing)
-    )
-    # As in `used_tokens_of`.
-    free_tokens = instance.total_tokens - math.fsum(usages)
-    free_tokens += instance.shared_tokens - instance.reserved_tokens
-    batch_size = _batch_size(len(instance.running), len(instance.queuing))
-    return _steps(free_tokens, batch_size, policy)
 
 
 def used_tokens_of(instance: InstanceView) -> int:
@@ -160,16 +123,21 @@ def free_tokens_of(
 ) -> tuple[int, int]:
     """What virtual usages leave of the memory, with every headroom counted and with none.
 
-    From the sums over an instance's requests, for engines that know these without listing the
-    requests. The running requests of a priority share its headroom, so that together they add
-    the whole.
+    Algorithm 1, lines 1 to 10 and 14 to 16, from the sums over an instance's requests, which
+    engines may know without listing the requests. The running requests of a priority share its
+    headroom, so that together they add the whole.
 
     Args:
         num_by_priority: running requests of each execution priority as the policy sees it
             (`PolicyConfig.counts_as`), in ascending order, without zeros.
     """
-    is_all = policy.queue_demand is QueueDemand.ALL
-    demand_tokens = queued_demand_tokens if is_all else head_demand_tokens
+    match policy.queue_demand:
+        case QueueDemand.HEAD:
+            demand_tokens = head_demand_tokens
+        case QueueDemand.ALL:
+            demand_tokens = queued_demand_tokens
+        case _:
+            assert_never(policy.queue_demand)
     normal_free_tokens = total_tokens - used_tokens - prefill_demand_tokens - demand_tokens
     free_tokens = normal_free_tokens
     for priority, _ in num_by_priority:
@@ -183,7 +151,8 @@ def freeness_of(
     in_flight: Iterable[NewRequest] = (),
     policy: PolicyConfig = DEFAULT_POLICY,
 ) -> float:
-    """Freeness of a reported instance in decode steps, as if the requests in flight were there.
+    """Freeness of a reported instance in decode steps, as if the requests in flight were there
+    (Algorithm 1, lines 11 to 18).
 
     Each of them adds its demand and one request to the batch: until the next report shows where
     it stands, it is taken for a request that will run.
@@ -245,6 +214,7 @@ def _corrected(
     policy: PolicyConfig,
 ) -> float:
     if load.is_terminating:
+        # Lines 12 and 13: the fake request's infinite usage leaves minus infinity.
         return -math.inf
     batch_size = load.num_running + num_in_line
     for request in in_flight:
@@ -252,31 +222,6 @@ def _corrected(
         batch_size += 1
     # An idle instance counts as one request, so that its freeness stays finite.
     return _steps(free_tokens, batch_size or 1, policy)
-
-
-def _virtual_usage(
-    request: RequestView,
-    instance: InstanceView,
-    policy: PolicyConfig,
-    headroom_shares: Mapping[Priority, float],
-) -> float:
-    if request.status is RequestStatus.QUEUING:
-        is_head_of_line = instance.queuing[0].request_id == request.request_id
-        if is_head_of_line or policy.queue_demand is QueueDemand.ALL:
-            return request.demand_tokens
-        return 0
-    # A request whose prompt is computed in chunks has the usage of its whole prompt.
-    return (
-        max(request.physical_usage_tokens, request.demand_tokens)
-        + headroom_shares[policy.counts_as(request.execution_priority)]
-    )
-
-
-def _headroom_shares(instance: InstanceView, policy: PolicyConfig) -> dict[Priority, float]:
-    return {
-        priority: headroom_tokens(priority, instance.total_tokens, policy) / count
-        for priority, count in num_by_priority_of(instance, policy).items()
-    }
 
 
 def num_by_priority_of(instance: InstanceView, policy: PolicyConfig) -> Counter[Priority]:
@@ -291,5 +236,7 @@ def _batch_size(num_running: int, num_queuing: int) -> int:
 
 
 def _steps(free_tokens: float, batch_size: int, policy: PolicyConfig) -> float:
+    # Departure from the paper: a negative numerator is not divided by the batch size, since the
+    # division would make an overloaded instance look freer the more requests it has.
     is_divided = free_tokens > 0 or policy.divides_overload
     return free_tokens / batch_size if is_divided else free_tokens

@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -17,7 +18,7 @@ from sterna.engine.emulated.fitting import (
     fit_copy_time,
     fit_step_time,
 )
-from sterna.engine.emulated.profiles import PROFILES, Profile, document_of, profile, with_serving
+from sterna.engine.emulated.profiles import PROFILES, Profile, profile, with_serving
 from sterna.engine.emulated.step_time import StepTime
 from sterna.errors import ConfigurationError
 
@@ -119,6 +120,12 @@ def test_serving_adds_to_every_step_request_and_token_of_a_decode() -> None:
 
 
 # ------------------------------------------------------------------------------------------- files
+
+
+def document_of(profile: Profile) -> dict[str, Any]:
+    """The profile as it stands in a file."""
+    document: dict[str, Any] = msgspec.to_builtins(profile)
+    return document
 
 
 def written(path: Path, document: object) -> str:

@@ -170,12 +170,6 @@ def profile(name_or_path: str) -> Profile:
     return _read(Profile, document, str(path), "")
 
 
-def document_of(profile: Profile) -> dict[str, Any]:
-    """The profile as it stands in a file: dump it as YAML or JSON."""
-    document: dict[str, Any] = msgspec.to_builtins(profile)
-    return document
-
-
 def with_serving(
     step_time: StepTime,
     *,
