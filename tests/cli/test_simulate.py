@@ -145,6 +145,15 @@ def test_the_settings_of_a_run_are_in_its_json(capsys: pytest.CaptureFixture[str
     assert document["settings"]["report"] == "live"
 
 
+def test_the_papers_auto_scaling_is_that_of_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Section 6.5's figures, and the artifact's rules: docs/simulation.md promises both."""
+    settings = documents(capsys, "--paper", "--auto-scaling", "1:3")["settings"]
+    scaling = settings["scaling"]
+    assert (scaling["is_sustained"], scaling["terminates_newest"]) == (False, True)
+    assert (scaling["low_freeness_steps"], scaling["high_freeness_steps"]) == (160.0, 960.0)
+    assert settings["scaling_begins_s"] == 100.0
+
+
 def test_auto_scaling_changes_the_number_of_instances(capsys: pytest.CaptureFixture[str]) -> None:
     document = documents(capsys, "--auto-scaling", "1:3", "--scale-period", "1")
     assert document["settings"]["scaling"]["max_instances"] == 3

@@ -200,13 +200,22 @@ def _config(args: argparse.Namespace, label: str) -> "SimulationConfig":
     _require_policy(name)
     config = _default_config(args, name)
     if args.auto_scaling is not None:
-        from sterna.config import ScalingConfig
-
-        low, high = args.auto_scaling
-        scaling = config.scaling or ScalingConfig()
-        config = replace(config, scaling=replace(scaling, min_instances=low, max_instances=high))
+        config = _with_scaling(config, args)
     given = [*_overrides(args), *_variant(variant)]
     return apply(config, _with_block_times(given, config.engine.block_size))
+
+
+def _with_scaling(config: "SimulationConfig", args: argparse.Namespace) -> "SimulationConfig":
+    from sterna.config import ScalingConfig
+    from sterna.simulator.paper import PAPER_SCALING, PAPER_SCALING_BEGINS_S
+
+    low, high = args.auto_scaling
+    scaling = PAPER_SCALING if args.paper else ScalingConfig()
+    return replace(
+        config,
+        scaling=replace(scaling, min_instances=low, max_instances=high),
+        scaling_begins_s=PAPER_SCALING_BEGINS_S if args.paper else config.scaling_begins_s,
+    )
 
 
 def _overrides(args: argparse.Namespace) -> Iterator["Override"]:
