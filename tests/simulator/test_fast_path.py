@@ -20,6 +20,7 @@ from sterna.engine.emulated.copy_time import CopyTime
 from sterna.engine.emulated.step_time import StepTime
 from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, ROUND_ROBIN
 from sterna.simulator import Report, SimulationConfig, simulate
+from sterna.simulator.fast_tables import VICTIMS
 from sterna.workload.trace import Trace
 from tests.simulator.builders import (
     COPY_TIME,
@@ -253,6 +254,16 @@ def small_runs(draw: st.DrawFn) -> tuple[Trace, SimulationConfig]:
 def check_any(small_run: tuple[Trace, SimulationConfig]) -> None:
     plain, fast = both(*small_run)
     assert differences(plain, fast) == []
+
+
+def test_a_victim_rule_that_is_not_compiled_is_simulated_on_the_plain_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rule that is added to the policy alone works; it is only slower."""
+    config = configuration(replace(LLUMNIX, victim=Victim.LONGEST))
+    _, fast = both(crowded_trace(seed=13), config)
+    monkeypatch.delitem(VICTIMS, Victim.LONGEST)
+    assert differences(simulate(crowded_trace(seed=13), config), fast) == []
 
 
 @pytest.mark.parametrize("seed", [295, 375])

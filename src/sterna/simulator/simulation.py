@@ -10,7 +10,6 @@ same trace and configuration give the same records, bit for bit, in every proces
 
 import math
 import time
-from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -20,16 +19,17 @@ from sterna.engine.emulated.config import Preemption
 from sterna.errors import ConfigurationError
 from sterna.global_scheduler import Dispatch, Effect, GlobalScheduler, SetDestination
 from sterna.messages import DispatchRequest
-from sterna.metrics.fragmentation import fragmentation_proportion
 from sterna.metrics.records import ClusterRecord, Records
 from sterna.migration.messages import CopyBlocks, Ended, Message
 from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.engines import Engines, index_of, request_id_of
 from sterna.simulator.events import EventQueue, Rank
+from sterna.simulator.fast_tables import VICTIMS
 from sterna.simulator.instance import Instance
 from sterna.simulator.links import Copy, Links
 from sterna.simulator.plain import PlainEngines
+from sterna.simulator.recorder import Recorder
 from sterna.types import FrontendId, InstanceId, MigrationId, Priority
 from sterna.workload.trace import Trace
 
@@ -85,7 +85,7 @@ class Simulation:
         # The ends of steps that are events although engines step alone.
         self._stops_s: dict[int, float] = {}
         self._tick_at_s: dict[InstanceId, float] = {}
-        self._recorder = _Recorder()
+        self._recorder = Recorder()
         self._is_over = len(trace) == 0
 
     # --------------------------------------------------------------------------------- loop
@@ -423,61 +423,12 @@ class Simulation:
         self._plan_sample(now_s)
 
 
-@dataclass(slots=True)
-class _Recorder:
-    """What is noted of the cluster while it runs."""
-
-    num_committed: int = 0
-    num_aborted: int = 0
-    drained_s: dict[MigrationId, float] = field(default_factory=dict)
-    downtimes_s: list[float] = field(default_factory=list)
-    sample_s: list[float] = field(default_factory=list)
-    proportions: list[float] = field(default_factory=list)
-    free_tokens: list[int] = field(default_factory=list)
-    room_tokens: list[int] = field(default_factory=list)
-    total_tokens: list[int] = field(default_factory=list)
-    blocked_demands_tokens: list[tuple[int, ...]] = field(default_factory=list)
-    instances_s: list[float] = field(default_factory=list)
-    num_instances: list[int] = field(default_factory=list)
-    migrating_since_s: dict[InstanceId, float] = field(default_factory=dict)
-    migrating_s: float = 0.0
-
-    def sample(
-        self,
-        now_s: float,
-        free_tokens: int,
-        room_tokens: int,
-        demands_tokens: list[int],
-        total_tokens: int,
-    ) -> None:
-        """The memory at this moment, and what does not fit where it is."""
-        proportion = fragmentation_proportion(room_tokens, demands_tokens, total_tokens)
-        self.sample_s.append(now_s)
-        self.proportions.append(proportion)
-        self.free_tokens.append(free_tokens)
-        self.room_tokens.append(room_tokens)
-        self.total_tokens.append(total_tokens)
-        self.blocked_demands_tokens.append(tuple(demands_tokens))
-
-    def set_num_instances(self, now_s: float, num_instances: int) -> None:
-        """So many instances exist from now on."""
-        if self.instances_s and self.instances_s[-1] == now_s:
-            self.num_instances[-1] = num_instances
-            return
-        self.instances_s.append(now_s)
-        self.num_instances.append(num_instances)
-
-    def set_migrating(self, instance_id: InstanceId, is_migrating: bool, now_s: float) -> None:
-        """From now on the instance takes part in a migration, or in none."""
-        if is_migrating:
-            self.migrating_since_s.setdefault(instance_id, now_s)
-        elif instance_id in self.migrating_since_s:
-            since_s = self.migrating_since_s.pop(instance_id)
-            self.migrating_s += max(0.0, now_s - since_s)
-
-
 def _engines(trace: Trace, config: SimulationConfig) -> Engines:
-    if not config.is_fast or config.engine.preemption is Preemption.LEAST_URGENT:
+    """The compiled engines, or the plain ones: for rules, too, that only these have."""
+    has_compiled_rules = config.engine.preemption is not Preemption.LEAST_URGENT and (
+        not config.policy.migrates or config.policy.victim in VICTIMS
+    )
+    if not (config.is_fast and has_compiled_rules):
         return PlainEngines(trace, config)
     # numba takes a second to import, which plain runs need not wait for.
     from sterna.simulator.fast import FastEngines
