@@ -76,3 +76,17 @@ def test_a_copy_that_was_given_up_is_forgotten() -> None:
     assert links.copy_of(MigrationId("m")) is None
     assert end(links, "m", 0.6) == {}
     assert begin(links, "m", A, B, 2.0, 1.0) == {"m": 3.0}
+
+
+def test_no_copy_ends_in_the_past() -> None:
+    """b and c, which are alike, end at one moment, after which c has next to nothing left; an end
+    that is rounded to before that moment would turn time back."""
+    links = Links()
+    begin(links, "a", A, B, 0.65, 0.4)
+    begin(links, "b", A, C, 7 * 0.05, 0.55)
+    begin(links, "c", A, C, 7 * 0.05, 0.55)
+    both = [links.copy_of(MigrationId(name)) for name in "bc"]
+    now_s = min(each.end_s for each in both if each is not None)
+    moved = links.end(MigrationId("b"), now_s)
+    assert [each.migration_id for each in moved] == ["a", "c"]
+    assert all(each.end_s >= now_s for each in moved)

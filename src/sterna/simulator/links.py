@@ -82,7 +82,8 @@ class Links:
             rate = 1.0 / num_sharing
             if rate == copy.rate and copy is not changed:
                 continue
-            copy.work_s -= (now_s - copy.since_s) * copy.rate
+            # Rounding may leave a copy that ends now less than nothing, and its end in the past.
+            copy.work_s = max(0.0, copy.work_s - (now_s - copy.since_s) * copy.rate)
             copy.since_s = now_s
             copy.rate = rate
             copy.end_s = now_s + copy.work_s / rate
