@@ -33,7 +33,7 @@ def cells() -> list[Cell]:
 def memory_row(run: Run) -> list[Row]:
     """How often requests that are blocked would fit into the free memory of all instances."""
     cluster = run.cluster
-    sampled = list(zip(cluster.free_tokens.tolist(), cluster.blocked_demands_tokens, strict=True))
+    sampled = list(zip(cluster.room_tokens.tolist(), cluster.blocked_demands_tokens, strict=True))
     blocked = [(free, demands) for free, demands in sampled if demands]
     left = [_num_left(free, demands) for free, demands in blocked]
     three = [
