@@ -1,7 +1,6 @@
 """vLLM's scheduler as Sterna's sees it: views of prompts in chunks, and reservations."""
 
 import copy
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 
 from sterna.migration.messages import Reason
 from sterna.types import Immovable, InstanceId, MigrationId
+from tests.engine.vllm_cores import tiny_core
 
 pytest.importorskip("vllm")
 
@@ -22,38 +22,16 @@ MAX_NUM_BATCHED_TOKENS = 64
 @pytest.fixture(scope="module")
 def vllm_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A vLLM engine core of a tiny random model, stepped by hand."""
-    from sterna.cli.serve import engine_environment
-    from tests.models import tiny_random_llama
-
-    before = dict(os.environ)
-    os.environ.update(engine_environment())
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.core import EngineCore
-    from vllm.v1.executor.abstract import Executor
-
-    model = tiny_random_llama(
-        tmp_path_factory.mktemp("models") / "tiny", seed=5, max_model_len=NUM_BLOCKS * BLOCK_SIZE
-    )
-    config = EngineArgs(
-        model=str(model),
-        dtype="float32",
-        load_format="dummy",
+    with tiny_core(
+        tmp_path_factory.mktemp("models") / "tiny",
         max_model_len=NUM_BLOCKS * BLOCK_SIZE,
         block_size=BLOCK_SIZE,
         num_gpu_blocks_override=NUM_BLOCKS + 1,
-        kv_cache_memory_bytes=64 << 20,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         max_num_seqs=4,
         enable_chunked_prefill=True,
-        enable_prefix_caching=False,
-        enforce_eager=True,
-        distributed_executor_backend="uni",
-    ).create_engine_config()
-    core = EngineCore(config, Executor.get_class(config), log_stats=False)
-    yield core
-    core.shutdown()
-    os.environ.clear()
-    os.environ.update(before)
+    ) as core:
+        yield core
 
 
 def with_scheduler(core: Any, *, max_num_seqs: int = 4, watermark: float = 0.0) -> Any:

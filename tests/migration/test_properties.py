@@ -180,6 +180,7 @@ def test_random_interleavings_keep_one_owner_all_blocks_and_every_request() -> N
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2000)
 def test_many_random_interleavings_keep_one_owner_all_blocks_and_every_request() -> None:
     explore(4000)
 

@@ -8,12 +8,9 @@ One engine core serves all scripts: each gets a scheduler of its own, made as vL
 """
 
 import copy
-import os
 import random
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +20,7 @@ from sterna.engine.emulated.core import EmulatedCore
 from sterna.engine.emulated.requests import RequestState
 from sterna.engine.emulated.step_time import StepTime
 from sterna.types import Priority, RequestId
+from tests.engine.vllm_cores import tiny_core
 
 pytest.importorskip("vllm")
 
@@ -101,42 +99,15 @@ def random_script(seed: int, *, is_chunked: bool, policy: str) -> Script:
 @pytest.fixture(scope="module")
 def vllm_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A vLLM engine core of a tiny random model, stepped by hand."""
-    from sterna.cli.serve import engine_environment
-    from tests.models import tiny_random_llama
-
-    before = dict(os.environ)
-    os.environ.update(engine_environment())
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.core import EngineCore
-    from vllm.v1.executor.abstract import Executor
-
-    model: Path = tiny_random_llama(
-        tmp_path_factory.mktemp("models") / "tiny", seed=5, max_model_len=MAX_MODEL_LEN
-    )
-    config = EngineArgs(
-        model=str(model),
-        dtype="float32",
-        load_format="dummy",
+    with tiny_core(
+        tmp_path_factory.mktemp("models") / "tiny",
         max_model_len=MAX_MODEL_LEN,
         block_size=BLOCK_SIZE,
         num_gpu_blocks_override=MAX_NUM_BLOCKS + 1,
-        kv_cache_memory_bytes=64 << 20,
         max_num_batched_tokens=4096,
         max_num_seqs=16,
-        enable_prefix_caching=False,
-        enforce_eager=True,
-        distributed_executor_backend="uni",
-    ).create_engine_config()
-    # vLLM's CPU worker looks into everything that every loaded module names, and trips over the
-    # library object of llvmlite, which is loaded where anything was compiled before.
-    hidden = sys.modules.pop("llvmlite.binding.ffi", None)
-    core = EngineCore(config, Executor.get_class(config), log_stats=False)
-    if hidden is not None:
-        sys.modules["llvmlite.binding.ffi"] = hidden
-    yield core
-    core.shutdown()
-    os.environ.clear()
-    os.environ.update(before)
+    ) as core:
+        yield core
 
 
 def vllm_records(core: Any, script: Script) -> list[StepRecord]:

@@ -1,0 +1,51 @@
+"""vLLM engine cores of a tiny random model, stepped by hand in the process of the tests."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.models import tiny_random_llama
+
+
+@contextmanager
+def tiny_core(folder: Path, **options: Any) -> Iterator[Any]:
+    """An engine core with these engine options beside those that keep it small.
+
+    Args:
+        folder: where its model is written.
+        options: of vLLM's `EngineArgs`; `max_model_len` is needed.
+    """
+    from sterna.cli.serve import engine_environment
+
+    before = dict(os.environ)
+    os.environ.update(engine_environment())
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.executor.abstract import Executor
+
+    model = tiny_random_llama(folder, seed=5, max_model_len=options["max_model_len"])
+    config = EngineArgs(
+        model=str(model),
+        dtype="float32",
+        load_format="dummy",
+        kv_cache_memory_bytes=64 << 20,
+        enable_prefix_caching=False,
+        enforce_eager=True,
+        distributed_executor_backend="uni",
+        **options,
+    ).create_engine_config()
+    # vLLM's CPU worker looks into everything that every loaded module names, and trips over the
+    # library object of llvmlite, which is loaded where anything was compiled before.
+    hidden = sys.modules.pop("llvmlite.binding.ffi", None)
+    try:
+        core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    finally:
+        if hidden is not None:
+            sys.modules["llvmlite.binding.ffi"] = hidden
+    yield core
+    core.shutdown()
+    os.environ.clear()
+    os.environ.update(before)
