@@ -66,12 +66,18 @@ def summary(samples: Sequence[float], digits: int = 4) -> dict[str, float]:
     }
 
 
-def commit() -> str:
-    """The commit that was measured, marked when tracked files differ from it."""
-    head = _git("rev-parse", "--short=12", "HEAD")
+def commit(root: Path = ROOT) -> str:
+    """The commit that was measured, marked when tracked files differ from it.
+
+    Result files and documents do not count: benchmarks write them, one after the other.
+    """
+    head = _git("rev-parse", "--short=12", "HEAD", root=root)
     if head is None:
         return "unknown"
-    is_dirty = bool(_git("status", "--porcelain", "--untracked-files=no"))
+    unmeasured = [f":(exclude,top){path}" for path in ("bench/results", "docs", "*.md")]
+    is_dirty = bool(
+        _git("status", "--porcelain", "--untracked-files=no", "--", ".", *unmeasured, root=root)
+    )
     return f"{head}-dirty" if is_dirty else head
 
 
@@ -100,9 +106,9 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
 
 
-def _git(*arguments: str) -> str | None:
+def _git(*arguments: str, root: Path) -> str | None:
     done = subprocess.run(
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
     )
     return done.stdout.strip() if done.returncode == 0 else None
 

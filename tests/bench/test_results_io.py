@@ -1,0 +1,31 @@
+"""Result files say which sources were measured."""
+
+import subprocess
+from pathlib import Path
+
+from bench.results_io import commit
+
+
+def test_the_commit_is_marked_for_changed_sources_and_not_for_what_benchmarks_write(
+    tmp_path: Path,
+) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True)
+
+    assert commit(tmp_path) == "unknown"
+    files = ("src/code.py", "bench/results/paper/figure1.json", "docs/page.md", "README.md")
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("before")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "a")
+    clean = commit(tmp_path)
+    assert len(clean) == 12
+
+    for name in files[1:]:
+        (tmp_path / name).write_text("after")
+    assert commit(tmp_path) == clean
+    (tmp_path / files[0]).write_text("after")
+    assert commit(tmp_path) == f"{clean}-dirty"
