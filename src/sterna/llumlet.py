@@ -177,6 +177,10 @@ class Llumlet:
             return Reason.SAME_INSTANCE
         if request_id in self._coordinator.requests():
             return Reason.ALREADY_MIGRATING
+        # The engine may still hold what has moved: a second migration would catch the client's
+        # abort that is to follow the request.
+        if request_id in self._moved_out:
+            return Reason.REQUEST_UNKNOWN
         migration_id, effects = self._coordinator.start(request_id, destination, mode, now_s)
         return migration_id, self._conclude(effects, now_s)
 

@@ -198,3 +198,16 @@ def test_many_random_walks_keep_one_owner_all_blocks_and_every_request(thousand:
             walk(World(), seed)
         except Exception as error:
             raise AssertionError(f"walk with seed {seed} failed") from error
+
+
+def test_an_abort_follows_a_request_that_was_ordered_again_as_it_left() -> None:
+    """Found by the interleavings: B has committed and not yet released what A has adopted."""
+    play = Interleavings()
+    play.begin(lengths=[("B", 1, 5)], moves=[])
+    play.order(mode=Mode.RECOMPUTE, pick=0, picks=[], to="A")
+    play.go_on(picks=[0] * 12)
+    holders = [node.engine.instance_id for node in play.world.alive() if node.engine.requests]
+    assert len(holders) == 2, "the destination has it, and the source has not let go yet"
+    play.order(mode=Mode.LIVE, pick=1, picks=[], to="A")
+    play.disturb(fault="abort", pick=0, picks=[])
+    play.teardown()
