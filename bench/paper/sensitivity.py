@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from matplotlib.ticker import NullFormatter
+
 from bench.paper.cells import LOSS_FLOOR_S, NUM_REQUESTS, Cell, Options, geometric_mean, run_cells
 from bench.paper.claims import Claim
 from bench.paper.drawing import figure
@@ -256,6 +258,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             colors = ["tab:blue" if each >= 1 else "tab:red" for each in found]
             axis.barh(places, [each - 1 for each in found], left=1, color=colors)
             axis.set_xscale("log")
+            axis.xaxis.set_minor_formatter(NullFormatter())
             axis.axvline(1, color="black", linewidth=0.8)
             axis.set_title(metric.removesuffix("_s").replace("_", " "), fontsize=9)
             axis.set_yticks(places, names if column == 0 else [""] * len(names), fontsize=7)
