@@ -238,3 +238,9 @@ def test_a_preset_runs_at_every_point_as_it_ships() -> None:
     assert {cell.labels["policy"] for cell in cells} == {"sterna"}
     assert all(cell.config.policy == PRESETS["sterna"] for cell in cells)
     assert {cell.config.report for cell in cells} == {Report.LIVE}
+
+
+@pytest.mark.slow
+def test_a_quick_run_of_everything_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["all", "--quick", "--processes", "1"]) == 0
+    assert "its numbers say nothing" in capsys.readouterr().out
