@@ -190,6 +190,11 @@ def _measure(case: Case, num_runs: int) -> dict[str, Any]:
         runs_s.append(time.perf_counter() - begin_s)
         cpu_s.append(time.process_time() - begin_cpu_s)
     run_s = results_io.summary(runs_s)
+    num_steps, committed = cluster.num_steps, cluster.migrations_committed
+    aborted = cluster.migrations_aborted
+    assert num_steps is not None
+    assert committed is not None
+    assert aborted is not None
     return {
         "case": case.name,
         "trace": case.trace,
@@ -204,9 +209,9 @@ def _measure(case: Case, num_runs: int) -> dict[str, Any]:
         "run_cpu_s": results_io.summary(cpu_s),
         "goal_s": case.goal_s,
         "warmup_s": round(warmup_s, 2),
-        "steps": cluster.num_steps,
-        "steps_per_s": round(cluster.num_steps / run_s["median"]),
-        "migrations": cluster.migrations_committed + cluster.migrations_aborted,
+        "steps": num_steps,
+        "steps_per_s": round(num_steps / run_s["median"]),
+        "migrations": committed + aborted,
         "simulated_s": round(cluster.simulated_s, 1),
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "reference_ratio": round(run_s["median"] / _reference_s(case), 1),

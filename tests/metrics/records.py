@@ -14,12 +14,13 @@ def records(
     end_s: Sequence[float] = (),
     output_tokens: Sequence[int] = (),
     priority: Sequence[int] | None = None,
-    num_preemptions: Sequence[int] | None = None,
+    num_preemptions: Sequence[float] | None = None,
     preemption_loss_s: Sequence[float] | None = None,
     queue_s: Sequence[float] | None = None,
     decode_execution_s: Sequence[float] | None = None,
+    largest_gap_s: Sequence[float] | None = None,
 ) -> Records:
-    """Records of requests; what is not given is 0."""
+    """Records of requests; what is not given is 0, and gaps are unknown."""
     zeros = [0] * len(arrival_s)
     return Records(
         arrival_s=np.array(arrival_s, np.float64),
@@ -28,7 +29,7 @@ def records(
         input_tokens=np.ones(len(arrival_s), np.int64),
         output_tokens=np.array(output_tokens, np.int64),
         priority=np.array(zeros if priority is None else priority, np.int64),
-        num_preemptions=np.array(zeros if num_preemptions is None else num_preemptions, np.int64),
+        num_preemptions=np.array(zeros if num_preemptions is None else num_preemptions),
         preemption_loss_s=np.array(
             zeros if preemption_loss_s is None else preemption_loss_s, np.float64
         ),
@@ -36,6 +37,7 @@ def records(
         decode_execution_s=np.array(
             zeros if decode_execution_s is None else decode_execution_s, np.float64
         ),
+        largest_gap_s=None if largest_gap_s is None else np.array(largest_gap_s, np.float64),
     )
 
 

@@ -1,7 +1,7 @@
 """The numbers by which a run is judged: what each of them means, on runs small enough to see."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import nan
 from typing import Any
 
@@ -161,7 +161,9 @@ def test_a_class_without_requests_has_nothing_rather_than_nan() -> None:
         "tpot_execution_s": None,
         "queue_s": None,
         "preemption_loss_s": None,
+        "largest_gap_s": None,
         "preempted_fraction": None,
+        "preemptions": 0,
     }
 
 
@@ -197,3 +199,51 @@ def test_all_requests_of_one_class_are_the_whole_run() -> None:
         arrival_s=[0.0, 1.0], first_token_s=[1.0, 2.0], end_s=[2.0, 4.0], output_tokens=[2, 3]
     )
     assert summarize(run, cluster(), priority=NORMAL) == summarize(run, cluster())
+
+
+def test_what_the_client_of_a_real_run_cannot_see_is_none() -> None:
+    run = records(
+        arrival_s=[0.0, 1.0],
+        first_token_s=[1.0, nan],
+        end_s=[3.0, nan],
+        output_tokens=[3, 2],
+        num_preemptions=[nan, nan],
+        preemption_loss_s=[nan, nan],
+        queue_s=[nan, nan],
+        decode_execution_s=[nan, nan],
+        largest_gap_s=[1.5, nan],
+    )
+    unknown = replace(
+        cluster(instances=()),
+        migrations_started=None,
+        migrations_committed=None,
+        migrations_aborted=None,
+        migrating_instance_s=None,
+        num_steps=None,
+    )
+    document = as_json(summarize(run, unknown))
+    assert (document["requests"], document["completed"]) == (2, 1)
+    assert document["request_s"]["mean"] == 3.0
+    assert document["largest_gap_s"]["max"] == 1.5
+    assert {name for name, value in document.items() if value is None} == {
+        *("tpot_execution_s", "queue_s", "preemption_loss_s", "preempted_fraction"),
+        *("preemptions", "instances_avg", "steps"),
+    }
+    assert set(document["migrations"].values()) == {None}
+    assert summarize(run, replace(unknown, num_preemptions=4)).num_preemptions == 4
+
+
+def test_preemptions_counted_for_the_cluster_are_nobodys_class() -> None:
+    run = records(
+        arrival_s=[0.0, 1.0],
+        first_token_s=[1.0, 2.0],
+        end_s=[1.0, 2.0],
+        output_tokens=[1, 1],
+        priority=[NORMAL, HIGH],
+        num_preemptions=[nan, nan],
+    )
+    counted = replace(cluster(), num_preemptions=4)
+    assert summarize(run, counted, priority=HIGH).num_preemptions is None
+    by_request = replace(run, num_preemptions=np.array([3, 1]))
+    assert summarize(by_request, counted).num_preemptions == 4
+    assert summarize(by_request, counted, priority=HIGH).num_preemptions == 1

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sterna.cli.option_values import positive
 from sterna.cli.simulate_options import (
     DEFAULT_POLICY,
     DEFAULT_PROFILE,
@@ -21,11 +22,10 @@ from sterna.cli.simulate_options import (
     PLOT_SUFFIXES,
     SETTINGS,
     add_options,
-    positive,
 )
+from sterna.cli.workload_options import arrivals_of, tell_what_is_too_long, workload_of
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import PRESETS
-from sterna.types import HIGH, Priority
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from sterna.cli.overrides import Override
     from sterna.simulator.config import SimulationConfig
     from sterna.simulator.runs import Job, Run
-    from sterna.workload.catalog import Workload
 
 
 BANDWIDTH = "bandwidth"
@@ -120,14 +119,6 @@ def as_json(run: "Run") -> dict[str, Any]:
     }
 
 
-def arrivals_of(workload: "Workload") -> str:
-    """How the requests of a workload that could be run came, in lower case."""
-    if workload.arrivals is not None:
-        return workload.arrivals.lower()
-    # Without a rate there are no other arrivals than those that the trace has.
-    return "recorded" if workload.rate is None else "poisson"
-
-
 def _jobs(args: argparse.Namespace) -> list["Job"]:
     """One job a policy and seed, in the order in which they were named."""
     from sterna.simulator.runs import Job
@@ -138,58 +129,13 @@ def _jobs(args: argparse.Namespace) -> list["Job"]:
     limit = min(config.engine.total_tokens for config in configs.values())
     if args.max_total_tokens is not None:
         limit = min(limit, args.max_total_tokens)
-    workloads = [_workload(args, seed, limit) for seed in dict.fromkeys(args.seed)]
+    workloads = [workload_of(args, seed, limit) for seed in dict.fromkeys(args.seed)]
     # Those of a file are the same with every seed.
     for workload in workloads if has_drawn_lengths(args.trace) else workloads[:1]:
-        _tell_what_is_too_long(workload, limit)
+        tell_what_is_too_long(workload, limit)
     return [
         Job(workload, config, label) for label, config in configs.items() for workload in workloads
     ]
-
-
-def _workload(args: argparse.Namespace, seed: int, max_total_tokens: int) -> "Workload":
-    from sterna.workload.catalog import Workload
-
-    classes: dict[Priority, float] = {HIGH: args.high_fraction} if args.high_fraction else {}
-    return Workload(
-        trace=args.trace,
-        num_requests=args.requests,
-        rate=args.rate,
-        arrivals=args.arrivals,
-        seed=seed,
-        class_fractions=classes,
-        max_total_tokens=max_total_tokens,
-    )
-
-
-def _tell_what_is_too_long(workload: "Workload", max_total_tokens: int) -> None:
-    """Say on stderr how many of the trace's requests cannot run, and what runs instead.
-
-    Raises:
-        ConfigurationError: there is no such trace, or none of it is short enough.
-    """
-    from sterna.workload.catalog import build_trace, has_drawn_lengths
-
-    whole = build_trace(replace(workload, max_total_tokens=None))
-    num_too_long = int((whole.input_tokens + whole.output_tokens > max_total_tokens).sum())
-    if not num_too_long:
-        return
-    if num_too_long == len(whole):
-        # Before anything is said of a trace of which nothing could be run.
-        build_trace(workload)
-    if has_drawn_lengths(workload.trace):
-        happens = f"drawn again ({num_too_long:,} of {len(whole):,}, seed {workload.seed})"
-    elif workload.num_requests is None:
-        happens = f"left out ({num_too_long:,} of {len(whole):,})"
-    else:
-        happens = (
-            f"left out ({num_too_long:,} of the first {len(whole):,}); the trace's next ones run "
-            "instead"
-        )
-    print(
-        f"sterna: requests of more than {max_total_tokens:,} tokens are {happens}",
-        file=sys.stderr,
-    )
 
 
 def _config(args: argparse.Namespace, label: str) -> "SimulationConfig":

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sterna.cli.option_values import bounds, count, positive
+from sterna.cli.workload_options import add_workload_options
 from sterna.policy.presets import PRESETS
-from sterna.workload.seed import MAX_SEED, PAPER_SEED
 
 DEFAULT_POLICY = "sterna"
 PAPER_POLICY = "llumnix"
@@ -51,7 +52,11 @@ SETTINGS: Sequence[tuple[str, str, str, str]] = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to its parser."""
-    _add_workload_options(parser.add_argument_group("workload"))
+    add_workload_options(
+        parser.add_argument_group("workload"),
+        longest="what one instance can hold",
+        has_several_seeds=True,
+    )
     _add_cluster_options(parser.add_argument_group("cluster"))
     settings = parser.add_argument_group("assumptions (defaults: the policy's and the profile's)")
     for option, _, values, text in SETTINGS:
@@ -73,43 +78,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _add_output_options(parser.add_argument_group("output"))
 
 
-def _add_workload_options(group: Any) -> None:
-    group.add_argument(
-        "--trace", default="M-M", help="a name (--list) or a CSV or JSONL file (default: M-M)"
-    )
-    group.add_argument("--rate", type=positive, metavar="R", help="requests a second")
-    group.add_argument(
-        "--arrivals",
-        metavar="HOW",
-        help="poisson, gamma:CV, uniform, recorded, step:RATE@TIME,... or daily[:MODEL][@DAY] "
-        "(default: poisson; without --rate, the trace's own where it has them)",
-    )
-    group.add_argument("--requests", type=_count, metavar="N", help="default: the whole trace")
-    group.add_argument(
-        "--max-total-tokens",
-        type=_count,
-        metavar="N",
-        help="leave longer requests out, input and output counted, or draw them again where "
-        "lengths are drawn (default: what one instance can hold)",
-    )
-    group.add_argument(
-        "--high-fraction",
-        type=_fraction,
-        default=0.0,
-        metavar="FRACTION",
-        help="of the requests, those of high priority (default: 0)",
-    )
-    group.add_argument(
-        "--seed",
-        type=_seed,
-        nargs="+",
-        default=[PAPER_SEED],
-        metavar="S",
-        help="one run of each; of all that is drawn: lengths, arrivals, classes (default: the "
-        f"paper's, 0x{PAPER_SEED:X})",
-    )
-
-
 def _add_cluster_options(group: Any) -> None:
     group.add_argument(
         "--policy",
@@ -119,7 +87,7 @@ def _add_cluster_options(group: Any) -> None:
         f"(default: {DEFAULT_POLICY}; with --paper {PAPER_POLICY})",
     )
     group.add_argument(
-        "--instances", type=_count, default=DEFAULT_NUM_INSTANCES, metavar="N",
+        "--instances", type=count, default=DEFAULT_NUM_INSTANCES, metavar="N",
         help=f"at the start (default: {DEFAULT_NUM_INSTANCES})",
     )  # fmt: skip
     group.add_argument(
@@ -127,7 +95,7 @@ def _add_cluster_options(group: Any) -> None:
         help=f"engine and hardware: a name (--list) or a file (default: {DEFAULT_PROFILE})",
     )  # fmt: skip
     group.add_argument(
-        "--auto-scaling", type=_bounds, metavar="MIN:MAX",
+        "--auto-scaling", type=bounds, metavar="MIN:MAX",
         help="add and terminate instances within these bounds",
     )  # fmt: skip
     group.add_argument(
@@ -146,55 +114,8 @@ def _add_output_options(group: Any) -> None:
         "--baseline", metavar="NAME", help="the policy of the ratios (default: the first)"
     )
     group.add_argument(
-        "--processes", type=_count, metavar="N", help="runs at once (default: one a core)"
+        "--processes", type=count, metavar="N", help="runs at once (default: one a core)"
     )
     group.add_argument(
         "--list", action="store_true", help="list traces, profiles, policies and settings"
     )
-
-
-# ------------------------------------------------------------------------------------- values
-
-
-def positive(text: str) -> float:
-    """The number that the text names.
-
-    Raises:
-        ValueError: it is none, or not positive, or infinite.
-    """
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError
-    return value
-
-
-def _fraction(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise ValueError
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-def _seed(text: str) -> int:
-    value = int(text, 0)
-    if not 0 <= value <= MAX_SEED:
-        raise ValueError
-    return value
-
-
-def _bounds(text: str) -> tuple[int, int]:
-    low, _, high = text.partition(":")
-    return _count(low), _count(high)
-
-
-# argparse names these in "invalid ... value".
-positive.__name__, _fraction.__name__ = "positive number", "fraction (0 to 1)"
-_count.__name__ = "count (1 or more)"
-_seed.__name__, _bounds.__name__ = "seed (0 to 2^32 - 1)", "MIN:MAX"

@@ -8,18 +8,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from sterna.cli.overrides import values
-from sterna.cli.simulate import arrivals_of
+from sterna.cli.run_report import ABSENT, counted, number, print_run, report_console
+from sterna.cli.workload_options import arrivals_of
 from sterna.engine.emulated.profiles import PROFILES
 from sterna.metrics.summary import Distribution, Summary, summarize_classes
 from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, PRESETS, ROUND_ROBIN, STERNA
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.runs import Run
 from sterna.workload.catalog import PATTERNS, TRACES
-
-PIPE_WIDTH = 160
-"""Columns of a table that no terminal shows."""
-
-ABSENT = "–"
 
 DESCRIPTIONS = {
     LLUMNIX.name: "the paper's: freeness, migration, priorities (Section 4.4)",
@@ -92,17 +88,13 @@ def print_report(runs: Sequence[Run], *, baseline: str) -> None:
     Args:
         baseline: the policy to which ratios are.
     """
-    console = _console()
+    console = report_console()
     console.print(_headline(runs))
     if len(runs) == 1:
-        _print_run(console, runs[0])
+        run = runs[0]
+        print_run(console, run.job.policy, run.records, run.cluster)
     else:
         _print_comparison(console, runs, baseline)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
 
 def _headline(runs: Sequence[Run]) -> str:
@@ -112,72 +104,12 @@ def _headline(runs: Sequence[Run]) -> str:
     rate = "" if workload.rate is None else f" at {workload.rate:g}/s"
     parts = [
         {f"[bold]{escape(workload.trace)}[/bold]{rate}, {escape(arrivals_of(workload))}"},
-        {_counted(len(run.records), "request") for run in runs},
-        {_counted(run.job.config.num_instances, "instance") for run in runs},
+        {counted(len(run.records), "request") for run in runs},
+        {counted(run.job.config.num_instances, "instance") for run in runs},
         {f"{run.job.config.report.value} reports" for run in runs},
         {f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"},
     ]
     return "; ".join(part for words in parts if len(words) == 1 for part in words)
-
-
-# --------------------------------------------------------------------------------- a single run
-
-
-def _print_run(console: Console, run: Run) -> None:
-    summary = run.summary()
-    table = Table(title=escape(run.job.policy), title_justify="left")
-    table.add_column("")
-    for column in ("mean", "P50", "P90", "P99", "P99.9", "max"):
-        table.add_column(column, justify="right")
-    _add_distributions(table, summary)
-    for name, each in summarize_classes(run.records, run.cluster).items():
-        table.add_section()
-        table.add_row(f"[bold]{escape(name)}[/bold] ({_counted(each.num_requests, 'request')})")
-        _add_distributions(table, each)
-    console.print(table)
-    console.print(_facts(summary))
-
-
-def _add_distributions(table: Table, summary: Summary) -> None:
-    rows: Sequence[tuple[str, Distribution | None, float]] = (
-        ("request, s", summary.request_s, 1.0),
-        ("TTFT, s", summary.ttft_s, 1.0),
-        ("TPOT, ms", summary.tpot_s, 1e3),
-        ("queue time, s", summary.queue_s, 1.0),
-        ("preemption loss, s", summary.preemption_loss_s, 1.0),
-    )
-    for name, each, scale in rows:
-        if each is None:
-            table.add_row(name, *[ABSENT] * 6)
-            continue
-        values = (each.mean, each.p50, each.p90, each.p99, each.p999, each.max)
-        table.add_row(name, *(number(scale * value) for value in values))
-
-
-def _facts(summary: Summary) -> str:
-    """What has no distribution, in lines."""
-    downtime = summary.downtime_s
-    migrations = (
-        f"migrations: {summary.migrations_committed:,} committed, "
-        f"{summary.migrations_aborted:,} aborted"
-    )
-    if downtime is not None:
-        migrations += (
-            f"; downtime {number(1e3 * downtime.p50)} ms (P50), "
-            f"{number(1e3 * downtime.p99)} ms (P99); "
-            f"{_percent(summary.migrating_fraction)} of the instances' time"
-        )
-    return "\n".join(
-        (
-            f"completed {summary.num_completed:,} of {_counted(summary.num_requests, 'request')}; "
-            f"{_percent(summary.preempted_fraction)} preempted at least once",
-            migrations,
-            f"fragmentation {_percent(summary.fragmentation_mean)}; "
-            f"instances {number(summary.instances_avg)} on average",
-            f"simulated {number(summary.simulated_s)} s and {summary.num_steps:,} steps "
-            f"in {summary.wall_s:.2f} s",
-        )
-    )
 
 
 # --------------------------------------------------------------------------------- comparisons
@@ -263,19 +195,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def number(value: float) -> str:
-    """Three digits, or all that stand before the point."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def _percent(fraction: float | None) -> str:
-    return ABSENT if fraction is None else f"{number(100.0 * fraction)} %"
-
-
 # ------------------------------------------------------------------------------------- choices
 
 
@@ -286,7 +205,7 @@ def print_choices(config: SimulationConfig, policy: str) -> None:
         config: whose settings are listed.
         policy: what the configuration's policy was called.
     """
-    console = _console()
+    console = report_console()
     _print_names(console, "traces (--trace)", {**TRACES, **PATTERNS})
     _print_names(
         console, "profiles (--profile)", {name: each.description for name, each in PROFILES.items()}

@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 class Records:
     """One entry of every array a request, in the order of the trace.
 
+    What is not known of a request is NaN: the end of one that failed, and, in a real run, what
+    its client cannot see.
+
     Attributes:
         arrival_s: float64[n], when it reached the cluster.
         first_token_s: float64[n], when its first token was there.
@@ -17,13 +20,15 @@ class Records:
         input_tokens: int64[n].
         output_tokens: int64[n].
         priority: int64[n], execution priority.
-        num_preemptions: int64[n].
+        num_preemptions: int64[n]; float64[n] of NaN where nobody counted.
         preemption_loss_s: float64[n], the sum over its preemptions of the time until its next
             token beyond that of one decode step (Section 3: "the extra queuing time and the
             recomputing for previous KV cache").
         queue_s: float64[n], from arrival to the first step that computes it.
         decode_execution_s: float64[n], the sum of the steps that computed its tokens but the
             first, without what it waited in between (Section 6.4).
+        largest_gap_s: float64[n], the longest that its client waited from one token to the next;
+            None where nobody looked.
     """
 
     arrival_s: NDArray[np.float64]
@@ -32,10 +37,11 @@ class Records:
     input_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
     priority: NDArray[np.int64]
-    num_preemptions: NDArray[np.int64]
+    num_preemptions: NDArray[np.int64] | NDArray[np.float64]
     preemption_loss_s: NDArray[np.float64]
     queue_s: NDArray[np.float64]
     decode_execution_s: NDArray[np.float64]
+    largest_gap_s: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -49,6 +55,8 @@ def _none() -> NDArray[np.int64]:
 class ClusterRecord:
     """What is recorded of the cluster as a whole.
 
+    What is not known of a real cluster is None, or an array without entries.
+
     Attributes:
         migrations_started: migrations begun by their sources.
         migrations_committed: of these, the ones after which the destination had the request.
@@ -59,10 +67,11 @@ class ClusterRecord:
         instances_time_s: float64[m], when the number of instances changed, the first at 0.
         instances_num: int64[m], instances from that time on, starting and terminating ones
             included.
-        migrating_instance_s: sum over the instances of the time with a migration in flight.
+        migrating_instance_s: sum over the instances of the time with a migration in flight; in a
+            real run, by the samples in which they had one.
         downtime_s: float64[c], of each committed migration of a running request: from the drain
             to the adoption. A queuing one has left no batch.
-        simulated_s: when the last request ended.
+        simulated_s: when the last request ended; in a real run, too, since its begin.
         wall_s: how long the run took.
         num_steps: steps of all engines.
         free_tokens: int64[k], free memory of all instances when the fragmentation was sampled.
@@ -71,21 +80,23 @@ class ClusterRecord:
             of their lines that do not fit where they are, in the order of the instances.
         room_tokens: int64[k], of the free memory, what requests may be admitted into: each
             instance's watermark left out. The fragmented memory is a part of this.
+        num_preemptions: of all requests together, where they are not counted one by one.
     """
 
-    migrations_started: int
-    migrations_committed: int
-    migrations_aborted: int
+    migrations_started: int | None
+    migrations_committed: int | None
+    migrations_aborted: int | None
     fragmentation_time_s: NDArray[np.float64]
     fragmentation_proportion: NDArray[np.float64]
     instances_time_s: NDArray[np.float64]
     instances_num: NDArray[np.int64]
-    migrating_instance_s: float
+    migrating_instance_s: float | None
     downtime_s: NDArray[np.float64]
     simulated_s: float
     wall_s: float
-    num_steps: int
+    num_steps: int | None
     free_tokens: NDArray[np.int64] = field(default_factory=_none)
     total_tokens: NDArray[np.int64] = field(default_factory=_none)
     blocked_demands_tokens: tuple[tuple[int, ...], ...] = ()
     room_tokens: NDArray[np.int64] = field(default_factory=_none)
+    num_preemptions: int | None = None

@@ -6,8 +6,9 @@ tokens)."
 
 What a run does not have is None, and no number is ever NaN: a run without requests has no
 latencies, one whose requests all have one token has no decode latency, and one whose
-fragmentation was not sampled has no mean of it. A request of a real run that never ended
-counts as a request, but is in no distribution that needs its end.
+fragmentation was not sampled has no mean of it; nor does a real run have what nobody could see. A
+request of a real run that never ended counts as a request, but is in no distribution that needs its
+end.
 """
 
 from dataclasses import asdict, dataclass
@@ -62,7 +63,9 @@ class Summary:
         preemption_loss_s: the "extra queuing and recomputing times (mean value of all
             requests)" that preemptions cost (Section 6.3); a request that never was preempted
             has lost 0.
+        largest_gap_s: the longest that each client waited from one token to the next.
         preempted_fraction: of the requests, those preempted at least once.
+        num_preemptions: of all requests together.
         migrations_started: migrations begun by their sources.
         migrations_committed: of these, the ones after which the destination had the request.
         migrations_aborted: of these, the ones after which the source kept it.
@@ -86,17 +89,19 @@ class Summary:
     tpot_execution_s: Distribution | None
     queue_s: Distribution | None
     preemption_loss_s: Distribution | None
+    largest_gap_s: Distribution | None
     preempted_fraction: float | None
-    migrations_started: int
-    migrations_committed: int
-    migrations_aborted: int
+    num_preemptions: int | None
+    migrations_started: int | None
+    migrations_committed: int | None
+    migrations_aborted: int | None
     downtime_s: Distribution | None
     migrating_fraction: float | None
     fragmentation_mean: float | None
-    instances_avg: float
+    instances_avg: float | None
     simulated_s: float
     wall_s: float
-    num_steps: int
+    num_steps: int | None
 
 
 def summarize(
@@ -114,7 +119,8 @@ def summarize(
     num_requests = int(those.sum())
     request_s, tpot_s, tpot_execution_s = _latencies_to_the_end(records, those)
     instances_avg = _instances_avg(cluster)
-    instances_s = instances_avg * cluster.simulated_s
+    gaps_s = records.largest_gap_s
+    preemptions = _known(records.num_preemptions[those])
     proportions = cluster.fragmentation_proportion
     return Summary(
         num_requests=num_requests,
@@ -125,14 +131,14 @@ def summarize(
         tpot_execution_s=Distribution.of(tpot_execution_s),
         queue_s=Distribution.of(_known(records.queue_s[those])),
         preemption_loss_s=Distribution.of(_known(records.preemption_loss_s[those])),
-        preempted_fraction=(
-            float((records.num_preemptions[those] > 0).mean()) if num_requests else None
-        ),
+        largest_gap_s=None if gaps_s is None else Distribution.of(_known(gaps_s[those])),
+        preempted_fraction=float((preemptions > 0).mean()) if len(preemptions) else None,
+        num_preemptions=_num_preemptions(preemptions, num_requests, cluster, priority),
         migrations_started=cluster.migrations_started,
         migrations_committed=cluster.migrations_committed,
         migrations_aborted=cluster.migrations_aborted,
         downtime_s=Distribution.of(cluster.downtime_s),
-        migrating_fraction=cluster.migrating_instance_s / instances_s if instances_s else None,
+        migrating_fraction=_migrating_fraction(cluster, instances_avg),
         fragmentation_mean=float(proportions.mean()) if len(proportions) else None,
         instances_avg=instances_avg,
         simulated_s=cluster.simulated_s,
@@ -170,7 +176,9 @@ def latencies_json(summary: Summary) -> dict[str, Any]:
         "tpot_execution_s": _json(summary.tpot_execution_s),
         "queue_s": _json(summary.queue_s),
         "preemption_loss_s": _json(summary.preemption_loss_s),
+        "largest_gap_s": _json(summary.largest_gap_s),
         "preempted_fraction": summary.preempted_fraction,
+        "preemptions": summary.num_preemptions,
     }
 
 
@@ -197,9 +205,25 @@ def _json(distribution: Distribution | None) -> dict[str, float] | None:
     return None if distribution is None else asdict(distribution)
 
 
-def _known(values: Values) -> Values:
+def _known(values: NDArray[Any]) -> Values:
     known: Values = values[~np.isnan(values)]
     return known
+
+
+def _num_preemptions(
+    known: Values, num_requests: int, cluster: ClusterRecord, priority: Priority | None
+) -> int | None:
+    """Counted by request where that was done, else in the cluster as a whole."""
+    if len(known) == num_requests:
+        return int(known.sum())
+    return cluster.num_preemptions if priority is None else None
+
+
+def _migrating_fraction(cluster: ClusterRecord, instances_avg: float | None) -> float | None:
+    instances_s = (instances_avg or 0.0) * cluster.simulated_s
+    if cluster.migrating_instance_s is None or not instances_s:
+        return None
+    return cluster.migrating_instance_s / instances_s
 
 
 def _latencies_to_the_end(
@@ -211,14 +235,14 @@ def _latencies_to_the_end(
     decoded = ended & (records.output_tokens > 1)
     num_intervals = records.output_tokens[decoded] - 1
     tpot_s = (records.end_s - records.first_token_s)[decoded] / num_intervals
-    return request_s, tpot_s, records.decode_execution_s[decoded] / num_intervals
+    return request_s, tpot_s, _known(records.decode_execution_s[decoded] / num_intervals)
 
 
-def _instances_avg(cluster: ClusterRecord) -> float:
+def _instances_avg(cluster: ClusterRecord) -> float | None:
     """Instances, weighted by how long there were so many, until the last request ended."""
     end_s, begins_s, counts = cluster.simulated_s, cluster.instances_time_s, cluster.instances_num
     if len(begins_s) == 0:
-        return 0.0
+        return None
     if end_s <= begins_s[0]:
         return float(counts[0])
     # Instances may still end after the last request, which no longer counts.
