@@ -99,6 +99,19 @@ class TokenBatch(msgspec.Struct, frozen=True, tag=True):
     spans: tuple[TokenSpan, ...]
 
 
+class Farewell(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> instance that is being emptied: nothing of mine is with you, and nothing more
+    will come. What the front end had sent before has arrived before.
+
+    Attributes:
+        version: of the membership by which the instance is being emptied; a farewell is void
+            where a later one has let the instance serve again.
+    """
+
+    frontend_id: FrontendId
+    version: int
+
+
 class UtilityResult(msgspec.Struct, frozen=True, tag=True):
     """Instance -> front end: outcome of CallUtility. Payload: the engine's outputs with it."""
 
@@ -133,9 +146,17 @@ class OwnerReply(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True, tag=True):
-    """Instance -> scheduler (Section 4.3)."""
+    """Instance -> scheduler (Section 4.3).
+
+    Attributes:
+        num_committed: migrations from this instance, since it started, after which the
+            destination had the request.
+        num_aborted: those after which it kept the request.
+    """
 
     load: InstanceLoad
+    num_committed: int = 0
+    num_aborted: int = 0
 
 
 class SetDestination(msgspec.Struct, frozen=True, tag=True):
@@ -144,8 +165,20 @@ class SetDestination(msgspec.Struct, frozen=True, tag=True):
     destination: InstanceId | None
 
 
+class AddInstances(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler -> supervisor: so many more instances are needed (auto-scaling)."""
+
+    num_instances: int
+
+
+class TerminateInstance(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler -> supervisor: this instance is not needed any more (auto-scaling)."""
+
+    instance_id: InstanceId
+
+
 class InstanceStats(msgspec.Struct, frozen=True, array_like=True):
-    """One instance's load, for the front ends' metrics; see `InstanceLoad`."""
+    """One instance's load, for the front ends' metrics; see `InstanceLoad` and `LoadReport`."""
 
     instance_id: InstanceId
     num_running: int
@@ -155,6 +188,9 @@ class InstanceStats(msgspec.Struct, frozen=True, array_like=True):
     freeness_steps: float
     num_migrating_out: int
     num_migrating_in: int
+    num_committed: int = 0
+    num_aborted: int = 0
+    num_preemptions: int = 0
 
 
 class ClusterStats(msgspec.Struct, frozen=True, tag=True):
@@ -200,6 +236,37 @@ class ListInstances(msgspec.Struct, frozen=True, tag=True):
     query_id: int
 
 
+class DrainInstance(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> supervisor: empty this instance, then end it; or let it serve on. Answer:
+    AdminReply."""
+
+    reply_to: str
+    query_id: int
+    instance_id: InstanceId
+    is_undo: bool = False
+
+
+class StartInstances(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> supervisor: an operator wants so many more instances. Answer: AdminReply."""
+
+    reply_to: str
+    query_id: int
+    num_instances: int
+
+
+class RestartInstances(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> supervisor: replace every instance, one at a time. Answer: AdminReply.
+    Payload: the options of the engines, pickled, or nothing to keep them.
+
+    Attributes:
+        has_surge: whether a successor starts before an instance is emptied.
+    """
+
+    reply_to: str
+    query_id: int
+    has_surge: bool = True
+
+
 class AdminReply(msgspec.Struct, frozen=True, tag=True):
     """Answer to an operator's question.
 
@@ -217,11 +284,32 @@ class AdminReply(msgspec.Struct, frozen=True, tag=True):
 
 
 class Instance(msgspec.Struct, frozen=True, array_like=True):
-    """One member of the cluster; `address` is its mailbox."""
+    """One member of the cluster; `address` is its mailbox.
+
+    Attributes:
+        is_terminating: it gets no new requests, and is being emptied.
+        note: why it is being emptied, in words.
+        generation: which of the cluster's sets of engine options it runs with.
+    """
 
     instance_id: InstanceId
     address: str
     is_terminating: bool = False
+    note: str | None = None
+    generation: int = 0
+
+
+class Absent(msgspec.Struct, frozen=True, array_like=True):
+    """An instance that has no mailbox yet, or none that anybody should use.
+
+    Attributes:
+        state: "starting", "pending" (no place to start on) or "warm" (up, waiting to be needed).
+        note: why it is pending, in words; None for the others.
+    """
+
+    instance_id: InstanceId
+    state: str
+    note: str | None = None
 
 
 class Frontend(msgspec.Struct, frozen=True, array_like=True):
@@ -236,12 +324,18 @@ class Membership(msgspec.Struct, frozen=True, tag=True):
 
     An instance that was in an older version and is not in this one is confirmed dead: it will
     never act again.
+
+    Attributes:
+        absent: instances to come.
+        supervisor: its mailbox.
     """
 
     version: int
     instances: tuple[Instance, ...]
     frontends: tuple[Frontend, ...]
     scheduler: str | None
+    absent: tuple[Absent, ...] = ()
+    supervisor: str | None = None
 
 
 WireMessage = (
@@ -252,17 +346,23 @@ WireMessage = (
     | AbortRequests
     | CallUtility
     | TokenBatch
+    | Farewell
     | UtilityResult
     | RequestsMoved
     | OwnerQuery
     | OwnerReply
     | LoadReport
     | SetDestination
+    | AddInstances
+    | TerminateInstance
     | ClusterStats
     | MigrationMessage
     | MigrateRequest
     | ListRequests
     | ListInstances
+    | DrainInstance
+    | StartInstances
+    | RestartInstances
     | AdminReply
     | Membership
 )

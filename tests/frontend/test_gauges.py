@@ -29,6 +29,22 @@ def test_every_instance_has_its_own_series_and_the_last_report_holds():
     assert registry.get_sample_value("sterna_instance_freeness_steps", {"instance": "i1"}) == 45.5
 
 
+def test_what_has_happened_since_an_instance_started_is_shown():
+    registry = CollectorRegistry()
+    stats = InstanceStats(
+        InstanceId("i0"), 2, 1, 96, 1000, 45.5, 1, 0, num_committed=5, num_aborted=3,
+        num_preemptions=7,
+    )  # fmt: skip
+
+    InstanceGauges(registry).show(ClusterStats((stats,)))
+
+    shown = {
+        name: registry.get_sample_value(f"sterna_instance_{name}", {"instance": "i0"})
+        for name in ("committed_migrations", "aborted_migrations", "preemptions")
+    }
+    assert shown == {"committed_migrations": 5, "aborted_migrations": 3, "preemptions": 7}
+
+
 def test_an_instance_that_is_gone_disappears():
     registry = CollectorRegistry()
     gauges = InstanceGauges(registry)

@@ -1,7 +1,8 @@
 """The operators' API, beside OpenAI's: what runs where, and moving a request by hand.
 
     GET  /admin/instances   [{id, state, total_tokens, used_tokens, freeness, running, queuing,
-                              migrating}]
+                              migrating, head_demand_tokens, preemptions, migrations_committed,
+                              migrations_aborted}]
     GET  /admin/requests    [{id, instance, status, num_tokens, ...}]
     POST /admin/migrate     {request, to, mode} -> {request, from, to, stages, suspended_ms};
                             a list of these when the name stands for several requests

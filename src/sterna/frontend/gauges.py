@@ -1,8 +1,9 @@
 """Sterna's own metrics, one time series for each instance, beside vLLM's on `/metrics`."""
 
 import math
+from collections.abc import Mapping
 
-from prometheus_client import REGISTRY, CollectorRegistry, Gauge
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 
 from sterna.messages import ClusterStats, InstanceStats
 
@@ -17,11 +18,23 @@ _GAUGES = {
     ),
     "sterna_instance_outgoing_migrations": ("Requests moving away.", "num_migrating_out"),
     "sterna_instance_incoming_migrations": ("Requests moving in.", "num_migrating_in"),
+    "sterna_instance_committed_migrations": (
+        "Requests that moved away since the instance started.",
+        "num_committed",
+    ),
+    "sterna_instance_aborted_migrations": (
+        "Requests that began to move away since the instance started, and stayed.",
+        "num_aborted",
+    ),
+    "sterna_instance_preemptions": (
+        "Times that a request's memory was taken back since the instance started.",
+        "num_preemptions",
+    ),
 }
 
 
 class InstanceGauges:
-    """Shows the last `ClusterStats`; those of instances that are gone disappear, or are not a
+    """Shows how many requests each class has had, and the last `ClusterStats`: those of instances that are gone disappear, or are not a
     number where several processes share their metrics."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
@@ -31,7 +44,15 @@ class InstanceGauges:
             )
             for name, (text, attribute) in _GAUGES.items()
         }
+        self._requests = Counter(
+            "sterna_requests", "Requests of each priority class.", ["class"], registry=registry
+        )
         self._shown: set[str] = set()
+
+    def count(self, num_by_class: Mapping[str, int]) -> None:
+        """Count so many more requests of these classes."""
+        for name, num_requests in num_by_class.items():
+            self._requests.labels(name).inc(num_requests)
 
     def show(self, stats: ClusterStats) -> None:
         """Set every gauge of every instance."""

@@ -55,6 +55,8 @@ class Instance:
         self._view: InstanceView | None = None
         self._orders: dict[MigrationId, MigrateRequest] = {}
         self._drained_s: dict[MigrationId, float] = {}
+        self._num_committed = 0
+        self._num_aborted = 0
         self._timer: asyncio.TimerHandle | None = None
         self.failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
@@ -205,7 +207,8 @@ class Instance:
             match effect:
                 case Report(load):
                     if self._membership.scheduler is not None:
-                        self._mailbox.send(self._membership.scheduler, LoadReport(load))
+                        report = LoadReport(load, self._num_committed, self._num_aborted)
+                        self._mailbox.send(self._membership.scheduler, report)
                 case AbortRequest(request_id) | AbortDrained(_, request_id):
                     self._requests.pop(request_id, None)
                     self._effects.run(effect)
@@ -229,6 +232,7 @@ class Instance:
         if not ended.is_outgoing:
             return
         if ended.aborted is None:
+            self._num_committed += 1
             self._requests.pop(ended.request_id, None)
             downtime_ms = 0.0 if drained_s is None else (_now_s() - drained_s) * 1e3
             logger.info(
@@ -239,6 +243,7 @@ class Instance:
                 downtime_ms,
             )
         else:
+            self._num_aborted += 1
             logger.info(
                 "migration aborted request=%s migration=%s stages=%d reason=%s",
                 ended.request_id,

@@ -26,7 +26,7 @@ from sterna.messages import (
     WireMessage,
 )
 from sterna.policy.virtual_usage import freeness_of
-from sterna.types import FrontendId, InstanceId, InstanceLoad
+from sterna.types import FrontendId, InstanceId
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class Scheduler:
         self._membership = Membership(0, (), (), None)
         self._instances: dict[InstanceId, Instance] = {}
         self._frontends: dict[FrontendId, str] = {}
-        self._loads: dict[InstanceId, InstanceLoad] = {}
+        self._reports: dict[InstanceId, LoadReport] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
@@ -59,7 +59,7 @@ class Scheduler:
     async def _publish_stats(self) -> None:
         while True:
             await asyncio.sleep(STATS_INTERVAL_S)
-            stats = ClusterStats(tuple(_stats(load) for load in self._loads.values()))
+            stats = ClusterStats(tuple(map(_stats, self._reports.values())))
             for address in self._frontends.values():
                 self._mailbox.send(address, stats)
 
@@ -69,7 +69,7 @@ class Scheduler:
             case LoadReport(load):
                 # A report may arrive after the instance's end, or before its membership.
                 if load.instance_id in self._instances:
-                    self._loads[load.instance_id] = load
+                    self._reports[load.instance_id] = message
                 self._carry_out(self._core.on_load(load, now_s))
             case DispatchRequest():
                 self._carry_out(self._core.on_request(message, now_s))
@@ -100,7 +100,7 @@ class Scheduler:
         for instance_id in new_instances:
             self._carry_out(self._core.on_instance_joined(instance_id, now_s))
         for instance_id in gone_instances:
-            self._loads.pop(instance_id, None)
+            self._reports.pop(instance_id, None)
             self._carry_out(self._core.on_instance_left(instance_id, now_s))
         for frontend_id in gone_frontends:
             self._carry_out(self._core.on_frontend_left(frontend_id, now_s))
@@ -125,9 +125,9 @@ class Scheduler:
         return [self._describe(instance) for instance in self._instances.values()]
 
     def _describe(self, instance: Instance) -> dict[str, object]:
-        load = self._loads.get(instance.instance_id)
+        report = self._reports.get(instance.instance_id)
         state = "terminating" if instance.is_terminating else "running"
-        if load is None:
+        if report is None:
             return {
                 "id": instance.instance_id,
                 "state": "starting",
@@ -137,7 +137,12 @@ class Scheduler:
                 "running": 0,
                 "queuing": 0,
                 "migrating": 0,
+                "head_demand_tokens": 0,
+                "preemptions": 0,
+                "migrations_committed": 0,
+                "migrations_aborted": 0,
             }
+        load = report.load
         freeness = freeness_of(load)
         return {
             "id": instance.instance_id,
@@ -149,6 +154,10 @@ class Scheduler:
             "running": load.num_running,
             "queuing": load.num_queuing,
             "migrating": load.num_migrating_out + load.num_migrating_in,
+            "head_demand_tokens": load.head_demand_tokens,
+            "preemptions": load.num_preemptions,
+            "migrations_committed": report.num_committed,
+            "migrations_aborted": report.num_aborted,
         }
 
     def _tick(self) -> None:
@@ -163,7 +172,8 @@ class Scheduler:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
 
-def _stats(load: InstanceLoad) -> InstanceStats:
+def _stats(report: LoadReport) -> InstanceStats:
+    load = report.load
     return InstanceStats(
         instance_id=load.instance_id,
         num_running=load.num_running,
@@ -173,4 +183,7 @@ def _stats(load: InstanceLoad) -> InstanceStats:
         freeness_steps=freeness_of(load),
         num_migrating_out=load.num_migrating_out,
         num_migrating_in=load.num_migrating_in,
+        num_committed=report.num_committed,
+        num_aborted=report.num_aborted,
+        num_preemptions=load.num_preemptions,
     )
