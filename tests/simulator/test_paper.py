@@ -2,15 +2,17 @@
 
 import pytest
 
-from sterna.config import QueueDemand, Victim
+from sterna.config import LlumletConfig, QueueDemand, Victim
 from sterna.engine.emulated.profiles import A10_LLAMA_7B
 from sterna.errors import ConfigurationError
+from sterna.policy.presets import STERNA
 from sterna.simulator.config import Report
 from sterna.simulator.paper import (
     PAPER_POLICIES,
     SERVING_STEP_TIME,
     paper_config,
     paper_policy,
+    shipped_config,
 )
 
 
@@ -78,6 +80,15 @@ def test_serving_is_slower_than_the_engine_alone() -> None:
         SERVING_STEP_TIME.constants, A10_LLAMA_7B.step_time.constants, strict=True
     ):
         assert served >= alone
+
+
+def test_a_shipped_policy_runs_as_it_serves() -> None:
+    config = shipped_config(STERNA, "M-M")
+    serving = LlumletConfig(STERNA)
+
+    assert (config.policy, config.report) == (STERNA, Report.LIVE)
+    assert config.retry_backoff_s == serving.retry_backoff_s > 0
+    assert config.migration == serving.migration
 
 
 def test_a_policy_that_the_paper_has_not_is_answered_with_those_it_has() -> None:

@@ -9,7 +9,14 @@ comes.
 from dataclasses import replace
 from typing import Any
 
-from sterna.config import DispatchRule, PolicyConfig, QueueDemand, ScalingConfig, Victim
+from sterna.config import (
+    DispatchRule,
+    LlumletConfig,
+    PolicyConfig,
+    QueueDemand,
+    ScalingConfig,
+    Victim,
+)
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.copy_time import CopyTime
 from sterna.engine.emulated.profiles import A10_LLAMA_7B, with_serving
@@ -54,9 +61,6 @@ once a period, and terminates the instance that joined last."""
 
 PAPER_SCALING_BEGINS_S = 100.0
 """Until then the artifact leaves the instances alone."""
-
-SHIPPED_RETRY_BACKOFF_S = 1.0
-"""`LlumletConfig.retry_backoff_s` by default."""
 
 _FRAGMENTED_TRACES = ("m-m", "s-l")
 """Those with migration thresholds of 10 blocks a request in the artifact; else it has 3."""
@@ -177,6 +181,6 @@ def shipped_config(
         rules=policy,
         num_instances=num_instances,
         report=Report.LIVE,
-        retry_backoff_s=SHIPPED_RETRY_BACKOFF_S,
+        retry_backoff_s=LlumletConfig(policy).retry_backoff_s,
         **changes,
     )
