@@ -176,7 +176,7 @@ def cells() -> list[Cell]:
     for trace, rate in POINTS:
         base = paper_config("llumnix", trace)
         for each in (Variant(BASE, BASE, _same), *VARIANTS):
-            labels = {
+            labels: dict[str, str | float] = {
                 "trace": trace,
                 "request_rate": rate,
                 "assumption": each.assumption,
@@ -217,12 +217,9 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 def tables(rows: Sequence[Row]) -> str:
     """A line a variant: geometric means, and in brackets the least and the largest."""
-    variants = dict.fromkeys(
-        (row["assumption"], row["value"]) for row in rows if row["assumption"] != BASE
-    )
     lines = []
     previous = ""
-    for assumption, value in variants:
+    for assumption, value in _variants(rows):
         cells = [_effect(effects(rows, assumption, value, metric)) for metric in METRICS]
         lines.append([assumption if assumption != previous else "", value, *cells])
         previous = assumption
@@ -237,6 +234,12 @@ def tables(rows: Sequence[Row]) -> str:
     return markdown_table(header, lines, 2)
 
 
+def _variants(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Assumption and value of each variant that ran, in the order of `VARIANTS`."""
+    found = dict.fromkeys((row["assumption"], row["value"]) for row in rows)
+    return [(assumption, value) for assumption, value in found if assumption != BASE]
+
+
 def _effect(values: Sequence[float]) -> str:
     mean = geometric_mean(values)
     text = f"{mean:.2f} [{number(min(values))}, {number(max(values))}]"
@@ -245,9 +248,7 @@ def _effect(values: Sequence[float]) -> str:
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """A bar a variant and metric, on a logarithmic scale around 1."""
-    variants = list(
-        dict.fromkeys((row["assumption"], row["value"]) for row in rows if row["value"] != BASE)
-    )
+    variants = _variants(rows)
     height = 0.24 * len(variants) + 1
     with figure(path, 1, len(METRICS), (3.2, height)) as axes:
         names = [f"{assumption.split(':')[0]}: {value}" for assumption, value in variants]
