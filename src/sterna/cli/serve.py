@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sterna.cli.simulate_options import DEFAULT_PROFILE
 from sterna.config import (
     ClusterConfig,
     FrontendConfig,
@@ -93,7 +94,6 @@ def parse(arguments: Sequence[str]) -> Namespace:
     args.emulated = None
     if args.engine == "emulated":
         from sterna.cli.emulated import emulated_options
-        from sterna.cli.simulate_options import DEFAULT_PROFILE
 
         args.profile = getattr(args, "profile", DEFAULT_PROFILE)
         args.emulated = emulated_options(args)
@@ -117,7 +117,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         default=argparse.SUPPRESS,
         help="the hardware and model that an emulated engine is as fast as (default: "
-        "a10-llama-7b, the paper's)",
+        f"{DEFAULT_PROFILE}, the paper's)",
     )
     group.add_argument("--instances", type=int, default=2, help="engine instances")
     group.add_argument("--frontends", type=int, default=1, help="API server processes")
