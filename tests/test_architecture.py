@@ -61,7 +61,7 @@ IMPURE_BUILTINS = {"breakpoint", "eval", "exec", "input", "open", "print"}
 
 NUMPYS_RANDOMNESS = {"np.random", "numpy.random"}
 
-FOUNDATION = {"types", "errors", "config"}
+FOUNDATION = {"types", "errors", "config", "classes"}
 VOCABULARY = FOUNDATION | {"messages", "migration.messages"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -69,6 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": {"types"},
     "config": {"types", "errors"},
+    "classes": {"types", "errors"},
     "migration.messages": {"types"},
     "messages": {"types", "migration.messages"},
     "mailbox": VOCABULARY,

@@ -324,13 +324,13 @@ def test_operators_need_the_servers_key(run):
 def test_operators_see_instances_and_requests(run):
     async def test(served: Served) -> None:
         served.cluster.scheduler.described = [{"id": "i0", "state": "running"}]
-        served.cluster.i0.described = [{"id": "chatcmpl-tern-9f86d081", "num_tokens": 5}]
+        served.cluster.i0.described = [{"id": "chatcmpl-tern-9f86d081", "priority": 1}]
         served.cluster.i1.described = []
         answer = await served.http.get("/admin/instances")
         assert answer.json() == [{"id": "i0", "state": "running"}]
         answer = await served.http.get("/admin/requests")
         assert answer.json() == [
-            {"id": "chatcmpl-tern-9f86d081", "num_tokens": 5, "instance": "i0"}
+            {"id": "chatcmpl-tern-9f86d081", "priority": 1, "instance": "i0", "class": "high"}
         ]
 
     run(test)
@@ -339,10 +339,10 @@ def test_operators_see_instances_and_requests(run):
 def test_an_operator_moves_every_choice_of_a_response(run):
     async def test(served: Served) -> None:
         served.cluster.i0.described = [
-            {"id": "0_chatcmpl-gull-0a1b2c3d"},
-            {"id": "1_chatcmpl-gull-0a1b2c3d"},
+            {"id": "0_chatcmpl-gull-0a1b2c3d", "priority": 0},
+            {"id": "1_chatcmpl-gull-0a1b2c3d", "priority": 0},
         ]
-        served.cluster.i1.described = [{"id": "2_chatcmpl-gull-0a1b2c3d"}]
+        served.cluster.i1.described = [{"id": "2_chatcmpl-gull-0a1b2c3d", "priority": 0}]
         answer = await served.post("/admin/migrate", request="gull", to="i1")
         assert [each["request"][0] for each in answer.json()] == ["0", "1"]
         assert {each["from"] for each in answer.json()} == {"i0"}
@@ -363,7 +363,7 @@ def test_an_operator_is_told_why_a_request_does_not_move(
     run, body: dict[str, str], status: int, message: str
 ):
     async def test(served: Served) -> None:
-        served.cluster.i0.described = [{"id": "chatcmpl-tern-9f86d081"}]
+        served.cluster.i0.described = [{"id": "chatcmpl-tern-9f86d081", "priority": 0}]
         served.cluster.i1.described = []
         served.cluster.i0.refusal = "its batch is full"
         answer = await served.post("/admin/migrate", **body)

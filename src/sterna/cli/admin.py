@@ -56,7 +56,7 @@ def _instances(args: argparse.Namespace) -> int:
 
 def _requests(args: argparse.Namespace) -> int:
     rows = ask(args.url, "GET", "/admin/requests", args.api_key)
-    columns = ("id", "instance", "status", "num_tokens", "num_output_tokens", "immovable")
+    columns = ("id", "instance", "status", "class", "num_tokens", "num_output_tokens", "immovable")
     _print(rows, columns, args.json)
     return 0
 

@@ -57,6 +57,7 @@ def emulated_options(args: Namespace) -> EmulatedOptions:
         copy_time=chosen.copy_time,
         vocabulary=plain_vocabulary(folder),
         max_model_len=args.max_model_len,
+        classes=args.classes,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sterna.cli.classes import add_class_options, settle_classes, with_classes
 from sterna.cli.simulate_options import DEFAULT_PROFILE
 from sterna.config import (
     ClusterConfig,
@@ -91,6 +92,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
     args = parse_serve(parser, serve_parser, list(arguments), SMALL_MODEL_NAME)
     _choose_model(args)
     _refuse_unhonoured(args)
+    settle_classes(args)
     args.emulated = None
     if args.engine == "emulated":
         from sterna.cli.emulated import emulated_options
@@ -164,6 +166,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default=TransportConfig().bandwidth_share,
         help="fraction of time in which bulk copies may use the memory bus, in (0, 1]",
     )
+    add_class_options(group)
+    # None until it is known whether the policy has priorities.
+    parser.set_defaults(scheduling_policy=None)
     group.add_argument(
         "--sterna-log-level",
         choices=("DEBUG", "INFO", "WARNING", "ERROR"),
@@ -189,7 +194,7 @@ def cluster_config(args: Namespace) -> ClusterConfig:
         changes["round_interval_s"] = args.migration_interval
     if "migration_concurrency" in args:
         changes["num_concurrent_migrations"] = args.migration_concurrency
-    policy = replace(policy, **changes)
+    policy = with_classes(replace(policy, **changes), args.classes)
     transport = TransportConfig(kind=args.transport, bandwidth_share=args.migration_bandwidth_share)
     num_gpus = 0 if args.emulated is not None else _num_gpus(args)
     config = ClusterConfig(

@@ -34,8 +34,8 @@ _GAUGES = {
 
 
 class InstanceGauges:
-    """Shows how many requests each class has had, and the last `ClusterStats`: those of instances that are gone disappear, or are not a
-    number where several processes share their metrics."""
+    """Shows how many requests each class has had, and the last `ClusterStats`: those of instances
+    that are gone disappear, or are not a number where several processes share their metrics."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._gauges = {

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from sterna.classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.errors import (
     ImmovableError,
     UnansweredError,
@@ -30,8 +31,11 @@ Described = dict[str, Any]
 class Operators:
     """Asks the scheduler and the instances on behalf of operators."""
 
-    def __init__(self, peers: Peers, timeout_s: float) -> None:
+    def __init__(
+        self, peers: Peers, timeout_s: float, classes: PriorityClasses = DEFAULT_CLASSES
+    ) -> None:
         self._peers = peers
+        self._classes = classes
         self._questions: Questions[AdminReply] = Questions(timeout_s)
 
     def on_reply(self, reply: AdminReply) -> None:
@@ -108,7 +112,13 @@ class Operators:
             return ListRequests(self._own_address, query_id)
 
         requests = _decoded(await self._ask(instance_id, message))
-        return [{**request, "instance": instance_id} for request in requests]
+        return [
+            {**request, "instance": instance_id, "class": self._class_of(request["priority"])}
+            for request in requests
+        ]
+
+    def _class_of(self, rank: int) -> str:
+        return self._classes.of_vllm_priority(-rank).name
 
     async def _migrate_one(
         self, request_id: RequestId, source: InstanceId, destination: InstanceId, mode: Mode

@@ -11,6 +11,7 @@ and Sterna's, one for each instance.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import zmq
 import zmq.asyncio
 from vllm.v1.engine import EngineCoreReadyResponse, EngineCoreRequest, EngineCoreRequestType
 
+from sterna.classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.config import FrontendConfig
 from sterna.engine.vllm.payload import (
     cut_leading_tokens,
@@ -29,7 +31,6 @@ from sterna.engine.vllm.payload import (
     pack_frames,
     unpack_frames,
 )
-from sterna.engine.vllm.priorities import priority_of
 from sterna.frontend.dispatch import Dispatcher
 from sterna.frontend.effects import Effect, Fail, Failure, ToInstance, ToScheduler
 from sterna.frontend.gauges import InstanceGauges
@@ -65,6 +66,7 @@ class Router:
     Args:
         ready: an instance's EngineCoreReadyResponse, in msgpack, which vLLM's client awaits.
         folder: a private folder for the sockets that vLLM's client binds.
+        classes: what requests' priorities mean.
     """
 
     def __init__(
@@ -74,12 +76,15 @@ class Router:
         mailbox: Mailbox,
         ready: bytes,
         folder: Path,
+        classes: PriorityClasses = DEFAULT_CLASSES,
     ) -> None:
         self._frontend_id = frontend_id
         self._mailbox = mailbox
         self._block_size = _block_size(ready)
+        self._classes = classes
+        self._num_unshown: Counter[str] = Counter()
         self.peers = Peers(mailbox)
-        self.operators = Operators(self.peers, config.admin_timeout_s)
+        self.operators = Operators(self.peers, config.admin_timeout_s, classes)
         self._dispatcher = Dispatcher(frontend_id, config)
         self._streams = Streams(config.gap_timeout_s)
         self._gauges: InstanceGauges | None = None
@@ -156,14 +161,15 @@ class Router:
         if request.resumable:
             self._carry_out([Fail(request_id, Failure.RESUMABLE)])
             return
-        priority = priority_of(request.priority)
+        its_class = self._classes.of_vllm_priority(request.priority)
+        self._num_unshown[its_class.name] += 1
         ask = DispatchRequest(
             frontend_id=self._frontend_id,
             request_id=request_id,
             demand_tokens=_in_blocks(_num_prompt_tokens(request), self._block_size),
             arrival_s=request.arrival_time,
-            scheduling_priority=priority,
-            execution_priority=priority,
+            scheduling_priority=its_class.scheduling_priority,
+            execution_priority=its_class.execution_priority,
         )
         self._streams.open(request_id)
         self._carry_out(self._dispatcher.on_request(ask, payload, _now_s()))
@@ -211,6 +217,8 @@ class Router:
         self._gauges.show(stats)
         self._push(encode_cluster_stats(stats))
 
+        self._gauges.count(self._num_unshown)
+        self._num_unshown.clear()
     def on_membership(self, membership: Membership) -> None:
         """Learn who is there; whoever was and is not is dead for good."""
         if not self.peers.on_membership(membership):

@@ -234,7 +234,12 @@ def _vllm_engine(
     except Exception as error:
         raise InstanceStartError(f"vLLM refuses its options: {error}") from error
     return VllmEngine(
-        instance_id, config, transport, listener, log_stats=not args.disable_log_stats
+        instance_id,
+        config,
+        transport,
+        listener,
+        classes=args.classes,
+        log_stats=not args.disable_log_stats,
     )
 
 

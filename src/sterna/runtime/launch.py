@@ -272,7 +272,7 @@ def _print_ready(config: ClusterConfig, args: Namespace) -> None:
     if ":" in host:
         host = f"[{host}]"
     scheme = "https" if args.ssl_certfile else "http"
-    key = ' -H "Authorization: Bearer $API_KEY"' if args.api_key else ""
+    key = ' -H "Authorization: Bearer $API_KEY"' if args.api_key_table else ""
     print(
         f"ready after {elapsed_s:.0f} s: {config.num_instances} instances, "
         f"try: curl {scheme}://{host}:{args.port}/v1/chat/completions{key} "

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
+from sterna.classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.engine.emulated import wire
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.copies import Copies
@@ -30,7 +31,6 @@ from sterna.engine.emulated.step_time import StepTime
 from sterna.engine.emulated.steps import Step, Token
 from sterna.engine.emulated.tokens import Vocabulary, first_stop, stream_key, token_at
 from sterna.engine.interface import EngineFacts, EngineListener
-from sterna.engine.vllm.priorities import priority_of
 from sterna.messages import TokenSpan
 from sterna.migration.messages import (
     Adopt,
@@ -77,6 +77,7 @@ class EmulatedOptions:
         vocabulary: the tokens that are answered with.
         max_model_len: tokens of a prompt and its answer at most; they must fit into the memory.
         host: the address on which an instance listens for its peers' copies.
+        classes: what requests' priorities mean.
     """
 
     engine: EmulatedEngineConfig
@@ -85,6 +86,7 @@ class EmulatedOptions:
     vocabulary: Vocabulary
     max_model_len: int
     host: str = "127.0.0.1"
+    classes: PriorityClasses = DEFAULT_CLASSES
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
@@ -196,14 +198,14 @@ class EmulatedEngine:
         stop = first_stop(
             key, params.stop_token_ids or (), params.min_tokens, max_tokens, vocabulary
         )
-        priority = priority_of(request.priority)
+        its_class = self._options.classes.of_vllm_priority(request.priority)
         state = RequestState(
             request_id=RequestId(request.request_id),
             prompt_tokens=len(prompt),
             output_tokens=max_tokens if stop is None else stop + 1,
             arrival_s=request.arrival_time,
-            scheduling_priority=priority,
-            execution_priority=priority,
+            scheduling_priority=its_class.scheduling_priority,
+            execution_priority=its_class.execution_priority,
         )
         stop_token_id = None if stop is None else token_at(key, stop, vocabulary)
         return state, Origin(frontend_id, len(prompt), key, stop_token_id)

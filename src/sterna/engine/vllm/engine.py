@@ -20,6 +20,7 @@ from vllm.v1.engine import (
 )
 from vllm.v1.request import Request, RequestStatus
 
+from sterna.classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.config import TransportConfig
 from sterna.engine.interface import EngineFacts, EngineListener
 from sterna.engine.vllm.core import HostedCore, build_core
@@ -73,10 +74,12 @@ class VllmEngine:
         transport: TransportConfig,
         listener: EngineListener,
         *,
+        classes: PriorityClasses = DEFAULT_CLASSES,
         log_stats: bool = False,
     ) -> None:
         self._instance_id = instance_id
         self._listener = listener
+        self._classes = classes
         self._loop = asyncio.get_running_loop()
         self._transfers = Transfers(transport, listener.on_transfer, listener.on_failure)
         self._thread = StepThread(
@@ -110,6 +113,7 @@ class VllmEngine:
 
     def _open_planes(self, core: HostedCore) -> EngineFacts:
         scheduler: MigratingScheduler = core.scheduler
+        scheduler.classes = self._classes
         self._core = core
         core.collective_rpc("sterna_prepare")
         if not scheduler.immovable_features:

@@ -15,7 +15,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from sterna.engine.vllm.priorities import priority_of
+from sterna.classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.engine.vllm.support import immovable_engine_features, immovable_request_feature
 from sterna.errors import UnknownRequestError
 from sterna.migration.messages import Progress, Reason
@@ -39,7 +39,13 @@ class Reservation:
 
 
 class MigratingScheduler(Scheduler):
-    """vLLM's scheduler with drains, reservations and adoptions."""
+    """vLLM's scheduler with drains, reservations and adoptions.
+
+    Attributes:
+        classes: what requests' priorities mean in views.
+    """
+
+    classes: PriorityClasses = DEFAULT_CLASSES
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -86,15 +92,15 @@ class MigratingScheduler(Scheduler):
         return [r for r in self._drained.values() if r.status == RequestStatus.RUNNING]
 
     def _view_running(self, request: Request) -> RequestView:
-        priority = priority_of(request.priority)
+        its_class = self.classes.of_vllm_priority(request.priority)
         return RequestView(
             request_id=RequestId(request.request_id),
             status=Status.RUNNING,
             num_tokens=request.num_tokens,
             physical_usage_tokens=len(self._blocks(request)) * self.block_size,
             demand_tokens=self._demand_tokens(request) if _is_prefilling(request) else 0,
-            scheduling_priority=priority,
-            execution_priority=priority,
+            scheduling_priority=its_class.scheduling_priority,
+            execution_priority=its_class.execution_priority,
             num_output_tokens=request.num_output_tokens,
             num_preemptions=request.num_preemptions,
             arrival_s=request.arrival_time,
@@ -102,14 +108,14 @@ class MigratingScheduler(Scheduler):
         )
 
     def _view_queuing(self, request: Request) -> RequestView:
-        priority = priority_of(request.priority)
+        its_class = self.classes.of_vllm_priority(request.priority)
         return RequestView(
             request_id=RequestId(request.request_id),
             status=Status.QUEUING,
             num_tokens=request.num_tokens,
             demand_tokens=self._demand_tokens(request),
-            scheduling_priority=priority,
-            execution_priority=priority,
+            scheduling_priority=its_class.scheduling_priority,
+            execution_priority=its_class.execution_priority,
             num_output_tokens=request.num_output_tokens,
             num_preemptions=request.num_preemptions,
             arrival_s=request.arrival_time,
