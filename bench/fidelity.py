@@ -8,7 +8,7 @@ the tables of docs/fidelity.md.
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +16,15 @@ from bench import results_io
 from bench.command import ended, positive
 from bench.fidelity_report import markdown, summaries
 from bench.marked_text import write_marked
-from bench.paper.points import paper_points
-from sterna.simulator.paper import PAPER_SEED, paper_config
-from sterna.simulator.runs import Job, Run, map_runs
-from sterna.workload.catalog import Workload
+from bench.paper import figure11
+from bench.paper.cells import NUM_REQUESTS, Options, run_cells
+from bench.paper.points import Row
+from sterna.workload.seed import PAPER_SEED
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "fidelity.md"
 
 POLICIES = ("llumnix", "infaas++", "round-robin")
-TRACES = ("S-S", "M-M", "L-L", "S-L", "L-S", "ShareGPT", "BurstGPT")
-
-COLUMNS = (
-    "request_mean_s",
-    "request_p99_s",
-    "prefill_mean_s",
-    "prefill_p99_s",
-    "decode_mean_s",
-    "decode_p99_s",
-    "preemption_loss_s",
-)
-"""What the figure shows of each point."""
+TRACES = (*figure11.GENERATED, *figure11.REAL)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,24 +34,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    points = [
-        point
-        for point in paper_points("figure11")
-        if point["trace"] in options.trace and point["policy"].lower() in options.policy
+    cells = [
+        cell
+        for cell in figure11.cells()
+        if cell.labels["trace"] in options.trace
+        and str(cell.labels["policy"]).lower() in options.policy
     ]
-    num_done = 0
-
-    def count(_: int) -> None:
-        nonlocal num_done
-        num_done += 1
-        print(f"\r{num_done} of {len(points)} points", end="", file=sys.stderr, flush=True)
-
-    jobs = [_job(point) for point in points]
-    measured = map_runs(jobs, measure, num_processes=options.processes, on_done=count)
-    print(file=sys.stderr)
-    rows = [_row(point, ours) for point, ours in zip(points, measured, strict=True)]
+    rows = [
+        _row(ours, figure11.paper_point(ours))
+        for ours in run_cells("fidelity", cells, Options(num_processes=options.processes))
+    ]
     summary = summaries(rows)
-    config = {"seed": PAPER_SEED, "num_requests": 10_000, "num_instances": 16, "report": "stale"}
+    config = {
+        "seed": PAPER_SEED,
+        "num_requests": NUM_REQUESTS,
+        "num_instances": figure11.FIGURE11.config["instances"],
+        "report": figure11.FIGURE11.config["report"],
+    }
     results_io.write("fidelity", config, rows, options.folder, summary=summary)
     text = markdown(rows, summary)
     print(text)
@@ -71,46 +59,19 @@ def _run(options: argparse.Namespace) -> None:
         write_marked(PAGE, "sterna bench fidelity", text)
 
 
-def measure(run: Run) -> dict[str, float]:
-    """The figure's numbers of a run."""
-    summary = run.summary()
-    assert summary.request_s is not None
-    assert summary.ttft_s is not None
-    assert summary.tpot_s is not None
-    assert summary.preemption_loss_s is not None
-    return {
-        "request_mean_s": summary.request_s.mean,
-        "request_p99_s": summary.request_s.p99,
-        "prefill_mean_s": summary.ttft_s.mean,
-        "prefill_p99_s": summary.ttft_s.p99,
-        "decode_mean_s": summary.tpot_s.mean,
-        "decode_p99_s": summary.tpot_s.p99,
-        "preemption_loss_s": summary.preemption_loss_s.mean,
-    }
-
-
-def _job(point: Mapping[str, Any]) -> Job:
-    trace = point["trace"]
-    return Job(
-        Workload(trace=trace, rate=point["request_rate"], seed=PAPER_SEED),
-        paper_config(point["policy"].lower(), trace),
-    )
-
-
-def _row(point: Mapping[str, Any], ours: Mapping[str, float]) -> dict[str, Any]:
-    """One point of the figure: of every column ours, the paper's, and the ratio of the two."""
+def _row(ours: Row, paper: Row) -> dict[str, Any]:
+    """One point of the figure: of every metric ours, the paper's, and the ratio of the two."""
     row: dict[str, Any] = {
-        "trace": point["trace"],
-        "rate": point["request_rate"],
-        "policy": point["policy"].lower(),
-        "n": 10_000,
+        "trace": ours["trace"],
+        "rate": ours["request_rate"],
+        "policy": ours["policy"].lower(),
+        "n": ours["n"],
     }
-    for column in COLUMNS:
-        paper = point[column]
-        row[column] = {
-            "ours": float(f"{ours[column]:.5g}"),
-            "paper": paper,
-            "ratio": round(ours[column] / paper, 4) if paper else None,
+    for metric in figure11.METRICS:
+        row[metric] = {
+            "ours": ours[metric],
+            "paper": paper[metric],
+            "ratio": round(ours[metric] / paper[metric], 4) if paper[metric] else None,
         }
     return row
 

@@ -1,13 +1,14 @@
 """The fidelity benchmark's summary and tables, from its rows alone."""
 
-import math
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
-Row = Mapping[str, Any]
+from bench.paper.cells import rounded
+from bench.paper.distances import Distance, distance
+from bench.paper.figure11 import METRICS, REAL
+from bench.paper.tables import markdown_table, short_name
 
-REAL_TRACES = ("ShareGPT", "BurstGPT")
+Row = Mapping[str, Any]
 
 GOALS: Mapping[str, Mapping[str, float]] = {
     "llumnix": {
@@ -27,19 +28,6 @@ GOALS: Mapping[str, Mapping[str, float]] = {
 }
 """Of the generated traces: the largest median of |log(ours / paper)|."""
 
-TITLES = {
-    "request_mean_s": "request mean",
-    "request_p99_s": "request P99",
-    "prefill_mean_s": "prefill mean",
-    "prefill_p99_s": "prefill P99",
-    "decode_mean_s": "decode mean",
-    "decode_p99_s": "decode P99",
-    "preemption_loss_s": "preemption loss",
-}
-
-LEAST_LOSS_S = 0.05
-"""Mean losses below it come from a handful of requests; no ratio of them says anything."""
-
 
 def summaries(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """One entry a policy, kind of trace and column, in the order of the rows.
@@ -53,9 +41,9 @@ def summaries(rows: Sequence[Row]) -> list[dict[str, Any]]:
         for kind in ("generated", "real"):
             those = [row for row in rows if row["policy"] == policy and _kind(row) == kind]
             found += [
-                _summary(policy, kind, column, logs)
-                for column in TITLES
-                if (logs := _logs(those, column))
+                _summary(policy, kind, column, far)
+                for column in METRICS
+                if (far := _distance(those, column)) is not None
             ]
     return found
 
@@ -75,47 +63,45 @@ def markdown(rows: Sequence[Row], summary: Sequence[Row]) -> str:
 
 
 def _kind(row: Row) -> str:
-    return "real" if row["trace"] in REAL_TRACES else "generated"
+    return "real" if row["trace"] in REAL else "generated"
 
 
-def _logs(rows: Sequence[Row], column: str) -> list[float]:
-    cells = [row[column] for row in rows]
-    if column == "preemption_loss_s":
-        cells = [each for each in cells if each["paper"] >= LEAST_LOSS_S and each["ours"] > 0]
-    return [math.log(each["ours"] / each["paper"]) for each in cells]
+def _distance(rows: Sequence[Row], column: str) -> Distance | None:
+    return distance(column, [(row[column]["ours"], row[column]["paper"]) for row in rows])
 
 
-def _summary(policy: str, kind: str, column: str, logs: Sequence[float]) -> dict[str, Any]:
-    error = round(median(map(abs, logs)), 4)
+def _summary(policy: str, kind: str, column: str, far: Distance) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "policy": policy,
         "traces": kind,
         "column": column,
-        "n": len(logs),
-        "median_abs_log": error,
-        "median_log": round(median(logs), 4),
+        "n": far.num_points,
+        "median_abs_log": rounded(far.error),
+        "median_log": rounded(far.bias),
     }
     goal = GOALS.get(policy, {}).get(column) if kind == "generated" else None
     if goal is not None:
-        entry |= {"goal": goal, "is_reached": error <= goal}
+        entry |= {"goal": goal, "is_reached": far.error <= goal}
     return entry
 
 
 def _summary_table(summary: Sequence[Row]) -> str:
     lines = dict.fromkeys((each["policy"], each["traces"]) for each in summary)
     cells = {(each["policy"], each["traces"], each["column"]): each for each in summary}
-    table = [
-        "| policy | traces | " + " | ".join(TITLES.values()) + " |",
-        "|---|---|" + "---:|" * len(TITLES),
-    ]
-    for policy, kind in lines:
-        errors = []
-        for column in TITLES:
-            cell = cells.get((policy, kind, column))
-            text = f"{cell['median_abs_log']:.3f} ({cell['median_log']:+.3f})" if cell else ""
-            errors.append(text)
-        table.append(f"| {policy} | {kind} | " + " | ".join(errors) + " |")
-    return "\n".join(table)
+    return markdown_table(
+        ["policy", "traces", *map(short_name, METRICS)],
+        [
+            [policy, kind, *(_summary_cell(cells.get((policy, kind, each))) for each in METRICS)]
+            for policy, kind in lines
+        ],
+        2,
+    )
+
+
+def _summary_cell(entry: Row | None) -> str:
+    if entry is None:
+        return ""
+    return str(Distance(entry["n"], entry["median_abs_log"], entry["median_log"]))
 
 
 def _goal_lines(summary: Sequence[Row]) -> list[str]:
@@ -123,7 +109,7 @@ def _goal_lines(summary: Sequence[Row]) -> list[str]:
     if not with_goal:
         return []
     missed = [
-        f"{each['policy']} {TITLES[each['column']]} ({each['median_abs_log']:.3f}, "
+        f"{each['policy']} {short_name(each['column'])} ({each['median_abs_log']:.3f}, "
         f"goal {each['goal']})"
         for each in with_goal
         if not each["is_reached"]
@@ -134,13 +120,8 @@ def _goal_lines(summary: Sequence[Row]) -> list[str]:
 
 
 def _points_table(rows: Sequence[Row]) -> str:
-    table = [
-        "| trace | rate | policy | " + " | ".join(TITLES.values()) + " |",
-        "|---|---:|---|" + "---:|" * len(TITLES),
-    ]
+    lines = []
     for row in rows:
-        cells = [f"{row[column]['ours']:.3g} / {row[column]['paper']:.3g}" for column in TITLES]
-        table.append(
-            f"| {row['trace']} | {row['rate']:g} | {row['policy']} | " + " | ".join(cells) + " |"
-        )
-    return "\n".join(table)
+        cells = [f"{row[column]['ours']:.3g} / {row[column]['paper']:.3g}" for column in METRICS]
+        lines.append([row["trace"], f"{row['rate']:g}", row["policy"], *cells])
+    return markdown_table(["trace", "rate", "policy", *map(short_name, METRICS)], lines, 3)

@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.command import ended, positive
-from bench.fidelity import measure
+from bench.paper.figure11 import GENERATED
 from bench.paper.points import paper_points
 from sterna.engine.emulated.profiles import A10_LLAMA_7B, with_serving
-from sterna.simulator.paper import PAPER_SEED, paper_config
-from sterna.simulator.runs import Job, map_runs
+from sterna.simulator.paper import paper_config
+from sterna.simulator.runs import Job, Run, map_runs
 from sterna.workload.catalog import Workload
+from sterna.workload.seed import PAPER_SEED
 
 Numbers = NDArray[np.float64]
 
@@ -34,8 +35,6 @@ NAMES = ("step_s", "prefill_s", "request_s", "token_s")
 START = np.array([2e-3, 1e-3, 4e-4, 2e-7])
 STEP = np.array([1e-3, 4e-3, 2e-4, 2e-7])
 """Differences that move the latencies by more than a chaotic run's own noise."""
-
-GENERATED = ("S-S", "M-M", "L-L", "S-L", "L-S")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,9 +68,15 @@ def _log_latencies(
 ) -> Numbers:
     """The logarithm of each point's mean decode latency, a row for each set of constants."""
     jobs = [_job(point, constants) for constants in tried for point in points]
-    measured = map_runs(jobs, measure, num_processes=processes)
-    latencies = np.array([each["decode_mean_s"] for each in measured])
-    return np.log(latencies).reshape(len(tried), len(points))
+    latencies_s: Numbers = np.array(map_runs(jobs, _decode_mean_s, num_processes=processes))
+    logs: Numbers = np.log(latencies_s).reshape(len(tried), len(points))
+    return logs
+
+
+def _decode_mean_s(run: Run) -> float:
+    tpot_s = run.summary().tpot_s
+    assert tpot_s is not None
+    return tpot_s.mean
 
 
 def _job(point: dict[str, object], constants: Numbers) -> Job:

@@ -16,10 +16,11 @@ from bench.paper.cells import (
     run_cells,
 )
 from bench.paper.claims import Claim, Kind, claim, up_to_and_typical
+from bench.paper.distances import LEAST_LOSS_S, distance
 from bench.paper.drawing import grid
 from bench.paper.experiment import Experiment
-from bench.paper.points import Row, paper_points
-from bench.paper.tables import folded, markdown_table, number, points_table
+from bench.paper.points import Row, matching, paper_points
+from bench.paper.tables import folded, markdown_table, number, points_table, short_name
 from sterna.policy.presets import preset
 from sterna.simulator.paper import paper_config, shipped_config
 from sterna.workload.catalog import Workload
@@ -38,16 +39,6 @@ METRICS = (
     "preemption_loss_s",
 )
 """In the order of the paper's columns."""
-
-COMPARED = (
-    "request_mean_s",
-    "request_p99_s",
-    "prefill_mean_s",
-    "prefill_p99_s",
-    "decode_mean_s",
-    "decode_p99_s",
-)
-"""What the table of the distances from the paper's points lists."""
 
 
 def cells(policy: str | None = None) -> list[Cell]:
@@ -227,44 +218,28 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 # -------------------------------------------------------------------------------------- tables
 
 
-def distances(
-    rows: Sequence[Row], traces: Sequence[str], policy: str
-) -> dict[str, tuple[float, float]]:
-    """Of each compared metric: the median |log ratio| to the paper's points, and the median log
-    ratio (the bias)."""
-    theirs = {
-        (point["trace"], point["request_rate"]): point
-        for point in paper_points("figure11")
-        if point["policy"] == policy
-    }
-    those = [row for row in rows if row["policy"] == policy and row["trace"] in traces]
-    found = {}
-    for metric in COMPARED:
-        logs = [
-            math.log(row[metric] / theirs[row["trace"], row["request_rate"]][metric])
-            for row in those
-        ]
-        found[metric] = (float(np.median(np.abs(logs))), float(np.median(logs)))
-    return found
+def paper_point(row: Row) -> Row:
+    """The paper's point where the row is."""
+    (point,) = matching(
+        paper_points("figure11"), policy=row["policy"], **{name: row[name] for name in POINT}
+    )
+    return point
 
 
 def distances_table(rows: Sequence[Row]) -> str:
-    """How far our points are from the paper's, by trace group and policy."""
-    header = ["points", "policy", *(name.removesuffix("_s").replace("_", " ") for name in COMPARED)]
+    """How far our points are from the paper's, by kind of trace and policy."""
     lines = []
     for name, traces in (("generated", GENERATED), ("real", REAL)):
         for policy in ("Llumnix", "INFaaS++", "Round-Robin"):
-            if not any(r["policy"] == policy and r["trace"] in traces for r in rows):
+            those = [row for row in rows if row["policy"] == policy and row["trace"] in traces]
+            if not those:
                 continue
-            found = distances(rows, traces, policy)
-            lines.append(
-                [
-                    name,
-                    policy,
-                    *(f"{found[each][0]:.3f} ({found[each][1]:+.3f})" for each in COMPARED),
-                ]
-            )
-    return markdown_table(header, lines, 2)
+            found = [
+                distance(metric, [(row[metric], paper_point(row)[metric]) for row in those])
+                for metric in METRICS
+            ]
+            lines.append([name, policy, *(str(each or "") for each in found)])
+    return markdown_table(["points", "policy", *map(short_name, METRICS)], lines, 2)
 
 
 def gains_table(rows: Sequence[Row]) -> str:
@@ -304,7 +279,7 @@ def tables(rows: Sequence[Row]) -> str:
     return "\n\n".join(
         [
             "Median distance from the paper's points, |log ratio|, and in brackets the median log "
-            "ratio:",
+            f"ratio; of preemption losses only those of at least {LEAST_LOSS_S:g} s in the paper:",
             distances_table(ours),
             "Gain of Llumnix over INFaaS++ at each point: the paper's → ours at its seed; the "
             "geometric mean over the other seeds and their range:",

@@ -19,6 +19,11 @@ METRIC_NAMES = {
 }
 
 
+def short_name(metric: str) -> str:
+    """The metric's name without its unit."""
+    return METRIC_NAMES[metric].partition(" [")[0]
+
+
 def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]], num_text: int = 1) -> str:
     """A table; its first `num_text` columns are text, the others numbers."""
     marks = ["---" if index < num_text else "---:" for index in range(len(header))]

@@ -1,17 +1,16 @@
 """What the fidelity benchmark makes of its rows."""
 
 import math
+import re
 from typing import Any
 
 import pytest
 
-from bench.fidelity_report import (
-    GOALS,
-    LEAST_LOSS_S,
-    TITLES,
-    markdown,
-    summaries,
-)
+from bench.fidelity import _row
+from bench.fidelity_report import GOALS, markdown, summaries
+from bench.paper import figure11
+from bench.paper.distances import LEAST_LOSS_S
+from bench.paper.points import paper_points
 
 
 def a_row(
@@ -19,7 +18,7 @@ def a_row(
 ) -> dict[str, Any]:
     """A point where every column of ours is `ratio` times the paper's, but for those named."""
     row: dict[str, Any] = {"trace": trace, "rate": 7.5, "policy": policy, "n": 10_000}
-    for column in TITLES:
+    for column in figure11.METRICS:
         row[column] = {"ours": 2.0 * ratios.get(column, ratio), "paper": 2.0}
     return row
 
@@ -89,4 +88,23 @@ def test_missed_goals_are_named() -> None:
 
     assert "4 of the 5 goals" in text
     assert "missed: llumnix prefill mean (0.182, goal 0.12)." in text
-    assert "| M-M | 7.5 | llumnix | 2 / 2 | 2 / 2 | 2.4 / 2 |" in text
+    assert "| M-M | 7.5 | llumnix | 2 / 2 | 2 / 2 | 2 / 2 | 2.4 / 2 |" in text
+
+
+def test_the_page_of_the_figure_says_the_same() -> None:
+    """Both pages list the distances of the same runs."""
+    points = paper_points("figure11")
+    ours = [
+        {**point, "n": 1}
+        | {metric: 1.3 * (1 + number % 7) * point[metric] for metric in figure11.METRICS}
+        for number, point in enumerate(points)
+    ]
+
+    rows = [_row(row, figure11.paper_point(row)) for row in ours]
+
+    def numbers(text: str) -> list[str]:
+        return re.findall(r"\d+\.\d{3} \([+-]\d+\.\d{3}\)", text)
+
+    found = numbers(markdown(rows, summaries(rows)))
+    assert len(found) == 5 * len(figure11.METRICS)
+    assert sorted(found) == sorted(numbers(figure11.distances_table(ours)))
