@@ -24,6 +24,9 @@ from sterna.workload.catalog import Workload
 
 POISSON, GAMMA = "poisson_rate", "gamma_cv_at_rate_2"
 POINT = ("arrivals", "rate_or_cv")
+ARRIVALS_NAMES = {POISSON: "Poisson", GAMMA: "Gamma, 2 requests/s"}
+"""What readers call the two rows of the figure."""
+
 STEPS_A_BLOCK = 16
 """Freeness is coded in blocks a request in the paper's runs: 16 decode steps each."""
 
@@ -151,21 +154,29 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 def tables(rows: Sequence[Row]) -> str:
     """All points."""
-    labels = {"arrivals": "arrivals", "rate_or_cv": "rate or CV", "policy": "policy"}
+    labels = {"arrivals": "arrivals", "rate_or_cv": "rate (Poisson) or CV (Gamma)"}
     return "Ours / the paper's (ratio):\n\n" + points_table(
-        at_paper_seed(rows), paper_points("figure14"), labels, METRICS
+        _named(at_paper_seed(rows)),
+        _named(paper_points("figure14")),
+        {**labels, "policy": "policy"},
+        METRICS,
     )
+
+
+def _named(rows: Sequence[Row]) -> list[Row]:
+    """The rows with their arrivals' name for readers."""
+    return [{**row, "arrivals": ARRIVALS_NAMES[row["arrivals"]]} for row in rows]
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
     """A row of panels for the rates and one for the CVs, as the paper's."""
     grid(
         path,
-        at_paper_seed(rows),
-        paper_points("figure14"),
+        _named(at_paper_seed(rows)),
+        _named(paper_points("figure14")),
         panel_row="arrivals",
         x="rate_or_cv",
-        x_names={POISSON: "requests/s (Poisson)", GAMMA: "CV (Gamma, 2 requests/s)"},
+        x_names={ARRIVALS_NAMES[POISSON]: "requests/s", ARRIVALS_NAMES[GAMMA]: "CV"},
         metrics=METRICS,
     )
 

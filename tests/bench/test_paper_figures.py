@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from bench.paper import __main__ as command
-from bench.paper import figure5, figure11, figure13, figure15, scheduling_costs, sensitivity, stress
+from bench.paper import (
+    figure5,
+    figure11,
+    figure13,
+    figure14,
+    figure15,
+    scheduling_costs,
+    sensitivity,
+    stress,
+)
 from bench.paper.cells import NUM_REQUESTS, Options, ratios
 from bench.paper.experiment import Experiment
 from bench.paper.figures import ALL, EXPERIMENTS
@@ -111,6 +120,16 @@ def test_as_many_blocked_heads_of_line_fit_as_the_free_memory_holds(
     free: int, demands: list[int], left: int
 ) -> None:
     assert figure5._num_left(free, demands) == left
+
+
+def test_readers_see_names_of_the_arrivals_beside_the_papers_points() -> None:
+    rows = [{**point, "seed": PAPER_SEED} for point in paper_points("figure14")]
+
+    lines = figure14.tables(rows).splitlines()
+
+    assert len([line for line in lines if line.startswith("| Poisson | ")]) == 12
+    assert len([line for line in lines if line.startswith("| Gamma, 2 requests/s | ")]) == 10
+    assert all(line.count("(1.00)") == len(figure14.METRICS) for line in lines if "Llumnix" in line)
 
 
 def test_every_point_of_the_papers_grid_is_run() -> None:
