@@ -75,23 +75,25 @@ def shown(rows: Sequence[Row], mode: str) -> list[Row]:
 def growth(rows: Sequence[Row]) -> float:
     """The longest downtime over the shortest, over the lengths."""
     downtimes = [row["downtime_ms"] for row in shown(rows, "live")]
-    return max(downtimes) / min(downtimes)
+    return float(max(downtimes) / min(downtimes))
 
 
 def downtime_in_steps(rows: Sequence[Row]) -> float:
     """The longest downtime in decode steps of the same row."""
-    return max(row["downtime_ms"] / row["decode_step_ms"] for row in shown(rows, "live"))
+    steps = (row["downtime_ms"] / row["decode_step_ms"] for row in shown(rows, "live"))
+    return float(max(steps))
 
 
 def most_over_live(rows: Sequence[Row]) -> float:
     """The longest downtime of a baseline over that of migration at the same length."""
     live = {row["sequence_length"]: row["downtime_ms"] for row in shown(rows, "live")}
-    return max(
+    ratios = (
         row["downtime_ms"] / live[row["sequence_length"]]
         for mode in ("stop_copy", "recompute")
         for row in shown(rows, mode)
         if row["sequence_length"] in live
     )
+    return float(max(ratios))
 
 
 def recompute_in_steps(rows: Sequence[Row]) -> float:

@@ -63,7 +63,7 @@ def cost_at(rows: Sequence[Row], policy: str, target_s: float) -> float:
     for (fewer, slower_s), (more, faster_s) in pairwise(curve):
         if faster_s <= target_s < slower_s:
             share = math.log(slower_s / target_s) / math.log(slower_s / faster_s)
-            return fewer + share * (more - fewer)
+            return float(fewer + share * (more - fewer))
     return math.nan
 
 

@@ -69,12 +69,14 @@ def stressed(rows: Sequence[Row], architecture: str) -> list[Row]:
 def most_slowdown(rows: Sequence[Row], architecture: str) -> float:
     """The latency of a token over that without any scheduling, at the worst rate."""
     free = {row["rate"]: row["token_mean_ms"] for row in stressed(rows, NO_SCHEDULING)}
-    return max(row["token_mean_ms"] / free[row["rate"]] for row in stressed(rows, architecture))
+    ratios = (row["token_mean_ms"] / free[row["rate"]] for row in stressed(rows, architecture))
+    return float(max(ratios))
 
 
 def most_stall_share(rows: Sequence[Row]) -> float:
     """With llumlets: the mean stall over the mean computation of a step, at the worst rate."""
-    return max(row["stall_mean_ms"] / row["step_mean_ms"] for row in stressed(rows, LLUMLETS))
+    shares = (row["stall_mean_ms"] / row["step_mean_ms"] for row in stressed(rows, LLUMLETS))
+    return float(max(shares))
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:

@@ -45,14 +45,19 @@ def memory_row(run: Run) -> list[Row]:
         "n": len(run.records),
         "num_samples": len(sampled),
         "blocked_fraction": rounded(len(left) / max(1, len(sampled))),
-        "three_fit_fraction": rounded(float(np.mean(three or [0]))),
-        "three_of_many_fit_fraction": rounded(float(np.mean(many or [0]))),
-        "all_fit_fraction": rounded(float(np.mean([each == 0 for each in left] or [0]))),
+        "three_fit_fraction": rounded(_share(three)),
+        "three_of_many_fit_fraction": rounded(_share(many)),
+        "all_fit_fraction": rounded(_share([each == 0 for each in left])),
     }
     if run.job.workload.seed == PAPER_SEED:
         row["free_blocks"] = [free // BLOCK_SIZE for free, _ in sampled]
         row["demand_blocks"] = [[each // BLOCK_SIZE for each in them] for _, them in sampled]
     return [row]
+
+
+def _share(are_so: Sequence[bool]) -> float:
+    """The part of them that is true; 0 of none."""
+    return sum(are_so) / max(1, len(are_so))
 
 
 def _num_left(free_tokens: int, demands_tokens: Sequence[int]) -> int:
