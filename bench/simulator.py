@@ -31,8 +31,9 @@ from bench.machine import ForeignLoad
 from bench.marked_text import write_marked
 from sterna.policy.presets import LLUMNIX
 from sterna.simulator import SimulationConfig, simulate
-from sterna.simulator.paper import PAPER_SEED, paper_config, shipped_config
+from sterna.simulator.paper import paper_config, shipped_config
 from sterna.workload.catalog import Workload, build_trace
+from sterna.workload.seed import PAPER_SEED
 
 PAGE = results_io.ROOT / "docs" / "simulation.md"
 

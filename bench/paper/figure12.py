@@ -11,9 +11,10 @@ from bench.paper.drawing import COLORS, figure
 from bench.paper.experiment import Experiment
 from bench.paper.points import Row, matching
 from bench.paper.tables import markdown_table
-from sterna.simulator.paper import PAPER_SEED, paper_config
+from sterna.simulator.paper import paper_config
 from sterna.simulator.runs import Run
 from sterna.workload.catalog import Workload
+from sterna.workload.seed import PAPER_SEED
 
 RATE = 7.5
 PAPER_MEANS = {"Llumnix": 0.007, "INFaaS++": 0.079}

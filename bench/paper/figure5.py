@@ -12,9 +12,10 @@ from bench.paper.drawing import figure
 from bench.paper.experiment import Experiment
 from bench.paper.points import Row
 from bench.paper.tables import markdown_table, number
-from sterna.simulator.paper import PAPER_SEED, paper_config
+from sterna.simulator.paper import paper_config
 from sterna.simulator.runs import Run
 from sterna.workload.catalog import Workload
+from sterna.workload.seed import PAPER_SEED
 
 RATE = 1.9
 NUM_INSTANCES = 4

@@ -13,8 +13,8 @@ from sterna.errors import ConfigurationError
 from sterna.global_scheduler import GlobalScheduler
 from sterna.messages import DispatchRequest
 from sterna.policy.presets import LLUMNIX
-from sterna.simulator.paper import PAPER_SEED
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
+from sterna.workload.seed import PAPER_SEED
 
 NUM_INSTANCES = 64
 NUM_TOKENS = 64

@@ -10,7 +10,8 @@ from bench.paper.cells import rounded
 from bench.paper.points import Row
 from bench.paper.scheduling_costs import NUM_INSTANCES, NUM_TOKENS, Costs
 from sterna.engine.emulated.step_time import StepTime
-from sterna.simulator.paper import PAPER_SEED, paper_config
+from sterna.simulator.paper import paper_config
+from sterna.workload.seed import PAPER_SEED
 
 LLUMLETS, CENTRALIZED, NO_SCHEDULING = "llumlets", "centralized", "none"
 WARM_UP_S = 10.0

@@ -11,7 +11,7 @@ from bench.paper.claims import Claim, Kind
 from bench.paper.figures import EXPERIMENTS
 from bench.results_io import ROOT
 from sterna.errors import ConfigurationError
-from sterna.simulator.paper import PAPER_SEED
+from sterna.workload.seed import PAPER_SEED
 
 Row = dict[str, Any]
 

@@ -24,9 +24,6 @@ from sterna.errors import ConfigurationError
 from sterna.policy.presets import preset
 from sterna.simulator.config import Report, SimulationConfig
 
-# Of the artifact's lengths and arrivals: a part of the paper's runs, for those who repeat them.
-from sterna.workload.seed import PAPER_SEED as PAPER_SEED
-
 PAPER_POLICIES = ("llumnix", "llumnix-base", "infaas++", "round-robin")
 
 REAL_TRACES = ("sharegpt", "burstgpt")
