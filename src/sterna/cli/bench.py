@@ -8,6 +8,7 @@ from sterna.cli.checkout import become
 from sterna.runtime.protection import protect_ray
 
 BENCHMARKS = {
+    "serve": "a workload on a running server, or a fresh one: what its requests feel",
     "migration": "downtime and cost of migrations between two real instances",
     "fidelity": "how near simulations come to the points of the paper's Figure 11",
     "simulator": "how fast simulations run",

@@ -1,0 +1,253 @@
+"""Sends the requests of a trace to an OpenAI-compatible server, each when it is due.
+
+The loop is open: nothing waits for answers, so that a slow server gets no fewer requests. Requests
+are streaming completions of prompts of random tokens, of which as many are generated as the trace
+says.
+"""
+
+import asyncio
+import contextlib
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from math import nan
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from bench.serving.target import Target, refusal
+from sterna.types import NORMAL, Priority
+from sterna.workload.trace import Trace
+
+PROMPT_TOKEN_IDS = (1_000, 30_000)
+"""From which ids prompts are drawn: they are plain tokens in nearly all vocabularies."""
+
+DEFAULT_TIMEOUT_S = 600.0
+
+NUM_SPARE_FILES = 100
+"""Of this process, besides the streams."""
+
+
+class PriorityField(Enum):
+    """By which field of its body a request says how urgent it is."""
+
+    PRIORITY = "priority"
+    """vLLM's integer; lower ones are more urgent."""
+    SERVICE_TIER = "service-tier"
+    """OpenAI's name of a tier."""
+
+    def of(self, priority: Priority) -> dict[str, Any]:
+        """The field for a request of this priority."""
+        match self:
+            case PriorityField.PRIORITY:
+                return {"priority": -int(priority)}
+            case PriorityField.SERVICE_TIER:
+                return {"service_tier": "priority" if priority > NORMAL else "default"}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the client saw of one request. Times are in seconds since the run began.
+
+    Attributes:
+        sent_s: when it really was sent, which a busy client does late.
+        first_token_s: when its first token came; NaN where none did.
+        last_token_s: when the last one so far came.
+        largest_gap_s: the longest time from one token to the next; NaN for less than two.
+        num_tokens: generated, by the server's count; None where it told none.
+        error: why it failed; None where all that was asked for came.
+    """
+
+    sent_s: float = nan
+    first_token_s: float = nan
+    last_token_s: float = nan
+    largest_gap_s: float = nan
+    num_tokens: int | None = None
+    error: str | None = None
+
+    def on_token(self, now_s: float) -> None:
+        """A piece of the answer came; it may have been several tokens at once."""
+        if np.isnan(self.first_token_s):
+            self.first_token_s = now_s
+        else:
+            # fmax takes the number where the other one is none.
+            self.largest_gap_s = float(np.fmax(self.largest_gap_s, now_s - self.last_token_s))
+        self.last_token_s = now_s
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """How requests are sent.
+
+    Attributes:
+        seed: of the prompts.
+        timeout_s: a request fails when nothing has come from the server for so long.
+    """
+
+    seed: int
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    priority_field: PriorityField = PriorityField.PRIORITY
+
+
+async def replay(
+    target: Target,
+    trace: Trace,
+    config: ClientConfig,
+    *,
+    begin_s: float,
+    on_ended: Callable[[], None] | None = None,
+) -> list[Outcome]:
+    """Send the trace's requests; returns their outcomes, in its order, when all have ended.
+
+    Args:
+        begin_s: when the trace begins, by the loop's clock.
+        on_ended: called whenever a request has ended, well or not.
+    """
+    allow_files(len(trace) + NUM_SPARE_FILES)
+    outcomes = [Outcome() for _ in range(len(trace))]
+    timeout = aiohttp.ClientTimeout(
+        total=None, sock_connect=config.timeout_s, sock_read=config.timeout_s
+    )
+    async with (
+        target.session(timeout=timeout) as session,
+        asyncio.TaskGroup() as group,
+    ):
+        sender = _Sender(session, target, config, begin_s)
+        loop = asyncio.get_running_loop()
+        for index, arrival_s in enumerate(trace.arrival_s.tolist()):
+            await asyncio.sleep(max(0.0, begin_s + arrival_s - loop.time()))
+            body = body_of(target.model, trace, index, config)
+            num_tokens = int(trace.output_tokens[index])
+            sending = group.create_task(sender.send(body, num_tokens, outcomes[index]))
+            if on_ended is not None:
+                sending.add_done_callback(lambda _: on_ended())
+    return outcomes
+
+
+def body_of(model: str, trace: Trace, index: int, config: ClientConfig) -> dict[str, Any]:
+    """The completion that the trace's request with this index asks for.
+
+    Prompts are random, and differ, so that no cache of prefixes makes them shorter than they are.
+    """
+    num_tokens = int(trace.input_tokens[index])
+    draws = np.random.default_rng([config.seed, index])
+    return {
+        "model": model,
+        "prompt": draws.integers(*PROMPT_TOKEN_IDS, num_tokens).tolist(),
+        "max_tokens": int(trace.output_tokens[index]),
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **config.priority_field.of(Priority(int(trace.priority[index]))),
+    }
+
+
+def allow_files(num_files: int) -> None:
+    """Let this process have so many files open, or as many as it may: each stream is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+# -------------------------------------------------------------------------------------- streams
+
+
+class Usage(msgspec.Struct):
+    """How many tokens a server counted."""
+
+    completion_tokens: int
+
+
+class ErrorObject(msgspec.Struct):
+    """What went wrong after the answer had begun."""
+
+    message: str
+
+
+class Chunk(msgspec.Struct):
+    """An event of a stream, as far as it is looked at.
+
+    Attributes:
+        choices: one for a piece of the answer; none in the event that tells the usage.
+    """
+
+    choices: list[msgspec.Raw] = []
+    usage: Usage | None = None
+    error: ErrorObject | None = None
+
+
+END = b"[DONE]"
+
+
+class EventReader:
+    """Cuts bytes as they come into the data of server-sent events.
+
+    OpenAI's events have one line of data each; other lines say nothing.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, content: bytes) -> list[bytes]:
+        """The data of the events whose line is complete with this."""
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+
+
+class _Sender:
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        target: Target,
+        config: ClientConfig,
+        begin_s: float,
+    ) -> None:
+        self._session = session
+        self._url = f"{target.url}/v1/completions"
+        self._config = config
+        self._begin_s = begin_s
+        self._chunks = msgspec.json.Decoder(Chunk)
+
+    async def send(self, body: dict[str, Any], num_tokens: int, outcome: Outcome) -> None:
+        """Send one request and follow its stream to the end, whichever it is."""
+        outcome.sent_s = self._now_s()
+        try:
+            await self._follow(body, outcome)
+        except TimeoutError:
+            outcome.error = f"nothing came for {self._config.timeout_s:g} s"
+        except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+            outcome.error = str(error) or type(error).__name__
+        if outcome.error is None and outcome.num_tokens != num_tokens:
+            came = "an unknown number" if outcome.num_tokens is None else outcome.num_tokens
+            outcome.error = f"cut: {came} of {num_tokens} tokens came"
+
+    async def _follow(self, body: dict[str, Any], outcome: Outcome) -> None:
+        content = msgspec.json.encode(body)
+        headers = {"Content-Type": "application/json"}
+        async with self._session.post(self._url, data=content, headers=headers) as answer:
+            if answer.status != 200:
+                outcome.error = refusal(answer.status, await answer.read())
+                return
+            events = EventReader()
+            async for piece in answer.content.iter_any():
+                now_s = self._now_s()
+                for event in events.feed(piece):
+                    if event != END:
+                        self._note(self._chunks.decode(event), now_s, outcome)
+
+    def _note(self, chunk: Chunk, now_s: float, outcome: Outcome) -> None:
+        if chunk.error is not None:
+            outcome.error = chunk.error.message
+        if chunk.choices:
+            outcome.on_token(now_s)
+        if chunk.usage is not None:
+            outcome.num_tokens = chunk.usage.completion_tokens
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._begin_s

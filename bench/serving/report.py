@@ -1,0 +1,152 @@
+"""What a run on a real server looks like: for people, as JSON, as a file, and as a plot."""
+
+import datetime
+import json
+from dataclasses import asdict, dataclass
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.markup import escape
+
+from bench import results_io
+from bench.serving.session import ServedRun
+from sterna.cli.run_report import counted, number, print_run, report_console
+from sterna.cli.workload_options import arrivals_of
+from sterna.metrics.summary import Distribution, as_json, latencies_json, summarize_classes
+from sterna.workload.catalog import Workload
+
+LATE_S = 0.05
+"""A client that sends so much later than it means to is part of what it measures."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reported:
+    """A run, and what it was.
+
+    Attributes:
+        label: what reports call the server, as its policy say; None for its address.
+    """
+
+    run: ServedRun
+    workload: Workload
+    label: str | None = None
+
+    @property
+    def title(self) -> str:
+        """What people read above its numbers."""
+        return self.run.target.url if self.label is None else self.label
+
+
+def run_json(reported: Reported) -> dict[str, Any]:
+    """What `--json` prints, in the words of `sterna simulate --json` (docs/benchmarks.md)."""
+    run, workload = reported.run, reported.workload
+    summary = run.summary()
+    classes = summarize_classes(run.records, run.cluster)
+    return {
+        "policy": reported.label,
+        "server": {"url": run.target.url, "model": run.target.model},
+        "trace": workload.trace,
+        "arrivals": arrivals_of(workload),
+        "rate": workload.rate,
+        "seed": workload.seed,
+        "instances": run.instances(),
+        "max_total_tokens": workload.max_total_tokens,
+        **as_json(summary),
+        "failed": summary.num_requests - summary.num_completed,
+        "errors": dict(run.errors()),
+        "send_delay_s": None if (late := send_delay_s(run)) is None else asdict(late),
+        "classes": {
+            name: {**latencies_json(each), "failed": each.num_requests - each.num_completed}
+            for name, each in classes.items()
+        },
+    }
+
+
+def send_delay_s(run: ServedRun) -> Distribution | None:
+    """How much later than it was due each request was sent."""
+    sent_s = np.array([each.sent_s for each in run.outcomes], np.float64)
+    return Distribution.of(sent_s - run.trace.arrival_s)
+
+
+def print_report(reported: Reported) -> None:
+    """Print what the workload was, the table of the run, and what went wrong."""
+    run, workload = reported.run, reported.workload
+    console = report_console()
+    rate = "" if workload.rate is None else f" at {workload.rate:g}/s"
+    instances = run.instances()
+    parts = (
+        f"[bold]{escape(workload.trace)}[/bold]{rate}, {escape(arrivals_of(workload))}",
+        counted(len(run.records), "request"),
+        *([] if instances is None else [counted(instances, "instance")]),
+        f"seed {workload.seed}",
+    )
+    console.print("; ".join(parts))
+    print_run(console, reported.title, run.records, run.cluster)
+    for error, times in run.errors().items():
+        console.print(f"[bold]failed[/bold] {counted(times, 'request')}: {escape(error)}")
+    late = send_delay_s(run)
+    if late is not None and late.p99 > LATE_S:
+        console.print(
+            f"[bold]late[/bold]: requests were sent up to {number(late.max)} s after they were "
+            "due; the times above count it, though this client is what was slow"
+        )
+
+
+def write_run(reported: Reported, path: Path) -> None:
+    """Write the run with all its requests and samples, as one JSON document.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    run = reported.run
+    document = {
+        "commit": results_io.commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "hardware": results_io.hardware(),
+        "summary": run_json(reported),
+        "requests": _requests(run),
+        "samples": msgspec.to_builtins(run.samples),
+    }
+    path.write_text(json.dumps(document, allow_nan=False) + "\n")
+
+
+def _requests(run: ServedRun) -> list[dict[str, Any]]:
+    records, outcomes = run.records, run.outcomes
+    return [
+        {
+            "arrival_s": float(records.arrival_s[index]),
+            "input_tokens": int(records.input_tokens[index]),
+            "output_tokens": int(records.output_tokens[index]),
+            "priority": int(records.priority[index]),
+            "sent_s": _known(each.sent_s),
+            "first_token_s": _known(each.first_token_s),
+            "last_token_s": _known(each.last_token_s),
+            "largest_gap_s": _known(each.largest_gap_s),
+            "error": each.error,
+        }
+        for index, each in enumerate(outcomes)
+    ]
+
+
+def _known(value: float) -> float | None:
+    return None if isnan(value) else round(float(value), 6)
+
+
+def draw_run(reported: Reported, path: Path) -> None:
+    """Draw the run like a simulated one.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from sterna.cli.run_plot import Drawn, draw_runs
+
+    run, workload = reported.run, reported.workload
+    rate = "" if workload.rate is None else f" at {workload.rate:g}/s"
+    title = (
+        f"{workload.trace}{rate}, {arrivals_of(workload)}, {len(run.records):,} requests "
+        f"(measured; seed {workload.seed})"
+    )
+    draw_runs([Drawn(reported.title, run.records, run.cluster)], title, path)

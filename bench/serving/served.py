@@ -1,0 +1,104 @@
+"""A server of this program's own: started, waited for, and ended whatever happens."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sterna.errors import ConfigurationError
+
+START_TIMEOUT_S = 600.0
+END_TIMEOUT_S = 60.0
+POLL_INTERVAL_S = 0.2
+"""Pace of questions whether it is ready: it says so, but not to whoever asks over HTTP."""
+
+PORT_OPTION = "--port"
+
+
+@contextlib.contextmanager
+def served(options: Sequence[str], *, timeout_s: float = START_TIMEOUT_S) -> Iterator[str]:
+    """Run `sterna serve` with these options for as long as the context lasts; gives its URL.
+
+    It gets a free port unless the options name one. What it prints is kept to itself, but for the
+    reason why it did not start.
+
+    Raises:
+        ConfigurationError: it ended instead of being ready, or took longer than `timeout_s`.
+    """
+    port = _port(options)
+    command = [str(Path(sys.executable).with_name("sterna")), "serve", *options]
+    if PORT_OPTION not in _names(options):
+        command += [PORT_OPTION, str(port)]
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryFile() as log:
+        # A session of its own: Ctrl-C is for this program, which ends the server in turn.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            _until_ready(process, url, time.monotonic() + timeout_s, log.fileno())
+            yield url
+        finally:
+            _end(process)
+
+
+def _names(options: Sequence[str]) -> set[str]:
+    return {each.partition("=")[0] for each in options}
+
+
+def _port(options: Sequence[str]) -> int:
+    """The one that the options name, or one that nobody listens on."""
+    for index, option in enumerate(options):
+        name, equals, value = option.partition("=")
+        if name != PORT_OPTION:
+            continue
+        text = value if equals else "".join(options[index + 1 : index + 2])
+        if not text.isdecimal():
+            raise ConfigurationError(f"--serve: {PORT_OPTION} needs a number, not {text!r}")
+        return int(text)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _until_ready(process: subprocess.Popen[bytes], url: str, deadline_s: float, log: int) -> None:
+    while True:
+        if process.poll() is not None:
+            raise ConfigurationError(f"sterna serve ended: {_last_words(log)}")
+        if time.monotonic() > deadline_s:
+            raise ConfigurationError(f"sterna serve was not ready in time: {_last_words(log)}")
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5.0):
+            return
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _last_words(log: int) -> str:
+    """The last line that it printed, which is its error if there was one."""
+    size = os.fstat(log).st_size
+    text = os.pread(log, size, 0).decode(errors="replace")
+    lines = [line for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if "error: " in line]
+    words = (errors or lines or ["it said nothing"])[-1]
+    return words.removeprefix("sterna: error: ")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Have it end by itself, else kill it; what it started ends with it."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,110 @@
+"""The server that a workload is sent to: where it is, and what it serves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from sterna.errors import ConfigurationError
+
+QUESTION_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server, its model, and the key that it asks for.
+
+    Attributes:
+        url: without a path.
+        max_model_len: of prompt and answer together; None where it does not say.
+    """
+
+    url: str
+    model: str
+    max_model_len: int | None
+    api_key: str | None = field(default=None, repr=False)
+
+    def session(self, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
+        """A session with as many connections as are asked for."""
+        return _session(self.api_key, timeout)
+
+
+class Model(msgspec.Struct):
+    """What a server says of a model."""
+
+    id: str
+    max_model_len: int | None = None
+
+
+class Models(msgspec.Struct):
+    """What a server says of its models."""
+
+    data: list[Model]
+
+
+async def find_target(url: str, api_key: str | None = None, model: str | None = None) -> Target:
+    """Ask the server what it serves.
+
+    Args:
+        model: which of its models; None for the first.
+
+    Raises:
+        ConfigurationError: nobody answers there, or not as was hoped; the message says what to do.
+    """
+    url = url.rstrip("/").removesuffix("/v1")
+    timeout = aiohttp.ClientTimeout(total=QUESTION_TIMEOUT_S)
+    try:
+        async with (
+            _session(api_key, timeout) as session,
+            session.get(f"{url}/v1/models") as answer,
+        ):
+            status, content = answer.status, await answer.read()
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        reason = str(error) or type(error).__name__
+        raise ConfigurationError(
+            f"no server answers at {url} ({reason}): start one with `sterna serve`, name it with "
+            "--url, or have one started with --serve"
+        ) from None
+    if status in (401, 403):
+        state = "does not accept this API key" if api_key else "asks for an API key"
+        raise ConfigurationError(f"{url} {state}: give --api-key, or set OPENAI_API_KEY")
+    if status != 200:
+        raise ConfigurationError(f"{url} does not list its models ({refusal(status, content)})")
+    try:
+        models = msgspec.json.decode(content, type=Models).data
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(
+            f"{url} does not list its models as OpenAI's API does ({error})"
+        ) from None
+    chosen = _chosen(url, models, model)
+    return Target(url, chosen.id, chosen.max_model_len, api_key)
+
+
+def refusal(status: int, content: bytes) -> str:
+    """Why a server refused, in its own words where it has some."""
+    try:
+        answer: Any = msgspec.json.decode(content)
+        return f"{status}: {answer['error']['message']}"
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return f"status {status}"
+
+
+def _chosen(url: str, models: list[Model], name: str | None) -> Model:
+    if not models:
+        raise ConfigurationError(f"{url} serves no model")
+    for each in models:
+        if name in (None, each.id):
+            return each
+    raise ConfigurationError(
+        f"{url} serves no model {name}: --model must be one of "
+        f"{', '.join(each.id for each in models)}"
+    )
+
+
+def _session(api_key: str | None, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
+    headers: Mapping[str, str] = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return aiohttp.ClientSession(
+        headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
+    )
