@@ -33,6 +33,11 @@ def _status(arguments: list[str]) -> int:
             from sterna.cli.serve import serve
 
             return serve(arguments)
+        if arguments[:1] == ["profile"]:
+            # Its options are those of `serve`, and some.
+            from sterna.cli.profile import profile
+
+            return profile(arguments[1:])
         if arguments[:1] == ["reproduce"]:
             # The evaluation has a parser of its own, outside the installed package.
             from sterna.cli.reproduce import reproduce
@@ -68,8 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"sterna {version('sterna')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    # Listed for the help only; `main` hands `serve` to vLLM's parser.
+    # Listed for the help only; `main` hands both to vLLM's parser.
     commands.add_parser("serve", help="serve a model on several vLLM instances")
+    commands.add_parser("profile", help="measure an engine's steps and propose its target load")
     commands.add_parser("reproduce", help="rerun the paper's evaluation beside the paper's points")
     admin.add_commands(commands)
     bench.add_commands(commands)

@@ -5,13 +5,14 @@ import os
 import socket
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sterna.cli.classes import add_class_options, settle_classes, with_classes
 from sterna.cli.simulate_options import DEFAULT_PROFILE
+from sterna.cli.target_load import with_target_load
 from sterna.config import (
     ClusterConfig,
     FrontendConfig,
@@ -69,15 +70,20 @@ def serve(arguments: Sequence[str]) -> int:
         args = parse(arguments)
         config = cluster_config(args)
         _check_port(args.host, args.port)
-        _check_engine(args)
-        return config, args
+        engine = checked_engine_config(args)
+        return with_target_load(config, args, engine), args
 
     with Run(environment) as run:
         return run.read_and_serve(read)
 
 
-def parse(arguments: Sequence[str]) -> Namespace:
+def parse(
+    arguments: Sequence[str], add_more: Callable[[argparse.ArgumentParser], None] | None = None
+) -> Namespace:
     """Return the options of `sterna serve [MODEL] ...`, vLLM's and ours.
+
+    Args:
+        add_more: adds the options of another command that takes those of `serve`.
 
     Raises:
         ConfigurationError: an option's value cannot work.
@@ -89,6 +95,8 @@ def parse(arguments: Sequence[str]) -> Namespace:
 
     parser, serve_parser = make_serve_parser()
     _add_options(serve_parser)
+    if add_more is not None:
+        add_more(serve_parser)
     args = parse_serve(parser, serve_parser, list(arguments), SMALL_MODEL_NAME)
     _choose_model(args)
     _refuse_unhonoured(args)
@@ -125,6 +133,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--frontends", type=int, default=1, help="API server processes")
     group.add_argument(
         "--policy", choices=sorted(PRESETS), default="sterna", help="scheduling policy"
+    )
+    group.add_argument(
+        "--target-load",
+        type=int,
+        metavar="TOKENS",
+        help="tokens in the batch of an instance up to which high priority decodes at full speed; "
+        "the memory above is its headroom (default: what `sterna profile` measured, else 1600)",
     )
     group.add_argument(
         "--transport",
@@ -332,8 +347,9 @@ def _share_memory(args: Namespace, num_instances: int) -> None:
         )
 
 
-def _check_engine(args: Namespace) -> None:
-    """Have vLLM check what it would only refuse when every process has been started.
+def checked_engine_config(args: Namespace) -> Any:
+    """Return vLLM's configuration of an instance; vLLM checks here what it would only refuse when
+    every process has been started.
 
     Raises:
         ConfigurationError: vLLM refuses; the message is vLLM's.
@@ -342,7 +358,7 @@ def _check_engine(args: Namespace) -> None:
     from sterna.engine.vllm.core import engine_config
 
     try:
-        engine_config(args)
+        return engine_config(args)
     except (TypeError, ValueError, OSError) as error:
         raise ConfigurationError(one_line(error)) from error
 

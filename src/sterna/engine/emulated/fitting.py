@@ -20,10 +20,16 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PrefillPoint:
-    """A step that computed one prompt of so many tokens."""
+    """A step that computed so many tokens of one prompt, the first ones or those after others."""
 
     num_tokens: int
     duration_s: float
+    num_tokens_before: int = 0
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of attending tokens, as `StepTime` counts them."""
+        return self.num_tokens * (self.num_tokens + 2 * self.num_tokens_before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ def fit_step_time(
     Raises:
         ConfigurationError: the points do not determine the constants.
     """
-    decode_s, decode_request_s, decode_token_s = _fit_decode(decodes, kv_per_weights)
+    decode_s, decode_request_s, decode_token_s = fit_decode(decodes, kv_per_weights)
     prefill_min_s, constants = _fit_prefill(prefills, decode_s + decode_request_s)
     prefill_s, token_s, pair_s = constants
     step_time = StepTime(
@@ -108,8 +114,7 @@ def fit_step_time(
         step_time,
         FitErrors(
             tuple(
-                step_time.duration_s(each.num_tokens, each.num_tokens**2, 0, 0) / each.duration_s
-                - 1
+                step_time.duration_s(each.num_tokens, each.num_pairs, 0, 0) / each.duration_s - 1
                 for each in prefills
             )
         ),
@@ -122,6 +127,29 @@ def fit_step_time(
             )
         ),
     )
+
+
+def fit_decode(
+    points: Sequence[DecodePoint], kv_per_weights: float | None = None
+) -> tuple[float, float, float]:
+    """`decode_s`, `decode_request_s` and `decode_token_s` nearest to the points.
+
+    Args:
+        kv_per_weights: as for `fit_step_time`.
+
+    Raises:
+        ConfigurationError: the points do not determine the constants.
+    """
+    num_requests = _column(each.num_requests for each in points)
+    num_tokens = _column(each.num_context_tokens for each in points)
+    durations_s = _column(each.duration_s for each in points)
+    ones = np.ones_like(num_requests)
+    if kv_per_weights is None:
+        decode_s, request_s, token_s = _fit("decode", [ones, num_requests, num_tokens], durations_s)
+        return decode_s, request_s, token_s
+    reads = ones + kv_per_weights * num_tokens
+    decode_s, request_s = _fit("decode", [reads, num_requests], durations_s)
+    return decode_s, request_s, kv_per_weights * decode_s
 
 
 def fit_copy_time(copies: Sequence[CopyPoint]) -> CopyTimeFit:
@@ -140,35 +168,23 @@ def fit_copy_time(copies: Sequence[CopyPoint]) -> CopyTimeFit:
     return CopyTimeFit(copy_time, FitErrors(errors))
 
 
-def _fit_decode(
-    points: Sequence[DecodePoint], kv_per_weights: float | None
-) -> tuple[float, float, float]:
-    num_requests = _column(each.num_requests for each in points)
-    num_tokens = _column(each.num_context_tokens for each in points)
-    durations_s = _column(each.duration_s for each in points)
-    ones = np.ones_like(num_requests)
-    if kv_per_weights is None:
-        decode_s, request_s, token_s = _fit("decode", [ones, num_requests, num_tokens], durations_s)
-        return decode_s, request_s, token_s
-    reads = ones + kv_per_weights * num_tokens
-    decode_s, request_s = _fit("decode", [reads, num_requests], durations_s)
-    return decode_s, request_s, kv_per_weights * decode_s
-
-
 def _fit_prefill(
     points: Sequence[PrefillPoint], one_decode_s: float
 ) -> tuple[float, tuple[float, ...]]:
     """The floor, and the three constants of the curve above it."""
-    ordered = sorted(points, key=lambda each: each.num_tokens)
+    ordered = sorted(points, key=lambda each: (each.num_tokens, each.num_pairs))
     num_tokens = _column(each.num_tokens for each in ordered)
     durations_s = _column(each.duration_s for each in ordered)
-    columns = [np.ones_like(num_tokens), num_tokens, num_tokens**2]
+    num_pairs = _column(each.num_pairs for each in ordered)
+    columns = [np.ones_like(num_tokens), num_tokens, num_pairs]
     best: tuple[float, float, tuple[float, ...]] | None = None
     # One point alone is met by a floor as by any curve; it is no evidence of one.
     for num_on_floor in (0, *range(2, len(ordered) - len(columns) + 1)):
-        curve = _fit(
-            "prefill", [each[num_on_floor:] for each in columns], durations_s[num_on_floor:]
-        )
+        above = [each[num_on_floor:] for each in columns]
+        if num_on_floor > 0 and not _are_independent(np.stack(above, axis=1)):
+            # The rest are chunks of one size: they do not tell a step's own time from a token's.
+            break
+        curve = _fit("prefill", above, durations_s[num_on_floor:])
         floor_s = one_decode_s
         if num_on_floor > 0:
             floor_s, *_ = _fit("prefill", [columns[0][:num_on_floor]], durations_s[:num_on_floor])
@@ -187,7 +203,7 @@ def _fit(what: str, columns: Sequence[Column], durations_s: Column) -> tuple[flo
     is the best of all.
     """
     scaled = np.stack(columns, axis=1) / durations_s[:, None]
-    if len(durations_s) < len(columns) or np.linalg.matrix_rank(scaled) < len(columns):
+    if not _are_independent(scaled):
         raise ConfigurationError(
             f"the {what} points do not determine {len(columns)} constants: measure more lengths "
             f"and batch sizes than these {len(durations_s)}"
@@ -203,6 +219,10 @@ def _fit(what: str, columns: Sequence[Column], durations_s: Column) -> tuple[flo
                 best[chosen] = factors
                 best_error = error
     return tuple(best.tolist())
+
+
+def _are_independent(columns: NDArray[np.float64]) -> bool:
+    return bool(np.linalg.matrix_rank(columns) == columns.shape[1])
 
 
 def _column(values: Iterable[float]) -> Column:

@@ -1,7 +1,8 @@
 """Emulated engines of real hardware by name, or read from a file.
 
 The constants of each profile are least-squares fits of its tables in `data`; a test fits them
-again. A profile of one's own is a YAML or JSON file of this form::
+again. A file of `sterna profile` is a profile, too; its section `measurement` is not read here. A
+profile of one's own is a YAML or JSON file of this form::
 
     name: a10-llama-7b
     description: LLaMA-7B on an NVIDIA A10
@@ -38,6 +39,9 @@ from sterna.engine.emulated.step_time import StepTime
 from sterna.errors import ConfigurationError
 
 Section = TypeVar("Section")
+
+MEASUREMENT = "measurement"
+"""The section of a file that says what was measured (`engine/profile_file.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,17 @@ Nobody measured the blocks or a copy. 2,900 blocks of 2 MiB are what is left of 
 as LLaMA-7B's are from one A10 to another.
 """
 
+A10_LLAMA_7B_BLOCK_BYTES = 16 * 512 * 1024
+"""Keys and values of 16 tokens in 32 layers of 4,096 numbers each, in 16 bits."""
+
+
+def estimated_copy_time(block_bytes: int) -> CopyTime:
+    """The copy time where no copy was measured: blocks as many bytes a second, and stages as long,
+    as LLaMA-7B's from one A10 to another."""
+    a10 = A10_LLAMA_7B.copy_time
+    return CopyTime(a10.block_s * block_bytes / A10_LLAMA_7B_BLOCK_BYTES, a10.stage_s)
+
+
 PROFILES: Mapping[str, Profile] = MappingProxyType(
     {each.name: each for each in (A10_LLAMA_7B, A10X4_LLAMA_30B, RTX4090_LLAMA_31_8B)}
 )
@@ -167,6 +182,8 @@ def profile(name_or_path: str) -> Profile:
     except yaml.YAMLError as error:
         at = " ".join(str(error).split())
         raise ConfigurationError(f"profile {path} is not valid YAML: {at}") from None
+    if isinstance(document, dict):
+        document.pop(MEASUREMENT, None)
     return _read(Profile, document, str(path), "")
 
 

@@ -1,0 +1,76 @@
+"""What vLLM's configuration says of an engine before the engine is built."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+import vllm
+from vllm.config import VllmConfig
+from vllm.platforms import current_platform
+
+from sterna.engine.hardware import cpu_model
+
+
+def profile_key(config: VllmConfig) -> dict[str, str]:
+    """What a profile holds for: the model, the options that change a step's time, the hardware.
+
+    The size of the KV cache and the limits of a batch are not among them: a target load in tokens
+    is the same whatever else fits. Two engines with equal keys have equal steps.
+    """
+    model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
+    speculative = config.speculative_config
+    return {
+        "model": _model(model.model, model.revision),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "quantization": str(model.quantization),
+        "enforce_eager": str(model.enforce_eager),
+        "block_size": str(cache.block_size),
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "tensor_parallel_size": str(parallel.tensor_parallel_size),
+        "pipeline_parallel_size": str(parallel.pipeline_parallel_size),
+        "attention_backend": str(config.attention_config.backend),
+        "async_scheduling": str(config.scheduler_config.async_scheduling),
+        "lora": str(config.lora_config is not None),
+        "speculative": "None" if speculative is None else str(speculative.method),
+        "vllm": vllm.__version__,
+        "hardware": _hardware(),
+    }
+
+
+def total_tokens(config: VllmConfig) -> int | None:
+    """M, the memory for requests in tokens, where options say it; None where it is found out when
+    the engine starts."""
+    cache, model, parallel = config.cache_config, config.model_config, config.parallel_config
+    if cache.num_gpu_blocks_override is not None:
+        num_blocks = cache.num_gpu_blocks_override
+    elif cache.kv_cache_memory_bytes is None or model.use_mla or cache.cache_dtype != "auto":
+        return None
+    else:
+        token_bytes = (
+            # Keys and values.
+            2
+            * model.get_num_layers(parallel)
+            * model.get_num_kv_heads(parallel)
+            * model.get_head_size()
+            * torch.empty((), dtype=model.dtype).element_size()
+        )
+        num_blocks = cache.kv_cache_memory_bytes // (token_bytes * cache.block_size)
+    # vLLM keeps a block for itself.
+    return max(0, int((num_blocks - 1) * cache.block_size))
+
+
+def _model(name: str, revision: str | None) -> str:
+    """The model by what makes it one; a folder may stand elsewhere and hold the same model."""
+    config_file = Path(name) / "config.json"
+    if not config_file.is_file():
+        return name if revision is None else f"{name}@{revision}"
+    digest = hashlib.sha256(config_file.read_bytes()).hexdigest()
+    return f"{Path(name).resolve().name} (config.json {digest[:12]})"
+
+
+def _hardware() -> str:
+    if not current_platform.is_cpu():
+        return str(current_platform.get_device_name())
+    num_threads = os.environ.get("OMP_NUM_THREADS", "all")
+    return f"{cpu_model()}, {os.cpu_count()} cores, {num_threads} threads an instance"
