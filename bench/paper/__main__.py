@@ -128,8 +128,9 @@ def _show(
         return
     table = Table("claim", "paper", "ours", "over seeds", "verdict")
     for claim in claims:
-        text, _, *numbers, verdict = claim_cells(claim, options.num_seeds)
-        table.add_row(text, *numbers, verdict.replace("*", ""))
+        # The cells are Markdown, and a terminal shows its asterisks.
+        text, _, *others = (cell.replace("*", "") for cell in claim_cells(claim, options.num_seeds))
+        table.add_row(text, *others)
     console.print(table)
 
 

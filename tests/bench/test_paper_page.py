@@ -1,12 +1,15 @@
 """The page and the comparison are made of rows alone."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from bench.paper import compare, page
+from bench.paper.cells import Options
 from bench.paper.claims import Claim, Kind
 from bench.paper.figures import EXPERIMENTS
 from bench.results_io import ROOT
@@ -173,10 +176,27 @@ def test_a_comparison_keeps_priorities_apart() -> None:
     ]
 
 
-def test_what_has_nothing_to_compare_is_refused() -> None:
-    rows: list[Row] = [{"seed": 1, "three_fit_fraction": 0.5}]
-    with pytest.raises(ConfigurationError, match="figure5 has nothing to compare"):
-        compare.table_of(EXPERIMENTS["figure5"], rows, rows, "HEAD~1")
+def test_what_has_nothing_to_compare_is_refused_before_anything_runs() -> None:
+    def run(_: Options) -> list[Row]:
+        raise AssertionError("it ran")
+
+    one = replace(EXPERIMENTS["figure5"], rows=run)
+
+    with pytest.raises(ConfigurationError, match=r"figure5 has nothing to compare; .* figure11"):
+        compare.show(Console(), [one], Options(), "HEAD")
+
+
+def test_what_is_compared_has_metrics_and_what_has_metrics_is_compared() -> None:
+    documents = page.load(page.RESULTS)
+    assert documents.keys() == EXPERIMENTS.keys()
+
+    with_metrics = {
+        name
+        for name, document in documents.items()
+        if any(all(metric in row for row in document["rows"]) for metric in compare.METRICS)
+    }
+
+    assert with_metrics == set(compare.COMPARED)
 
 
 def test_an_unknown_revision_is_refused_in_one_line() -> None:
