@@ -1,5 +1,6 @@
 """The operators' API: answers, names, errors and keys."""
 
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -7,6 +8,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from sterna.classes import ApiKey
 from sterna.errors import (
     ImmovableError,
     UnansweredError,
@@ -14,6 +16,7 @@ from sterna.errors import (
     UnknownRequestError,
 )
 from sterna.frontend.admin import add_admin_routes
+from sterna.frontend.keys import ApiKeys
 from sterna.migration.messages import Mode
 from sterna.types import InstanceId
 
@@ -46,7 +49,8 @@ class ScriptedOperators:
 
 def client(operators: ScriptedOperators, *api_keys: str) -> TestClient:
     app = FastAPI()
-    add_admin_routes(app, operators, api_keys)
+    keys = [ApiKey("test", sha256(key.encode()).digest(), is_admin=True) for key in api_keys]
+    add_admin_routes(app, operators, ApiKeys(keys))
     return TestClient(app)
 
 

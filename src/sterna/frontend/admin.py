@@ -7,13 +7,11 @@
     POST /admin/migrate     {request, to, mode} -> {request, from, to, stages, suspended_ms};
                             a list of these when the name stands for several requests
 
-Errors are OpenAI's error objects. Where the server has API keys, every route asks for one:
-vLLM's own check guards only the inference routes.
+Errors are OpenAI's error objects. Where the server has API keys, every route asks for an
+operator's: vLLM's own check guards only the inference routes.
 """
 
-import hashlib
-import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any
@@ -30,6 +28,7 @@ from sterna.errors import (
     UnknownInstanceError,
     UnknownRequestError,
 )
+from sterna.frontend.keys import ApiKeys
 from sterna.frontend.operators import Operators
 from sterna.migration.messages import Mode
 from sterna.types import InstanceId
@@ -63,13 +62,15 @@ class MigrateBody(msgspec.Struct, forbid_unknown_fields=True):
     mode: Mode = Mode.LIVE
 
 
-def add_admin_routes(app: FastAPI, operators: Operators, api_keys: Sequence[str]) -> None:
-    """Add the routes to the server; with no API key, everybody may use them."""
-    digests = [_digest(key) for key in api_keys]
+def add_admin_routes(app: FastAPI, operators: Operators, keys: ApiKeys) -> None:
+    """Add the routes to the server; where it has no API keys, everybody may use them."""
 
     def authorize(request: Request) -> None:
-        if digests and not _is_authorized(request.headers.get("Authorization"), digests):
-            raise UnauthorizedError("these routes need a valid API key")
+        if not keys.are_needed:
+            return
+        key = keys.find(request.headers.get("Authorization"))
+        if key is None or not key.is_admin:
+            raise UnauthorizedError("these routes need a valid API key of an operator")
 
     router = APIRouter(
         prefix="/admin",
@@ -126,15 +127,3 @@ def _error_response(error: SternaError) -> Response:
         "code": status.value,
     }
     return JSONResponse({"error": body}, status_code=status.value)
-
-
-def _is_authorized(header: str | None, digests: Sequence[bytes]) -> bool:
-    scheme, _, key = (header or "").partition(" ")
-    digest = _digest(key)
-    # Every key is compared, so that the time taken does not tell which one was close.
-    matches = [secrets.compare_digest(digest, each) for each in digests]
-    return scheme.lower() == "bearer" and any(matches)
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()

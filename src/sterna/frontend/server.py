@@ -7,6 +7,7 @@ awaits engines, where here the router stands in for one.
 
 import asyncio
 import logging
+import secrets
 import socket
 import tempfile
 from argparse import Namespace
@@ -17,6 +18,7 @@ from typing import Any
 import uvicorn
 import vllm.envs as envs
 from fastapi import FastAPI
+from starlette.middleware import Middleware
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
@@ -24,15 +26,19 @@ from vllm.entrypoints.launchers.cli_args import propagate_flash_late_interaction
 from vllm.entrypoints.launchers.launcher import NoSignalServer, setup_server, watchdog_loop
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
+from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 from vllm.exceptions import VLLMValidationError
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from sterna.classes import PriorityClasses
 from sterna.config import FrontendConfig
 from sterna.engine.emulated.refusals import refusal
 from sterna.frontend.admin import add_admin_routes
+from sterna.frontend.keys import ApiKeys
 from sterna.frontend.router import Router
+from sterna.frontend.tiers import TierMiddleware, admitted_priority
 from sterna.mailbox import Mailbox
 from sterna.types import FrontendId
 
@@ -43,7 +49,13 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
     """vLLM's engine client, whose health is that of the cluster."""
 
     has_instances: Callable[[], bool]
+    classes: PriorityClasses
     is_emulated: bool = False
+
+    async def add_request(self, *args: Any, priority: int = 0, **kwargs: Any) -> Any:
+        """See AsyncLLM; the priority is that of the class that the request gets."""
+        admitted = admitted_priority(priority, self.classes)
+        return await super().add_request(*args, priority=admitted, **kwargs)
 
     def generate(
         self, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any
@@ -77,8 +89,9 @@ class FrontendServer:
     """Answers HTTP until stopped.
 
     Args:
-        args: the options of `vllm serve`; `frontends`: how many servers share the port; and
-            `emulated`: the engine that instances emulate, or None.
+        args: the options of `vllm serve`; `frontends`: how many servers share the port;
+            `emulated`: the engine that instances emulate, or None; `classes` of requests; and
+            `api_key_table`: everybody's keys, those of `api_key` among them.
         mailbox: where the cluster's messages for this front end arrive; the membership is
             expected there.
         ready: what an instance's engine says of itself (`EngineFacts.ready_response`).
@@ -126,7 +139,12 @@ class FrontendServer:
     async def _serve(self) -> None:
         with tempfile.TemporaryDirectory(prefix="sterna-") as folder:
             router = Router(
-                self._frontend_id, self._config, self._mailbox, self._ready, Path(folder)
+                self._frontend_id,
+                self._config,
+                self._mailbox,
+                self._ready,
+                Path(folder),
+                self._args.classes,
             )
             try:
                 await _until_first_ends(router.run(), self._serve_http(router))
@@ -142,8 +160,9 @@ class FrontendServer:
             try:
                 await client.reset_mm_cache()
                 tasks = await client.get_supported_tasks()
-                app = build_app(self._args, tasks, client.model_config)
-                add_admin_routes(app, router.operators, _api_keys(self._args))
+                keys = ApiKeys(self._args.api_key_table)
+                app = _build_app(self._args, tasks, client, keys)
+                add_admin_routes(app, router.operators, keys)
                 await init_app_state(client, app.state, self._args, tasks)
                 await self._answer(app, client, sock)
             finally:
@@ -170,6 +189,41 @@ class FrontendServer:
     async def _stop_when_told(self, server: uvicorn.Server) -> None:
         await self._stopping.wait()
         server.should_exit = True
+
+
+class _KeyCheck(AuthenticationMiddleware):  # type: ignore[misc]
+    """vLLM's check of API keys, over a table of them."""
+
+    def __init__(self, app: Any, keys: ApiKeys) -> None:
+        super().__init__(app, tokens=[])
+        self._keys = keys
+
+    def verify_token(self, headers: Any) -> bool:
+        """Whether the request has a key that there is."""
+        return self._keys.find(headers.get("Authorization")) is not None
+
+
+def _build_app(args: Namespace, tasks: tuple[Any, ...], client: AsyncLLM, keys: ApiKeys) -> FastAPI:
+    """Return vLLM's application, with our table of keys in its check of them, and tiers."""
+    if not keys.are_needed:
+        app: FastAPI = build_app(args, tasks, client.model_config)
+    else:
+        # vLLM's check is there only with a key of its own: one that nobody knows, so that
+        # nobody could get in if the check were not ours in the end.
+        guarded = Namespace(**{**vars(args), "api_key": [secrets.token_urlsafe()]})
+        app = build_app(guarded, tasks, client.model_config)
+        (place,) = [
+            place
+            for place, each in enumerate(app.user_middleware)
+            if each.cls is AuthenticationMiddleware
+        ]
+        app.user_middleware[place] = Middleware(_KeyCheck, keys=keys)
+    # The last one is the innermost: behind vLLM's check of keys, and its headers for browsers.
+    tiers = Middleware(TierMiddleware, classes=args.classes, keys=keys)
+    app.user_middleware.append(tiers)
+    # vLLM has had it built already, for its hosts' own standards.
+    app.middleware_stack = app.build_middleware_stack()
+    return app
 
 
 class _Server(NoSignalServer):  # type: ignore[misc]
@@ -212,6 +266,7 @@ def make_client(args: Namespace, router: Router) -> ClusterClient:
         client_count=args.frontends,
     )
     client.has_instances = lambda: bool(router.peers.instances)
+    client.classes = args.classes
     client.is_emulated = args.emulated is not None
     return client
 
@@ -249,11 +304,6 @@ def _certificate_refresher(config: uvicorn.Config, args: Namespace) -> SSLCertRe
         cert_path=config.ssl_certfile,
         ca_path=config.ssl_ca_certs,
     )
-
-
-def _api_keys(args: Namespace) -> list[str]:
-    """Return the keys that vLLM itself would ask for."""
-    return [key for key in (args.api_key or [envs.VLLM_API_KEY]) if key]
 
 
 async def _until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:

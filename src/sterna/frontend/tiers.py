@@ -1,0 +1,268 @@
+"""What class a request gets, and how its client is told: OpenAI's `service_tier`.
+
+A client asks by `service_tier`, by vLLM's `priority`, or by vLLM's header for it; its API key may
+set a limit. What it got is in the answer's `service_tier`, in streams in every chunk. The class
+goes to the engine beside vLLM's own code, by `admitted_priority`, so that everything that a request
+becomes on its way (several choices, the turns of a tool loop) is of the one class.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sterna.classes import TIER_OF_CHOICE, PriorityClass, PriorityClasses
+from sterna.errors import SternaError
+from sterna.frontend.echo import echoing, echoing_responses
+from sterna.frontend.keys import ApiKeys
+
+PRIORITY_HEADER = "X-Vllm-Priority"
+"""vLLM's own; where a request has it, it holds in place of the body's `priority`."""
+
+RESPONSES_PATH = "/v1/responses"
+TIER_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", RESPONSES_PATH}
+)
+"""Where OpenAI's API has tiers."""
+
+RESPONSES_TIERS = frozenset({"auto", "default", "flex", "scale", "priority"})
+"""What vLLM knows as `service_tier` of its Responses API, and echoes."""
+
+
+class TierError(SternaError):
+    """The request asks for what there is not, or for two things; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What the request that is being answered may have, and has.
+
+    Attributes:
+        highest: the highest class that its API key may ask for; None for any.
+        used: its class; None where only vLLM knows what it asks for.
+    """
+
+    highest: PriorityClass | None
+    used: PriorityClass | None
+
+
+_ADMISSION: ContextVar[Admission | None] = ContextVar("sterna_admission", default=None)
+# The one value that belongs to a request and not to an object: vLLM's serving code lies between
+# the HTTP request and the engine's, and hands nothing of ours on.
+
+
+def admitted_priority(vllm_priority: int, classes: PriorityClasses) -> int:
+    """Return vLLM's priority of the class that the request being answered gets.
+
+    Args:
+        vllm_priority: what vLLM has read of the request.
+    """
+    admission = _ADMISSION.get()
+    if admission is not None and admission.used is not None:
+        used = admission.used
+    else:
+        highest = None if admission is None else admission.highest
+        used = classes.admitted(classes.of_vllm_priority(vllm_priority), highest)
+    return -used.scheduling_priority
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """The fields of a body that ask for a class, whatever type they have; the others are skipped.
+
+    Attributes:
+        service_tier: None where it is null or not there.
+        priority: None likewise.
+    """
+
+    service_tier: Any = None
+    priority: Any = None
+
+    @staticmethod
+    def read(body: bytes) -> "Asked | None":
+        """Return them; None of a body that is no JSON object, which vLLM will refuse."""
+        try:
+            return _ASKED.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        try:
+            # It takes what only Python takes for JSON (NaN, UTF-16), and so does vLLM.
+            fields = json.loads(body)
+        except ValueError:
+            return None
+        if not isinstance(fields, dict):
+            return None
+        return Asked(fields.get("service_tier"), fields.get("priority"))
+
+
+_ASKED = msgspec.json.Decoder(Asked)
+
+
+def asked_class(asked: Asked, header: str | None, classes: PriorityClasses) -> PriorityClass:
+    """Return the class that a request asks for, before any limit.
+
+    Args:
+        header: of PRIORITY_HEADER.
+
+    Raises:
+        TierError: there is no such tier, or tier and priority stand for different classes.
+    """
+    number = _integer(asked.priority if _integer(header) is None else header)
+    by_priority = None if number is None else classes.of_vllm_priority(number)
+    tier = asked.service_tier
+    if tier is None:
+        return by_priority or classes.normal
+    by_tier = classes.of_tier(tier) if isinstance(tier, str) else None
+    if by_tier is None:
+        known = ", ".join(classes.tiers)
+        raise TierError(f"service_tier must be one of {known}, not {json.dumps(tier)[:100]}")
+    if by_priority is None:
+        return by_tier
+    if tier == TIER_OF_CHOICE:
+        return by_priority
+    if by_priority != by_tier:
+        raise TierError(
+            f"service_tier {json.dumps(tier)} and priority {number} ask for different classes, "
+            f"{by_tier.name} and {by_priority.name}; leave one out"
+        )
+    return by_tier
+
+
+def _integer(value: Any) -> int | None:
+    """Return what vLLM would take for an integer; None of anything else, which it refuses."""
+    if isinstance(value, str):
+        value = value.strip()
+    try:
+        return msgspec.convert(value, int, strict=False)
+    except msgspec.ValidationError:
+        return None
+
+
+class TierMiddleware:
+    """Finds the class of each request, and says it in the answer.
+
+    Innermost of the server's middlewares: what comes here has passed vLLM's check of API keys.
+    """
+
+    def __init__(self, app: ASGIApp, classes: PriorityClasses, keys: ApiKeys) -> None:
+        self._app = app
+        self._classes = classes
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        highest = self._highest(headers)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path in TIER_PATHS and scope.get("method") == "POST":
+            await self._answer(scope, receive, send, path, highest)
+            return
+        with _admitted(Admission(highest, None)):
+            await self._app(scope, receive, send)
+
+    def _highest(self, headers: Headers) -> PriorityClass | None:
+        if not self._keys.are_needed:
+            return None
+        key = self._keys.find(headers.get("Authorization"))
+        # vLLM asks for no key on some routes: who shows none there gets what all get.
+        return self._classes.normal if key is None else key.highest
+
+    async def _answer(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        path: str,
+        highest: PriorityClass | None,
+    ) -> None:
+        body = await _read_body(receive)
+        if body is None:
+            return
+        asked = Asked.read(body)
+        if asked is None:
+            with _admitted(Admission(highest, None)):
+                await self._app(scope, _again(body, receive), send)
+            return
+        header = Headers(scope=scope).get(PRIORITY_HEADER)
+        try:
+            wanted = asked_class(asked, header, self._classes)
+        except TierError as error:
+            await _refusal(error)(scope, receive, send)
+            return
+        used = self._classes.admitted(wanted, highest)
+        tier = self._classes.tier_of(used)
+        if path == RESPONSES_PATH:
+            known_tier = tier if tier in RESPONSES_TIERS else TIER_OF_CHOICE
+            scope, body = _with_tier(scope, body, known_tier)
+            send = send if tier == known_tier else echoing_responses(send, tier)
+        else:
+            send = echoing(send, tier)
+        with _admitted(Admission(highest, used)):
+            await self._app(scope, _again(body, receive), send)
+
+
+@contextmanager
+def _admitted(admission: Admission) -> Iterator[None]:
+    token = _ADMISSION.set(admission)
+    try:
+        yield
+    finally:
+        _ADMISSION.reset(token)
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """Return the whole body, or None when the client went away."""
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the body, then what else comes: that the client went away."""
+    is_given = False
+
+    async def receive_again() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive_again
+
+
+def _with_tier(scope: Scope, body: bytes, tier: str) -> tuple[Scope, bytes]:
+    """Return the request with this tier in its body, in place of what its client asked for."""
+    fields = json.loads(body)
+    if fields.get("service_tier") == tier:
+        return scope, body
+    body = json.dumps({**fields, "service_tier": tier}).encode()
+    scope = {**scope, "headers": list(scope["headers"])}
+    headers = MutableHeaders(scope=scope)
+    if "content-length" in headers:
+        headers["content-length"] = str(len(body))
+    return scope, body
+
+
+def _refusal(error: TierError) -> JSONResponse:
+    """Return OpenAI's error object, as vLLM makes it."""
+    body = {
+        "message": str(error),
+        "type": "BadRequestError",
+        "param": "service_tier",
+        "code": 400,
+    }
+    return JSONResponse({"error": body}, status_code=400)
