@@ -37,8 +37,6 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the workload, and print or write what came of it."""
     options = _parser().parse_args(argv)
-    # Whoever is told to end must end its server, too.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     return ended(lambda: _run(options))
 
 
@@ -47,6 +45,8 @@ def _run(options: argparse.Namespace) -> None:
     with contextlib.ExitStack() as stack:
         url = options.url or DEFAULT_URL
         if options.serve is not None:
+            if sys.stderr.isatty():
+                print(f"sterna: starting sterna serve {options.serve}", file=sys.stderr)
             url = stack.enter_context(_server(options.serve))
         reported = _measured(options, url)
     _report(reported, options)
@@ -212,4 +212,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    # Whoever is told to end must end its server, too, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     sys.exit(main())

@@ -106,6 +106,12 @@ async def replay(
         begin_s: when the trace begins, by the loop's clock.
         on_ended: called whenever a request has ended, well or not.
     """
+
+    def tell(sending: asyncio.Task[None]) -> None:
+        # A request that is given up along with the whole run has not ended.
+        if on_ended is not None and not sending.cancelled():
+            on_ended()
+
     allow_files(len(trace) + NUM_SPARE_FILES)
     outcomes = [Outcome() for _ in range(len(trace))]
     timeout = aiohttp.ClientTimeout(
@@ -122,8 +128,7 @@ async def replay(
             body = body_of(target.model, trace, index, config)
             num_tokens = int(trace.output_tokens[index])
             sending = group.create_task(sender.send(body, num_tokens, outcomes[index]))
-            if on_ended is not None:
-                sending.add_done_callback(lambda _: on_ended())
+            sending.add_done_callback(tell)
     return outcomes
 
 

@@ -5,15 +5,17 @@ A real one, in the test's own process and loop: what it answers to which request
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from bench.serving.target import Target
 
+T = TypeVar("T")
 Body = dict[str, Any]
 Answer = Callable[[web.StreamResponse, Body], Awaitable[None]]
 
@@ -48,6 +50,7 @@ class CompletionsServer:
 
     Attributes:
         bodies: of all completions asked for so far.
+        has_been_asked: set when there is one.
         instances: what `/admin/instances` answers, one element a question, the last again and
             again; empty for a server that has no such page.
         api_key: what every question needs; None for nothing.
@@ -62,6 +65,7 @@ class CompletionsServer:
         models: tuple[str, ...] = (MODEL,),
     ) -> None:
         self.bodies: list[Body] = []
+        self.has_been_asked = threading.Event()
         self.instances = instances or []
         self.api_key = api_key
         self._answer = answer
@@ -77,19 +81,26 @@ class CompletionsServer:
         return application
 
     async def _list_models(self, request: web.Request) -> web.Response:
-        if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
+        if not self._is_allowed(request):
             return web.json_response({"error": "Unauthorized"}, status=401)
         models = [{"id": name, "max_model_len": 2048} for name in self._models]
         return web.json_response({"object": "list", "data": models})
 
     async def _list_instances(self, request: web.Request) -> web.Response:
+        if not self._is_allowed(request):
+            return web.json_response({"error": {"message": "a key is needed"}}, status=401)
         answer = self.instances[min(self._num_looks, len(self.instances) - 1)]
         self._num_looks += 1
         return web.json_response(answer)
 
+    def _is_allowed(self, request: web.Request) -> bool:
+        header = request.headers.get("Authorization")
+        return self.api_key is None or header == f"Bearer {self.api_key}"
+
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        self.has_been_asked.set()
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(request)
         await self._answer(stream, body)
@@ -116,3 +127,24 @@ async def running(server: CompletionsServer) -> AsyncIterator[Target]:
     async with TestServer(server.application()) as listening:
         url = str(listening.make_url("")).rstrip("/")
         yield Target(url, MODEL, 2048, server.api_key)
+
+
+@contextmanager
+def in_thread(server: CompletionsServer) -> Iterator[str]:
+    """Serve beside a test that has a loop of its own; gives the address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def run(coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
+
+    context = running(server)
+    try:
+        target = run(context.__aenter__())
+        yield target.url
+        run(context.__aexit__(None, None, None))
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from bench.serving.target import Target, find_target
+from bench.serving.target import Target, find_target, refusal
 from sterna.errors import ConfigurationError
 from tests.bench.sse_server import CompletionsServer, running
 
@@ -72,3 +72,16 @@ def test_a_page_that_is_not_openais_is_refused() -> None:
 
 def test_a_key_is_not_shown_where_a_target_is_printed() -> None:
     assert "sesame" not in repr(Target("http://terns", "terns", None, "sesame"))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'{"error": {"message": "too long", "code": 400}}', "400: too long"),
+        (b'{"error": "Unauthorized"}', "status 400"),
+        (b"<html>", "status 400"),
+        (b"[]", "status 400"),
+    ],
+)
+def test_a_refusal_is_told_in_the_servers_words(content: bytes, reason: str) -> None:
+    assert refusal(400, content) == reason
