@@ -1,10 +1,10 @@
 """Profiles the real engine's decode steps: their durations over batch sizes and lengths, and what
 of each is scheduling (`bench/results/decode_profile.json`).
 
-One vLLM engine core runs in this process, as an instance hosts it, with the small model. Isolated
-is the step: nothing else runs, every request is past its prompt, and no request comes or goes
-while steps are timed. Read it as the paper's Figure 4 and, for the scheduling, as the costs that
-Figure 16's simulation is made of.
+One vLLM engine core runs in this process, as an instance hosts it, with the small model and more
+memory (`sterna profile` measures any other). Isolated is the step: nothing else runs, every request
+is past its prompt, and no request comes or goes while steps are timed. Read it as the paper's
+Figure 4 and, for the scheduling, as the costs that Figure 16's simulation is made of.
 
     python -m bench.decode_profile
 """
@@ -12,7 +12,6 @@ Figure 16's simulation is made of.
 import argparse
 import os
 import pickle
-import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,35 +24,40 @@ LENGTHS = (64, 256, 1024)
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 MAX_TOTAL_TOKENS = 8192
 NUM_STEPS = 25
-VOCABULARY = 40_000
 MODEL_NAME = "SmolLM2-135M-Instruct"
 
 Row = dict[str, Any]
 
 
 class Stopwatch:
-    """Times the calls of one method."""
+    """Times the calls of one method.
+
+    Attributes:
+        last: what the last call returned.
+        last_s: how long it took.
+    """
 
     def __init__(self, owner: Any, method: str) -> None:
-        self.durations_s: list[float] = []
         self.last: Any = None
+        self.last_s = 0.0
         call = getattr(owner, method)
 
         def timed(*arguments: Any, **named: Any) -> Any:
             begun_s = time.perf_counter()
             self.last = call(*arguments, **named)
-            self.durations_s.append(time.perf_counter() - begun_s)
+            self.last_s = time.perf_counter() - begun_s
             return self.last
 
         setattr(owner, method, timed)
 
 
 class Profile:
-    """One engine core, stepped here."""
+    """One engine core, its scheduling watched."""
 
     def __init__(self, seed: int) -> None:
         from sterna.engine.vllm.arguments import make_serve_parser, parse_serve
-        from sterna.engine.vllm.core import build_core, engine_config
+        from sterna.engine.vllm.core import engine_config
+        from sterna.engine.vllm.profiling import ProfiledEngine
         from sterna.engine.vllm.small_model import default_cache_folder, ensure_small_model
 
         model = ensure_small_model(default_cache_folder(os.environ), print)
@@ -66,73 +70,46 @@ class Profile:
         args = parse_serve(*make_serve_parser(), options, str(model))
         # vLLM's command does the same after parsing.
         args.model = args.model_tag
-        self._core = build_core(engine_config(args), log_stats=False)
-        self._random = random.Random(seed)
-        self._num_requests = 0
-        scheduler: Any = self._core.scheduler
+        self._engine = ProfiledEngine(engine_config(args), seed)
+        scheduler: Any = self._engine.scheduler
         self._scheduling = Stopwatch(scheduler, "schedule")
         self._updating = Stopwatch(scheduler, "update_from_output")
-        self._executing = Stopwatch(self._core.model_executor, "sample_tokens")
+        self._executing = Stopwatch(self._engine.core.model_executor, "sample_tokens")
 
     def cell(self, batch_size: int, tokens_each: int, num_steps: int) -> Row:
-        """Decode a batch for so many steps, from this length of each request on."""
-        ids = [self._add(tokens_each - 1, num_steps + 64) for _ in range(batch_size)]
-        while not self._are_decoding(batch_size):
-            self._core.step()
-        for _ in range(3):
-            self._core.step()
-        for watch in (self._scheduling, self._updating):
-            watch.durations_s.clear()
-        foreign = ForeignLoad()
-        steps_s, sends_s, views_s = [], [], []
-        for _ in range(num_steps):
-            begun_s = time.perf_counter()
-            self._core.step()
-            steps_s.append(time.perf_counter() - begun_s)
+        """Time so many decode steps of a batch, and what else each of them costs."""
+        from sterna.engine.profiling import Batch
+
+        foreign: list[ForeignLoad] = []
+        schedules_s: list[float] = []
+        updates_s: list[float] = []
+        sends_s: list[float] = []
+        views_s: list[float] = []
+
+        def after_step() -> None:
+            schedules_s.append(self._scheduling.last_s)
+            updates_s.append(self._updating.last_s)
             views_s.append(_timed(self._report))
             sends_s.append(_timed(self._send_and_receive))
-        foreign_cores = foreign.cores()
-        self._abort(ids)
+
+        timing = self._engine.decode(
+            Batch(batch_size, tokens_each),
+            num_steps,
+            before_steps=lambda: foreign.append(ForeignLoad()),
+            after_step=after_step,
+        )
         return {
             "batch_size": batch_size,
             "tokens_each": tokens_each,
             "total_tokens": batch_size * tokens_each,
             "n": num_steps,
-            "step_ms": _ms(steps_s),
-            "schedule_ms": _ms(self._scheduling.durations_s),
-            "update_ms": _ms(self._updating.durations_s),
+            "step_ms": _ms(timing.steps_s),
+            "schedule_ms": _ms(schedules_s),
+            "update_ms": _ms(updates_s),
             "coding_ms": _ms(sends_s),
             "report_ms": _ms(views_s),
-            "foreign_cores": round(foreign_cores, 2),
+            "foreign_cores": round(foreign[0].cores(), 2),
         }
-
-    def _add(self, num_tokens: int, max_tokens: int) -> str:
-        from vllm import SamplingParams
-        from vllm.v1.engine import EngineCoreRequest
-
-        self._num_requests += 1
-        request = EngineCoreRequest(
-            request_id=f"r{self._num_requests}",
-            prompt_token_ids=[self._random.randrange(100, VOCABULARY) for _ in range(num_tokens)],
-            mm_features=None,
-            sampling_params=SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
-            pooling_params=None,
-            arrival_time=time.time(),
-            lora_request=None,
-            cache_salt=None,
-            data_parallel_rank=None,
-        )
-        self._core.add_request(*self._core.preprocess_add_request(request))
-        return request.request_id
-
-    def _are_decoding(self, batch_size: int) -> bool:
-        running = self._core.scheduler.running
-        return len(running) == batch_size and all(each.num_output_tokens > 0 for each in running)
-
-    def _abort(self, ids: Sequence[str]) -> None:
-        self._core.abort_requests(list(ids))
-        while self._core.scheduler.has_requests():
-            self._core.step()
 
     def _report(self) -> None:
         """What a llumlet adds: the engine's view, and the load report that is made of it."""
@@ -142,9 +119,8 @@ class Profile:
         from sterna.policy.presets import LLUMNIX
         from sterna.types import InstanceId
 
-        scheduler: Any = self._core.scheduler
         report = load(
-            scheduler.view(InstanceId("i0"), False),
+            self._engine.scheduler.view(InstanceId("i0"), False),
             LLUMNIX,
             sequence=1,
             last_dispatch=0,

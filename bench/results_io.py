@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sterna.engine.hardware import cpu_model
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 
@@ -84,7 +86,7 @@ def commit(root: Path = ROOT) -> str:
 def hardware() -> dict[str, Any]:
     """What decides the numbers: processor, memory, accelerator, versions. Names no machine."""
     facts: dict[str, Any] = {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "num_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpu": _gpu(),
@@ -111,17 +113,6 @@ def _git(*arguments: str, root: Path) -> str | None:
         ["git", *arguments], cwd=root, capture_output=True, text=True, check=False
     )
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-        platform.processor(),
-    )
 
 
 def _gpu() -> str | None:

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from sterna.engine.profiling import Decode, Proposal
     from sterna.engine.vllm.profiling import ProfiledEngine
 
-NUM_ROUNDS = 3
-NUM_STEPS = 9
+NUM_ROUNDS, NUM_QUICK_ROUNDS = 5, 3
+"""Rounds, each of which times every batch."""
+
+NUM_STEPS = 6
 """Timed steps of a batch in each round."""
 
-QUICK_NUM_STEPS = 5
+NUM_PREFILL_ROUNDS, NUM_QUICK_PREFILL_ROUNDS = 3, 1
 
 MIN_REQUEST_TOKENS = 16
 """Shorter requests grow by too large a part of themselves while they are timed."""
@@ -81,7 +83,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print the profile as JSON, and nothing else"
     )
     group.add_argument(
-        "--quick", action="store_true", help="fewer batches, steps and prompts: half of the time"
+        "--quick", action="store_true", help="fewer batches, rounds and prompts: half of the time"
     )
     group.add_argument(
         "--request-tokens",
@@ -142,14 +144,14 @@ def _measure(args: Namespace, config: Any, key: dict[str, str]) -> "tuple[Profil
             prefills = time_prefills(
                 engine,
                 prompts,
-                1 if args.quick else NUM_ROUNDS,
+                NUM_QUICK_PREFILL_ROUNDS if args.quick else NUM_PREFILL_ROUNDS,
                 lambda done: show("timing prefills", PREFILL_SHARE * done),
             )
             decodes = time_decodes(
                 engine,
                 plan,
-                NUM_ROUNDS,
-                QUICK_NUM_STEPS if args.quick else NUM_STEPS,
+                NUM_QUICK_ROUNDS if args.quick else NUM_ROUNDS,
+                NUM_STEPS,
                 lambda done: show("timing decodes", PREFILL_SHARE + (1 - PREFILL_SHARE) * done),
             )
             proposal = propose(
@@ -192,8 +194,7 @@ def _results(
         key=key,
         total_tokens=engine.total_tokens,
         target_load_tokens=target.tokens,
-        lowest_target_load_tokens=proposal.lowest_tokens,
-        highest_target_load_tokens=proposal.highest_tokens,
+        target_load_by_round_tokens=proposal.by_round,
         is_reached=target.is_reached,
         is_noisy=proposal.is_noisy,
         request_tokens=args.request_tokens,
@@ -276,21 +277,17 @@ def conclusion(measurement: "Measurement") -> str:
     )
     if measurement.basis == "fitted":
         within += " (by the fitted model: too few batches of this length fit)"
+    rounds = ", ".join(map(str, measurement.target_load_by_round_tokens))
     if measurement.is_noisy:
-        return (
-            f"Too noisy for a target load: the rounds say from "
-            f"{measurement.lowest_target_load_tokens} to "
-            f"{measurement.highest_target_load_tokens} tokens."
-        )
+        return f"Too noisy for a target load: the rounds say {rounds} tokens."
     if not measurement.is_reached:
         return (
             f"Target load: {tokens} tokens, the most that was measured: with requests of {each} "
-            f"tokens every decode step is {within}."
+            f"tokens, a decode step of all of them is {within}."
         )
     return (
-        f"Target load: {tokens} tokens ({measurement.lowest_target_load_tokens} to "
-        f"{measurement.highest_target_load_tokens} in single rounds): with requests of {each} "
-        f"tokens, a decode step is up to there {within}."
+        f"Target load: {tokens} tokens (rounds: {rounds}): with requests of {each} tokens, a "
+        f"decode step of more than these is not {within}."
     )
 
 

@@ -47,10 +47,9 @@ class Measurement:
         key: what it holds for.
         total_tokens: M of the engine that was measured.
         target_load_tokens: the proposal.
-        lowest_target_load_tokens: the smallest one of a single round.
-        highest_target_load_tokens: the largest one.
-        is_reached: whether a batch was measured whose step was over the limit.
-        is_noisy: whether the rounds contradict each other.
+        target_load_by_round_tokens: what each round alone says.
+        is_reached: whether the step of the largest batch was over the limit.
+        is_noisy: whether the rounds contradict the proposal.
         request_tokens: tokens of each request in the reference batch.
         tolerance: by how much more than the ideal a step may take.
         ideal_step_s: the step of one request alone.
@@ -66,8 +65,7 @@ class Measurement:
     key: dict[str, str]
     total_tokens: int
     target_load_tokens: int
-    lowest_target_load_tokens: int
-    highest_target_load_tokens: int
+    target_load_by_round_tokens: tuple[int, ...]
     is_reached: bool
     is_noisy: bool
     request_tokens: int

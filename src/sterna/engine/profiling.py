@@ -6,7 +6,7 @@ target load of 1,600 tokens off its Figure 4, "as we observe that such load pres
 decode speed" (Section 6.4), and defines neither word. Here
 
 - *ideal* is the decode step of one request that has the batch to itself;
-- *near* is at most `TOLERANCE` longer;
+- *near* is at most `TOLERANCE` longer, and the target load is the largest one that is near;
 - the batch grows by requests of one length, for a step takes time for its requests as well as for
   their tokens: as many tokens in fewer, longer requests are faster. The reference is a request of
   the experiment's Short-Short trace at its end, 128 tokens in and 128 out.
@@ -46,8 +46,8 @@ SAME_LENGTH = 0.25
 """By how much the mean length of a batch may differ from the reference's and count as the same:
 requests that entered the batch first have got tokens while the last ones were prefilled."""
 
-NOISY_FACTOR = 2.0
-"""A target load is not to be relied on where the rounds' own differ by more than this."""
+NOISY_FACTOR = 1.5
+"""A round contradicts a target load from which its own differs by more than this factor."""
 
 ROOM_TOKENS = 96
 """What a request may grow by while it is measured."""
@@ -105,8 +105,8 @@ class TargetLoad:
         limit_s: the longest step that counts as near.
         request_tokens: tokens of each request.
         basis: where the curve comes from.
-        is_reached: whether any step was longer than the limit; if not, `tokens` is the largest
-            batch that there was, and more might be as near.
+        is_reached: whether the largest batch's step was longer than the limit; if not, `tokens` is
+            that batch, and more might be as near.
     """
 
     tokens: int
@@ -123,21 +123,24 @@ class Proposal:
 
     Attributes:
         target: from all rounds together.
-        lowest_tokens: the smallest target load of a single round.
-        highest_tokens: the largest one.
+        by_round: the target load of each round alone, in tokens.
         by_length: the target load of requests of other lengths, by their tokens each, where
             enough batches of that length were timed.
     """
 
     target: TargetLoad
-    lowest_tokens: int
-    highest_tokens: int
+    by_round: tuple[int, ...]
     by_length: tuple[tuple[int, TargetLoad], ...]
 
     @property
     def is_noisy(self) -> bool:
-        """Whether the rounds contradict each other."""
-        return self.highest_tokens > NOISY_FACTOR * self.lowest_tokens
+        """Whether half of the rounds or more contradict it: the median is then no better than
+        they are."""
+        tokens = self.target.tokens
+        num_contradicting = sum(
+            not tokens / NOISY_FACTOR <= each <= tokens * NOISY_FACTOR for each in self.by_round
+        )
+        return 2 * num_contradicting >= len(self.by_round)
 
 
 def batches(
@@ -208,8 +211,10 @@ def target_load(
 
     The curve of steps is made of the batches whose requests are as long as the reference, where
     there are `MIN_POINTS` of them, a single request included; else of the model fitted to all
-    points. It is then made monotone: a larger batch that was timed faster than a smaller one says
-    that both take what they take on average. Between two batches it is a straight line.
+    points. Between two batches it is a straight line, and where it leaves the limit for good is the
+    target load: a smaller batch may be slower than that, for kernels prefer some sizes. The ideal
+    is where the nearest curve that never falls begins, so that a request alone that was timed
+    slower than a larger batch counts as fast as both on average.
 
     Args:
         points: steps in seconds; at least those that a fit needs.
@@ -223,8 +228,8 @@ def target_load(
         basis, curve = Basis.MEASURED, measured
     else:
         basis, curve = Basis.FITTED, _fitted(points, request_tokens, kv_per_weights)
-    steps_s = rising([each.duration_s for each in curve])
-    ideal_s = steps_s[0]
+    steps_s = [each.duration_s for each in curve]
+    ideal_s = rising(steps_s)[0]
     limit_s = (1 + tolerance) * ideal_s
     tokens = [each.num_context_tokens for each in curve]
     is_reached = steps_s[-1] > limit_s
@@ -266,8 +271,7 @@ def propose(
     ]
     return Proposal(
         target=target_load(points, request_tokens=request_tokens, tolerance=tolerance),
-        lowest_tokens=min(by_round),
-        highest_tokens=max(by_round),
+        by_round=tuple(by_round),
         by_length=tuple(
             (length, target) for length, target in others if target.basis is Basis.MEASURED
         ),
@@ -327,8 +331,10 @@ def _fitted(
 
 
 def _crossing(tokens: Sequence[int], steps_s: Sequence[float], limit_s: float) -> int:
-    """The tokens at which the rising curve, which begins below the limit, leaves it."""
-    above = next(index for index, step_s in enumerate(steps_s) if step_s > limit_s)
-    below = above - 1
-    share = (limit_s - steps_s[below]) / (steps_s[above] - steps_s[below])
-    return int(tokens[below] + share * (tokens[above] - tokens[below]))
+    """The tokens at which the curve, which ends above the limit, is at it for the last time.
+
+    Some step is below: the limit is over the mean of the first ones.
+    """
+    below = max(index for index, step_s in enumerate(steps_s) if step_s <= limit_s)
+    share = (limit_s - steps_s[below]) / (steps_s[below + 1] - steps_s[below])
+    return int(tokens[below] + share * (tokens[below + 1] - tokens[below]))

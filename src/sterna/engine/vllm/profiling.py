@@ -105,7 +105,12 @@ class ProfiledEngine:
         )
 
     def decode(
-        self, batch: Batch, num_steps: int, after_step: Callable[[], None] | None = None
+        self,
+        batch: Batch,
+        num_steps: int,
+        *,
+        before_steps: Callable[[], None] = lambda: None,
+        after_step: Callable[[], None] = lambda: None,
     ) -> DecodeTiming:
         """Time so many steps of the batch.
 
@@ -113,7 +118,8 @@ class ProfiledEngine:
         cache prefills them once.
 
         Args:
-            after_step: called after each timed step, outside of its time.
+            before_steps: called before the first timed step.
+            after_step: called after each one, outside of its time.
 
         Raises:
             ConfigurationError: the batch does not stay whole in the engine's memory.
@@ -134,13 +140,13 @@ class ProfiledEngine:
         for _ in range(NUM_WARMUP_STEPS):
             self.core.step_fn()
         steps_s, tokens = [], []
+        before_steps()
         for _ in range(num_steps):
             tokens.append(sum(each.num_tokens for each in self.scheduler.running))
             begun_s = time.perf_counter()
             self.core.step_fn()
             steps_s.append(time.perf_counter() - begun_s)
-            if after_step is not None:
-                after_step()
+            after_step()
         is_whole = self._are_decoding(batch.num_requests)
         self._abort(ids)
         if not is_whole:
