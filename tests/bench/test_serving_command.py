@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from bench.serve import main
+from bench.serve import _parser, main
 from sterna.cli.main import main as sterna
 from tests.bench.sse_server import Body, CompletionsServer, all_tokens, in_thread, token
 
@@ -158,3 +160,20 @@ async def _begin_only(stream: web.StreamResponse, body: Body) -> None:
     while True:
         await token(stream)
         await asyncio.sleep(0.01)
+
+
+def test_the_page_has_every_option_and_no_other() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    table = page.split("\n## Options\n")[1].split("\n## ")[0]
+    cells = re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`(--[^`]*)`", cell)}
+    options = {name for action in _parser()._actions for name in action.option_strings}
+    assert named == options - {"-h", "--help"}
+
+
+def test_the_commands_of_the_page_can_be_read() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    commands = re.findall(r"^    sterna bench serve ([^#\n]*)", page, re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        _parser().parse_args(shlex.split(command))

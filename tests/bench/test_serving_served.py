@@ -1,0 +1,87 @@
+"""A server of the benchmark's own, with emulated instances, under a workload."""
+
+import asyncio
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.serving.client import ClientConfig
+from bench.serving.served import served
+from bench.serving.session import run_trace
+from bench.serving.target import find_target
+from sterna.errors import ConfigurationError
+from sterna.metrics.summary import summarize_classes
+from sterna.types import HIGH
+from sterna.workload.catalog import Workload, build_trace
+
+PROFILE = """
+name: small
+description: an engine with steps of some milliseconds and little memory
+source: made up for this test
+engine:
+  num_blocks: 60
+  step_mode: chunked
+  max_num_batched_tokens: 512
+step_time:
+  prefill_s: 0.002
+  prefill_token_s: 1.0e-5
+  prefill_pair_s: 0.0
+  prefill_min_s: 0.004
+  decode_s: 0.02
+  decode_request_s: 1.0e-5
+  decode_token_s: 1.0e-8
+copy_time:
+  block_s: 0.0002
+  stage_s: 0.004
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.vllm
+@pytest.mark.timeout(600)
+def test_a_server_under_load_is_recorded_and_ended(tmp_path: Path) -> None:
+    """Two instances with room for 15 requests each get 60 at once: some must queue, and some of
+    these be preempted or move."""
+    profile = tmp_path / "small.yaml"
+    profile.write_text(PROFILE)
+    options = ["--engine", "emulated", "--profile", str(profile), "--policy", "llumnix"]
+    workload = Workload("fixed:40-60", 60, 60.0, class_fractions={HIGH: 0.1})
+    with served([*options, "--instances", "2"]) as url:
+        target = asyncio.run(find_target(url))
+        assert target.max_model_len == 944, "what an empty instance holds"
+        run = asyncio.run(
+            run_trace(target, build_trace(workload), ClientConfig(seed=1), interval_s=0.1)
+        )
+    summary = run.summary()
+    assert run.errors() == {}
+    assert (summary.num_requests, summary.num_completed) == (60, 60)
+    assert summary.instances_avg == 2.0
+    assert summary.tpot_s is not None
+    assert summary.tpot_s.p50 > 0.02, "a step takes so long"
+    assert max(each.queuing for sample in run.samples for each in sample.instances) > 0
+    assert run.cluster.free_tokens.min() < 0.5 * run.cluster.total_tokens.max()
+    assert (summary.num_preemptions or 0) + (summary.migrations_committed or 0) > 0
+    assert set(summarize_classes(run.records, run.cluster)) == {"high", "normal"}
+    assert not [each for each in psutil.process_iter() if str(profile) in _words(each)]
+    with pytest.raises(ConfigurationError, match="no server answers"):
+        asyncio.run(find_target(url))
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_a_server_that_does_not_start_says_why() -> None:
+    options = ["--engine", "emulated", "--profile", "no-such-hardware"]
+    with (
+        pytest.raises(ConfigurationError, match=r"sterna serve ended: .*no-such-hardware"),
+        served(options),
+    ):
+        pass
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
