@@ -28,6 +28,7 @@ PURE = (
     "sterna.policy",
     "sterna.migration",
     "sterna.global_scheduler",
+    "sterna.fleet",
     "sterna.llumlet",
     "sterna.engine.emulated.core",
 )
@@ -80,10 +81,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "metrics": FOUNDATION,
     "engine": VOCABULARY | {"__init__", "transport"},
     "global_scheduler": VOCABULARY | {"policy"},
+    "fleet": FOUNDATION,
     "llumlet": VOCABULARY | {"policy", "migration"},
     "frontend": VOCABULARY | {"mailbox", "engine"},
     "runtime": VOCABULARY
-    | {"mailbox", "policy", "engine", "transport", "global_scheduler", "llumlet", "frontend"},
+    | {
+        "mailbox",
+        "policy",
+        "engine",
+        "transport",
+        "global_scheduler",
+        "fleet",
+        "llumlet",
+        "frontend",
+    },
     "simulator": VOCABULARY
     | {"policy", "engine", "global_scheduler", "llumlet", "frontend", "workload", "metrics"},
     "cli": VOCABULARY

@@ -127,6 +127,7 @@ class ScalingConfig:
         period_s: how long the average must stay outside [x, y] before each decision.
         is_sustained: else the average is looked at once a period only, and counts as it is then
             (the paper's runs).
+        cooldown_s: after a decision no instance is terminated for so long.
         terminates_newest: whether the instance of the largest id is terminated, in place of the
             one with the fewest running requests (the paper's runs).
     """
@@ -137,6 +138,7 @@ class ScalingConfig:
     high_freeness_steps: float = 960.0
     period_s: float = 10.0
     is_sustained: bool = True
+    cooldown_s: float = 0.0
     terminates_newest: bool = False
 
     def __post_init__(self) -> None:
@@ -154,6 +156,7 @@ class ScalingConfig:
             f"below high_freeness_steps ({self.high_freeness_steps})",
         )
         _require(self.period_s > 0, "period_s", self.period_s, "positive")
+        _require(self.cooldown_s >= 0, "cooldown_s", self.cooldown_s, "at least 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +299,9 @@ class ClusterConfig:
 
     Attributes:
         num_gpus_per_instance: asked of Ray for each instance; 0 on CPU.
+        cpus_per_instance: asked of Ray for each instance; 0: as many as it likes.
+        num_warm_instances: further instances that are kept ready, without requests.
+        scaling: how the number of instances follows the load; None: it stays as it is.
         internal_host: the address on which the actors' mailboxes listen.
     """
 
@@ -305,9 +311,29 @@ class ClusterConfig:
     num_instances: int = 2
     num_frontends: int = 1
     num_gpus_per_instance: int = 0
+    cpus_per_instance: float = 0.0
+    num_warm_instances: int = 0
+    scaling: ScalingConfig | None = None
     internal_host: str = "127.0.0.1"
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:
         _require(self.num_instances >= 1, "instances", self.num_instances, "at least 1")
         _require(self.num_frontends >= 1, "frontends", self.num_frontends, "at least 1")
+        _require(
+            self.cpus_per_instance >= 0, "cpus-per-instance", self.cpus_per_instance, "at least 0"
+        )
+        _require(
+            self.num_warm_instances >= 0,
+            "warm-instances",
+            self.num_warm_instances,
+            "at least 0",
+        )
+        if self.scaling is not None:
+            low, high = self.scaling.min_instances, self.scaling.max_instances
+            _require(
+                low <= self.num_instances <= high,
+                "instances",
+                self.num_instances,
+                f"between --min-instances ({low}) and --max-instances ({high})",
+            )

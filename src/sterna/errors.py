@@ -21,6 +21,10 @@ class UnknownInstanceError(SternaError):
     """No instance of the cluster has that id."""
 
 
+class FleetError(SternaError):
+    """An instance cannot be drained, started or replaced now; the message says why."""
+
+
 class UnknownRequestError(SternaError):
     """No live request has that id."""
 

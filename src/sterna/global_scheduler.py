@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from msgspec import structs
+
 from sterna.config import PolicyConfig, ScalingConfig
 from sterna.messages import DispatchRequest
 from sterna.policy.dispatch import choose
@@ -162,6 +164,13 @@ class GlobalScheduler:
             self._join(instance_id)
         return []
 
+    def set_terminating(self, instance_id: InstanceId, is_terminating: bool) -> None:
+        """Say that an instance is being emptied, or serves again, before its reports do."""
+        instance = self._instances.get(instance_id)
+        if instance is not None and instance.is_terminating != is_terminating:
+            instance.is_terminating = is_terminating
+            instance.known = None
+
     def _join(self, instance_id: InstanceId) -> "_Instance":
         self._order = None
         instance = self._instances[instance_id] = _Instance()
@@ -265,6 +274,7 @@ class GlobalScheduler:
             num_starting=num_starting,
             now_s=now_s,
             begins_s=self._scaling_begins_s,
+            num_held=len(self._held),
         )
         return [] if decision is None else [decision]
 
@@ -299,11 +309,14 @@ class _Instance:
     load: InstanceLoad | None = None
     in_flight: list[_InFlight] = field(default_factory=list)
     num_dispatched: int = 0
+    is_terminating: bool = False
     # What decisions see of it; None when that has changed since.
     known: Candidate | None = None
 
     def candidate(self, load: InstanceLoad, policy: PolicyConfig) -> Candidate:
         in_flight = tuple([each.request for each in self.in_flight]) if self.in_flight else ()
+        if self.is_terminating and not load.is_terminating:
+            load = structs.replace(load, is_terminating=True)
         self.known = Candidate(load, in_flight, self.num_dispatched, policy)
         return self.known
 

@@ -177,6 +177,17 @@ class TerminateInstance(msgspec.Struct, frozen=True, tag=True):
     instance_id: InstanceId
 
 
+class Emptied(msgspec.Struct, frozen=True, tag=True):
+    """Instance -> supervisor: nothing is here, and nothing more will come.
+
+    Attributes:
+        version: of the membership by which the instance is being emptied.
+    """
+
+    instance_id: InstanceId
+    version: int
+
+
 class InstanceStats(msgspec.Struct, frozen=True, array_like=True):
     """One instance's load, for the front ends' metrics; see `InstanceLoad` and `LoadReport`."""
 
@@ -256,15 +267,16 @@ class StartInstances(msgspec.Struct, frozen=True, tag=True):
 
 class RestartInstances(msgspec.Struct, frozen=True, tag=True):
     """Front end -> supervisor: replace every instance, one at a time. Answer: AdminReply.
-    Payload: the options of the engines, pickled, or nothing to keep them.
 
     Attributes:
         has_surge: whether a successor starts before an instance is emptied.
+        options: further options of vLLM, which overrule those that the engines have.
     """
 
     reply_to: str
     query_id: int
     has_surge: bool = True
+    options: tuple[str, ...] = ()
 
 
 class AdminReply(msgspec.Struct, frozen=True, tag=True):
@@ -310,6 +322,7 @@ class Absent(msgspec.Struct, frozen=True, array_like=True):
     instance_id: InstanceId
     state: str
     note: str | None = None
+    generation: int = 0
 
 
 class Frontend(msgspec.Struct, frozen=True, array_like=True):
@@ -355,6 +368,7 @@ WireMessage = (
     | SetDestination
     | AddInstances
     | TerminateInstance
+    | Emptied
     | ClusterStats
     | MigrationMessage
     | MigrateRequest

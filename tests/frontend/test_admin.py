@@ -50,7 +50,7 @@ class ScriptedOperators:
 def client(operators: ScriptedOperators, *api_keys: str) -> TestClient:
     app = FastAPI()
     keys = [ApiKey("test", sha256(key.encode()).digest(), is_admin=True) for key in api_keys]
-    add_admin_routes(app, operators, ApiKeys(keys))
+    add_admin_routes(app, operators, ApiKeys(keys), check_options=lambda options: None)
     return TestClient(app)
 
 

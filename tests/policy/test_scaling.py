@@ -51,6 +51,7 @@ def decisions(
     *,
     num_starting: int = 0,
     begins_s: float = 0.0,
+    num_held: int = 0,
 ) -> list[tuple[float, ScalingDecision]]:
     """What is decided over a history of (time, loads), with the times."""
     state, taken = ScalingState(), []
@@ -62,6 +63,7 @@ def decisions(
             num_starting=num_starting,
             now_s=now_s,
             begins_s=begins_s,
+            num_held=num_held,
         )
         if decision is not None:
             taken.append((now_s, decision))
@@ -139,13 +141,57 @@ def test_as_many_are_added_as_bring_the_average_back_to_x() -> None:
         candidate(replace(evenly_loaded(f"i{k}", 12_000, 8), queuing=(queuing(f"q{k}", 13_056),)))
         for k in range(2)
     ]
-    assert decisions([(0.0, lacking), (10.0, lacking)]) == [(10, ScaleUp(3))]
+    assert decisions([(0.0, lacking)]) == [(0, ScaleUp(3))]
     assert decisions([(0.0, lacking), (10.0, lacking)], num_starting=1) == [(10, ScaleUp(2))]
     assert decisions([(0.0, lacking), (10.0, lacking)], num_starting=3) == []
     at_most_four = replace(CONFIG, max_instances=4)
     assert decisions([(0.0, lacking), (10.0, lacking)], at_most_four, num_starting=1) == [
         (10, ScaleUp(1))
     ]
+
+
+FULL = [
+    candidate(replace(evenly_loaded(f"i{k}", 12_000, 2), queuing=(queuing(f"q{k}", 1_024),)))
+    for k in range(2)
+]
+"""672 tokens are free, and the head of each line needs 1,024."""
+
+
+def test_requests_that_no_instance_can_take_do_not_wait_for_the_period() -> None:
+    assert decisions([(0.0, FULL)]) == [(0.0, ScaleUp(1))]
+
+
+def test_a_request_that_is_held_at_the_scheduler_does_not_wait_for_the_period() -> None:
+    assert decisions([(0.0, EASY)], num_held=1) == [(0.0, ScaleUp(1))]
+
+
+def test_one_instance_that_can_take_requests_lets_the_period_decide() -> None:
+    assert decisions([(0.0, [FULL[0], EASY[1]])]) == []
+
+
+def test_an_instance_that_starts_for_those_who_wait_lets_the_period_decide() -> None:
+    assert decisions([(0.0, FULL)], num_starting=1) == []
+
+
+def test_the_papers_rule_looks_once_a_period_whoever_waits() -> None:
+    at_looks = replace(CONFIG, is_sustained=False)
+    assert decisions([(0.0, FULL), (5.0, FULL)], at_looks) == []
+
+
+def test_nothing_is_terminated_during_the_cool_down_after_a_decision() -> None:
+    config = replace(CONFIG, cooldown_s=60)
+    history = [(0.0, BUSY), (10.0, BUSY), (11.0, SLACK), (30.0, SLACK), (69.0, SLACK)]
+    assert decisions(history, config) == [(10.0, ScaleUp(1))]
+    assert decisions([*history, (70.0, SLACK)], config) == [
+        (10.0, ScaleUp(1)),
+        (70.0, Terminate(InstanceId("i1"))),
+    ]
+
+
+def test_instances_are_added_during_the_cool_down() -> None:
+    config = replace(CONFIG, cooldown_s=60)
+    history = [(0.0, BUSY), (10.0, BUSY), (11.0, BUSY), (21.0, BUSY)]
+    assert decisions(history, config) == [(10.0, ScaleUp(1)), (21.0, ScaleUp(1))]
 
 
 def test_the_maximum_holds_and_counts_instances_that_start() -> None:

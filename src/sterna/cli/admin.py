@@ -25,16 +25,7 @@ def add_commands(commands: Any) -> None:
     requests = commands.add_parser("requests", help="list the live requests")
     migrate = commands.add_parser("migrate", help="move a request to another instance")
     for parser, run in ((instances, _instances), (requests, _requests), (migrate, _migrate)):
-        parser.add_argument(
-            "--url",
-            default=os.environ.get("STERNA_URL", DEFAULT_URL),
-            help=f"where the server is (default: $STERNA_URL, else {DEFAULT_URL})",
-        )
-        parser.add_argument(
-            "--api-key",
-            default=os.environ.get("STERNA_API_KEY"),
-            help="the server's API key (default: $STERNA_API_KEY)",
-        )
+        add_server_options(parser)
         parser.add_argument("--json", action="store_true", help="print JSON")
         parser.set_defaults(run=run)
     migrate.add_argument("request", help="the request's id, as its client or `requests` shows it")
@@ -47,10 +38,25 @@ def add_commands(commands: Any) -> None:
     )
 
 
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which server is meant."""
+    parser.add_argument(
+        "--url",
+        default=os.environ.get("STERNA_URL", DEFAULT_URL),
+        help=f"where the server is (default: $STERNA_URL, else {DEFAULT_URL})",
+    )
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get("STERNA_API_KEY"),
+        help="the server's API key (default: $STERNA_API_KEY)",
+    )
+
+
 def _instances(args: argparse.Namespace) -> int:
     rows = ask(args.url, "GET", "/admin/instances", args.api_key)
     columns = ("id", "state", "used_tokens", "total_tokens", "freeness", "running", "queuing")
-    _print(rows, (*columns, "migrating"), args.json)
+    notes = ("note",) if any(row.get("note") for row in rows) else ()
+    _print(rows, (*columns, "migrating", *notes), args.json)
     return 0
 
 

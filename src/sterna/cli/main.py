@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from sterna.cli import admin, bench, simulate
+from sterna.cli import admin, bench, fleet, simulate
 from sterna.errors import SternaError
 
 READER_GONE = 128 + 13
@@ -78,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("profile", help="measure an engine's steps and propose its target load")
     commands.add_parser("reproduce", help="rerun the paper's evaluation beside the paper's points")
     admin.add_commands(commands)
+    fleet.add_commands(commands)
     bench.add_commands(commands)
     simulate.add_commands(commands)
     return parser

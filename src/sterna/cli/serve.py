@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sterna.cli.classes import add_class_options, settle_classes, with_classes
+from sterna.cli.scaling_options import add_scaling_options, num_instances, scaling_config
 from sterna.cli.simulate_options import DEFAULT_PROFILE
 from sterna.cli.target_load import with_target_load
 from sterna.config import (
@@ -129,7 +130,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="the hardware and model that an emulated engine is as fast as (default: "
         f"{DEFAULT_PROFILE}, the paper's)",
     )
-    group.add_argument("--instances", type=int, default=2, help="engine instances")
     group.add_argument("--frontends", type=int, default=1, help="API server processes")
     group.add_argument(
         "--policy", choices=sorted(PRESETS), default="sterna", help="scheduling policy"
@@ -190,6 +190,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default="INFO",
         help="level of Sterna's own log",
     )
+    add_scaling_options(group)
 
 
 def cluster_config(args: Namespace) -> ClusterConfig:
@@ -198,6 +199,7 @@ def cluster_config(args: Namespace) -> ClusterConfig:
     Raises:
         ConfigurationError: the values contradict each other or the machine.
     """
+    scaling = scaling_config(args)
     policy = preset(args.policy)
     changes: dict[str, Any] = {}
     if args.no_migration:
@@ -216,13 +218,17 @@ def cluster_config(args: Namespace) -> ClusterConfig:
         llumlet=LlumletConfig(policy=policy, migration=MigrationConfig()),
         transport=transport,
         frontend=FrontendConfig(),
-        num_instances=args.instances,
+        num_instances=num_instances(args, scaling),
         num_frontends=args.frontends,
         num_gpus_per_instance=num_gpus,
+        cpus_per_instance=args.cpus_per_instance,
+        num_warm_instances=args.warm_instances,
+        scaling=scaling,
         log_level=args.sterna_log_level,
     )
     if num_gpus == 0 and args.emulated is None:
-        _share_memory(args, config.num_instances)
+        most = config.num_instances if scaling is None else scaling.max_instances
+        _share_memory(args, most + config.num_warm_instances)
     return config
 
 

@@ -6,15 +6,21 @@
     GET  /admin/requests    [{id, instance, status, num_tokens, ...}]
     POST /admin/migrate     {request, to, mode} -> {request, from, to, stages, suspended_ms};
                             a list of these when the name stands for several requests
+    POST /admin/drain       {instance, undo} -> null: empty the instance, then end it; or let it
+                            serve on
+    POST /admin/start       {instances} -> null: start so many more
+    POST /admin/restart     {options, surge} -> null: replace every instance, one at a time
+
+The last three return when the work has begun; /admin/instances shows how far it is.
 
 Errors are OpenAI's error objects. Where the server has API keys, every route asks for an
 operator's: vLLM's own check guards only the inference routes.
 """
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Depends, FastAPI, Request
@@ -22,6 +28,8 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 
 from sterna.errors import (
+    ConfigurationError,
+    FleetError,
     ImmovableError,
     SternaError,
     UnansweredError,
@@ -32,6 +40,8 @@ from sterna.frontend.keys import ApiKeys
 from sterna.frontend.operators import Operators
 from sterna.migration.messages import Mode
 from sterna.types import InstanceId
+
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class BadRequestError(SternaError):
@@ -45,7 +55,9 @@ class UnauthorizedError(SternaError):
 _STATUS: Mapping[type[SternaError], HTTPStatus] = MappingProxyType(
     {
         BadRequestError: HTTPStatus.BAD_REQUEST,
+        ConfigurationError: HTTPStatus.BAD_REQUEST,
         UnauthorizedError: HTTPStatus.UNAUTHORIZED,
+        FleetError: HTTPStatus.CONFLICT,
         UnknownInstanceError: HTTPStatus.NOT_FOUND,
         UnknownRequestError: HTTPStatus.NOT_FOUND,
         ImmovableError: HTTPStatus.CONFLICT,
@@ -62,8 +74,38 @@ class MigrateBody(msgspec.Struct, forbid_unknown_fields=True):
     mode: Mode = Mode.LIVE
 
 
-def add_admin_routes(app: FastAPI, operators: Operators, keys: ApiKeys) -> None:
-    """Add the routes to the server; where it has no API keys, everybody may use them."""
+class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Which instance to empty; see `Operators.drain`."""
+
+    instance: InstanceId
+    undo: bool = False
+
+
+class StartBody(msgspec.Struct, forbid_unknown_fields=True):
+    """How many instances to start; see `Operators.start_instances`."""
+
+    instances: int = 1
+
+
+class RestartBody(msgspec.Struct, forbid_unknown_fields=True):
+    """How to replace the instances; see `Operators.restart`."""
+
+    options: tuple[str, ...] = ()
+    surge: bool = True
+
+
+def add_admin_routes(
+    app: FastAPI,
+    operators: Operators,
+    keys: ApiKeys,
+    *,
+    check_options: Callable[[Sequence[str]], None],
+) -> None:
+    """Add the routes to the server; where it has no API keys, everybody may use them.
+
+    Args:
+        check_options: raises ConfigurationError for options that a restart cannot have.
+    """
 
     def authorize(request: Request) -> None:
         if not keys.are_needed:
@@ -89,14 +131,38 @@ def add_admin_routes(app: FastAPI, operators: Operators, keys: ApiKeys) -> None:
 
     @router.post("/migrate")
     async def migrate(request: Request) -> Response:
-        try:
-            body = msgspec.json.decode(await request.body(), type=MigrateBody)
-        except msgspec.DecodeError as error:
-            raise BadRequestError(str(error)) from error
+        body = await _body(request, MigrateBody)
         reports = await operators.migrate(body.request, body.to, body.mode)
         return JSONResponse(reports if len(reports) != 1 else reports[0])
 
+    @router.post("/drain")
+    async def drain(request: Request) -> Response:
+        body = await _body(request, DrainBody)
+        await operators.drain(body.instance, is_undo=body.undo)
+        return JSONResponse(None, HTTPStatus.ACCEPTED)
+
+    @router.post("/start")
+    async def start(request: Request) -> Response:
+        body = await _body(request, StartBody)
+        await operators.start_instances(body.instances)
+        return JSONResponse(None, HTTPStatus.ACCEPTED)
+
+    @router.post("/restart")
+    async def restart(request: Request) -> Response:
+        body = await _body(request, RestartBody)
+        check_options(body.options)
+        await operators.restart(body.options, has_surge=body.surge)
+        return JSONResponse(None, HTTPStatus.ACCEPTED)
+
     app.include_router(router)
+
+
+async def _body(request: Request, kind: type[Body]) -> Body:
+    """Raises BadRequestError: the body is not of this kind."""
+    try:
+        return msgspec.json.decode(await request.body(), type=kind)
+    except msgspec.DecodeError as error:
+        raise BadRequestError(str(error)) from error
 
 
 class _AdminRoute(APIRoute):

@@ -24,6 +24,7 @@ from sterna.messages import (
     CancelDispatch,
     Dispatched,
     DispatchRequest,
+    Farewell,
     Membership,
     OwnerReply,
 )
@@ -50,6 +51,8 @@ class Dispatcher:
         self._silent_until_s: float | None = None
         # By id, with whether it is terminating.
         self._instances: dict[InstanceId, bool] = {}
+        # Those that are being emptied and do not know yet that nothing comes from here any more.
+        self._not_left: set[InstanceId] = set()
         # In the order of their deadlines: each is entered with the same time-out.
         self._asked: dict[RequestId, _Unsent] = {}
         self._held: dict[RequestId, _Unsent] = {}
@@ -87,8 +90,8 @@ class Dispatcher:
         request = self._asked.pop(answer.request_id, None)
         if request is None:
             return []
-        if answer.instance_id not in self._instances:
-            # One of the two has not heard yet of a death or a birth.
+        if self._instances.get(answer.instance_id, True):
+            # One of the two has not heard yet of a death, a birth, or an end that is to come.
             cancel = ToScheduler(CancelDispatch(answer.request_id))
             return [cancel, *self._place(request.ask, request.payload, now_s)]
         return [self._send(request, answer.instance_id, answer.dispatch_number)]
@@ -127,7 +130,13 @@ class Dispatcher:
         if membership.version <= self._version:
             return []
         self._version = membership.version
-        self._instances = {each.instance_id: each.is_terminating for each in membership.instances}
+        before, self._instances = (
+            self._instances,
+            {each.instance_id: each.is_terminating for each in membership.instances},
+        )
+        terminating = {each for each, is_terminating in self._instances.items() if is_terminating}
+        self._not_left &= terminating
+        self._not_left |= {each for each in terminating if not before.get(each)}
         effects = self._ownership.on_instances(tuple(self._instances), now_s)
         if membership.scheduler != self._scheduler:
             self._scheduler = membership.scheduler
@@ -150,6 +159,18 @@ class Dispatcher:
             del self._held[request_id]
             effects.append(Fail(request_id, Failure.NO_INSTANCE))
         return effects + self._ownership.on_time(now_s)
+
+    def farewells(self) -> list[Effect]:
+        """What instances that are being emptied are to be told, once nothing of here is with them.
+
+        To be asked for after every event. An instance ends only when it has heard this of every
+        front end: no request is on its way to it then, and no token on its way from it.
+        """
+        if not self._not_left:
+            return []
+        left = [each for each in sorted(self._not_left) if not self._ownership.num_owned(each)]
+        self._not_left.difference_update(left)
+        return [ToInstance(each, Farewell(self._frontend_id, self._version), None) for each in left]
 
     def _is_silent(self, now_s: float) -> bool:
         return self._silent_until_s is not None and now_s < self._silent_until_s

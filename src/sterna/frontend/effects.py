@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from sterna.messages import AbortRequests, AddRequest, CancelDispatch, DispatchRequest, OwnerQuery
+from sterna.messages import (
+    AbortRequests,
+    AddRequest,
+    CancelDispatch,
+    DispatchRequest,
+    Farewell,
+    OwnerQuery,
+)
 from sterna.types import InstanceId, RequestId
 
 
@@ -28,7 +35,7 @@ class ToInstance:
     """Send this to the instance, with the payload if there is one."""
 
     instance_id: InstanceId
-    message: AddRequest | AbortRequests | OwnerQuery
+    message: AddRequest | AbortRequests | OwnerQuery | Farewell
     payload: bytes | None = None
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from sterna.classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.errors import (
+    FleetError,
     ImmovableError,
     UnansweredError,
     UnknownInstanceError,
@@ -17,9 +18,12 @@ from sterna.frontend.names import meant
 from sterna.frontend.peers import Peers, Questions
 from sterna.messages import (
     AdminReply,
+    DrainInstance,
     ListInstances,
     ListRequests,
     MigrateRequest,
+    RestartInstances,
+    StartInstances,
     WireMessage,
 )
 from sterna.migration.messages import Mode
@@ -102,6 +106,48 @@ class Operators:
         if refused:
             raise ImmovableError(_refusal(refused, len(request_ids)))
         return [_decoded(reply) for reply in replies]
+
+    async def drain(self, instance_id: InstanceId, *, is_undo: bool = False) -> None:
+        """Have an instance emptied and then ended, or serve on; returns when that has begun.
+
+        Raises:
+            FleetError: the supervisor refuses; the message says why.
+            UnansweredError: there is no supervisor, or it does not answer.
+        """
+        await self._ask_supervisor(
+            lambda query_id: DrainInstance(self._own_address, query_id, instance_id, is_undo)
+        )
+
+    async def start_instances(self, num_instances: int) -> None:
+        """Have so many more instances started; returns when that has begun.
+
+        Raises: as `drain`.
+        """
+        await self._ask_supervisor(
+            lambda query_id: StartInstances(self._own_address, query_id, num_instances)
+        )
+
+    async def restart(self, options: tuple[str, ...], *, has_surge: bool) -> None:
+        """Have every instance replaced, one at a time; returns when that has begun.
+
+        Args:
+            options: of vLLM, which overrule those that the engines have.
+            has_surge: whether a successor starts before an instance is emptied.
+
+        Raises: as `drain`.
+        """
+        await self._ask_supervisor(
+            lambda query_id: RestartInstances(self._own_address, query_id, has_surge, options)
+        )
+
+    async def _ask_supervisor(self, message: Callable[[int], WireMessage]) -> None:
+        def send(query_id: int) -> None:
+            if not self._peers.send_to_supervisor(message(query_id)):
+                raise UnansweredError("there is no supervisor at this moment; try again")
+
+        reply = await self._questions.ask(None, send, name="the supervisor")
+        if reply.error is not None:
+            raise FleetError(reply.error)
 
     @property
     def _own_address(self) -> str:

@@ -45,9 +45,8 @@ class Peers:
             self._is_served.set()
         else:
             self._is_served.clear()
-        addresses = set(self._addresses.values())
-        if membership.scheduler is not None:
-            addresses.add(membership.scheduler)
+        others = (membership.scheduler, membership.supervisor)
+        addresses = {*self._addresses.values(), *(each for each in others if each is not None)}
         self._mailbox.keep_only(addresses)
         return True
 
@@ -58,6 +57,13 @@ class Peers:
         address = self._addresses.get(instance_id)
         if address is not None:
             self._mailbox.send(address, message, frames)
+
+    def send_to_supervisor(self, message: WireMessage) -> bool:
+        """Send, and return False when there is no supervisor."""
+        if self._membership.supervisor is None:
+            return False
+        self._mailbox.send(self._membership.supervisor, message)
+        return True
 
     def send_to_scheduler(self, message: WireMessage) -> bool:
         """Send, and return False when there is no scheduler."""
@@ -75,11 +81,18 @@ class Questions(Generic[Answer]):
         self._waiting: dict[int, tuple[InstanceId | None, asyncio.Future[Answer]]] = {}
         self._next_id = 1
 
-    async def ask(self, whom: InstanceId | None, send: Callable[[int], object]) -> Answer:
+    async def ask(
+        self,
+        whom: InstanceId | None,
+        send: Callable[[int], object],
+        *,
+        name: str = "the scheduler",
+    ) -> Answer:
         """Number the question, send it, and wait for the answer.
 
         Args:
-            whom: the instance that was asked; None for the scheduler.
+            whom: the instance that was asked; None for another actor.
+            name: that actor's, for the error.
 
         Raises:
             UnansweredError: the instance died, or did not answer in time.
@@ -88,7 +101,7 @@ class Questions(Generic[Answer]):
         self._next_id += 1
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[question_id] = (whom, future)
-        name = "the scheduler" if whom is None else f"instance {whom}"
+        name = name if whom is None else f"instance {whom}"
         try:
             send(question_id)
             async with asyncio.timeout(self._timeout_s):

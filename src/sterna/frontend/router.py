@@ -178,6 +178,7 @@ class Router:
         for request_id in request_ids:
             self._end_stream(request_id)
         self._carry_out(self._dispatcher.on_abort(request_ids))
+        self._carry_out(self._dispatcher.farewells())
 
     async def _answer_utility(self, payload: bytes) -> None:
         self._push(await self._utilities.answer(payload))
@@ -209,16 +210,17 @@ class Router:
                 self.on_membership(message)
             case _:
                 logger.error("unexpected message type=%s", type(message).__name__)
+        self._carry_out(self._dispatcher.farewells())
 
     def _show(self, stats: ClusterStats) -> None:
         if self._gauges is None:
             # A process can have its gauges once; it may have had another router before.
             self._gauges = InstanceGauges()
         self._gauges.show(stats)
-        self._push(encode_cluster_stats(stats))
-
         self._gauges.count(self._num_unshown)
         self._num_unshown.clear()
+        self._push(encode_cluster_stats(stats))
+
     def on_membership(self, membership: Membership) -> None:
         """Learn who is there; whoever was and is not is dead for good."""
         if not self.peers.on_membership(membership):
@@ -300,6 +302,7 @@ class Router:
             for request_id in self._streams.expired(now_s):
                 effects = self._dispatcher.on_abort([request_id])
                 self._carry_out([*effects, Fail(request_id, Failure.TOKENS_LOST)])
+            self._carry_out(self._dispatcher.farewells())
         except Exception as error:
             self._break(error)
 

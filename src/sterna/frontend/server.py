@@ -11,7 +11,7 @@ import secrets
 import socket
 import tempfile
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,9 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from sterna.classes import PriorityClasses
 from sterna.config import FrontendConfig
 from sterna.engine.emulated.refusals import refusal
+from sterna.engine.vllm.arguments import one_line, with_options
+from sterna.engine.vllm.core import engine_config
+from sterna.errors import ConfigurationError
 from sterna.frontend.admin import add_admin_routes
 from sterna.frontend.keys import ApiKeys
 from sterna.frontend.router import Router
@@ -162,11 +165,22 @@ class FrontendServer:
                 tasks = await client.get_supported_tasks()
                 keys = ApiKeys(self._args.api_key_table)
                 app = _build_app(self._args, tasks, client, keys)
-                add_admin_routes(app, router.operators, keys)
+                add_admin_routes(
+                    app, router.operators, keys, check_options=self._check_engine_options
+                )
                 await init_app_state(client, app.state, self._args, tasks)
                 await self._answer(app, client, sock)
             finally:
                 client.shutdown(timeout=0)
+
+    def _check_engine_options(self, options: Sequence[str]) -> None:
+        """Raises ConfigurationError: instances could not be restarted with these."""
+        if options and self._args.emulated is not None:
+            raise ConfigurationError("an emulated engine has no options that could be changed")
+        try:
+            engine_config(with_options(self._args, options))
+        except (TypeError, ValueError, OSError) as error:
+            raise ConfigurationError(one_line(error)) from error
 
     async def _answer(self, app: FastAPI, client: AsyncLLM, sock: socket.socket) -> None:
         config = _http_config(app, self._args, self._config.shutdown_timeout_s)

@@ -3,6 +3,9 @@
 The average freeness for the normal priority is kept within [x, y]. Each side has a deadline,
 set when the average leaves the range on that side and cleared when it comes back: the decision
 falls when the deadline is reached, and the next one needs another whole period.
+
+Departure from the paper: requests that no instance can take are worse than a low average, and more
+instances are started for them at once.
 """
 
 import math
@@ -38,12 +41,14 @@ class ScalingState:
     Attributes:
         scale_up_at_s: deadline of an average below x, or None while it is not.
         scale_down_at_s: deadline of an average above y, or None while it is not.
+        no_end_before_s: no instance is terminated before (`cooldown_s`).
         next_look_at_s: when the average is looked at next, where it need not last; None before
             the first look.
     """
 
     scale_up_at_s: float | None = None
     scale_down_at_s: float | None = None
+    no_end_before_s: float = -math.inf
     next_look_at_s: float | None = None
 
 
@@ -67,6 +72,7 @@ def decide(
     num_starting: int,
     now_s: float,
     begins_s: float = 0.0,
+    num_held: int = 0,
 ) -> tuple[ScalingState, ScalingDecision | None]:
     """The next state, and what to do, if anything.
 
@@ -88,18 +94,28 @@ def decide(
     can_shrink = now_s >= begins_s and len(staying) > config.min_instances
     if not config.is_sustained:
         return _look(state, average, staying, config, num_starting, num_room, can_shrink, now_s)
-    if average < config.low_freeness_steps:
-        deadline_s = _deadline(state.scale_up_at_s, config, now_s)
-        num_more = min(_num_needed(staying, config, num_starting), num_room)
+    cooled_s = state.no_end_before_s
+    after = ScalingState(no_end_before_s=now_s + config.cooldown_s)
+    is_starved = num_starting == 0 and (num_held > 0 or all(map(_is_full, staying)))
+    if average < config.low_freeness_steps or is_starved:
+        deadline_s = now_s if is_starved else _deadline(state.scale_up_at_s, config, now_s)
+        num_needed = _num_needed(staying, config, num_starting)
+        num_more = min(max(1, num_needed) if is_starved else num_needed, num_room)
         if now_s >= deadline_s and num_more > 0:
-            return ScalingState(), ScaleUp(num_more)
-        return ScalingState(scale_up_at_s=deadline_s), None
+            return after, ScaleUp(num_more)
+        return ScalingState(scale_up_at_s=deadline_s, no_end_before_s=cooled_s), None
     if average > config.high_freeness_steps:
         deadline_s = _deadline(state.scale_down_at_s, config, now_s)
-        if now_s >= deadline_s and can_shrink:
-            return ScalingState(), Terminate(_to_terminate(staying, config))
-        return ScalingState(scale_down_at_s=deadline_s), None
-    return ScalingState(), None
+        if now_s >= max(deadline_s, cooled_s) and can_shrink:
+            return after, Terminate(_to_terminate(staying, config))
+        return ScalingState(scale_down_at_s=deadline_s, no_end_before_s=cooled_s), None
+    return ScalingState(no_end_before_s=cooled_s), None
+
+
+def _is_full(candidate: Candidate) -> bool:
+    """Whether requests queue here for memory that is not there."""
+    load = candidate.load
+    return load.num_queuing > 0 and load.used_tokens + load.head_demand_tokens > load.total_tokens
 
 
 def _look(

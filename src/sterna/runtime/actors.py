@@ -17,7 +17,13 @@ from typing import Any
 
 import ray
 
-from sterna.config import FrontendConfig, LlumletConfig, PolicyConfig, TransportConfig
+from sterna.config import (
+    FrontendConfig,
+    LlumletConfig,
+    PolicyConfig,
+    ScalingConfig,
+    TransportConfig,
+)
 from sterna.engine.emulated.driver import EmulatedEngine, EmulatedOptions
 from sterna.engine.interface import Engine, EngineFacts, EngineListener
 from sterna.errors import InstanceStartError
@@ -70,14 +76,16 @@ class _SchedulerActor:
         # Ray puts it before each line that the actor prints.
         return "scheduler"
 
-    async def start(self, policy: PolicyConfig, host: str, log_level: str) -> str:
+    async def start(
+        self, policy: PolicyConfig, host: str, log_level: str, scaling: ScalingConfig | None
+    ) -> str:
         """Begin to schedule; returns the mailbox's address."""
         from sterna.mailbox import Mailbox
         from sterna.runtime.scheduler import Scheduler
 
         configure_logging(log_level)
         self._mailbox = Mailbox(host)
-        self._scheduler = Scheduler(policy, self._mailbox)
+        self._scheduler = Scheduler(policy, self._mailbox, scaling)
         return self._mailbox.address
 
     async def run(self) -> None:
@@ -107,6 +115,7 @@ class _InstanceActor:
         self,
         instance_id: InstanceId,
         packed_args: bytes,
+        options: tuple[str, ...],
         llumlet: LlumletConfig,
         transport: TransportConfig,
         host: str,
@@ -119,6 +128,7 @@ class _InstanceActor:
 
         Args:
             packed_args: the pickled options of `vllm serve`.
+            options: further options of vLLM, which overrule those.
             emulated: the engine to emulate; None for vLLM.
 
         Raises:
@@ -135,7 +145,7 @@ class _InstanceActor:
         _on_callback_error(self._instance.on_failure)
         engine: Engine
         if emulated is None:
-            engine = _vllm_engine(instance_id, packed_args, transport, self._instance)
+            engine = _vllm_engine(instance_id, packed_args, options, transport, self._instance)
         else:
             engine = EmulatedEngine(instance_id, emulated, self._instance)
         facts = await self._instance.start(engine)
@@ -218,6 +228,7 @@ class _FrontendActor:
 def _vllm_engine(
     instance_id: InstanceId,
     packed_args: bytes,
+    options: tuple[str, ...],
     transport: TransportConfig,
     listener: EngineListener,
 ) -> Engine:
@@ -225,11 +236,13 @@ def _vllm_engine(
     from sterna.engine.vllm.guard import vllm_imports
 
     with vllm_imports():
+        from sterna.engine.vllm.arguments import with_options
         from sterna.engine.vllm.core import engine_config
         from sterna.engine.vllm.engine import VllmEngine
 
     args: Namespace = pickle.loads(packed_args)
     try:
+        args = with_options(args, options)
         config = engine_config(args)
     except Exception as error:
         raise InstanceStartError(f"vLLM refuses its options: {error}") from error

@@ -20,6 +20,8 @@ from sterna.messages import (
     AddRequest,
     AdminReply,
     CallUtility,
+    Emptied,
+    Farewell,
     ListRequests,
     LoadReport,
     Membership,
@@ -36,6 +38,7 @@ from sterna.messages import (
 )
 from sterna.migration.messages import AbortDrained, AbortRequest, Drained, Ended, Event, Reason
 from sterna.runtime.effects import EffectRunner
+from sterna.runtime.emptying import Emptying
 from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId, RequestView
 
 logger = logging.getLogger(__name__)
@@ -58,6 +61,7 @@ class Instance:
         self._num_committed = 0
         self._num_aborted = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._emptying = Emptying()
         self.failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     async def start(self, engine: Engine) -> EngineFacts:
@@ -120,10 +124,13 @@ class Instance:
                 self._mailbox.send(reply_to, AdminReply(query_id, body))
             case MigrateRequest():
                 self._order(message)
+            case Farewell(frontend_id, version):
+                self._emptying.on_farewell(frontend_id, version)
             case Membership():
                 self.on_membership(message)
             case _:
                 logger.error("unexpected message type=%s", type(message).__name__)
+        self._tell_if_emptied()
 
     def on_membership(self, membership: Membership) -> None:
         """Learn who is there; whoever is not there any more is dead for good."""
@@ -141,8 +148,9 @@ class Instance:
         self._addresses = instances
         self._frontends = frontends
         known = {*instances.values(), *frontends.values()}
-        if membership.scheduler is not None:
-            known.add(membership.scheduler)
+        known.update(
+            each for each in (membership.scheduler, membership.supervisor) if each is not None
+        )
         self._mailbox.keep_only(known)
         for instance_id in sorted(dead):
             self._carry_out(self._llumlet.on_peer_dead(instance_id, _now_s()))
@@ -152,8 +160,18 @@ class Instance:
                 self._carry_out(self._llumlet.on_client_abort(request_id, _now_s()))
         for instance in membership.instances:
             if instance.instance_id == self._instance_id:
+                self._emptying.on_membership(membership.version, instance.is_terminating)
                 self._llumlet.set_terminating(instance.is_terminating)
                 self._engine.set_terminating(instance.is_terminating)
+
+    def _tell_if_emptied(self) -> None:
+        """Tell the supervisor when the instance may end: nothing is here, nothing will come, and
+        no peer waits for an answer from here."""
+        if self._requests or self._llumlet.has_open_migrations:
+            return
+        version = self._emptying.to_tell(self._frontends, self._membership.version)
+        if version is not None and self._membership.supervisor is not None:
+            self._mailbox.send(self._membership.supervisor, Emptied(self._instance_id, version))
 
     def _answer_owner_query(
         self, frontend_id: FrontendId, query_id: int, request_ids: Iterable[RequestId]
@@ -295,6 +313,7 @@ class Instance:
     def on_view(self, view: InstanceView) -> None:
         self._view = view
         self._carry_out(self._llumlet.on_view(view, _now_s()))
+        self._tell_if_emptied()
 
     def on_transfer(self, migration_id: MigrationId, event: Event) -> None:
         self._carry_out(self._llumlet.on_outcome(migration_id, event, _now_s()))

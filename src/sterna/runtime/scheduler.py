@@ -2,16 +2,16 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Iterable
 
 import msgspec
 
 from sterna import global_scheduler as core
-from sterna.config import PolicyConfig
+from sterna.config import PolicyConfig, ScalingConfig
 from sterna.mailbox import Mailbox
 from sterna.messages import (
+    AddInstances,
     AdminReply,
     CancelDispatch,
     ClusterStats,
@@ -23,9 +23,12 @@ from sterna.messages import (
     LoadReport,
     Membership,
     SetDestination,
+    TerminateInstance,
     WireMessage,
 )
+from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.policy.virtual_usage import freeness_of
+from sterna.runtime.description import describe_instances
 from sterna.types import FrontendId, InstanceId
 
 logger = logging.getLogger(__name__)
@@ -35,16 +38,26 @@ STATS_INTERVAL_S = 1.0
 
 
 class Scheduler:
-    """Drives one `GlobalScheduler`."""
+    """Drives one `GlobalScheduler`.
 
-    def __init__(self, policy: PolicyConfig, mailbox: Mailbox) -> None:
+    Args:
+        scaling: None where the number of instances is left alone.
+    """
+
+    def __init__(
+        self, policy: PolicyConfig, mailbox: Mailbox, scaling: ScalingConfig | None = None
+    ) -> None:
         self._mailbox = mailbox
         # Numbers by the clock keep growing over restarts of the scheduler.
         self._core = core.GlobalScheduler(
-            policy, now_s=time.monotonic(), first_dispatch_number=time.time_ns() // 1000
+            policy,
+            now_s=time.monotonic(),
+            scaling=scaling,
+            first_dispatch_number=time.time_ns() // 1000,
         )
         self._membership = Membership(0, (), (), None)
         self._instances: dict[InstanceId, Instance] = {}
+        self._known: set[InstanceId] = set()
         self._frontends: dict[FrontendId, str] = {}
         self._reports: dict[InstanceId, LoadReport] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -76,7 +89,10 @@ class Scheduler:
             case CancelDispatch(request_id):
                 self._carry_out(self._core.on_cancel(request_id, now_s))
             case ListInstances(reply_to, query_id):
-                body = msgspec.json.encode(self._describe_instances())
+                described = describe_instances(
+                    self._membership, self._reports, self._core.destinations.keys()
+                )
+                body = msgspec.json.encode(described)
                 self._mailbox.send(reply_to, AdminReply(query_id, body))
             case Membership():
                 self.on_membership(message)
@@ -91,14 +107,22 @@ class Scheduler:
         now_s = time.monotonic()
         instances = {i.instance_id: i for i in membership.instances}
         frontends = {f.frontend_id: f.address for f in membership.frontends}
-        gone_instances = sorted(self._instances.keys() - instances.keys())
-        new_instances = sorted(instances.keys() - self._instances.keys())
+        # Those that start count where it is decided how many more are needed.
+        coming = {a.instance_id for a in membership.absent if a.state != "warm"}
+        gone_instances = sorted(self._known - instances.keys() - coming)
+        new_instances = sorted((instances.keys() | coming) - self._known)
         gone_frontends = sorted(self._frontends.keys() - frontends.keys())
-        self._mailbox.keep_only({i.address for i in membership.instances} | set(frontends.values()))
+        addresses = {i.address for i in membership.instances} | set(frontends.values())
+        if membership.supervisor is not None:
+            addresses.add(membership.supervisor)
+        self._mailbox.keep_only(addresses)
         self._instances = instances
+        self._known = instances.keys() | coming
         self._frontends = frontends
         for instance_id in new_instances:
             self._carry_out(self._core.on_instance_joined(instance_id, now_s))
+        for instance in membership.instances:
+            self._core.set_terminating(instance.instance_id, instance.is_terminating)
         for instance_id in gone_instances:
             self._reports.pop(instance_id, None)
             self._carry_out(self._core.on_instance_left(instance_id, now_s))
@@ -117,48 +141,18 @@ class Scheduler:
                         self._mailbox.send(
                             self._instances[source].address, SetDestination(destination)
                         )
-                case _:
-                    logger.info("scaling is not carried out decision=%s", effect)
+                case ScaleUp(num_instances):
+                    logger.info("more instances are needed num=%d", num_instances)
+                    self._tell_supervisor(AddInstances(num_instances))
+                case Terminate(instance_id):
+                    logger.info("an instance is not needed instance=%s", instance_id)
+                    self._tell_supervisor(TerminateInstance(instance_id))
         self._schedule_tick()
 
-    def _describe_instances(self) -> list[dict[str, object]]:
-        return [self._describe(instance) for instance in self._instances.values()]
-
-    def _describe(self, instance: Instance) -> dict[str, object]:
-        report = self._reports.get(instance.instance_id)
-        state = "terminating" if instance.is_terminating else "running"
-        if report is None:
-            return {
-                "id": instance.instance_id,
-                "state": "starting",
-                "total_tokens": 0,
-                "used_tokens": 0,
-                "freeness": None,
-                "running": 0,
-                "queuing": 0,
-                "migrating": 0,
-                "head_demand_tokens": 0,
-                "preemptions": 0,
-                "migrations_committed": 0,
-                "migrations_aborted": 0,
-            }
-        load = report.load
-        freeness = freeness_of(load)
-        return {
-            "id": instance.instance_id,
-            "state": state,
-            "total_tokens": load.total_tokens,
-            "used_tokens": load.used_tokens,
-            # JSON knows no infinity; a terminating instance has no freeness to speak of.
-            "freeness": freeness if math.isfinite(freeness) else None,
-            "running": load.num_running,
-            "queuing": load.num_queuing,
-            "migrating": load.num_migrating_out + load.num_migrating_in,
-            "head_demand_tokens": load.head_demand_tokens,
-            "preemptions": load.num_preemptions,
-            "migrations_committed": report.num_committed,
-            "migrations_aborted": report.num_aborted,
-        }
+    def _tell_supervisor(self, message: AddInstances | TerminateInstance) -> None:
+        """Send; where there is no supervisor, the decision falls again after another period."""
+        if self._membership.supervisor is not None:
+            self._mailbox.send(self._membership.supervisor, message)
 
     def _tick(self) -> None:
         self._timer = None

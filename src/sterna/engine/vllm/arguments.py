@@ -2,6 +2,8 @@
 
 import argparse
 import difflib
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,6 +15,28 @@ from vllm.entrypoints.launchers.launcher import validate_api_server_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from sterna.errors import ConfigurationError
+
+FRONTEND_OPTIONS = frozenset(
+    {
+        "served_model_name",
+        "max_model_len",
+        "tokenizer",
+        "tokenizer_mode",
+        "tokenizer_revision",
+        "skip_tokenizer_init",
+        "runner",
+        "convert",
+        "enable_prompt_embeds",
+        "limit_mm_per_prompt",
+        "scheduling_policy",
+        "generation_config",
+        "override_generation_config",
+        "logits_processors",
+        "structured_outputs_config",
+        "reasoning_parser",
+    }
+)
+"""Options of vLLM's engine by which its front end goes as well."""
 
 UNKNOWN_OPTIONS = "unrecognized arguments: "
 """How argparse's message begins when it is given what it does not know."""
@@ -152,6 +176,38 @@ def validate(args: argparse.Namespace) -> None:
         raise ConfigurationError(str(error)) from error
     except KeyError as error:
         raise ConfigurationError(str(error.args[0])) from error
+
+
+def with_options(args: argparse.Namespace, options: Sequence[str]) -> argparse.Namespace:
+    """Return the options of `vllm serve` with some overruled by others, as a rolling restart has
+    them.
+
+    Raises:
+        ConfigurationError: an option is unknown, its value cannot be read, or the front ends,
+            which are not restarted, go by it.
+    """
+    if not options:
+        return args
+    _, serve_parser = make_serve_parser()
+    # Only what is given is to be in the result.
+    serve_parser._defaults.clear()
+    for action in serve_parser._actions:
+        action.default = argparse.SUPPRESS
+    try:
+        given = vars(serve_parser.parse_args(list(options), namespace=argparse.Namespace()))
+    except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
+        raise ConfigurationError(one_line(error)) from error
+    model = given.pop("model_tag", None) or given.get("model")
+    engine_options = {each.name for each in fields(EngineArgs)} - FRONTEND_OPTIONS
+    for name in given:
+        if name not in engine_options:
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} is not for a rolling restart: the front ends go by it "
+                "and are not restarted; restart the server"
+            )
+    if model is not None:
+        given["model"] = given["model_tag"] = model
+    return argparse.Namespace(**{**vars(args), **given})
 
 
 def one_line(error: BaseException) -> str:

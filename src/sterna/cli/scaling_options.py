@@ -1,0 +1,111 @@
+"""The options of `sterna serve` about how many instances there are."""
+
+import argparse
+from argparse import Namespace
+from typing import Any
+
+from sterna.config import ScalingConfig
+from sterna.errors import ConfigurationError
+
+DEFAULT_INSTANCES = 2
+DEFAULT_COOLDOWN_S = 30.0
+
+_FIELDS = {
+    "min_instances": "min_instances",
+    "max_instances": "max_instances",
+    "scale_up_freeness": "low_freeness_steps",
+    "scale_down_freeness": "high_freeness_steps",
+    "scaling_period": "period_s",
+    "scaling_cooldown": "cooldown_s",
+}
+"""Options of auto-scaling, with the fields of its configuration."""
+
+
+def add_scaling_options(group: Any) -> None:
+    """Add the options to a group of the parser of `sterna serve`."""
+    default = ScalingConfig()
+    group.add_argument(
+        "--instances",
+        type=int,
+        default=argparse.SUPPRESS,
+        help="engine instances, with auto-scaling those at the start (default: "
+        f"{DEFAULT_INSTANCES}; with auto-scaling --min-instances)",
+    )
+    group.add_argument(
+        "--max-instances",
+        type=int,
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="add and end instances as the load demands, up to so many",
+    )
+    group.add_argument(
+        "--min-instances",
+        type=int,
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help=f"never fewer (default: {default.min_instances})",
+    )
+    for option, metavar, value, text in (
+        ("--scale-up-freeness", "STEPS", default.low_freeness_steps, "average freeness in decode "
+         "steps below which instances are added"),
+        ("--scale-down-freeness", "STEPS", default.high_freeness_steps, "average freeness above "
+         "which an instance is ended"),
+        ("--scaling-period", "SECONDS", default.period_s, "how long the average must stay "
+         "outside before each decision; requests that no instance can take do not wait for it"),
+        ("--scaling-cooldown", "SECONDS", DEFAULT_COOLDOWN_S, "after a decision no instance is "
+         "ended for so long"),
+    ):  # fmt: skip
+        group.add_argument(
+            option,
+            type=float,
+            metavar=metavar,
+            default=argparse.SUPPRESS,
+            help=f"{text} (default: {value:g})",
+        )
+    group.add_argument(
+        "--warm-instances",
+        type=int,
+        metavar="N",
+        default=0,
+        help="further instances that are up without requests, to serve at once when needed",
+    )
+    group.add_argument(
+        "--cpus-per-instance",
+        type=float,
+        metavar="CPUS",
+        default=0.0,
+        help="asked of Ray for each instance, which waits where no node has them; 0: any share",
+    )
+
+
+def scaling_config(args: Namespace) -> ScalingConfig | None:
+    """Return how the number of instances follows the load; None: it does not.
+
+    Raises:
+        ConfigurationError: the options contradict each other.
+    """
+    given = {name: field for name, field in _FIELDS.items() if name in args}
+    if not given:
+        return None
+    if "max_instances" not in given:
+        name = next(iter(given)).replace("_", "-")
+        raise ConfigurationError(f"--{name} is for auto-scaling: give --max-instances as well")
+    values: dict[str, Any] = {"cooldown_s": DEFAULT_COOLDOWN_S}
+    values.update({field: getattr(args, name) for name, field in given.items()})
+    try:
+        return ScalingConfig(**values)
+    except ConfigurationError as error:
+        raise ConfigurationError(_in_options(str(error))) from None
+
+
+def num_instances(args: Namespace, scaling: ScalingConfig | None) -> int:
+    """Return how many instances are started at first."""
+    default = DEFAULT_INSTANCES if scaling is None else scaling.min_instances
+    return int(getattr(args, "instances", default))
+
+
+def _in_options(message: str) -> str:
+    """The message with the names of options in place of those of fields."""
+    for name, field in _FIELDS.items():
+        message = message.replace(field, f"--{name.replace('_', '-')}")
+    return message

@@ -1,0 +1,356 @@
+"""Which instances there should be, and what it takes to get there: the supervisor's core. Pure.
+
+Level-triggered: every event changes what is wanted or what is there, and is answered by whatever
+brings the two together. An instance goes through these phases::
+
+    STARTING -> SPARE -> SERVING <-> TERMINATING -> CLOSING -> gone
+        |         |         |             |            |
+        +---------+---------+-- dies -----+------------+
+
+A spare one (the warm pool) is up and nobody knows of it: to let it serve is to announce it. A
+terminating one gets no new requests, and migration empties it (Section 4.4.3); it ends when it is
+empty, and until then may be told to serve again. One that dies is replaced if it was wanted.
+
+A *generation* is one set of engine options. A rolling restart replaces the instances of older
+generations one at a time: with a *surge* one of the new generation begins before one of the old
+is emptied, else after it has ended. A generation of which no instance has come up yet is given up
+when one fails to start: options that do not work must not cost an instance that does.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from sterna.errors import FleetError, UnknownInstanceError
+from sterna.types import InstanceId
+
+RETRY_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Time from one failed start to the next start; the last one repeats."""
+
+
+class Phase(Enum):
+    """Where an instance is in its life."""
+
+    STARTING = "starting"
+    SPARE = "warm"
+    """Up, and not announced to anybody."""
+    SERVING = "running"
+    TERMINATING = "terminating"
+    """It gets no new requests and is being emptied."""
+    CLOSING = "closing"
+    """It is empty, and is being ended."""
+
+
+class Cause(Enum):
+    """Why an instance is being emptied."""
+
+    SCALING = "the cluster has more instances than it needs"
+    OPERATOR = "an operator drains it"
+    RESTART = "a rolling restart replaces it"
+
+
+@dataclass(slots=True)
+class Member:
+    """One instance.
+
+    Attributes:
+        pending: why it has no place to start on yet, or None.
+        cause: why it is being emptied, or None.
+        has_lowered_wanted: whether one less is wanted since it is being emptied.
+    """
+
+    generation: int
+    phase: Phase = Phase.STARTING
+    pending: str | None = None
+    cause: Cause | None = None
+    has_lowered_wanted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start an instance; then `on_started` or `on_start_failed`."""
+
+    instance_id: InstanceId
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End an instance that is empty, or that nobody knows of; then `on_gone`."""
+
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell everybody who is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUpGeneration:
+    """The generation's first instance did not start: its options are dropped."""
+
+    generation: int
+    reason: str
+
+
+FleetEffect = Start | Close | Announce | GiveUpGeneration
+
+
+@dataclass(slots=True)
+class Fleet:
+    """The instances of one cluster.
+
+    Attributes:
+        wanted: instances that should take requests.
+        min_instances: `wanted` never goes below it.
+        max_instances: `wanted` never goes above it; None: no limit.
+        num_spares: the size of the warm pool.
+        members: every instance that has not ended.
+    """
+
+    wanted: int
+    min_instances: int = 1
+    max_instances: int | None = None
+    num_spares: int = 0
+    members: dict[InstanceId, Member] = field(default_factory=dict)
+    _num_begun: int = 0
+    _generation: int = 0
+    _num_generations: int = 1
+    _proven_generation: int | None = None
+    _has_surge: bool = True
+    _num_failures: int = 0
+    _no_start_before_s: float = float("-inf")
+
+    # ------------------------------------------------------------------------- what is asked
+
+    @property
+    def generation(self) -> int:
+        """The generation that new instances are of."""
+        return self._generation
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether instances of an older generation are still to be replaced."""
+        return any(self._is_outdated(each) for each in self.members.values())
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `on_time` is due: a start that had to wait; None when none waits."""
+        waits = self._num_failures > 0 and self._num_missing() > 0
+        return self._no_start_before_s if waits else None
+
+    def in_phase(self, *phases: Phase) -> tuple[InstanceId, ...]:
+        """The instances in one of these phases, in the order of their starts."""
+        return tuple(each for each, member in self.members.items() if member.phase in phases)
+
+    # ------------------------------------------------------------------------- what is wanted
+
+    def begin(self, now_s: float) -> list[FleetEffect]:
+        """Start what is wanted at the beginning."""
+        return self._reconcile(now_s)
+
+    def on_pool(self, num_spares: int, now_s: float) -> list[FleetEffect]:
+        """So many instances should be up without being needed (the warm pool)."""
+        self.num_spares = num_spares
+        return self._reconcile(now_s)
+
+    def on_add(self, num_instances: int, now_s: float) -> list[FleetEffect]:
+        """So many more instances are wanted, as far as the maximum allows."""
+        self.wanted = self._at_most(self.wanted + num_instances)
+        return self._reconcile(now_s)
+
+    def on_terminate(
+        self, instance_id: InstanceId, cause: Cause, now_s: float
+    ) -> list[FleetEffect]:
+        """The instance is to be emptied and ended.
+
+        Raises:
+            UnknownInstanceError: there is no such instance.
+            FleetError: it is being emptied already, or is the last one that takes requests.
+        """
+        member = self._member(instance_id)
+        if member.phase in (Phase.TERMINATING, Phase.CLOSING):
+            assert member.cause is not None
+            raise FleetError(f"{instance_id} is being emptied already: {member.cause.value}")
+        if member.phase in (Phase.STARTING, Phase.SPARE):
+            raise FleetError(f"{instance_id} does not serve yet: there is nothing to drain")
+        if len(self.in_phase(Phase.SERVING)) == 1:
+            raise FleetError(
+                f"{instance_id} is the last instance that takes requests: its own would have "
+                "nowhere to go; have another one started first"
+            )
+        self._set_terminating(member, cause)
+        if self.wanted > self.min_instances:
+            self.wanted -= 1
+            member.has_lowered_wanted = True
+        return [Announce(), *self._reconcile(now_s)]
+
+    def on_undo(self, instance_id: InstanceId, now_s: float) -> list[FleetEffect]:
+        """The instance, which is being emptied, is to serve on.
+
+        Raises:
+            UnknownInstanceError: there is no such instance.
+            FleetError: it is not being emptied, or it is too late, or it is being replaced.
+        """
+        member = self._member(instance_id)
+        if member.phase is Phase.CLOSING:
+            raise FleetError(f"{instance_id} is empty and ends: it is too late to undo that")
+        if member.phase is not Phase.TERMINATING:
+            raise FleetError(f"{instance_id} is not being drained")
+        if member.cause is Cause.RESTART:
+            raise FleetError(f"{instance_id} is being replaced by the rolling restart")
+        if member.has_lowered_wanted:
+            self.wanted = self._at_most(self.wanted + 1)
+        member.phase, member.cause, member.has_lowered_wanted = Phase.SERVING, None, False
+        return [Announce(), *self._reconcile(now_s)]
+
+    def on_restart(self, now_s: float, *, has_surge: bool = True) -> list[FleetEffect]:
+        """Every instance is to be replaced by one of another generation, one at a time.
+
+        Raises:
+            FleetError: a restart is under way.
+        """
+        if self.is_restarting:
+            raise FleetError("a rolling restart is under way already; `sterna instances` shows it")
+        self._generation = self._num_generations
+        self._num_generations += 1
+        self._has_surge = has_surge
+        return self._reconcile(now_s)
+
+    # ------------------------------------------------------------------------- what happens
+
+    def on_pending(self, instance_id: InstanceId, reason: str | None) -> list[FleetEffect]:
+        """A starting instance waits for a place, for this reason; None: it has one."""
+        member = self.members.get(instance_id)
+        if member is None or member.pending == reason:
+            return []
+        member.pending = reason
+        return [Announce()]
+
+    def on_started(self, instance_id: InstanceId, now_s: float) -> list[FleetEffect]:
+        """The instance is up."""
+        member = self.members[instance_id]
+        member.phase, member.pending = Phase.SPARE, None
+        if member.generation == self._generation:
+            self._proven_generation = member.generation
+        self._num_failures = 0
+        return [Announce(), *self._reconcile(now_s)]
+
+    def on_start_failed(
+        self, instance_id: InstanceId, reason: str, now_s: float
+    ) -> list[FleetEffect]:
+        """The instance did not come up, and nothing is left of it."""
+        member = self.members.pop(instance_id)
+        effects: list[FleetEffect] = [Announce()]
+        is_untried = self._proven_generation not in (None, member.generation)
+        if is_untried and member.generation == self._generation:
+            assert self._proven_generation is not None
+            self._generation = self._proven_generation
+            effects.append(GiveUpGeneration(member.generation, reason))
+        else:
+            delay_s = RETRY_DELAYS_S[min(self._num_failures, len(RETRY_DELAYS_S) - 1)]
+            self._num_failures += 1
+            self._no_start_before_s = now_s + delay_s
+        return [*effects, *self._reconcile(now_s)]
+
+    def on_emptied(self, instance_id: InstanceId, now_s: float) -> list[FleetEffect]:
+        """The instance says that it is empty, and that nothing more will come to it."""
+        member = self.members.get(instance_id)
+        if member is None or member.phase is not Phase.TERMINATING:
+            return []  # It has been told to serve on meanwhile.
+        member.phase = Phase.CLOSING
+        return [Close(instance_id), *self._reconcile(now_s)]
+
+    def on_gone(self, instance_id: InstanceId, now_s: float) -> list[FleetEffect]:
+        """The instance is dead and will never act again, whether it was to end or not."""
+        if self.members.pop(instance_id, None) is None:
+            return []
+        return [Announce(), *self._reconcile(now_s)]
+
+    def on_time(self, now_s: float) -> list[FleetEffect]:
+        """Time has passed; due at `next_deadline_s`, harmless at any other time."""
+        return self._reconcile(now_s)
+
+    # ---------------------------------------------------------------------------- internals
+
+    def _reconcile(self, now_s: float) -> list[FleetEffect]:
+        effects: list[FleetEffect] = [
+            *self._close_outdated_spares(),
+            *self._promote(),
+            *self._replace_one(),
+        ]
+        if self._num_failures == 0 or now_s >= self._no_start_before_s:
+            effects += [self._begin() for _ in range(self._num_missing())]
+        return effects
+
+    def _close_outdated_spares(self) -> Iterable[FleetEffect]:
+        for instance_id, member in self.members.items():
+            # There is nothing in it that would have to move first.
+            if member.phase is Phase.SPARE and self._is_outdated(member):
+                member.phase, member.cause = Phase.CLOSING, Cause.RESTART
+                yield Close(instance_id)
+
+    def _promote(self) -> list[FleetEffect]:
+        """Let spare ones serve while more are wanted than serve."""
+        num_lacking = self._target() - len(self.in_phase(Phase.SERVING))
+        promoted = self.in_phase(Phase.SPARE)[: max(0, num_lacking)]
+        for instance_id in promoted:
+            self.members[instance_id].phase = Phase.SERVING
+        return [Announce()] if promoted else []
+
+    def _replace_one(self) -> list[FleetEffect]:
+        """Begin to empty the next instance of an older generation, when it is its turn."""
+        serving = self.in_phase(Phase.SERVING)
+        outdated = [each for each in serving if self._is_outdated(self.members[each])]
+        if not outdated or self._num_being_replaced() > 0:
+            return []
+        # The last one that takes requests stays until another is there, surge or not.
+        if len(serving) < (self._target() if self._has_surge else max(2, self.wanted)):
+            return []
+        self._set_terminating(self.members[outdated[0]], Cause.RESTART)
+        return [Announce()]
+
+    def _begin(self) -> Start:
+        instance_id = InstanceId(f"i{self._num_begun}")
+        self._num_begun += 1
+        self.members[instance_id] = Member(self._generation)
+        return Start(instance_id, self._generation)
+
+    def _num_missing(self) -> int:
+        """How many are to be started."""
+        num_there = len(self.in_phase(Phase.STARTING, Phase.SPARE, Phase.SERVING))
+        # A successor needs what the one that is being replaced still holds.
+        num_there += self._num_being_replaced()
+        return max(0, self._target() + self.num_spares - num_there)
+
+    def _target(self) -> int:
+        """How many should serve at this moment: during a restart one more, that it may begin."""
+        serving = self.in_phase(Phase.SERVING)
+        is_outdated = any(self._is_outdated(self.members[each]) for each in serving)
+        # A lone instance cannot be emptied before there is another.
+        has_surge = self._has_surge or self.wanted == 1
+        return self.wanted + (1 if is_outdated and has_surge else 0)
+
+    def _num_being_replaced(self) -> int:
+        return sum(
+            member.cause is Cause.RESTART and member.phase in (Phase.TERMINATING, Phase.CLOSING)
+            for member in self.members.values()
+        )
+
+    def _at_most(self, wanted: int) -> int:
+        return wanted if self.max_instances is None else min(wanted, self.max_instances)
+
+    def _is_outdated(self, member: Member) -> bool:
+        return member.generation != self._generation
+
+    @staticmethod
+    def _set_terminating(member: Member, cause: Cause) -> None:
+        member.phase, member.cause = Phase.TERMINATING, cause
+
+    def _member(self, instance_id: InstanceId) -> Member:
+        member = self.members.get(instance_id)
+        if member is None:
+            known = ", ".join(self.members) or "none"
+            raise UnknownInstanceError(f"no instance is called {instance_id}; there are: {known}")
+        return member

@@ -1,0 +1,133 @@
+"""The actors that host instances: placed, started, watched, ended (Section 5)."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from sterna.config import ClusterConfig
+from sterna.engine.emulated.driver import EmulatedOptions
+from sterna.engine.interface import EngineFacts
+from sterna.errors import InstanceStartError
+from sterna.runtime.actors import InstanceActor
+from sterna.runtime.placement import Place, find_place
+from sterna.types import InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class _Hosted:
+    actor: Any
+    address: str
+    place: Place
+
+
+class InstanceActors:
+    """All instances that are up.
+
+    Args:
+        args: the pickled options of `vllm serve`.
+        emulated: the engine that instances emulate; None for vLLM.
+        environment: environment variables of processes that run vLLM.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        args: bytes,
+        emulated: EmulatedOptions | None,
+        environment: dict[str, str],
+    ) -> None:
+        self._config = config
+        self._args = args
+        self._emulated = emulated
+        self._environment = environment
+        self._hosted: dict[InstanceId, _Hosted] = {}
+
+    def address(self, instance_id: InstanceId) -> str | None:
+        """The instance's mailbox, or None while it is not up."""
+        hosted = self._hosted.get(instance_id)
+        return None if hosted is None else hosted.address
+
+    async def start(
+        self,
+        instance_id: InstanceId,
+        options: tuple[str, ...],
+        on_pending: Callable[[str | None], None],
+    ) -> EngineFacts:
+        """Start an instance as soon as there is a place for it.
+
+        Args:
+            options: further options of vLLM, which overrule those of `vllm serve`.
+            on_pending: see `find_place`.
+
+        Raises:
+            InstanceStartError: it did not start, and nothing is left of it.
+        """
+        config = self._config
+        place = await find_place(config.cpus_per_instance, config.num_gpus_per_instance, on_pending)
+        actor = InstanceActor.options(**place.options()).remote(f"instance {instance_id}")
+        facts: EngineFacts
+        try:
+            address, facts = await actor.start.remote(
+                instance_id,
+                self._args,
+                options,
+                config.llumlet,
+                config.transport,
+                config.internal_host,
+                self._environment,
+                config.log_level,
+                self._emulated,
+            )
+        except ray.exceptions.RayError as error:
+            await kill(actor)
+            place.give_back()
+            is_told = isinstance(error, ray.exceptions.RayTaskError)
+            reason = f": {error.cause}" if is_told else " died while starting"
+            raise InstanceStartError(f"instance {instance_id}{reason}") from error
+        self._hosted[instance_id] = _Hosted(actor, address, place)
+        return facts
+
+    async def ended(self, instance_id: InstanceId) -> str:
+        """Wait until the instance has ended, by itself or by `close`; returns why, when nothing
+        of it can act any more."""
+        hosted = self._hosted[instance_id]
+        reason = await end_of(hosted.actor)
+        # Whatever is left of it must not act again before others take over its requests.
+        await kill(hosted.actor)
+        hosted.place.give_back()
+        del self._hosted[instance_id]
+        return reason
+
+    async def close(self, instance_id: InstanceId) -> None:
+        """End an instance in good order; `ended` returns then."""
+        actor = self._hosted[instance_id].actor
+        await settle(actor.close.remote())
+        ray.kill(actor)
+
+    async def close_all(self) -> None:
+        """End all engines in good order; their processes end with Ray."""
+        await settle(*(hosted.actor.close.remote() for hosted in self._hosted.values()))
+
+
+async def end_of(actor: Any) -> str:
+    """Wait until the actor's `run` ends or the actor dies; returns why."""
+    try:
+        return str(await actor.run.remote())
+    except ray.exceptions.RayError as error:
+        return str(error).strip().splitlines()[0]
+
+
+async def kill(actor: Any) -> None:
+    """Kill the actor; returns when Ray knows that it is dead."""
+    ray.kill(actor)
+    with contextlib.suppress(ray.exceptions.RayError):
+        await actor.process_id.remote()
+
+
+async def settle(*references: Any) -> None:
+    """Wait for calls whose callee may already be dead."""
+    await asyncio.gather(*references, return_exceptions=True)

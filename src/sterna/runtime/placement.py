@@ -1,0 +1,78 @@
+"""Where an instance runs: a placement group of Ray, with all that its engine needs (Section 5).
+
+What no node has at this moment stays asked for, so that Ray's cluster autoscaler sees the demand
+and can add a node; the instance is *pending* until then.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+PENDING_AFTER_S = 1.0
+"""Ray places what fits within milliseconds; what takes longer waits for resources."""
+
+SMALLEST_SHARE = 0.001
+"""Of a CPU: a placement group must ask for something."""
+
+
+class Place:
+    """What one instance may use, for as long as it lives."""
+
+    def __init__(self, group: PlacementGroup) -> None:
+        self._group = group
+
+    def options(self) -> dict[str, Any]:
+        """Return the options with which an actor runs here."""
+        bundle: Mapping[str, float] = self._group.bundle_specs[0]
+        return {
+            "num_cpus": bundle["CPU"],
+            "num_gpus": bundle.get("GPU", 0),
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=0
+            ),
+        }
+
+    def give_back(self) -> None:
+        """Let others have it; whatever still runs here is killed."""
+        remove_placement_group(self._group)
+
+
+async def find_place(
+    num_cpus: float, num_gpus: int, on_pending: Callable[[str | None], None]
+) -> Place:
+    """Return a place with these resources, as soon as there is one.
+
+    Args:
+        on_pending: called with the reason when it has to be waited for, and with None when the
+            wait is over.
+    """
+    bundle: dict[str, float] = {"CPU": max(num_cpus, SMALLEST_SHARE)}
+    if num_gpus:
+        bundle["GPU"] = num_gpus
+    # One bundle is never spread over nodes: ranks of one engine share memory.
+    group = placement_group([bundle])
+    try:
+        # `ready()` would start a process of its own for this.
+        if not await asyncio.to_thread(group.wait, PENDING_AFTER_S):
+            on_pending(_reason(bundle))
+            while not await asyncio.to_thread(group.wait, PENDING_AFTER_S):
+                pass
+    except BaseException:
+        remove_placement_group(group)
+        raise
+    on_pending(None)
+    return Place(group)
+
+
+def _reason(bundle: Mapping[str, float]) -> str:
+    names = {"CPU": "CPUs", "GPU": "GPUs"}
+    asked = " and ".join(
+        f"{count:g} {names[name]}" for name, count in bundle.items() if count > SMALLEST_SHARE
+    )
+    free = ray.available_resources()
+    left = " and ".join(f"{free.get(name, 0):g} {names[name]}" for name in bundle)
+    return f"no node has {asked or 'room'} free (in all {left} are): waiting for one"
