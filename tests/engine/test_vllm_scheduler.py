@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from sterna.classes import PriorityClass, PriorityClasses
 from sterna.migration.messages import Reason
-from sterna.types import Immovable, InstanceId, MigrationId
+from sterna.types import Immovable, InstanceId, MigrationId, Priority
 from tests.engine.vllm_cores import tiny_core
 
 pytest.importorskip("vllm")
@@ -34,13 +35,16 @@ def vllm_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield core
 
 
-def with_scheduler(core: Any, *, max_num_seqs: int = 4, watermark: float = 0.0) -> Any:
+def with_scheduler(
+    core: Any, *, max_num_seqs: int = 4, watermark: float = 0.0, policy: str = "fcfs"
+) -> Any:
     """The core with a scheduler of Sterna's that has seen no request."""
     from sterna.engine.vllm.scheduler import MigratingScheduler
 
     config = copy.deepcopy(core.vllm_config)
     config.scheduler_config.max_num_seqs = max_num_seqs
     config.scheduler_config.watermark = watermark
+    config.scheduler_config.policy = policy
     core.scheduler = MigratingScheduler(
         vllm_config=config,
         kv_cache_config=core.scheduler.kv_cache_config,
@@ -51,23 +55,33 @@ def with_scheduler(core: Any, *, max_num_seqs: int = 4, watermark: float = 0.0) 
     return core
 
 
-def add(core: Any, name: str, prompt_tokens: int, *, output_tokens: int = 8) -> None:
+def wire_request(
+    name: str,
+    prompt_tokens: int,
+    *,
+    output_tokens: int = 8,
+    arrival_s: float = 0.0,
+    vllm_priority: int = 0,
+) -> Any:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
-    wire_request = EngineCoreRequest(
+    return EngineCoreRequest(
         request_id=name,
         prompt_token_ids=[100] * prompt_tokens,
         mm_features=None,
         sampling_params=SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True),
         pooling_params=None,
-        arrival_time=0.0,
+        arrival_time=arrival_s,
         lora_request=None,
         cache_salt=None,
         data_parallel_rank=None,
-        priority=0,
+        priority=vllm_priority,
     )
-    core.add_request(*core.preprocess_add_request(wire_request))
+
+
+def add(core: Any, name: str, prompt_tokens: int, **settings: Any) -> None:
+    core.add_request(*core.preprocess_add_request(wire_request(name, prompt_tokens, **settings)))
 
 
 def step(core: Any) -> None:
@@ -140,4 +154,55 @@ def test_a_request_that_will_queue_is_reserved_neither_slot_nor_memory(vllm_core
     step(core)
     assert [each.request_id for each in scheduler.running] == ["b"]
     scheduler.free_reservation(migration_id)
+    finish(core)
+
+
+def adopt(core: Any, request: Any, output_token_ids: list[int]) -> None:
+    """Take in a queuing request, which travels as its front end sent it."""
+    from sterna.engine.vllm.payload import decode_request, encode_request
+    from sterna.engine.vllm.request_state import RequestState, restore_history
+
+    adopted, _ = core.preprocess_add_request(decode_request(encode_request(request)))
+    restore_history(core, adopted, RequestState(output_token_ids, 0, 0))
+    core.scheduler.adopt_queuing(MigrationId(f"m-{request.request_id}"), adopted)
+
+
+def test_a_request_that_moves_while_it_queues_keeps_its_place_by_arrival(vllm_core: Any) -> None:
+    """Section 4.4.3: "Within the same priority, it adopts a simple first-come-first-serve order.
+    On each instance, requests are scheduled in the same order." """
+    core = with_scheduler(vllm_core, max_num_seqs=1, policy="priority")
+    add(core, "runs", 64)
+    step(core)
+    add(core, "late", 32, arrival_s=5.0)
+    add(core, "first", 32, arrival_s=1.0)
+    adopt(core, wire_request("second", 32, arrival_s=2.0), [])
+    adopt(core, wire_request("third", 32, arrival_s=3.0), [100, 100])
+    adopt(core, wire_request("urgent", 32, arrival_s=9.0, vllm_priority=-1), [])
+    queuing = core.scheduler.view(InstanceId("i0"), False).queuing
+    assert [view.request_id for view in queuing] == ["urgent", "first", "second", "third", "late"]
+    assert [view.arrival_s for view in queuing] == [9.0, 1.0, 2.0, 3.0, 5.0]
+    assert [int(view.scheduling_priority) for view in queuing] == [1, 0, 0, 0, 0]
+    # The worker of this test was not told of its outputs.
+    core.abort_requests(["third"])
+    finish(core)
+
+
+def test_views_have_both_priorities_of_a_requests_class(vllm_core: Any) -> None:
+    core = with_scheduler(vllm_core, policy="priority")
+    core.scheduler.classes = PriorityClasses(
+        (
+            PriorityClass("normal", Priority(0), Priority(0)),
+            PriorityClass("gold", Priority(3), Priority(2)),
+            PriorityClass("batch", Priority(-1), Priority(0)),
+        )
+    )
+    for name, vllm_priority in (("a", -3), ("b", 0), ("c", 1)):
+        add(core, name, 32, vllm_priority=vllm_priority)
+    step(core)
+    view = core.scheduler.view(InstanceId("i0"), False)
+    # Two prompts fill the step; c queues.
+    assert {
+        each.request_id: (each.scheduling_priority, each.execution_priority)
+        for each in (*view.running, *view.queuing)
+    } == {"a": (3, 2), "b": (0, 0), "c": (-1, 0)}
     finish(core)
