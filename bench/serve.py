@@ -47,16 +47,16 @@ def _run(options: argparse.Namespace) -> None:
         if options.serve is not None:
             if sys.stderr.isatty():
                 print(f"sterna: starting sterna serve {options.serve}", file=sys.stderr)
-            url = stack.enter_context(_server(options.serve))
+            url = stack.enter_context(_server(options.serve, options.log))
         reported = _measured(options, url)
     _report(reported, options)
 
 
-def _server(text: str) -> "contextlib.AbstractContextManager[str]":
+def _server(text: str, log: Path | None) -> "contextlib.AbstractContextManager[str]":
     from bench.serving.served import served
 
     try:
-        return served(shlex.split(text))
+        return served(shlex.split(text), log=log)
     except ValueError as error:
         raise ConfigurationError(f"--serve cannot be read as options: {error}") from None
 
@@ -102,7 +102,7 @@ def _sent(options: argparse.Namespace, target: "Target", trace: "Trace") -> "Ser
 
 
 def _report(reported: "Reported", options: argparse.Namespace) -> None:
-    from bench.serving.report import draw_run, print_report, run_json, write_run
+    from bench.serving.report import draw_run, draw_samples, print_report, run_json, write_run
 
     if options.json:
         print(json.dumps(run_json(reported), allow_nan=False))
@@ -111,6 +111,7 @@ def _report(reported: "Reported", options: argparse.Namespace) -> None:
     for option, path, write in (
         ("--output", options.output, write_run),
         ("--plot", options.plot, draw_run),
+        ("--timeline", options.timeline, draw_samples),
     ):
         if path is None:
             continue
@@ -141,12 +142,13 @@ def _progress(num_requests: int) -> "Iterator[Callable[[int], None]]":
 
 def _check_files(options: argparse.Namespace) -> None:
     """Refuse what could not be written, before anything is run for it."""
-    plot: Path | None = options.plot
-    if plot is not None and plot.suffix.lower() not in PLOT_SUFFIXES:
-        raise ConfigurationError(
-            f"--plot must end in {', '.join(PLOT_SUFFIXES)}, not {str(plot)!r}"
-        )
-    for option, path in (("--plot", plot), ("--output", options.output)):
+    drawn = (("--plot", options.plot), ("--timeline", options.timeline))
+    for option, path in drawn:
+        if path is not None and path.suffix.lower() not in PLOT_SUFFIXES:
+            raise ConfigurationError(
+                f"{option} must end in {', '.join(PLOT_SUFFIXES)}, not {str(path)!r}"
+            )
+    for option, path in (*drawn, ("--output", options.output), ("--log", options.log)):
         if path is not None and not path.resolve().parent.is_dir():
             raise ConfigurationError(f"{option} {path}: there is no folder {path.parent}")
 
@@ -204,6 +206,15 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument("--json", action="store_true", help="print JSON and nothing else")
     output.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw latencies and memory; .png, .svg or .pdf"
+    )
+    output.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="FILE",
+        help="draw load, freeness, instances and migrations over time",
+    )
+    output.add_argument(
+        "--log", type=Path, metavar="FILE", help="what the server of --serve prints"
     )
     output.add_argument(
         "--output", type=Path, metavar="FILE", help="write every request and sample, as JSON"

@@ -76,23 +76,29 @@ def cluster_of(samples: Sequence[ClusterSample], end_s: float, wall_s: float) ->
 # ----------------------------------------------------------------------------------- counters
 
 
+def counted_until(
+    samples: Sequence[ClusterSample], counter: Callable[[InstanceSample], int | None]
+) -> list[int | None]:
+    """By how much the counters of all instances have grown from the first sample to each.
+
+    An instance that is gone has counted what it last told. None from where on one does not tell.
+    """
+    last: dict[str, int | None] = {}
+    totals: list[int | None] = []
+    before = 0
+    for index, sample in enumerate(samples):
+        last |= {each.id: counter(each) for each in sample.instances}
+        known = [count for count in last.values() if count is not None]
+        if index == 0:
+            before = sum(known)
+        totals.append(sum(known) - before if len(known) == len(last) else None)
+    return totals
+
+
 def _counted(
     samples: Sequence[ClusterSample], counter: Callable[[InstanceSample], int | None]
 ) -> int | None:
-    """By how much the counters of all instances have grown since the first sample.
-
-    An instance that is gone has counted what it last told.
-    """
-    if not samples:
-        return None
-    before = {each.id: counter(each) for each in samples[0].instances}
-    last = {each.id: counter(each) for sample in samples for each in sample.instances}
-    total = 0
-    for name, count in last.items():
-        if count is None:
-            return None
-        total += count - (before.get(name) or 0)
-    return total
+    return counted_until(samples, counter)[-1] if samples else None
 
 
 def _started(

@@ -15,6 +15,7 @@ from bench import results_io
 from bench.serving.session import ServedRun
 from sterna.cli.run_report import counted, number, print_run, report_console
 from sterna.cli.workload_options import arrivals_of
+from sterna.errors import ConfigurationError
 from sterna.metrics.summary import Distribution, as_json, latencies_json, summarize_classes
 from sterna.workload.catalog import Workload
 
@@ -143,10 +144,30 @@ def draw_run(reported: Reported, path: Path) -> None:
     """
     from sterna.cli.run_plot import Drawn, draw_runs
 
-    run, workload = reported.run, reported.workload
+    run = reported.run
+    draw_runs([Drawn(reported.title, run.records, run.cluster)], _plot_title(reported), path)
+
+
+def draw_samples(reported: Reported, path: Path) -> None:
+    """Draw what the instances did over time.
+
+    Raises:
+        ConfigurationError: the server does not tell them.
+        OSError: the file cannot be written.
+    """
+    from bench.serving.timeline import draw_timeline
+
+    if not reported.run.samples:
+        raise ConfigurationError(
+            f"--timeline: {reported.run.target.url} does not tell its instances, as Sterna does"
+        )
+    draw_timeline(reported.run.samples, _plot_title(reported), path)
+
+
+def _plot_title(reported: Reported) -> str:
+    workload = reported.workload
     rate = "" if workload.rate is None else f" at {workload.rate:g}/s"
-    title = (
-        f"{workload.trace}{rate}, {arrivals_of(workload)}, {len(run.records):,} requests "
+    return (
+        f"{workload.trace}{rate}, {arrivals_of(workload)}, {len(reported.run.records):,} requests "
         f"(measured; seed {workload.seed})"
     )
-    draw_runs([Drawn(reported.title, run.records, run.cluster)], title, path)

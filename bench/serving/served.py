@@ -24,11 +24,15 @@ PORT_OPTION = "--port"
 
 
 @contextlib.contextmanager
-def served(options: Sequence[str], *, timeout_s: float = START_TIMEOUT_S) -> Iterator[str]:
+def served(
+    options: Sequence[str], *, log: Path | None = None, timeout_s: float = START_TIMEOUT_S
+) -> Iterator[str]:
     """Run `sterna serve` with these options for as long as the context lasts; gives its URL.
 
-    It gets a free port unless the options name one. What it prints is kept to itself, but for the
-    reason why it did not start.
+    It gets a free port unless the options name one.
+
+    Args:
+        log: what it prints goes here; by default only the reason why it did not start is told.
 
     Raises:
         ConfigurationError: it ended instead of being ready, or took longer than `timeout_s`.
@@ -38,17 +42,17 @@ def served(options: Sequence[str], *, timeout_s: float = START_TIMEOUT_S) -> Ite
     if PORT_OPTION not in _names(options):
         command += [PORT_OPTION, str(port)]
     url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() if log is None else log.open("w+b") as printed:
         # A session of its own: Ctrl-C is for this program, which ends the server in turn.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=printed,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            _until_ready(process, url, time.monotonic() + timeout_s, log.fileno())
+            _until_ready(process, url, time.monotonic() + timeout_s, printed.fileno())
             yield url
         finally:
             _end(process)

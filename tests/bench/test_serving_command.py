@@ -107,11 +107,22 @@ def test_a_run_can_be_drawn(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_time_line_needs_a_server_that_tells_its_instances(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "line.png"
+    assert bench(CompletionsServer(), "--timeline", str(path)) == 1
+    captured = capsys.readouterr()
+    assert "does not tell its instances" in captured.err
+    assert "completed 6 of 6 requests" in captured.out, "what was measured is not lost"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--url", "http://127.0.0.1:1"), "no server answers at http://127.0.0.1:1"),
         (("--plot", "plot.txt"), "--plot must end in .png, .svg, .pdf"),
+        (("--timeline", "line.txt"), "--timeline must end in .png, .svg, .pdf"),
         (("--output", "nowhere/run.json"), "--output nowhere/run.json: there is no folder nowhere"),
         (("--serve", "'"), "--serve cannot be read as options"),
         (("--serve", "--port x"), "--serve: --port needs a number, not 'x'"),

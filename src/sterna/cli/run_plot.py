@@ -75,7 +75,7 @@ def draw_runs(runs: Sequence[Drawn], title: str, path: Path) -> None:
             _draw_series(axes, those[0], style)
         _finish(axes, has_fragmentation=_is_sampled(runs))
         figure.suptitle(title, fontsize="large")
-        figure.savefig(path, dpi=150, metadata=_metadata(path))
+        figure.savefig(path, dpi=150, metadata=metadata(path))
         pyplot.close(figure)
 
 
@@ -153,8 +153,8 @@ def _finish(axes: Mapping[str, Any], *, has_fragmentation: bool) -> None:
             axes[name].text(0.5, 0.5, "not sampled", transform=axes[name].transAxes, ha="center")
 
 
-def _metadata(path: Path) -> dict[str, None]:
-    """Without versions and dates the same runs give the same file."""
+def metadata(path: Path) -> dict[str, None]:
+    """What to write into the file: without versions and dates the same runs give the same one."""
     match path.suffix.lower():
         case ".png":
             return {"Software": None}
