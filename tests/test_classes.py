@@ -132,6 +132,8 @@ def test_both_of_the_papers_priorities_can_be_set_apart() -> None:
     quick = classes.of_vllm_priority(-1)
     assert (quick.scheduling_priority, quick.execution_priority) == (1, NORMAL)
     assert classes.target_load_tokens(1600) == {1: 900, 2: 1600}
+    assert classes.take_policys_target_load
+    assert not PriorityClasses(classes.classes[:3]).take_policys_target_load
 
 
 @pytest.mark.parametrize(

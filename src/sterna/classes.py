@@ -143,6 +143,14 @@ class PriorityClasses:
         return self._by_rank[max(self._by_rank)]
 
     @property
+    def take_policys_target_load(self) -> bool:
+        """Whether a class with a headroom gives no target load of its own."""
+        return any(
+            each.execution_priority > NORMAL and each.target_load_tokens is None
+            for each in self.classes
+        )
+
+    @property
     def tiers(self) -> tuple[str, ...]:
         """What `service_tier` may be."""
         return tuple(self._by_tier)

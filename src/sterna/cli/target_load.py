@@ -46,7 +46,7 @@ def with_target_load(config: ClusterConfig, args: Namespace, engine: Any) -> Clu
                 f"--scheduling-policy {args.scheduling_policy} there are no priorities; leave it "
                 "out"
             )
-    if not policy.has_priorities or HIGH not in policy.target_load_tokens:
+    if not policy.has_priorities or not args.classes.take_policys_target_load:
         return config
     tokens, origin = _target_load(args, engine, PolicyConfig(name="default"))
     logger.info("target load tokens=%d from=%s", tokens, origin)
