@@ -249,7 +249,8 @@ def test_too_long_requests_are_left_out_and_told(
     assert main(["simulate", *common, "--max-total-tokens", "50"]) == 1
     captured = capsys.readouterr()
     assert captured.err == (
-        "sterna: error: max_total_tokens 50 leaves no request: the shortest has 55 tokens\n"
+        "sterna: error: max_total_tokens 50 leaves no request: the shortest has 55 tokens (where it "
+        "was not given, it is what one instance holds)\n"
     )
 
 
@@ -448,6 +449,10 @@ def test_a_plot_that_cannot_be_written_loses_no_results(
         (("--start-delay", "inf"), "--start-delay must be finite, not 'inf'"),
         (("--scale-low", "1"), "--scale-low needs auto-scaling"),
         (("--auto-scaling", "5:2"), "max_instances must be at least min_instances (5), not 2"),
+        (
+            ("--auto-scaling", "1:4", "--instances", "5"),
+            "--instances must be within auto-scaling's bounds (1 to 4), not 5",
+        ),
         (("--source-threshold", "100"), "source_freeness_steps must be at most"),
         (("--plot", "plot.jpg"), "--plot must end in .png, .svg, .pdf, not 'plot.jpg'"),
         (("--plot", "absent/plot.png"), "there is no folder absent"),

@@ -148,7 +148,19 @@ def _config(args: argparse.Namespace, label: str) -> "SimulationConfig":
     if args.auto_scaling is not None:
         config = _with_scaling(config, args)
     given = [*_overrides(args), *_variant(variant)]
-    return apply(config, _with_block_times(given, config.engine.block_size))
+    config = apply(config, _with_block_times(given, config.engine.block_size))
+    _check_start(config)
+    return config
+
+
+def _check_start(config: "SimulationConfig") -> None:
+    """Refuse to begin with more or fewer instances than auto-scaling allows."""
+    scaling, num_instances = config.scaling, config.num_instances
+    if scaling and not scaling.min_instances <= num_instances <= scaling.max_instances:
+        raise ConfigurationError(
+            f"--instances must be within auto-scaling's bounds "
+            f"({scaling.min_instances} to {scaling.max_instances}), not {num_instances}"
+        )
 
 
 def _with_scaling(config: "SimulationConfig", args: argparse.Namespace) -> "SimulationConfig":
