@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="few requests, in half a minute, to see that it works; writes nothing",
+        help="few requests, in a minute, to see that it works; writes nothing",
     )
     parser.add_argument(
         "--compare",
