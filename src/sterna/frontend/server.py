@@ -39,6 +39,7 @@ from sterna.engine.vllm.arguments import one_line, with_options
 from sterna.engine.vllm.core import engine_config
 from sterna.errors import ConfigurationError
 from sterna.frontend.admin import add_admin_routes
+from sterna.frontend.gate import Gate
 from sterna.frontend.keys import ApiKeys
 from sterna.frontend.router import Router
 from sterna.frontend.tiers import TierMiddleware, admitted_priority
@@ -116,6 +117,7 @@ class FrontendServer:
         self._listening = asyncio.Event()
         self._stopping = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
+        self._gate: Gate | None = None
 
     async def start(self) -> None:
         """Return when HTTP requests are answered, or raise what prevented it."""
@@ -130,6 +132,14 @@ class FrontendServer:
         """Return when the server was stopped; raise what else ended it."""
         assert self._serving is not None, "start() comes first"
         await asyncio.shield(self._serving)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Let no more requests in, and wait for the answers under way; returns how many are left
+        after so long."""
+        if self._gate is None:
+            return 0
+        self._gate.close()
+        return 0 if await self._gate.emptied(timeout_s) else self._gate.num_inside
 
     async def stop(self) -> None:
         """Stop answering: open connections have `shutdown_timeout_s` left to end."""
@@ -183,7 +193,8 @@ class FrontendServer:
             raise ConfigurationError(one_line(error)) from error
 
     async def _answer(self, app: FastAPI, client: AsyncLLM, sock: socket.socket) -> None:
-        config = _http_config(app, self._args, self._config.shutdown_timeout_s)
+        self._gate = Gate(app)
+        config = _http_config(self._gate, self._args, self._config.shutdown_timeout_s)
         app.state.server = server = _Server(config, self._listening)
         companions = [
             asyncio.create_task(watchdog_loop(server, client)),
@@ -285,7 +296,7 @@ def make_client(args: Namespace, router: Router) -> ClusterClient:
     return client
 
 
-def _http_config(app: FastAPI, args: Namespace, shutdown_timeout_s: float) -> uvicorn.Config:
+def _http_config(app: Gate, args: Namespace, shutdown_timeout_s: float) -> uvicorn.Config:
     """Return uvicorn's configuration as vLLM makes it."""
     log_config = get_uvicorn_log_config(args)
     config = uvicorn.Config(

@@ -215,6 +215,10 @@ class _FrontendActor:
         """Serve until stopped."""
         await self._server.wait()
 
+    async def drain(self, timeout_s: float) -> int:
+        """See `FrontendServer.drain`."""
+        return int(await self._server.drain(timeout_s))
+
     async def stop(self) -> None:
         """Stop answering."""
         drop_cancellations()

@@ -141,6 +141,15 @@ class Cluster:
         # Before, they would only take time from those that are needed first.
         self._carry_out(self._fleet.on_pool(config.num_warm_instances, _now_s()))
 
+    async def drain(self, timeout_s: float) -> int:
+        """Let no more requests in, and wait for the answers under way; returns how many are left
+        after so long."""
+        left = await asyncio.gather(
+            *(member.actor.drain.remote(timeout_s) for member in self._frontends.values()),
+            return_exceptions=True,
+        )
+        return sum(each for each in left if isinstance(each, int))
+
     async def close(self) -> None:
         """Stop front ends first, then instances, then the scheduler."""
         self._is_closing = True
@@ -436,6 +445,10 @@ class _ClusterActor:
     async def run(self) -> None:
         """Return never: whoever waits for it learns of the supervisor's death."""
         await self._cluster.failure
+
+    async def drain(self, timeout_s: float) -> int:
+        """See `Cluster.drain`."""
+        return await self._cluster.drain(timeout_s)
 
     async def close(self) -> None:
         """See `Cluster.close`."""

@@ -55,20 +55,27 @@ class SupervisorDiedError(SternaError):
 
 
 class Stop:
-    """Whether a signal has asked for the end.
+    """Whether a signal has asked for the end, and whether it may take its time.
 
-    A signal's handler may interrupt another one in the middle, so that it must not take a lock,
-    as that of `threading.Event` does.
+    SIGTERM lets requests finish; SIGINT, or a second signal, does not. A signal's handler may
+    interrupt another one in the middle, so that it must not take a lock, as that of
+    `threading.Event` does.
     """
 
     def __init__(self) -> None:
         self._is_set = False
+        self._is_urgent = False
 
-    def set(self) -> None:
+    def on_signal(self, number: int) -> None:
+        """A signal came."""
+        self._is_urgent = self._is_set or number == signal.SIGINT
         self._is_set = True
 
     def is_set(self) -> bool:
         return self._is_set
+
+    def is_urgent(self) -> bool:
+        return self._is_urgent
 
 
 class Run:
@@ -87,7 +94,7 @@ class Run:
 
     def __enter__(self) -> Self:
         configure_logging("INFO")
-        _on_signal(self._stop.set)
+        _on_signal(self._stop.on_signal)
         self._metrics_folder = tempfile.TemporaryDirectory(prefix="sterna-metrics-")
         self._reaper = Reaper()
         return self
@@ -127,6 +134,7 @@ class Run:
         self._reaper.note_descendants()
         _print_ready(config, args)
         self._await_end(self._cluster)
+        self._drain(self._cluster, args.shutdown_timeout)
         _say("stopping")
         _close(self._cluster)
         return 0
@@ -138,17 +146,17 @@ class Run:
             start_ray(self._stop, self._reaper)
         except (KeyboardInterrupt, SystemExit):
             # Ray puts a handler of its own for SIGTERM before it has started.
-            self._stop.set()
+            self._stop.on_signal(signal.SIGTERM)
         finally:
-            _on_signal(self._stop.set)
+            _on_signal(self._stop.on_signal)
         self._reaper.note_descendants()
         if not self._stop.is_set():
             self._cluster = ClusterActor.options(name="sterna-cluster").remote(
                 self._environment, self._metrics_folder.name
             )
 
-    def _break_off(self) -> None:
-        self._stop.set()
+    def _break_off(self, number: int) -> None:
+        self._stop.on_signal(number)
         raise KeyboardInterrupt
 
     def _await_end(self, cluster: ray.actor.ActorHandle) -> None:
@@ -162,6 +170,25 @@ class Run:
             done, _ = ray.wait([ended], timeout=POLL_INTERVAL_S)
             if done:
                 raise SupervisorDiedError(_reason_of_end(ended))
+
+    def _drain(self, cluster: ray.actor.ActorHandle, timeout_s: float) -> None:
+        """Let requests finish, unless the signal does not leave the time."""
+        if self._stop.is_urgent() or timeout_s <= 0:
+            return
+        _say(f"shutting down: requests have {timeout_s:g} s to finish; Ctrl-C cuts them")
+        draining = cluster.drain.remote(timeout_s)
+        while not self._stop.is_urgent():
+            done, _ = ray.wait([draining], timeout=POLL_INTERVAL_S)
+            if done:
+                break
+        else:
+            return
+        try:
+            num_left = ray.get(draining)
+        except ray.exceptions.RayError:
+            raise SupervisorDiedError(_reason_of_end(draining)) from None
+        if num_left:
+            _say(f"{num_left} requests did not finish within {timeout_s:g} s and are cut")
 
     def _wait(self, future: "Future[T]") -> T | None:
         """Return the future's result; None when a signal came first."""
@@ -186,9 +213,9 @@ def _in_background(function: Callable[[], T]) -> "Future[T]":
     return future
 
 
-def _on_signal(act: Callable[[], None]) -> None:
+def _on_signal(act: Callable[[int], None]) -> None:
     for signal_number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signal_number, lambda *_: act())
+        signal.signal(signal_number, lambda number, _: act(number))
 
 
 def start_ray(stop: Stop, reaper: Reaper) -> None:

@@ -81,6 +81,8 @@ def make_serve_parser() -> tuple[ServeParser, argparse.ArgumentParser]:
         # Several processes print on one terminal: progress bars and a line a request would bury
         # the rest.
         use_tqdm_on_load=False,
+        # A little less than what Kubernetes leaves by default.
+        shutdown_timeout=25,
         uvicorn_log_level="warning",
     )
     return parser, serve_parser

@@ -1,0 +1,91 @@
+"""The server's door: once closed, who is inside may finish, and nobody else comes in.
+
+An ASGI application around vLLM's. A closed one answers 503 with `Retry-After`, also to `/health`,
+so that load balancers take the server out; `/metrics` and `/admin` stay.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from http import HTTPStatus
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+ALWAYS_OPEN = ("/metrics", "/admin")
+PROBES = ("/health", "/ping", "/load", "/version")
+"""Paths whose requests are no work that is to be finished."""
+
+RETRY_AFTER_S = 5
+"""By then another server, or this one's successor, may answer."""
+
+
+class Gate:
+    """Lets requests in until it is closed, and knows when the last one has left."""
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+        self._is_closed = False
+        self._num_inside = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    @property
+    def num_inside(self) -> int:
+        """Requests that have not been answered to the end."""
+        return self._num_inside
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._is_closed = True
+
+    async def emptied(self, timeout_s: float) -> bool:
+        """Wait until nobody is inside; returns False when somebody is after so long."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or one connection of another kind."""
+        path = str(scope.get("path", ""))
+        if scope["type"] not in ("http", "websocket") or path.startswith(ALWAYS_OPEN):
+            await self._application(scope, receive, send)
+        elif self._is_closed:
+            await self._refuse(scope, receive, send)
+        elif path in PROBES:
+            await self._application(scope, receive, send)
+        else:
+            await self._let_in(scope, receive, send)
+
+    async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._num_inside += 1
+        self._empty.clear()
+        try:
+            await self._application(scope, receive, send)
+        finally:
+            self._num_inside -= 1
+            if self._num_inside == 0:
+                self._empty.set()
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            # Before it is accepted, to close a connection is to refuse it.
+            await send({"type": "websocket.close", "code": 1012})
+            return
+        status = HTTPStatus.SERVICE_UNAVAILABLE
+        error = {
+            "message": "the server is shutting down",
+            "type": "ServiceUnavailableError",
+            "param": None,
+            "code": status.value,
+        }
+        headers = {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"}
+        response = JSONResponse({"error": error}, status.value, headers)
+        await response(scope, receive, send)

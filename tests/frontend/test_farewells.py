@@ -1,0 +1,66 @@
+"""An instance that is being emptied is told when nothing of a front end is with it any more."""
+
+from sterna.frontend.effects import Effect, ToInstance
+from sterna.messages import Dispatched, Farewell
+from tests.frontend.test_dispatch import (
+    I0,
+    I1,
+    ME,
+    R1,
+    R2,
+    add,
+    dispatcher,
+    membership,
+    request,
+)
+
+
+def farewell(version: int) -> Effect:
+    return ToInstance(I0, Farewell(ME, version), None)
+
+
+def test_an_instance_without_requests_is_told_at_once() -> None:
+    under_test = dispatcher(I0, I1)
+    under_test.on_membership(membership(2, I0, I1, terminating=(I0,)), 1.0)
+    assert under_test.farewells() == [farewell(2)]
+    assert under_test.farewells() == []
+
+
+def test_an_instance_is_told_when_the_last_request_there_has_ended_or_moved() -> None:
+    under_test = dispatcher(I0, I1, scheduler=None)
+    request(under_test, R1)
+    request(under_test, R2)
+    under_test.on_moved(I0, [R1, R2], 0.5)
+    under_test.on_membership(membership(2, I0, I1, scheduler=None, terminating=(I0,)), 1.0)
+    assert under_test.farewells() == []
+    under_test.on_ended(R1)
+    assert under_test.farewells() == []
+    under_test.on_moved(I1, [R2], 2.0)
+    assert under_test.farewells() == [farewell(2)]
+
+
+def test_an_abort_goes_before_the_farewell() -> None:
+    under_test = dispatcher(I0, scheduler=None)
+    request(under_test, R1)
+    under_test.on_membership(membership(2, I0, I1, scheduler=None, terminating=(I0,)), 1.0)
+    effects = [*under_test.on_abort([R1]), *under_test.farewells()]
+    assert effects[-1] == farewell(2)
+    assert len(effects) == 2
+
+
+def test_after_an_undo_the_next_emptying_has_its_own_farewell() -> None:
+    under_test = dispatcher(I0, I1)
+    under_test.on_membership(membership(2, I0, I1, terminating=(I0,)), 1.0)
+    assert under_test.farewells() == [farewell(2)]
+    under_test.on_membership(membership(3, I0, I1), 2.0)
+    assert under_test.farewells() == []
+    under_test.on_membership(membership(4, I0, I1, terminating=(I0,)), 3.0)
+    assert under_test.farewells() == [farewell(4)]
+
+
+def test_a_request_that_the_scheduler_sends_to_an_instance_being_emptied_goes_elsewhere() -> None:
+    """The scheduler had not heard yet."""
+    under_test = dispatcher(I0, I1)
+    request(under_test, R1)
+    under_test.on_membership(membership(2, I0, I1, terminating=(I0,)), 1.0)
+    assert under_test.on_dispatched(Dispatched(R1, I0, 1), 1.1)[-1] == add(R1, I1)
