@@ -26,6 +26,9 @@ from sterna.errors import ConfigurationError
 NUM_WARMUP_STEPS = 3
 """Steps of a batch before the first one that is timed."""
 
+MAX_EMPTY_STEPS = 1000
+"""Steps in a row that do nothing, after which nothing will come any more."""
+
 FIRST_TOKEN_ID = 100
 """Smaller ones are often special."""
 
@@ -135,16 +138,16 @@ class ProfiledEngine:
         while not self._are_decoding(batch.num_requests):
             _, is_executed = self.core.step_fn()
             num_idle_steps = 0 if is_executed else num_idle_steps + 1
-            if num_idle_steps > 1000 or self.scheduler.num_preemptions > preemptions:
+            if num_idle_steps > MAX_EMPTY_STEPS or self.scheduler.num_preemptions > preemptions:
                 raise self._misfit(batch)
         for _ in range(NUM_WARMUP_STEPS):
-            self.core.step_fn()
+            self._step()
         steps_s, tokens = [], []
         before_steps()
         for _ in range(num_steps):
             tokens.append(sum(each.num_tokens for each in self.scheduler.running))
             begun_s = time.perf_counter()
-            self.core.step_fn()
+            self._step()
             steps_s.append(time.perf_counter() - begun_s)
             after_step()
         is_whole = self._are_decoding(batch.num_requests)
@@ -182,6 +185,14 @@ class ProfiledEngine:
     def close(self) -> None:
         """Shut the core down."""
         self.core.shutdown()
+
+    def _step(self) -> None:
+        """Step until there are tokens: a core with a queue of batches may only fill it."""
+        for _ in range(MAX_EMPTY_STEPS):
+            outputs, _ = self.core.step_fn()
+            if outputs:
+                return
+        raise AssertionError("a batch that decodes gives no tokens")
 
     def _prompt(self, index: int, num_tokens: int) -> list[int]:
         return random.Random(f"{self._seed} {index}").choices(self._token_ids, k=num_tokens)
@@ -258,6 +269,8 @@ def time_prefills(
     engine: ProfiledEngine, lengths: Sequence[int], num_rounds: int, on_progress: OnProgress
 ) -> list[PrefillPoint]:
     """Time a prompt of each length once a round; the points are the medians of the rounds."""
+    # The first step of all takes longer than any like it.
+    engine.prefill(lengths[0])
     found: dict[tuple[int, int], list[float]] = {}
     tokens_done, num_tokens = 0, num_rounds * sum(lengths)
     for _ in range(num_rounds):
