@@ -249,8 +249,8 @@ def test_too_long_requests_are_left_out_and_told(
     assert main(["simulate", *common, "--max-total-tokens", "50"]) == 1
     captured = capsys.readouterr()
     assert captured.err == (
-        "sterna: error: max_total_tokens 50 leaves no request: the shortest has 55 tokens (where it "
-        "was not given, it is what one instance holds)\n"
+        "sterna: error: max_total_tokens 50 leaves no request: the shortest has 55 tokens "
+        "(by default it is what one instance holds)\n"
     )
 
 

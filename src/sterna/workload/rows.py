@@ -48,7 +48,7 @@ class Rows:
         if not len(rows):
             raise ConfigurationError(
                 f"max_total_tokens {max_total_tokens} leaves no request: the shortest has "
-                f"{total_tokens.min()} tokens (where it was not given, it is what one instance holds)"
+                f"{total_tokens.min()} tokens (by default it is what one instance holds)"
             )
         return self._taken(rows)
 
