@@ -172,7 +172,10 @@ Change = Callable[[dict[str, Any]], Any]
         (lambda d: d["engine"].update(num_blocks=2.5), "engine.num_blocks is 2.5"),
         (lambda d: d["engine"].update(num_blocks=0), "engine: num_blocks must be .* not 0"),
         (lambda d: d["engine"].update(blocks=7), r"engine.blocks \(7\) is not a field: use num_"),
-        (lambda d: d["engine"].update(step_mode="mixed"), "engine.step_mode is 'mixed'"),
+        (
+            lambda d: d["engine"].update(step_mode="mixed"),
+            "engine.step_mode must be prefill_first or chunked, not 'mixed'",
+        ),
         (lambda d: d.update(engine=3), "engine of profile .*mine.yaml must be a mapping"),
         (lambda d: d.update(copy_time=None), "copy_time of profile .*mine.yaml must be a mapping"),
         (lambda d: d.pop("name"), "mine.yaml: name is missing"),
@@ -211,5 +214,13 @@ def test_an_unknown_name_is_answered_with_those_there_are(name: str) -> None:
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"no/such.yaml cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"no/such\.yaml cannot be read: No such file"):
         profile("no/such.yaml")
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "picture.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+
+    with pytest.raises(ConfigurationError, match=r"picture\.yaml cannot be read: it is not UTF-8"):
+        profile(str(path))

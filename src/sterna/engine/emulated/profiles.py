@@ -174,8 +174,10 @@ def profile(name_or_path: str) -> Profile:
         )
     try:
         text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"profile {path} cannot be read: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"profile {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"profile {path} cannot be read: it is not UTF-8 text") from None
     try:
         # Every JSON document is a YAML document.
         document = yaml.safe_load(text)
@@ -250,6 +252,9 @@ def _is_given(field: "Field[Any]", document: Mapping[Any, Any], path: str, place
 def _value(kind: Any, value: object, path: str, place: str) -> Any:
     if kind in (EmulatedEngineConfig, StepTime, CopyTime):
         return _read(kind, value, path, place)
+    if kind in (StepMode, Preemption) and value not in [each.value for each in kind]:
+        choices = " or ".join(each.value for each in kind)
+        raise ConfigurationError(f"profile {path}: {place} must be {choices}, not {value!r}")
     # YAML reads 5e-9, without a point, as text.
     is_numeral = kind is float and isinstance(value, str)
     try:
