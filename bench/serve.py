@@ -223,6 +223,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    # Whoever is told to end must end its server, too, as Ctrl-C does.
+    # Whoever is told to end must end its server, too, as Ctrl-C does. Shells start what they put
+    # into the background with that ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     sys.exit(main())

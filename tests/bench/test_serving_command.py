@@ -146,10 +146,21 @@ def test_the_key_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_ends_its_streams_and_reports_nothing(number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "shell"),
+    [
+        (signal.SIGINT, []),
+        (signal.SIGTERM, []),
+        # What shells do to a command with an ampersand.
+        (signal.SIGTERM, ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "SIGTERM in the background"],
+)
+def test_an_interrupted_run_ends_its_streams_and_reports_nothing(
+    number: signal.Signals, shell: list[str]
+) -> None:
     server = CompletionsServer(_begin_only)
-    command = [sys.executable, "-P", "-m", "bench.serve", *SMALL, "--json"]
+    command = [*shell, sys.executable, "-P", "-m", "bench.serve", *SMALL, "--json"]
     with in_thread(server) as url:
         process = subprocess.Popen(
             [*command, "--url", url],
