@@ -90,16 +90,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=REQUEST_TOKENS,
         metavar="N",
-        help="tokens of each request in the batch that the target load is for (default: "
-        f"{REQUEST_TOKENS}, the end of a request of the paper's Short-Short trace)",
+        help="tokens of each request in the batch that the target load is for; those of a request "
+        "of the paper's Short-Short trace, at its end, are the default",
     )
     group.add_argument(
         "--tolerance",
         type=float,
         default=TOLERANCE,
         metavar="FRACTION",
-        help="by how much longer than that of one request alone a step may be (default: "
-        f"{TOLERANCE})",
+        help="by how much longer than that of one request alone a step may be",
     )
 
 

@@ -138,6 +138,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--target-load",
         type=int,
         metavar="TOKENS",
+        default=argparse.SUPPRESS,
         help="tokens in the batch of an instance up to which high priority decodes at full speed; "
         "the memory above is its headroom (default: what `sterna profile` measured, else 1600)",
     )
@@ -215,7 +216,9 @@ def cluster_config(args: Namespace) -> ClusterConfig:
     transport = TransportConfig(kind=args.transport, bandwidth_share=args.migration_bandwidth_share)
     num_gpus = 0 if args.emulated is not None else _num_gpus(args)
     config = ClusterConfig(
-        llumlet=LlumletConfig(policy=policy, migration=MigrationConfig()),
+        llumlet=LlumletConfig(
+            policy=policy, migration=MigrationConfig(), drain_limit_s=args.drain_timeout
+        ),
         transport=transport,
         frontend=FrontendConfig(),
         num_instances=num_instances(args, scaling),

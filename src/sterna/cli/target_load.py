@@ -37,34 +37,35 @@ def with_target_load(config: ClusterConfig, args: Namespace, engine: Any) -> Clu
             priorities.
     """
     policy = config.llumlet.policy
-    if args.target_load is not None:
-        if args.target_load < 1:
-            raise ConfigurationError(f"--target-load must be at least 1, not {args.target_load}")
+    given: int | None = getattr(args, "target_load", None)
+    if given is not None:
+        if given < 1:
+            raise ConfigurationError(f"--target-load must be at least 1, not {given}")
         if not policy.has_priorities:
             raise ConfigurationError(
-                f"--target-load {args.target_load}: with --policy {args.policy} and "
+                f"--target-load {given}: with --policy {args.policy} and "
                 f"--scheduling-policy {args.scheduling_policy} there are no priorities; leave it "
                 "out"
             )
     if not policy.has_priorities or not args.classes.take_policys_target_load:
         return config
-    tokens, origin = _target_load(args, engine, PolicyConfig(name="default"))
+    if given is not None:
+        tokens, origin = given, "--target-load"
+    else:
+        tokens, origin = _found(args, engine) or _default(args, engine)
     logger.info("target load tokens=%d from=%s", tokens, origin)
     policy = with_classes(replace(policy, target_load_tokens={HIGH: tokens}), args.classes)
     return replace(config, llumlet=replace(config.llumlet, policy=policy))
 
 
-def _target_load(args: Namespace, engine: Any, default: PolicyConfig) -> tuple[int, str]:
-    """Return the tokens, and where they are from, in words."""
-    if args.target_load is not None:
-        return args.target_load, "--target-load"
+def _found(args: Namespace, engine: Any) -> tuple[int, str] | None:
+    """Return what a profile says and which one; None without one."""
     try:
-        found = _of_emulated(args) if args.emulated is not None else _of_this_engine(engine)
+        return _of_emulated(args) if args.emulated is not None else _of_this_engine(engine)
     except ConfigurationError as error:
         # What can be measured again must not keep a server from starting.
         logger.warning("target load: %s", error)
-        found = None
-    return found or _default(args, engine, default.target_load_tokens[HIGH])
+        return None
 
 
 def _of_emulated(args: Namespace) -> tuple[int, str] | None:
@@ -93,7 +94,8 @@ def _of_this_engine(engine: Any) -> tuple[int, str] | None:
     return None
 
 
-def _default(args: Namespace, engine: Any, paper_tokens: int) -> tuple[int, str]:
+def _default(args: Namespace, engine: Any) -> tuple[int, str]:
+    paper_tokens = PolicyConfig(name="default").target_load_tokens[HIGH]
     if args.emulated is not None:
         total_tokens = args.emulated.engine.total_tokens
     else:
