@@ -212,7 +212,7 @@ def test_nothing_moves_without_a_destination_or_before_the_first_view() -> None:
 def test_queuing_requests_stay_until_the_instance_terminates() -> None:
     llumlet = paired(queuing("q"))
     assert inspects(llumlet.on_view(view(queuing("q")), 0.1)) == []
-    llumlet.set_terminating(True)
+    llumlet.set_terminating(True, 0.0)
     assert inspects(llumlet.on_view(view(queuing("q")), 0.2)) == ["q"]
 
 
@@ -498,12 +498,12 @@ def test_a_terminating_instance_reports_that_it_is_one() -> None:
     """Algorithm 1, line 12: the fake request makes it a source of migrations."""
     llumlet = Llumlet(A, config())
     llumlet.on_view(view(running("r")), 0.0)
-    llumlet.set_terminating(True)
+    llumlet.set_terminating(True, 0.0)
     (report,) = reports(llumlet.on_tick(0.0))
     assert report.load.is_terminating
     (report,) = reports(llumlet.on_view(view(running("r", 80)), 0.1))
     assert report.load.is_terminating
-    llumlet.set_terminating(False)
+    llumlet.set_terminating(False, 0.0)
     (report,) = reports(llumlet.on_tick(0.1))
     assert not report.load.is_terminating
 
@@ -518,7 +518,7 @@ def test_the_engines_own_word_that_it_terminates_is_believed() -> None:
 def test_loads_are_finite_numbers() -> None:
     """Mistake 10: infinities in averages. The terminating flag says what infinity would."""
     llumlet = Llumlet(A, config())
-    llumlet.set_terminating(True)
+    llumlet.set_terminating(True, 0.0)
     (report,) = reports(llumlet.on_view(view(running("r", 64, HIGH)), 0.0))
     assert math.isfinite(report.load.free_tokens)
 
@@ -639,7 +639,7 @@ def test_a_request_that_ended_without_a_migration_is_nobodys_concern() -> None:
 
 def test_a_terminating_instance_refuses_what_comes() -> None:
     llumlet = Llumlet(A, config())
-    llumlet.set_terminating(True)
+    llumlet.set_terminating(True, 0.0)
     reserve = Reserve(MigrationId("C-1"), RequestId("r"), 0, 0, 1, False, None, b"request")
     assert llumlet.on_message(C, reserve, 0.0) == [
         Send(C, Aborted(MigrationId("C-1"), None, Reason.TERMINATING))

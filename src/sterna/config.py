@@ -228,6 +228,8 @@ class LlumletConfig:
             nothing by itself; whoever drives it asks for the loads (`simulator`).
         heartbeat_interval_s: a report goes out so often when nothing changes.
         retry_backoff_s: a request whose migration aborted is not chosen again for so long.
+        drain_limit_s: what is still on an instance that has been emptied for so long moves
+            without its KV cache, which is computed again; None: it waits for memory elsewhere.
     """
 
     policy: PolicyConfig
@@ -235,6 +237,7 @@ class LlumletConfig:
     report_interval_s: float | None = 0.05
     heartbeat_interval_s: float = 1.0
     retry_backoff_s: float = 1.0
+    drain_limit_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.report_interval_s is not None:
@@ -248,6 +251,8 @@ class LlumletConfig:
                 f"at least report_interval_s ({self.report_interval_s})",
             )
         _require(self.retry_backoff_s >= 0, "retry_backoff_s", self.retry_backoff_s, "at least 0")
+        if self.drain_limit_s is not None:
+            _require(self.drain_limit_s > 0, "drain_limit_s", self.drain_limit_s, "positive")
 
 
 @dataclass(frozen=True, slots=True)

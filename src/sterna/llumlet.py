@@ -9,6 +9,7 @@ Every method that takes `now_s` returns effects, in order. Time may not run back
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from msgspec import structs
@@ -78,6 +79,10 @@ class Llumlet:
         )
         self._view: InstanceView | None = None
         self._is_terminating = False
+        # From when on what is left moves without its KV cache, which needs no memory elsewhere.
+        self._recompute_from_s: float | None = None
+        self._has_overstayed = False
+        self._strangers: frozenset[InstanceId] = frozenset()
         self._destination: InstanceId | None = None
         # Until when nothing is sent to a destination that has just refused.
         self._paused_until_s: float | None = None
@@ -98,6 +103,8 @@ class Llumlet:
         others: list[float | None] = []
         if self._view is not None and self._config.report_interval_s is not None:
             others.append(self._report_due_s if self._has_changed else self._heartbeat_due_s)
+        if self._recompute_from_s is not None and not self._has_overstayed:
+            others.append(self._recompute_from_s)
         # A pause begins with a back-off, and ends with it at the latest.
         if self._backoff_until_s and self._num_free_slots() > 0:
             others += [self._paused_until_s, *self._backoff_until_s.values()]
@@ -181,6 +188,8 @@ class Llumlet:
         # abort that is to follow the request.
         if request_id in self._moved_out:
             return Reason.REQUEST_UNKNOWN
+        if destination in self._strangers:
+            mode = Mode.RECOMPUTE
         migration_id, effects = self._coordinator.start(request_id, destination, mode, now_s)
         return migration_id, self._conclude(effects, now_s)
 
@@ -249,13 +258,26 @@ class Llumlet:
         """Time has passed; due at `next_deadline_s`, harmless at any other time."""
         return self._conclude(self._coordinator.on_tick(now_s), now_s)
 
-    def set_terminating(self, is_terminating: bool) -> None:
+    def set_terminating(self, is_terminating: bool, now_s: float) -> None:
         """Say whether the instance is being emptied: it then refuses requests that come, and
-        reports a freeness of minus infinity, so that others are paired with it."""
+        reports a freeness of minus infinity, so that others are paired with it.
+
+        What is still here after `drain_limit_s` goes on elsewhere from its tokens.
+        """
+        limit_s = self._config.drain_limit_s
+        if not is_terminating or limit_s is None:
+            self._recompute_from_s, self._has_overstayed = None, False
+        elif not self._is_terminating:
+            self._recompute_from_s = now_s + limit_s
         self._is_terminating = is_terminating
         if self._view is not None:
             self._view = replace(self._view, is_terminating=is_terminating)
             self._has_changed = True
+
+    def set_strangers(self, instance_ids: Iterable[InstanceId]) -> None:
+        """Say which instances cannot use the KV cache of this one: other weights, or another
+        layout. Requests move there without it."""
+        self._strangers = frozenset(instance_ids)
 
     # --------------------------------------------------------------------------- migrations
 
@@ -270,6 +292,9 @@ class Llumlet:
             if isinstance(effect, Ended):
                 self._note_end(effect, now_s)
         self._end_waits(now_s)
+        if self._recompute_from_s is not None and now_s >= self._recompute_from_s:
+            self._has_changed = self._has_changed or not self._has_overstayed
+            self._has_overstayed = True
         if self._view is None:
             return [*effects]
         started = self._start_migrations(self._view, now_s)
@@ -312,6 +337,8 @@ class Llumlet:
         assert self._destination is not None
         num_free_slots = self._num_free_slots()
         excluded = self._coordinator.requests()
+        has_kv = not self._has_overstayed and self._destination not in self._strangers
+        mode = Mode.LIVE if has_kv else Mode.RECOMPUTE
         effects: list[Effect] = []
         for request in candidates_to_move(view, self._config.policy):
             request_id = request.request_id
@@ -319,7 +346,7 @@ class Llumlet:
             is_gone = request_id in self._moved_out
             if is_gone or request_id in excluded or request_id in self._backoff_until_s:
                 continue
-            _, begun = self._coordinator.start(request_id, self._destination, Mode.LIVE, now_s)
+            _, begun = self._coordinator.start(request_id, self._destination, mode, now_s)
             effects.extend(begun)
             num_free_slots -= 1
             if num_free_slots == 0 or not self._config.policy.migrates_continuously:
@@ -362,7 +389,7 @@ class Llumlet:
         )
 
     def _load(self, view: InstanceView, sequence: int) -> InstanceLoad:
-        return load(
+        current = load(
             view,
             self._config.policy,
             sequence=sequence,
@@ -370,3 +397,7 @@ class Llumlet:
             num_migrating_out=self._coordinator.num_outgoing,
             num_migrating_in=self._coordinator.num_incoming,
         )
+        if self._has_overstayed and current.move_tokens is not None:
+            # What moves without its KV cache queues, wherever it goes.
+            return structs.replace(current, move_tokens=0)
+        return current

@@ -302,6 +302,7 @@ class Instance(msgspec.Struct, frozen=True, array_like=True):
         is_terminating: it gets no new requests, and is being emptied.
         note: why it is being emptied, in words.
         generation: which of the cluster's sets of engine options it runs with.
+        kv_format: see `EngineFacts`.
     """
 
     instance_id: InstanceId
@@ -309,6 +310,7 @@ class Instance(msgspec.Struct, frozen=True, array_like=True):
     is_terminating: bool = False
     note: str | None = None
     generation: int = 0
+    kv_format: str = ""
 
 
 class Absent(msgspec.Struct, frozen=True, array_like=True):

@@ -357,3 +357,14 @@ def test_moves_among_requests_that_stay_the_same_come_to_an_end(
         assert placement not in seen
         seen.add(placement)
         moved(views, pairs)
+
+
+def test_what_moves_without_its_memory_finds_a_destination_where_none_has_room() -> None:
+    """An instance that has been emptied for too long says that its next move needs no memory."""
+    full = candidate(evenly_loaded("i1", 12_600, 8), LLUMNIX)
+    fuller = candidate(evenly_loaded("i2", 12_650, 8), LLUMNIX)
+    leaving = candidate(evenly_loaded("i0", 800, 2, is_terminating=True), LLUMNIX)
+    assert pair([leaving, full, fuller], LLUMNIX) == {}
+    overstayed = leaving.with_load(structs.replace(leaving.load, move_tokens=0))
+    assert pair([overstayed, full, fuller], LLUMNIX) == {"i0": "i1"}
+    assert pair([overstayed], LLUMNIX) == {}

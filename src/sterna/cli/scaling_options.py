@@ -9,6 +9,7 @@ from sterna.errors import ConfigurationError
 
 DEFAULT_INSTANCES = 2
 DEFAULT_COOLDOWN_S = 30.0
+DEFAULT_DRAIN_TIMEOUT_S = 120.0
 
 _FIELDS = {
     "min_instances": "min_instances",
@@ -68,6 +69,14 @@ def add_scaling_options(group: Any) -> None:
         metavar="N",
         default=0,
         help="further instances that are up without requests, to serve at once when needed",
+    )
+    group.add_argument(
+        "--drain-timeout",
+        type=float,
+        metavar="SECONDS",
+        default=DEFAULT_DRAIN_TIMEOUT_S,
+        help="what is still on an instance that has been emptied for so long, because no other has "
+        "the memory, goes on elsewhere from its tokens (default: %(default)g)",
     )
     group.add_argument(
         "--cpus-per-instance",

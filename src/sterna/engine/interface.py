@@ -35,6 +35,8 @@ class EngineFacts:
         block_size: tokens a block.
         total_tokens: M, memory usable by requests, in tokens.
         ready_response: what the front end's client expects from its engine, encoded.
+        kv_format: KV blocks of an engine with the same format mean the same here: equal weights,
+            layout and precision. Requests move between others without their KV cache.
         immovable_features: names of engine features whose state cannot move; when there are
             any, the engine is served without migration.
     """
@@ -42,6 +44,7 @@ class EngineFacts:
     block_size: int
     total_tokens: int
     ready_response: bytes
+    kv_format: str
     immovable_features: tuple[str, ...] = ()
 
 

@@ -22,6 +22,10 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
     freeness of minus infinity, is always the first and never the second; and so, where the
     policy says so, is one in which preempted requests queue.
 
+    A terminating instance that has been emptied for too long moves requests without their memory
+    (`move_tokens` of 0), so that no destination lacks it: where none is above the threshold, the
+    freest one is its destination.
+
     The source of lowest freeness gets the destination of highest freeness, and so on; ties go
     to the smaller id. Each instance is in at most one pair, also where it may take part in
     several migrations at once (`num_concurrent_migrations`): these then have the same peer.
@@ -29,8 +33,9 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
     A source whose move would not help (`move_helps`) is passed over, and the destination is
     left to the next one, unless the policy pairs at any price.
     """
+    everyone = tuple(candidates)
     sources, destinations = [], []
-    for each in candidates:
+    for each in everyone:
         has_lost_memory = policy.preempted_make_source and each.load.num_preempted > 0
         if each.freeness < policy.source_freeness_steps or has_lost_memory:
             if each.load.move_tokens is not None:
@@ -47,6 +52,16 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
             break
         destination = destinations[len(pairs)]
         if not policy.pairs_only_to_gain or move_helps(source, destination, policy):
+            pairs[source.instance_id] = destination.instance_id
+    overstayed = [
+        each
+        for each in sources
+        if each.load.is_terminating and each.load.move_tokens == 0 and each.instance_id not in pairs
+    ]
+    if overstayed:
+        staying = [each for each in everyone if not each.load.is_terminating]
+        staying.sort(key=lambda each: (-each.freeness, each.instance_id))
+        for source, destination in zip(overstayed, staying, strict=False):
             pairs[source.instance_id] = destination.instance_id
     return pairs
 

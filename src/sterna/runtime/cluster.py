@@ -404,9 +404,14 @@ class Cluster:
         member = self._fleet.members[instance_id]
         is_terminating = member.phase is not Phase.SERVING
         note = None if member.cause is None else member.cause.value
-        address = self._instances.address(instance_id)
-        assert address is not None
-        return Instance(instance_id, address, is_terminating, note, member.generation)
+        return Instance(
+            instance_id,
+            self._instances.address(instance_id),
+            is_terminating,
+            note,
+            member.generation,
+            self._instances.kv_format(instance_id),
+        )
 
     def _describe_absent(self, instance_id: InstanceId) -> Absent:
         member = self._fleet.members[instance_id]

@@ -36,6 +36,7 @@ from sterna.messages import (
     UtilityResult,
     WireMessage,
 )
+from sterna.messages import Instance as Member
 from sterna.migration.messages import AbortDrained, AbortRequest, Drained, Ended, Event, Reason
 from sterna.runtime.effects import EffectRunner
 from sterna.runtime.emptying import Emptying
@@ -160,9 +161,18 @@ class Instance:
                 self._carry_out(self._llumlet.on_client_abort(request_id, _now_s()))
         for instance in membership.instances:
             if instance.instance_id == self._instance_id:
-                self._emptying.on_membership(membership.version, instance.is_terminating)
-                self._llumlet.set_terminating(instance.is_terminating)
-                self._engine.set_terminating(instance.is_terminating)
+                self._on_membership_of_itself(instance)
+
+    def _on_membership_of_itself(self, instance: Member) -> None:
+        self._llumlet.set_strangers(
+            each.instance_id
+            for each in self._membership.instances
+            if each.kv_format != instance.kv_format
+        )
+        self._emptying.on_membership(self._membership.version, instance.is_terminating)
+        self._llumlet.set_terminating(instance.is_terminating, _now_s())
+        self._engine.set_terminating(instance.is_terminating)
+        self._carry_out(self._llumlet.on_tick(_now_s()))
 
     def _tell_if_emptied(self) -> None:
         """Tell the supervisor when the instance may end: nothing is here, nothing will come, and

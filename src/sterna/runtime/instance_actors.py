@@ -21,6 +21,7 @@ from sterna.types import InstanceId
 class _Hosted:
     actor: Any
     address: str
+    kv_format: str
     place: Place
 
 
@@ -46,10 +47,13 @@ class InstanceActors:
         self._environment = environment
         self._hosted: dict[InstanceId, _Hosted] = {}
 
-    def address(self, instance_id: InstanceId) -> str | None:
-        """The instance's mailbox, or None while it is not up."""
-        hosted = self._hosted.get(instance_id)
-        return None if hosted is None else hosted.address
+    def address(self, instance_id: InstanceId) -> str:
+        """The mailbox of an instance that is up."""
+        return self._hosted[instance_id].address
+
+    def kv_format(self, instance_id: InstanceId) -> str:
+        """See `EngineFacts`, of an instance that is up."""
+        return self._hosted[instance_id].kv_format
 
     async def start(
         self,
@@ -88,7 +92,7 @@ class InstanceActors:
             is_told = isinstance(error, ray.exceptions.RayTaskError)
             reason = f": {error.cause}" if is_told else " died while starting"
             raise InstanceStartError(f"instance {instance_id}{reason}") from error
-        self._hosted[instance_id] = _Hosted(actor, address, place)
+        self._hosted[instance_id] = _Hosted(actor, address, facts.kv_format, place)
         return facts
 
     async def ended(self, instance_id: InstanceId) -> str:

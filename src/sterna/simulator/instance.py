@@ -135,10 +135,10 @@ class Instance:
         self._carry_out(self.llumlet.on_peer_dead(peer, now_s), now_s)
         self._surroundings.on_activity(self, now_s)
 
-    def set_terminating(self) -> None:
+    def set_terminating(self, now_s: float) -> None:
         """The instance is to be emptied."""
         self.is_terminating = True
-        self.llumlet.set_terminating(True)
+        self.llumlet.set_terminating(True, now_s)
         self._engines.set_terminating(self.row)
 
     def run_commands(self, now_s: float) -> None:

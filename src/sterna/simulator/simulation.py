@@ -382,7 +382,7 @@ class Simulation:
         self._engines.start(instance.row, instance.instance_id)
 
     def _terminate(self, instance: Instance, now_s: float) -> None:
-        instance.set_terminating()
+        instance.set_terminating(now_s)
         self._plan_commands(instance, now_s)
 
     def _end_if_empty(self, instance: Instance, now_s: float) -> None:

@@ -145,6 +145,7 @@ class EmulatedEngine:
             ready_response=wire.encode_ready(
                 options.engine, options.max_model_len, self._instance_id
             ),
+            kv_format=f"emulated; block_size={options.engine.block_size}",
         )
 
     async def close(self) -> None:

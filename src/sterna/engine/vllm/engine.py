@@ -24,6 +24,7 @@ from sterna.classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.config import TransportConfig
 from sterna.engine.interface import EngineFacts, EngineListener
 from sterna.engine.vllm.core import HostedCore, build_core
+from sterna.engine.vllm.facts import kv_format
 from sterna.engine.vllm.payload import (
     decode_request,
     decode_utility_call,
@@ -122,6 +123,7 @@ class VllmEngine:
             block_size=scheduler.block_size,
             total_tokens=scheduler.total_tokens,
             ready_response=core.ready_response(),
+            kv_format=kv_format(core.vllm_config),
             immovable_features=scheduler.immovable_features,
         )
 

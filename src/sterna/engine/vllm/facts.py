@@ -38,6 +38,25 @@ def profile_key(config: VllmConfig) -> dict[str, str]:
     }
 
 
+KV_KEYS = (
+    "model",
+    "dtype",
+    "quantization",
+    "block_size",
+    "kv_cache_dtype",
+    "tensor_parallel_size",
+    "attention_backend",
+    "vllm",
+)
+"""What decides, of all that a profile holds for, what is in a KV block and how it lies there."""
+
+
+def kv_format(config: VllmConfig) -> str:
+    """Equal for engines whose KV blocks mean the same: same weights, layout and precision."""
+    key = profile_key(config)
+    return "; ".join(f"{name}={key[name]}" for name in KV_KEYS)
+
+
 def total_tokens(config: VllmConfig) -> int | None:
     """M, the memory for requests in tokens, where options say it; None where it is found out when
     the engine starts."""
