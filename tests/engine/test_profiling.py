@@ -244,6 +244,14 @@ def test_every_batch_fits_the_engine_and_lengths_have_single_requests() -> None:
     assert reference == [32, 16, 8, 4, 2, 1]
 
 
+def test_no_other_length_is_so_near_the_reference_that_their_batches_would_mix() -> None:
+    assert {each.tokens_each for each in batches(11_616, 32, 8192, request_tokens=300)} == {
+        64,
+        300,
+        1024,
+    }
+
+
 def test_a_quick_plan_is_a_part_with_the_whole_reference() -> None:
     plan, quick = batches(11_616, 32, 8192), batches(11_616, 32, 8192, is_quick=True)
 

@@ -49,6 +49,9 @@ requests that entered the batch first have got tokens while the last ones were p
 NOISY_FACTOR = 1.5
 """A round contradicts a target load from which its own differs by more than this factor."""
 
+APART = 1.5
+"""The factor by which other lengths differ from the reference's at least."""
+
 ROOM_TOKENS = 96
 """What a request may grow by while it is measured."""
 
@@ -166,7 +169,8 @@ def batches(
         ConfigurationError: two requests of the reference's length do not fit.
     """
     chosen = []
-    for tokens_each in sorted({*LENGTHS, request_tokens}):
+    others = {each for each in LENGTHS if not 1 / APART < each / request_tokens < APART}
+    for tokens_each in sorted({request_tokens, *others}):
         room = tokens_each + ROOM_TOKENS
         most = min(max_num_seqs, total_tokens // room) if room <= max_model_len else 0
         if tokens_each == request_tokens and most < 2:
