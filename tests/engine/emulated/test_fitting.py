@@ -65,6 +65,29 @@ def test_without_short_prompts_the_floor_is_a_decode_of_one_request() -> None:
     assert fit.step_time.prefill_token_s == pytest.approx(TRUE.prefill_token_s)
 
 
+def chunks(size: int, *before: int, step_time: StepTime = TRUE) -> list[PrefillPoint]:
+    """Steps of one prompt, each of so many tokens after so many others."""
+    return [
+        PrefillPoint(size, step_time.duration_s(size, size * (size + 2 * each), 0, 0), each)
+        for each in before
+    ]
+
+
+def test_chunks_of_a_prompt_tell_what_a_pair_of_tokens_costs() -> None:
+    """The last points are all of one size: no fit can begin at them."""
+    points = [*prefills(16, 32, 64, 256, 512), *chunks(512, 512, 1024, 1536)]
+
+    fit = fit_step_time(points, BATCHES)
+
+    assert list(fit.step_time.constants) == constants(TRUE)
+    assert fit.prefill.max < 1e-9
+
+
+def test_chunks_of_one_size_alone_determine_nothing() -> None:
+    with pytest.raises(ConfigurationError, match="the prefill points do not determine 3 constants"):
+        fit_step_time(chunks(512, 0, 512, 1024, 1536), BATCHES)
+
+
 def test_one_short_prompt_is_no_evidence_of_a_floor() -> None:
     """A floor of its own would meet any first point exactly."""
     slower_first = [PrefillPoint(256, 0.06), *prefills(512, 1024, 2048, 4096)]
