@@ -23,6 +23,7 @@ def table(*names_and_ranks: tuple[str, int]) -> PriorityClasses:
 
 
 FOUR = table(("normal", 0), ("gold", 10), ("batch", -5), ("silver", 3))
+FIVE = table(("idle", -9), *((each.name, each.scheduling_priority) for each in FOUR.classes))
 
 
 @pytest.mark.parametrize(
@@ -49,14 +50,15 @@ def test_openais_tiers_are_the_papers_two_classes(tier: str, name: str, answered
         ("gold", "gold", "gold"),
         ("flex", "batch", "flex"),
         ("batch", "batch", "flex"),
+        ("idle", "idle", "idle"),
     ],
 )
 def test_a_tier_is_the_class_next_to_normal_where_none_has_its_name(
     tier: str, name: str, answered: str
 ) -> None:
-    found = FOUR.of_tier(tier)
+    found = FIVE.of_tier(tier)
     assert found is not None
-    assert (found.name, FOUR.tier_of(found)) == (name, answered)
+    assert (found.name, FIVE.tier_of(found)) == (name, answered)
 
 
 def test_a_class_that_is_called_as_a_tier_is_that_tier() -> None:
@@ -78,8 +80,14 @@ def test_there_is_no_tier_of_another_name() -> None:
      (-(2**63), "gold"), (2**63 - 1, "batch"), (2, "normal"), (3, "batch")],
 )  # fmt: skip
 def test_vllms_integer_is_the_class_of_the_nearest_rank(vllm_priority: int, name: str) -> None:
-    """vLLM: "lower means earlier handling". -6.5 would be as near to silver as to gold."""
+    """vLLM: "lower means earlier handling"."""
     assert FOUR.of_vllm_priority(vllm_priority).name == name
+
+
+@pytest.mark.parametrize(("vllm_priority", "name"), [(-1, "normal"), (2, "batch"), (-2, "gold")])
+def test_between_two_ranks_the_less_urgent_one_counts(vllm_priority: int, name: str) -> None:
+    classes = table(("gold", 2), ("normal", 0), ("batch", -4))
+    assert classes.of_vllm_priority(vllm_priority).name == name
 
 
 RANKS = st.sets(st.integers(-50, 50), max_size=6)

@@ -131,6 +131,16 @@ def test_with_an_api_key_every_route_asks_for_it(method: str, path: str, header:
     assert operators.moves == []
 
 
+def test_the_key_of_a_client_does_not_open_the_routes():
+    app = FastAPI()
+    keys = ApiKeys([ApiKey("client", sha256(b"secret").digest())])
+    add_admin_routes(app, ScriptedOperators(), keys, check_options=lambda options: None)
+    headers = {"Authorization": "Bearer secret"}
+    answer = TestClient(app).get("/admin/instances", headers=headers)
+    assert answer.status_code == 401
+    assert "an operator" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("key", ["secret", "other"])
 def test_any_of_the_api_keys_opens_the_routes(key: str):
     headers = {"Authorization": f"Bearer {key}"}

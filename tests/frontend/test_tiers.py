@@ -18,6 +18,7 @@ from sterna.frontend.tiers import TierMiddleware, admitted_priority
 from sterna.types import Priority
 
 CHAT = "/v1/chat/completions"
+USAGE = {"service_tier": None}
 NORMAL_KEY, BATCH_KEY, FULL_KEY = "sk-normal", "sk-batch", "sk-full"
 
 FOUR = PriorityClasses(
@@ -60,7 +61,7 @@ class Server:
         if "messages" not in body:
             return JSONResponse({"error": {"message": "messages?"}}, 400)
         choice = {"message": {"content": 'data: {"id":1,"service_tier":null}'}}
-        return JSONResponse({"id": "c", "choices": [choice], "service_tier": None, "usage": {}})
+        return JSONResponse({"id": "c", "choices": [choice], "service_tier": None, "usage": USAGE})
 
     async def _chunks(self) -> AsyncIterator[str]:
         await self._generate(0)
@@ -83,7 +84,7 @@ class Server:
             for kind in ("created", "completed"):
                 event = {"type": f"response.{kind}", "response": response}
                 yield f"event: response.{kind}\ndata: {json.dumps(event)}\n\n"
-            yield 'event: other\ndata: {"delta":"\\"service_tier\\":"}\n\n'
+            yield 'event: other\ndata: {"service_tier":null,"delta":"service_tier"}\n\n'
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -170,7 +171,7 @@ def test_an_answer_is_as_vllm_made_it_but_for_the_tier() -> None:
         "id": "c",
         "choices": [{"message": {"content": 'data: {"id":1,"service_tier":null}'}}],
         "service_tier": "priority",
-        "usage": {},
+        "usage": USAGE,
     }
     assert int(answer.headers["content-length"]) == len(answer.content)
     assert server.bodies == [b'{"messages": [], "service_tier": "priority"}']
@@ -215,6 +216,8 @@ def test_the_responses_api_is_told_as_well(
         if not is_stream
         else [event["response"] for event in events_of(answer) if "response" in event]
     )
+    if is_stream:
+        assert events_of(answer)[-1] == {"service_tier": None, "delta": "service_tier"}
     expected = {"id": "r", "metadata": {"service_tier": "mine"}, "service_tier": tier}
     assert responses == [expected] * (2 if is_stream else 1)
 
