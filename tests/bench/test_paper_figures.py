@@ -246,6 +246,15 @@ def test_what_cannot_be_run_is_said_and_the_rest_is_done(
     assert (tmp_path / "evaluation.md").exists()
 
 
+@pytest.mark.parametrize("text", ["-1", "some", "1.5", ""])
+def test_a_number_of_seeds_that_cannot_be_is_refused(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["figure11", "--seeds", text])
+    assert f"must be a whole number from 0 on, not {text!r}" in capsys.readouterr().err
+
+
 def test_a_preset_is_only_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["figure11", "--policy", "sterna"]) == 1
     assert "--compare BASE --policy NAME" in capsys.readouterr().err
