@@ -257,7 +257,7 @@ def report(emulated: "Profile", measurement: "Measurement") -> str:
         conclusion(measurement),
     ]
     others = measurement.target_load_by_request_tokens
-    if others:
+    if others and not measurement.is_noisy:
         found = ", ".join(f"{tokens} of {length} each" for length, tokens in others.items())
         lines.append(f"With requests of other lengths: {found}.")
     lines.append(

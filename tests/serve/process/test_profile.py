@@ -190,3 +190,13 @@ def test_the_report_has_a_line_for_every_batch() -> None:
         "        256         4     1028    34.60   1.06",
     ]
     assert lines[-2] == "With requests of other lengths: 350 of 64 each, 1383 of 1024 each."
+
+
+def test_a_noisy_report_proposes_nothing() -> None:
+    decodes = (Decode(Batch(1, 256), 257.0, (0.03, 0.04, 0.05)),)
+
+    text = report(A10_LLAMA_7B, changed(decodes=decodes, is_noisy=True))
+
+    assert "Too noisy for a target load" in text
+    assert "Target load:" not in text
+    assert "other lengths" not in text
