@@ -133,6 +133,7 @@ class Driver:
         self._addresses[instance_id], _ = await actor.start.remote(
             instance_id,
             pickle.dumps(self._args),
+            (),
             self._llumlet,
             self._transport,
             HOST,

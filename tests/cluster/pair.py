@@ -179,6 +179,7 @@ class InstancePair:
         address, self.facts = await actor.start.remote(
             instance_id,
             pickle.dumps(self._args),
+            (),
             self._llumlet,
             self._transport,
             "127.0.0.1",
