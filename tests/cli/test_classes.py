@@ -31,8 +31,6 @@ def options(**changes: Any) -> Namespace:
     defaults = {
         "policy": "sterna",
         "scheduling_policy": None,
-        "priority_classes": None,
-        "api_keys": None,
         "api_key": None,
     }
     return Namespace(**{**defaults, **changes})

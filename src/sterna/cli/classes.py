@@ -59,12 +59,14 @@ def add_class_options(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--priority-classes",
         metavar="FILE",
+        default=argparse.SUPPRESS,
         help="the classes of requests: a YAML or JSON list of {name, rank, execution_rank, "
         "target_load} (default: high, of rank 1, and normal, of rank 0)",
     )
     group.add_argument(
         "--api-keys",
         metavar="FILE",
+        default=argparse.SUPPRESS,
         help="who may use the API: a YAML or JSON list of {name, key or key_sha256, "
         "highest_class, admin}; a key of --api-key may do everything",
     )
@@ -82,12 +84,12 @@ def settle_classes(args: Namespace) -> None:
     if args.scheduling_policy is None:
         args.scheduling_policy = "priority" if has_priorities else "fcfs"
     classes = DEFAULT_CLASSES
-    if args.priority_classes is not None:
+    if "priority_classes" in args:
         classes = read_classes(Path(args.priority_classes))
     is_honoured = has_priorities and args.scheduling_policy == "priority"
     args.classes = replace(classes, are_honoured=is_honoured)
     keys = [_own_key(key) for key in args.api_key or [os.environ.get("VLLM_API_KEY")] if key]
-    if args.api_keys is not None:
+    if "api_keys" in args:
         keys += read_api_keys(Path(args.api_keys), args.classes)
     args.api_key_table = tuple(keys)
 
