@@ -71,6 +71,13 @@ def add_scaling_options(group: Any) -> None:
         help="further instances that are up without requests, to serve at once when needed",
     )
     group.add_argument(
+        "--fork-server",
+        action=argparse.BooleanOptionalAction,
+        default=argparse.SUPPRESS,
+        help="import vLLM once, and fork instances from that process, which starts them sooner "
+        "(default: on CPU yes, on CUDA no)",
+    )
+    group.add_argument(
         "--drain-timeout",
         type=float,
         metavar="SECONDS",

@@ -74,8 +74,16 @@ def serve(arguments: Sequence[str]) -> int:
         engine = checked_engine_config(args)
         return with_target_load(config, args, engine), args
 
-    with Run(environment) as run:
+    with Run(environment, has_fork_server=_wants_fork_server(arguments)) as run:
         return run.read_and_serve(read)
+
+
+def _wants_fork_server(arguments: Sequence[str]) -> bool:
+    """Whether vLLM is to be imported once for all processes; asked before the options are read,
+    which needs that import itself."""
+    choices = [each for each in arguments if each in ("--fork-server", "--no-fork-server")]
+    # On CUDA a fork has not been tried: the driver's state must not have been touched before.
+    return choices[-1] == "--fork-server" if choices else is_cpu_build()
 
 
 def parse(

@@ -1,6 +1,7 @@
 """Sterna's own metrics, one time series for each instance, beside vLLM's on `/metrics`."""
 
 import math
+import warnings
 from collections.abc import Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
@@ -61,7 +62,10 @@ class InstanceGauges:
                 # Where several processes share their metrics, series cannot be removed; not a
                 # number is what Prometheus takes for the end of one.
                 gauge.labels(instance_id).set(math.nan)
-                gauge.remove(instance_id)
+                with warnings.catch_warnings():
+                    # It says so at every removal.
+                    warnings.simplefilter("ignore", UserWarning)
+                    gauge.remove(instance_id)
         self._shown = {each.instance_id for each in stats.instances}
         for instance in stats.instances:
             self._show_instance(instance)

@@ -49,6 +49,7 @@ from sterna.runtime.actors import (
     configure_logging,
     remote_class,
 )
+from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, forked_runtime_env
 from sterna.runtime.instance_actors import InstanceActors, end_of, kill, settle
 from sterna.types import FrontendId, InstanceId
 
@@ -308,8 +309,10 @@ class Cluster:
     def _import_frontend(self) -> tuple[FrontendId, Any]:
         frontend_id = FrontendId(self._num_frontends_begun)
         self._num_frontends_begun += 1
-        environment = {**self._environment, "PROMETHEUS_MULTIPROC_DIR": self._metrics_folder}
-        actor = FrontendActor.remote(f"front end {frontend_id}", environment)
+        environment = {**self._environment, METRICS_FOLDER_VARIABLE: self._metrics_folder}
+        actor = FrontendActor.options(runtime_env=forked_runtime_env()).remote(
+            f"front end {frontend_id}", environment
+        )
         return frontend_id, actor
 
     async def _prepare_frontend(

@@ -13,6 +13,7 @@ from sterna.engine.emulated.driver import EmulatedOptions
 from sterna.engine.interface import EngineFacts
 from sterna.errors import InstanceStartError
 from sterna.runtime.actors import InstanceActor
+from sterna.runtime.forking import forked_runtime_env
 from sterna.runtime.placement import Place, find_place
 from sterna.types import InstanceId
 
@@ -72,7 +73,11 @@ class InstanceActors:
         """
         config = self._config
         place = await find_place(config.cpus_per_instance, config.num_gpus_per_instance, on_pending)
-        actor = InstanceActor.options(**place.options()).remote(f"instance {instance_id}")
+        # An emulated engine needs nothing of what a fork would bring.
+        runtime_env = forked_runtime_env() if self._emulated is None else {}
+        actor = InstanceActor.options(**place.options(), runtime_env=runtime_env).remote(
+            f"instance {instance_id}"
+        )
         facts: EngineFacts
         try:
             address, facts = await actor.start.remote(

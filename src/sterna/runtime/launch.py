@@ -11,6 +11,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import ExitStack
 from types import FrameType
 from typing import Self, TypeVar
 
@@ -21,6 +22,7 @@ from sterna.config import ClusterConfig
 from sterna.errors import ConfigurationError, InstanceStartError, SternaError
 from sterna.runtime.actors import configure_logging
 from sterna.runtime.cluster import ClusterActor
+from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, ForkServer
 from sterna.runtime.reaper import Reaper
 
 CLOSE_TIMEOUT_S = 5.0
@@ -85,10 +87,13 @@ class Run:
 
     Args:
         environment: environment variables of processes that run vLLM.
+        has_fork_server: whether vLLM is imported once for all of them.
     """
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, environment: dict[str, str], *, has_fork_server: bool = False) -> None:
         self._environment = environment
+        self._has_fork_server = has_fork_server
+        self._open = ExitStack()
         self._stop = Stop()
         self._cluster: ray.actor.ActorHandle | None = None
 
@@ -97,12 +102,16 @@ class Run:
         _on_signal(self._stop.on_signal)
         self._metrics_folder = tempfile.TemporaryDirectory(prefix="sterna-metrics-")
         self._reaper = Reaper()
+        if self._has_fork_server:
+            metrics = {METRICS_FOLDER_VARIABLE: self._metrics_folder.name}
+            self._open.enter_context(ForkServer({**self._environment, **metrics}))
         return self
 
     def __exit__(self, *error: object) -> None:
         _ignore_signals()
         self._reaper.note_descendants()
         ray.shutdown()
+        self._open.close()
         self._reaper.close()
         self._metrics_folder.cleanup()
 
@@ -228,6 +237,8 @@ def start_ray(stop: Stop, reaper: Reaper) -> None:
     # Ray would have engines yield to every other process of the machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # A worker that is to be a fork waits for the fork server's imports.
+    os.environ.setdefault("RAY_worker_register_timeout_seconds", "300")
     for attempt in range(1, NUM_RAY_STARTS + 1):
         try:
             ray.init(

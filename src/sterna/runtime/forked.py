@@ -1,0 +1,40 @@
+"""Takes the place of Python where Ray starts a worker: asks the fork server for one that has vLLM
+imported, or is one itself where there is no fork server.
+
+Runs before anything is imported, and imports nothing but what comes with Python.
+"""
+
+import json
+import os
+import socket
+import sys
+
+ADDRESS_VARIABLE = "STERNA_FORK_SERVER"
+
+
+def main() -> None:
+    """Have the rest of the command line run, here or in a fork."""
+    # Python's own option, which Ray may give: a fork's streams are not buffered either.
+    arguments = [each for each in sys.argv[1:] if each != "-u"]
+    address = os.environ.get(ADDRESS_VARIABLE)
+    if address is None or not _is_forked(address, arguments):
+        os.execv(sys.executable, [sys.executable, *arguments])
+
+
+def _is_forked(address: str, arguments: list[str]) -> bool:
+    question = {
+        "arguments": arguments,
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+    }
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(address)
+            socket.send_fds(connection, [json.dumps(question).encode()], [0, 1, 2])
+            return bool(connection.recv(64))
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    main()
