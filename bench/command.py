@@ -1,6 +1,7 @@
 """What the programs of this folder do alike with their command line."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Callable
 
@@ -17,6 +18,16 @@ def ended(act: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def end_like_ctrl_c() -> None:
+    """Have SIGTERM end this process as Ctrl-C does, for programs that start servers.
+
+    Whoever is told to end must end its server, too. Shells start what they put into the background
+    with Ctrl-C's signal ignored, hence the first line.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
 
 
 def positive(text: str) -> int:

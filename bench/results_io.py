@@ -9,6 +9,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -27,14 +28,16 @@ def write(
     rows: Sequence[Mapping[str, Any]],
     folder: Path = RESULTS,
     *,
-    summary: Sequence[Mapping[str, Any]] | None = None,
+    summary: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     claims: Sequence[Mapping[str, Any]] | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes the rows with where they come from; replaces an earlier file whole or not at all.
 
     Args:
         summary: what the rows come to, for files that say so; it stands in front of them.
         claims: what the paper says of the same, judged, for files that do so.
+        more: further fields, which stand in front of the rows, too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
@@ -43,12 +46,13 @@ def write(
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "hardware": hardware(),
         "config": dict(config),
-        **({} if summary is None else {"summary": [dict(each) for each in summary]}),
+        **({} if summary is None else {"summary": _plain(summary)}),
         **({} if claims is None else {"claims": [dict(each) for each in claims]}),
+        **(more or {}),
         "rows": [dict(row) for row in rows],
     }
     partial = path.with_suffix(".json.partial")
-    partial.write_text(json.dumps(document, indent=1) + "\n")
+    partial.write_text(_NUMBERS.sub(_on_one_line, json.dumps(document, indent=1)) + "\n")
     partial.replace(path)
     return path
 
@@ -99,6 +103,20 @@ def hardware() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     return facts
+
+
+_NUMBERS = re.compile(r'\[\s+([^][{}"]*)\]')
+"""A list of numbers as `json` indents it: a line for each."""
+
+
+def _on_one_line(numbers: re.Match[str]) -> str:
+    return f"[{' '.join(numbers[1].split())}]"
+
+
+def _plain(summary: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Any:
+    if isinstance(summary, Mapping):
+        return dict(summary)
+    return [dict(each) for each in summary]
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

@@ -13,13 +13,12 @@ import contextlib
 import json
 import os
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.command import ended
+from bench.command import end_like_ctrl_c, ended
 from sterna.cli.option_values import positive
 from sterna.cli.simulate_options import PLOT_SUFFIXES
 from sterna.cli.workload_options import add_workload_options, tell_what_is_too_long, workload_of
@@ -77,11 +76,12 @@ def _measured(options: argparse.Namespace, url: str) -> "Reported":
 
 def _sent(options: argparse.Namespace, target: "Target", trace: "Trace") -> "ServedRun":
     from bench.serving.client import ClientConfig, PriorityField
+    from bench.serving.progress import progress
     from bench.serving.session import run_trace
 
     config = ClientConfig(options.seed, options.timeout, PriorityField(options.priority_field))
     num_ended = 0
-    with _progress(len(trace)) as show:
+    with progress(len(trace)) as show:
 
         def on_ended() -> None:
             nonlocal num_ended
@@ -121,23 +121,6 @@ def _report(reported: "Reported", options: argparse.Namespace) -> None:
             raise ConfigurationError(
                 f"{option} {path} cannot be written: {error.strerror}"
             ) from None
-
-
-@contextlib.contextmanager
-def _progress(num_requests: int) -> "Iterator[Callable[[int], None]]":
-    """Shows how many requests have ended, on a terminal; what is piped or logged stays clean."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-    from rich.progress import TimeElapsedColumn as Elapsed
-
-    columns = (SpinnerColumn(), TextColumn("requests"), BarColumn())
-    numbers = (MofNCompleteColumn(), Elapsed())
-    with Progress(*columns, *numbers, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("requests", total=num_requests)
-        yield lambda num_ended: progress.update(task, completed=num_ended)
 
 
 def _check_files(options: argparse.Namespace) -> None:
@@ -223,8 +206,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    # Whoever is told to end must end its server, too, as Ctrl-C does. Shells start what they put
-    # into the background with that ignored.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    end_like_ctrl_c()
     sys.exit(main())

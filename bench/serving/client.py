@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import resource
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import nan
 from typing import Any
@@ -59,6 +59,8 @@ class Outcome:
         largest_gap_s: the longest time from one token to the next; NaN for less than two.
         num_tokens: generated, by the server's count; None where it told none.
         error: why it failed; None where all that was asked for came.
+        tokens: the ids of what was generated, where they are kept.
+        gaps_s: every time from one token to the next, where tokens are kept.
     """
 
     sent_s: float = nan
@@ -67,6 +69,8 @@ class Outcome:
     largest_gap_s: float = nan
     num_tokens: int | None = None
     error: str | None = None
+    tokens: list[int] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
 
     def on_token(self, now_s: float) -> None:
         """A piece of the answer came; it may have been several tokens at once."""
@@ -85,11 +89,13 @@ class ClientConfig:
     Attributes:
         seed: of the prompts.
         timeout_s: a request fails when nothing has come from the server for so long.
+        keeps_tokens: whether outcomes have the tokens, for answers to be compared.
     """
 
     seed: int
     timeout_s: float = DEFAULT_TIMEOUT_S
     priority_field: PriorityField = PriorityField.PRIORITY
+    keeps_tokens: bool = False
 
 
 async def replay(
@@ -147,6 +153,7 @@ def body_of(model: str, trace: Trace, index: int, config: ClientConfig) -> dict[
         "temperature": 0.0,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **({"return_token_ids": True} if config.keeps_tokens else {}),
         **config.priority_field.of(Priority(int(trace.priority[index]))),
     }
 
@@ -173,6 +180,12 @@ class ErrorObject(msgspec.Struct):
     """What went wrong after the answer had begun."""
 
     message: str
+
+
+class Choice(msgspec.Struct):
+    """One piece of an answer, as far as it is looked at where tokens are kept."""
+
+    token_ids: list[int] | None = None
 
 
 class Chunk(msgspec.Struct):
@@ -250,7 +263,13 @@ class _Sender:
         if chunk.error is not None:
             outcome.error = chunk.error.message
         if chunk.choices:
+            last_s = outcome.last_token_s
             outcome.on_token(now_s)
+            if self._config.keeps_tokens:
+                (choice,) = (msgspec.json.decode(each, type=Choice) for each in chunk.choices)
+                outcome.tokens.extend(choice.token_ids or ())
+                if not np.isnan(last_s):
+                    outcome.gaps_s.append(now_s - last_s)
         if chunk.usage is not None:
             outcome.num_tokens = chunk.usage.completion_tokens
 

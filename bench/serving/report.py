@@ -155,13 +155,13 @@ def draw_samples(reported: Reported, path: Path) -> None:
         ConfigurationError: the server does not tell them.
         OSError: the file cannot be written.
     """
-    from bench.serving.timeline import draw_timeline
+    from bench.serving.timeline import draw_timeline, timeline_of
 
     if not reported.run.samples:
         raise ConfigurationError(
             f"--timeline: {reported.run.target.url} does not tell its instances, as Sterna does"
         )
-    draw_timeline(reported.run.samples, _plot_title(reported), path)
+    draw_timeline(timeline_of(reported.run.samples), _plot_title(reported), path)
 
 
 def _plot_title(reported: Reported) -> str:

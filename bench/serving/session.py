@@ -57,6 +57,8 @@ async def run_trace(
     *,
     interval_s: float = DEFAULT_INTERVAL_S,
     on_ended: Callable[[], None] | None = None,
+    is_settled: Callable[[ClusterSample], bool] | None = None,
+    settle_timeout_s: float = 0.0,
 ) -> ServedRun:
     """Send the trace's requests to the server when they are due; returns when all have ended.
 
@@ -65,6 +67,8 @@ async def run_trace(
     Args:
         interval_s: time between two samples of the instances.
         on_ended: called whenever a request has ended, well or not.
+        is_settled: whether the cluster is back where it should be. After the last request it is
+            watched until then, or for `settle_timeout_s`.
 
     Raises:
         ConfigurationError: the server wants another key than it was given.
@@ -81,6 +85,8 @@ async def run_trace(
             outcomes = await replay(target, trace, config, begin_s=begin_s, on_ended=on_ended)
             end_s = loop.time() - begin_s
             if watching is not None:
+                if is_settled is not None:
+                    await _until(is_settled, observer, interval_s, settle_timeout_s)
                 watching.cancel()
         if is_watched:
             # By then the instances have told what happened last.
@@ -89,3 +95,18 @@ async def run_trace(
     samples = tuple(observer.samples)
     cluster = cluster_of(samples, end_s, wall_s=loop.time() - begin_s)
     return ServedRun(target, trace, outcomes, samples, records_of(trace, outcomes), cluster)
+
+
+async def _until(
+    is_settled: Callable[[ClusterSample], bool],
+    observer: Observer,
+    interval_s: float,
+    timeout_s: float,
+) -> None:
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    while not (observer.samples and is_settled(observer.samples[-1])):
+        left_s = deadline_s - loop.time()
+        if left_s <= 0.0:
+            return
+        await asyncio.sleep(min(interval_s, left_s))

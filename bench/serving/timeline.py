@@ -1,7 +1,7 @@
 """A run over time: load, freeness, instances and migrations, as they were sampled."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,39 @@ def timeline_of(samples: Sequence[ClusterSample]) -> Timeline:
     )
 
 
-def draw_timeline(samples: Sequence[ClusterSample], title: str, path: Path) -> None:
-    """Draw the samples into the file, whose suffix says how.
+def timeline_json(timeline: Timeline) -> dict[str, list[float | None]]:
+    """A list for each attribute; what is not known is None."""
+    return {
+        field.name: [
+            None if np.isnan(value) else round(value, 3)
+            for value in getattr(timeline, field.name).tolist()
+        ]
+        for field in fields(timeline)
+    }
+
+
+def timeline_from_json(columns: Mapping[str, Sequence[float | None]]) -> Timeline:
+    """The time line of which `timeline_json` made these."""
+    return Timeline(
+        **{
+            name: np.array([nan if value is None else value for value in values])
+            for name, values in columns.items()
+        }
+    )
+
+
+def draw_timeline(
+    timeline: Timeline, title: str, path: Path, *, changes_s: Sequence[float] = ()
+) -> None:
+    """Draw it into the file, whose suffix says how.
+
+    Args:
+        changes_s: when the rate of requests changed, which is marked.
 
     Raises:
         OSError: the file cannot be written.
     """
     matplotlib.use("agg")
-    timeline = timeline_of(samples)
     with matplotlib.rc_context(RC_PARAMS):
         figure, axes = pyplot.subplots(4, sharex=True, figsize=(9, 9), layout="constrained")
         load, freeness, instances, migrations = axes
@@ -94,6 +119,9 @@ def draw_timeline(samples: Sequence[ClusterSample], title: str, path: Path) -> N
         for axis in (load, instances, migrations):
             axis.set_ylim(bottom=0)
         migrations.set_xlabel("seconds")
+        for axis in axes:
+            for change_s in changes_s:
+                axis.axvline(change_s, color="black", linestyle=":", linewidth=1.0)
         figure.suptitle(title, fontsize="large")
         figure.savefig(path, dpi=150, metadata=metadata(path))
         pyplot.close(figure)

@@ -3,7 +3,9 @@
 import subprocess
 from pathlib import Path
 
-from bench.results_io import commit
+import pytest
+
+from bench.results_io import commit, read, write
 
 
 def test_the_commit_is_marked_for_changed_sources_and_not_for_what_benchmarks_write(
@@ -29,3 +31,18 @@ def test_the_commit_is_marked_for_changed_sources_and_not_for_what_benchmarks_wr
     assert commit(tmp_path) == clean
     (tmp_path / files[0]).write_text("after")
     assert commit(tmp_path) == f"{clean}-dirty"
+
+
+@pytest.mark.slow
+def test_a_file_can_be_read_again_and_has_lists_of_numbers_on_one_line(tmp_path: Path) -> None:
+    line = [1, -2.5, 3e-9, None, True]
+    more = {"runs": [{"name": "a [1, 2] of text", "line": line, "none": []}]}
+    path = write("terns", {"cv": 4}, [{"n": 1}], tmp_path, summary={"failed": 0}, more=more)
+    found = read("terns", tmp_path)
+    assert list(found)[3:] == ["config", "summary", "runs", "rows"]
+    assert (found["summary"], found["runs"], found["rows"]) == (
+        {"failed": 0},
+        more["runs"],
+        [{"n": 1}],
+    )
+    assert "[1, -2.5, 3e-09, null, true]" in path.read_text()

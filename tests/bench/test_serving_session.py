@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from bench.serving.client import ClientConfig
+from bench.serving.observer import ClusterSample
 from bench.serving.session import ServedRun, run_trace
 from bench.serving.target import Target
 from sterna.errors import ConfigurationError
@@ -115,3 +116,35 @@ def test_a_server_that_keeps_its_instances_to_itself_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="does not show its instances"):
         asyncio.run(send())
     assert server.bodies == []
+
+
+@pytest.mark.parametrize(("num_samples", "timeout_s"), [(9, 60.0), (10**9, 0.05)])
+def test_the_instances_are_watched_until_they_have_settled_or_the_time_is_up(
+    num_samples: int, timeout_s: float
+) -> None:
+    server = CompletionsServer(instances=[listed()])
+    num_asked = 0
+
+    def is_settled(sample: ClusterSample) -> bool:
+        nonlocal num_asked
+        assert sample.instances[0].id == "i0"
+        num_asked += 1
+        return num_asked >= num_samples
+
+    async def send() -> ServedRun:
+        async with running(server) as target:
+            return await run_trace(
+                target,
+                TRACE,
+                ClientConfig(seed=1),
+                interval_s=0.01,
+                is_settled=is_settled,
+                settle_timeout_s=timeout_s,
+            )
+
+    done = asyncio.run(send())
+    assert done.summary().num_completed == 3
+    assert 2 <= num_asked <= num_samples
+    assert (num_asked == num_samples) == (num_samples == 9)
+    # What comes after the last request is no part of what the run cost.
+    assert done.samples[-1].time_s > done.summary().simulated_s

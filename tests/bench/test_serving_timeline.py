@@ -1,5 +1,7 @@
 """What samples say of each moment."""
 
+import json
+from dataclasses import fields
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench.serving.observer import ClusterSample, InstanceSample
-from bench.serving.timeline import draw_timeline, timeline_of
+from bench.serving.timeline import draw_timeline, timeline_from_json, timeline_json, timeline_of
 
 
 def instance(name: str, state: str = "running", **more: Any) -> InstanceSample:
@@ -65,6 +67,14 @@ def test_migrations_that_are_not_told_are_not_made_up() -> None:
 def test_the_same_samples_draw_the_same_file(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("first.svg", "second.svg")]
     for path in paths:
-        draw_timeline(SAMPLES, "terns", path)
+        draw_timeline(timeline_of(SAMPLES), "terns", path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert b"terns" in paths[0].read_bytes()
+
+
+def test_a_time_line_can_be_kept_as_json() -> None:
+    timeline = timeline_of(SAMPLES)
+    text = json.dumps(timeline_json(timeline), allow_nan=False)
+    again = timeline_from_json(json.loads(text))
+    for each in fields(timeline):
+        np.testing.assert_equal(getattr(again, each.name), getattr(timeline, each.name))

@@ -10,6 +10,9 @@ from sterna.runtime.protection import protect_ray
 BENCHMARKS = {
     "serve": "a workload on a running server, or a fresh one: what its requests feel",
     "migration": "downtime and cost of migrations between two real instances",
+    "priorities": "what priorities give to urgent requests and cost the others, on real instances",
+    "autoscaling": "a load step up and down on one to three real instances",
+    "draining": "streams over a drain and a rolling restart, compared token by token",
     "fidelity": "how near simulations come to the points of the paper's Figure 11",
     "simulator": "how fast simulations run",
 }

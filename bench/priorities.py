@@ -1,0 +1,289 @@
+"""Measures what priorities give to urgent requests and cost the others, on real instances.
+
+The same requests, a tenth of them high, are sent in bursts to `sterna serve` with priorities and
+without them, in turn: on, off, on, off. The two differ in nothing but the policy's priorities
+(`sterna`, `llumnix-base`); clients ask for their tier all the same. Each run has a server of its
+own, so that no prompt is in a cache and no run is what the one before left behind.
+
+    sterna bench priorities [--pairs 3] [--rate 0.8] [--quick]
+
+`bench/results/priorities.json` has a row for each class, metric and side over all runs; `runs` the
+same of every run, and `summary` the ratios of the pairs, whose range is the noise. The rate is by
+default a share of what two instances without priorities get done when all requests come at once.
+Run it on a quiet machine.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench import results_io
+from bench.command import end_like_ctrl_c, ended
+from bench.command import positive as count
+from bench.priorities_report import CLASSES, METRICS, goals_of, markdown, plot, run_json, summary_of
+from bench.serving.comparing import (
+    add_common_options,
+    results_folder,
+    serve_options,
+    write_report,
+)
+from sterna.cli.option_values import positive
+from sterna.errors import ConfigurationError
+from sterna.types import HIGH
+
+if TYPE_CHECKING:
+    from bench.serving.measured import Measured
+    from sterna.workload.trace import Trace
+
+NAME = "priorities"
+POLICIES = {"on": "sterna", "off": "llumnix-base"}
+
+CALIBRATION_REQUESTS = 32
+CALIBRATION_SEED = 1_000_000
+"""Of other prompts than those of the runs, which must be in no cache."""
+
+INTERVAL_S = 1.0
+
+QUICK_RATE, QUICK_SECONDS = 4.0, 15.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, and write the results."""
+    options = _parser().parse_args(argv)
+    return ended(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.report:
+        write_report(NAME, results_folder(options), markdown, plot)
+        return
+    plan = _plan(options)
+    try:
+        _Benchmark(plan).run()
+    except KeyboardInterrupt:
+        print("sterna: stopped; pairs that were done are written", file=sys.stderr)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is measured.
+
+    Attributes:
+        serve: options of all servers.
+        rate: None where it is to be found.
+        load_share: of the requests a second that the instances get done, where it is.
+    """
+
+    serve: tuple[str, ...]
+    instances: int
+    pairs: int
+    rate: float | None
+    load_share: float
+    seconds: float
+    cv: float
+    high_fraction: float
+    seed: int
+    target_load: int | None
+    folder: Path
+
+    def options(self, side: str) -> list[str]:
+        """What the server of a side is started with."""
+        more = ["--instances", str(self.instances), "--policy", POLICIES[side]]
+        if side == "on" and self.target_load is not None:
+            more += ["--target-load", str(self.target_load)]
+        return [*self.serve, *more]
+
+
+class _Benchmark:
+    def __init__(self, plan: _Plan) -> None:
+        from bench.serving.measured import Notes
+
+        self._plan = plan
+        self._notes = Notes()
+        self._measured: list[tuple[int, str, Measured]] = []
+        self._facts: dict[str, Any] = {}
+
+    def run(self) -> None:
+        """Measure all pairs; what is there is written after each."""
+        from bench.serving.loads import bursty_trace
+
+        plan = self._plan
+        rate = self._calibrated() if plan.rate is None else plan.rate
+        trace = bursty_trace(
+            rate, plan.seconds, cv=plan.cv, high_fraction=plan.high_fraction, seed=plan.seed
+        )
+        self._facts |= {"rate": rate, "requests": len(trace)}
+        if not (trace.priority == HIGH).any():
+            raise ConfigurationError(
+                f"none of {len(trace)} requests is high: raise --rate, --seconds or --high-fraction"
+            )
+        for pair in range(1, plan.pairs + 1):
+            for side in POLICIES:
+                self._notes.say(f"pair {pair} of {plan.pairs}, priorities {side}: starting")
+                self._measure(pair, side, trace)
+            self._write()
+        write_report(NAME, plan.folder, markdown, plot)
+
+    def _calibrated(self) -> float:
+        """A share of the rate at which requests end that came all at once."""
+        from bench.serving.loads import burst
+        from bench.serving.measured import started
+
+        self._notes.say("finding a rate: starting")
+        with started(self._plan.options("off"), self._log("calibration")) as server:
+            server.warm_up()
+            trace = burst(CALIBRATION_REQUESTS, seed=self._plan.seed)
+            done = server.measure(
+                trace, "calibration", seed=CALIBRATION_SEED, interval_s=INTERVAL_S
+            )
+        self._notes.say_outcome(done)
+        capacity = len(trace) / done.run.cluster.simulated_s
+        rate = round(self._plan.load_share * capacity, 2)
+        self._facts["capacity"] = round(capacity, 3)
+        self._notes.say(f"{capacity:.2f} requests a second at most; sending {rate:g}")
+        if rate <= 0.0:
+            raise ConfigurationError("the machine is too slow to find a rate: give --rate")
+        return rate
+
+    def _measure(self, pair: int, side: str, trace: "Trace") -> None:
+        from bench.serving.measured import started
+
+        with started(self._plan.options(side), self._log(f"{pair}-{side}")) as server:
+            self._facts.setdefault("model", server.target.model)
+            if side == "on":
+                self._facts["target_load"] = server.target_load()
+            server.warm_up()
+            done = server.measure(
+                trace, f"{pair} {side}", seed=self._plan.seed, interval_s=INTERVAL_S
+            )
+        self._measured.append((pair, side, done))
+        self._notes.say_outcome(done)
+        high = done.run.summary(HIGH)
+        if high.ttft_s is not None and high.tpot_s is not None:
+            self._notes.say(
+                f"high: TTFT {high.ttft_s.mean:.3f} s, TPOT {1000 * high.tpot_s.mean:.0f} ms, "
+                f"done after {done.run.cluster.simulated_s:.0f} s"
+            )
+
+    def _log(self, name: str) -> Path:
+        from bench.serving.measured import LOGS
+
+        return LOGS / NAME / f"{name}.log"
+
+    def _write(self) -> None:
+        from bench.serving.measured import cell, values_of
+
+        runs = [run_json(pair, side, done) for pair, side, done in self._measured]
+        for run in runs:
+            if not all(each["tpot_s"]["n"] for each in run["classes"].values()):
+                raise ConfigurationError(
+                    f"pair {run['pair']}, priorities {run['priorities']}: of a class no request "
+                    f"ended; {self._log('*').parent} has what the servers said"
+                )
+        pooled = {}
+        for side in POLICIES:
+            those = [done.run for _, each, done in self._measured if each == side]
+            pooled[side] = {
+                name: {metric: cell(values_of(those, metric, priority)) for metric in METRICS}
+                for name, priority in CLASSES.items()
+            }
+        summary = summary_of(pooled, runs)
+        rows = [
+            {"class": name, "metric": metric, "priorities": side, **pooled[side][name][metric]}
+            for name in CLASSES
+            for metric in METRICS
+            for side in POLICIES
+        ]
+        more = {"goals": [asdict(each) for each in goals_of(summary)], "runs": runs}
+        folder = self._plan.folder
+        path = results_io.write(NAME, self._config(), rows, folder, summary=summary, more=more)
+        self._notes.say(f"written: {path}")
+
+    def _config(self) -> dict[str, Any]:
+        from bench.serving.loads import INPUT_TOKENS, OUTPUT_TOKENS
+
+        plan = self._plan
+        return {
+            "serve": list(plan.serve),
+            "policies": POLICIES,
+            "instances": plan.instances,
+            **self._facts,
+            "arrivals": f"gamma:{plan.cv:g}",
+            "cv": plan.cv,
+            "input_tokens": INPUT_TOKENS,
+            "output_tokens": OUTPUT_TOKENS,
+            "high_fraction": plan.high_fraction,
+            "seed": plan.seed,
+        }
+
+
+def _plan(options: argparse.Namespace) -> _Plan:
+    if not 0.0 < options.high_fraction < 1.0:
+        raise ConfigurationError(
+            f"--high-fraction must be above 0 and below 1, not {options.high_fraction:g}: both "
+            "classes are compared"
+        )
+    quick = options.quick
+    return _Plan(
+        serve=serve_options(options),
+        instances=options.instances,
+        pairs=1 if quick else options.pairs,
+        rate=options.rate or (QUICK_RATE if quick else None),
+        load_share=options.load_share,
+        seconds=QUICK_SECONDS if quick else options.seconds,
+        cv=options.cv,
+        high_fraction=options.high_fraction,
+        seed=options.seed,
+        target_load=options.target_load,
+        folder=results_folder(options),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sterna bench priorities",
+        description="Measures what priorities give to urgent requests, and cost the others.",
+        epilog="docs/benchmarks.md explains what is measured.",
+    )
+    add_common_options(parser, quick="one short pair on emulated instances")
+    parser.add_argument("--pairs", type=count, default=3, help="of runs (default: %(default)s)")
+    parser.add_argument("--instances", type=count, default=2, help="default: %(default)s")
+    parser.add_argument(
+        "--target-load", type=count, metavar="TOKENS", help="default: what `sterna serve` finds"
+    )
+    parser.add_argument(
+        "--rate", type=positive, help="requests a second (default: by --load-share)"
+    )
+    parser.add_argument(
+        "--load-share",
+        type=positive,
+        default=0.5,
+        metavar="SHARE",
+        help="rate, as a part of what the instances get done of a burst (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--seconds", type=positive, default=120.0, help="of each run (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--cv",
+        type=positive,
+        default=4.0,
+        help="coefficient of variation of the gaps between requests (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--high-fraction",
+        type=positive,
+        default=0.1,
+        metavar="SHARE",
+        help="of the requests (default: %(default)g)",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    end_like_ctrl_c()
+    sys.exit(main())

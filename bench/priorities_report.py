@@ -1,0 +1,228 @@
+"""What the runs of `sterna bench priorities` come to: rows, summary, goals, table and plot.
+
+All of it is computed from the cells of the runs, each the numbers of one class's latencies in one
+run: `{n, median, p99, mean}` in seconds.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from bench.migration_goals import Goal
+from sterna.types import HIGH, NORMAL
+
+if TYPE_CHECKING:
+    from bench.serving.measured import Measured
+
+CLASSES = {"high": HIGH, "normal": NORMAL}
+METRICS = ("ttft_s", "tpot_s", "request_s")
+NUMBERS = ("mean", "p99")
+SIDES = ("on", "off")
+
+HIGH_METRICS = ("ttft_s", "tpot_s")
+MAX_NORMAL_RATIO = 1.05
+"""Of normal requests' mean latency with priorities to that without."""
+
+TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "request_s": "request latency"}
+
+Cells = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""By class and metric."""
+
+
+def run_json(pair: int, side: str, done: "Measured") -> dict[str, Any]:
+    """The numbers of a run: the cells of each class, and what happened meanwhile."""
+    from bench.serving.measured import cell, values_of
+
+    summary = done.run.summary()
+    return {
+        "pair": pair,
+        "priorities": side,
+        "foreign_cores": done.foreign_cores,
+        "duration_s": round(summary.simulated_s, 1),
+        "failed": summary.num_requests - summary.num_completed,
+        "preemptions": summary.num_preemptions,
+        "migrations": summary.migrations_committed,
+        "classes": {
+            name: {metric: cell(values_of([done.run], metric, priority)) for metric in METRICS}
+            for name, priority in CLASSES.items()
+        },
+    }
+
+
+def summary_of(pooled: Mapping[str, Cells], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """For each class: the numbers of either side, and their ratios, on over off.
+
+    Args:
+        pooled: the cells of either side over all of its runs.
+        runs: each with its `pair`, `priorities` (on or off), and cells as `classes`.
+    """
+    return {
+        name: {
+            **{side: _numbers(pooled[side][name]) for side in SIDES},
+            "ratio": _ratios(runs, name),
+        }
+        for name in CLASSES
+    }
+
+
+def goals_of(summary: Mapping[str, Any]) -> list[Goal]:
+    """What was to be shown, and whether it was."""
+    found = []
+    for metric in HIGH_METRICS:
+        for number in NUMBERS:
+            ratio = summary["high"]["ratio"][metric][number]
+            found.append(
+                Goal(
+                    f"high, {_title(metric, number)}: better by more than the noise",
+                    found=_found(ratio),
+                    bound="two pairs or more, further below 100 % than they are apart",
+                    is_reached=len(ratio["pairs"]) > 1 and 1.0 - ratio["median"] > ratio["noise"],
+                )
+            )
+    ratio = summary["normal"]["ratio"]["request_s"]["mean"]
+    found.append(
+        Goal(
+            "normal, mean request latency: about the same",
+            found=_found(ratio),
+            bound=f"at most {100 * MAX_NORMAL_RATIO:.0f} %",
+            is_reached=ratio["median"] <= MAX_NORMAL_RATIO,
+        )
+    )
+    return found
+
+
+def _of_each(compute: Callable[[str, str], Any]) -> dict[str, dict[str, Any]]:
+    return {m: {number: compute(m, number) for number in NUMBERS} for m in METRICS}
+
+
+def _numbers(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return _of_each(lambda metric, number: cells[metric][number])
+
+
+def _ratios(runs: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    return _of_each(lambda metric, number: _ratio(runs, name, metric, number))
+
+
+def _ratio(
+    runs: Sequence[Mapping[str, Any]], name: str, metric: str, number: str
+) -> dict[str, Any]:
+    """Of every pair, the median of these, and their range, which is the noise."""
+    pairs = sorted({run["pair"] for run in runs})
+    values = {
+        (run["pair"], run["priorities"]): run["classes"][name][metric][number] for run in runs
+    }
+    ratios = [round(values[pair, "on"] / values[pair, "off"], 4) for pair in pairs]
+    return {
+        "pairs": ratios,
+        "median": round(median(ratios), 4),
+        "noise": round(max(ratios) - min(ratios), 4),
+    }
+
+
+# ------------------------------------------------------------------------------------ the page
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """The table and the goals of `priorities.json`."""
+    summary = document["summary"]
+    lines = [
+        "| class | | off | on | on/off | of each pair |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name in CLASSES:
+        for metric in METRICS:
+            for number in NUMBERS:
+                lines.append(_line(summary[name], name, metric, number))
+    parts = [_headline(document), "\n".join(lines), _goal_list(document["goals"])]
+    return "\n\n".join([*parts, "![Priorities on and off](../bench/results/priorities.svg)"])
+
+
+def _line(of_class: Mapping[str, Any], name: str, metric: str, number: str) -> str:
+    ratio = of_class["ratio"][metric][number]
+    # Milliseconds: seconds of a TPOT would be all zeros.
+    off, on = (f"{1000 * of_class[side][metric][number]:,.0f}" for side in ("off", "on"))
+    pairs = ", ".join(f"{each:.2f}" for each in ratio["pairs"])
+    title = _title(metric, number)
+    return f"| {name} | {title}, ms | {off} | {on} | {ratio['median']:.2f} | {pairs} |"
+
+
+def _headline(document: Mapping[str, Any]) -> str:
+    hardware, config, runs = document["hardware"], document["config"], document["runs"]
+    busiest = max(run["foreign_cores"] for run in runs)
+    failed = sum(run["failed"] for run in runs)
+    return (
+        f"Measured on {document['date'][:10]} at commit {document['commit']}: "
+        f"{hardware['cpu']}, {hardware['num_cores']} cores, {config['model']} on "
+        f"{config['instances']} instances, {config['requests']} requests at "
+        f"{config['rate']:g}/s in bursts (cv {config['cv']:g}), "
+        f"{100 * config['high_fraction']:.0f} % of them high, "
+        f"target load {config['target_load']['tokens']:,} tokens, "
+        f"{config['target_load']['from']}. {len(runs) // 2} times two runs of the same requests; "
+        f"{failed} requests failed; other programs kept up to {busiest:.1f} cores busy. "
+        "Numbers are over all runs, the ratio is the median of the pairs'."
+    )
+
+
+def _goal_list(goals: Sequence[Mapping[str, Any]]) -> str:
+    return "\n".join(
+        f"- {each['name']}: {each['found']} (goal: {each['bound']}): "
+        + ("reached" if each["is_reached"] else "**not reached**")
+        for each in goals
+    )
+
+
+def _title(metric: str, number: str) -> str:
+    return f"{'mean' if number == 'mean' else 'P99'} {TITLES[metric]}"
+
+
+def _found(ratio: Mapping[str, Any]) -> str:
+    return (
+        f"{100 * ratio['median']:.0f} % of what it is without, "
+        f"the pairs {100 * ratio['noise']:.0f} points apart"
+    )
+
+
+# ------------------------------------------------------------------------------------ the plot
+
+
+def plot(document: Mapping[str, Any], path: Path) -> None:
+    """Draw the numbers of every run and of all together, a row of axes a class.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    from sterna.cli.run_plot import COLOURS, RC_PARAMS, metadata
+
+    with matplotlib.rc_context(RC_PARAMS):
+        figure, axes = pyplot.subplots(2, 3, figsize=(10, 6), layout="constrained")
+        for row, name in zip(axes, CLASSES, strict=True):
+            for axis, metric in zip(row, METRICS, strict=True):
+                for side, colour in zip(SIDES, COLOURS, strict=False):
+                    _draw(axis, document, (name, metric, side), colour)
+                axis.set_xticks(range(len(NUMBERS)), ["mean", "P99"])
+                axis.set_ylim(bottom=0.0)
+                axis.set_title(f"{name}: {TITLES[metric]}, seconds")
+        axes[0][0].legend(frameon=False, title="priorities")
+        figure.suptitle(
+            "Priorities on and off, two-sided runs of the same requests (dots: single runs)"
+        )
+        figure.savefig(path, dpi=150, metadata=metadata(path))
+        pyplot.close(figure)
+
+
+def _draw(axis: Any, document: Mapping[str, Any], which: tuple[str, str, str], colour: str) -> None:
+    name, metric, side = which
+    shift = -0.2 if side == "on" else 0.2
+    heights = [document["summary"][name][side][metric][number] for number in NUMBERS]
+    places = [place + shift for place in range(len(NUMBERS))]
+    axis.bar(places, heights, 0.36, color=colour, alpha=0.55, label=side)
+    for run in document["runs"]:
+        if run["priorities"] == side:
+            values = [run["classes"][name][metric][number] for number in NUMBERS]
+            axis.plot(places, values, "o", color=colour, markersize=4, markeredgecolor="white")

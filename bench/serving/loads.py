@@ -1,0 +1,74 @@
+"""The loads of the benchmarks that compare servers: short requests in bursts, or in steps.
+
+Lengths are log-uniform, so that most requests are short and some are eight times as long: prompts
+of 64 to 512 tokens, answers of 32 to 256. They suit the small model on a machine with few cores.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sterna.types import HIGH
+from sterna.workload.arrivals import Step, curve_arrivals_s, gamma_arrivals_s, recorded_arrivals_s
+from sterna.workload.classes import mix_priorities
+from sterna.workload.draws import Draws
+from sterna.workload.trace import Trace
+
+INPUT_TOKENS = (64, 512)
+OUTPUT_TOKENS = (32, 256)
+"""Shortest and longest."""
+
+
+def bursty_trace(
+    rate: float, seconds: float, *, cv: float, high_fraction: float, seed: int
+) -> Trace:
+    """Requests whose gaps are of a gamma distribution (Section 6.4), a part of them high.
+
+    Args:
+        rate: requests a second, of the trace as drawn: gaps are stretched until it holds, for the
+            mean of few bursts is nowhere near the distribution's.
+        seconds: from the first request to about the last.
+        cv: coefficient of variation of the gaps.
+    """
+    draws = np.random.RandomState(seed)
+    num_requests = max(2, round(rate * seconds))
+    arrival_s = recorded_arrivals_s(gamma_arrivals_s(rate, cv, num_requests, draws), rate)
+    return _trace("bursts", arrival_s, high_fraction, draws)
+
+
+def stepped_trace(steps: Step, *, seed: int) -> Trace:
+    """Poisson arrivals at the rate of each step, from the first one's begin to the last one's end.
+
+    All steps must end.
+    """
+    draws = np.random.RandomState(seed)
+    seconds = sum(steps.durations_s)
+    # As many as can come; the curve begins again where it ends, and what comes then is cut off.
+    mean = sum(r * d for r, d in zip(steps.rates, steps.durations_s, strict=True))
+    most = round(mean + 10.0 * mean**0.5 + 10.0)
+    arrival_s = curve_arrivals_s(steps.curve(), most, draws)
+    return _trace("steps", arrival_s[arrival_s < seconds], 0.0, draws)
+
+
+def burst(num_requests: int, *, seed: int) -> Trace:
+    """Requests that all come at once: how fast they are done is what a server can do."""
+    return _trace("burst", np.zeros(num_requests), 0.0, np.random.RandomState(seed))
+
+
+def _trace(name: str, arrival_s: NDArray[np.float64], high_fraction: float, draws: Draws) -> Trace:
+    num_requests = len(arrival_s)
+    return Trace(
+        name,
+        arrival_s,
+        _lengths(INPUT_TOKENS, num_requests, draws),
+        _lengths(OUTPUT_TOKENS, num_requests, draws),
+        mix_priorities({HIGH: high_fraction}, num_requests, draws),
+    )
+
+
+def _lengths(bounds: tuple[int, int], num_requests: int, draws: Draws) -> NDArray[np.int64]:
+    shortest, longest = bounds
+    shares = draws.random(num_requests)
+    lengths: NDArray[np.int64] = np.round(shortest * (longest / shortest) ** shares).astype(
+        np.int64
+    )
+    return lengths

@@ -1,0 +1,139 @@
+"""`sterna bench priorities`: what its runs come to, and the whole of it on emulated instances."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bench.priorities import main
+from bench.priorities_report import CLASSES, METRICS, goals_of, markdown, plot, summary_of
+
+
+def cells(high: float, normal: float) -> dict[str, dict[str, dict[str, float]]]:
+    """Every number of a class is the same."""
+    return {
+        name: {metric: {"n": 9, "median": value, "p99": value, "mean": value} for metric in METRICS}
+        for name, value in (("high", high), ("normal", normal))
+    }
+
+
+def document(*pairs: tuple[float, float]) -> dict[str, Any]:
+    """A result of pairs of runs: what high and normal requests took with priorities, where all
+    took 1 s without."""
+    runs: list[dict[str, Any]] = []
+    for pair, (high, normal) in enumerate(pairs, start=1):
+        for side, of_side in (("on", cells(high, normal)), ("off", cells(1.0, 1.0))):
+            common = {"failed": 0, "foreign_cores": 0.04}
+            runs.append({"pair": pair, "priorities": side, "classes": of_side, **common})
+    pooled = {"on": cells(*pairs[0]), "off": cells(1.0, 1.0)}
+    summary = summary_of(pooled, runs)
+    return {
+        "date": "2026-11-21T00:00:00+00:00",
+        "commit": "abc",
+        "hardware": {"cpu": "a processor", "num_cores": 2},
+        "config": {
+            "model": "terns",
+            "instances": 2,
+            "requests": 60,
+            "rate": 0.5,
+            "cv": 4.0,
+            "high_fraction": 0.1,
+            "target_load": {"tokens": 1600, "from": "--target-load"},
+        },
+        "summary": summary,
+        "goals": [
+            {"name": g.name, "found": g.found, "bound": g.bound, "is_reached": g.is_reached}
+            for g in goals_of(summary)
+        ],
+        "runs": runs,
+    }
+
+
+def reached(*pairs: tuple[float, float]) -> list[bool]:
+    """High's mean and P99 TTFT, mean and P99 TPOT; normal's mean latency."""
+    return [goal["is_reached"] for goal in document(*pairs)["goals"]]
+
+
+def test_a_gain_above_the_range_of_the_pairs_is_a_gain() -> None:
+    assert reached((0.5, 1.0), (0.6, 1.0), (0.7, 1.0)) == [True] * 5
+
+
+def test_a_gain_within_the_range_of_the_pairs_is_noise() -> None:
+    assert reached((0.5, 1.0), (0.8, 1.0), (0.9, 1.0)) == [False] * 4 + [True]
+
+
+def test_of_one_pair_nobody_knows_the_noise() -> None:
+    assert reached((0.5, 1.0)) == [False] * 4 + [True]
+
+
+def test_normal_requests_may_take_a_twentieth_longer() -> None:
+    assert reached((0.5, 1.05), (0.5, 1.05))[-1] is True
+    assert reached((0.5, 1.06), (0.5, 1.06))[-1] is False
+
+
+def test_the_summary_has_both_sides_and_the_ratio_of_every_pair() -> None:
+    high = document((0.5, 1.0), (0.6, 1.1))["summary"]["high"]
+    assert (high["on"]["ttft_s"]["p99"], high["off"]["ttft_s"]["p99"]) == (0.5, 1.0)
+    assert high["ratio"]["tpot_s"]["mean"] == {"pairs": [0.5, 0.6], "median": 0.55, "noise": 0.1}
+
+
+def test_the_page_says_what_was_not_reached() -> None:
+    text = markdown(document((0.5, 1.2), (0.6, 1.2)))
+    assert "| high | P99 TPOT, ms | 1,000 | 500 | 0.55 | 0.50, 0.60 |" in text
+    assert text.count(": reached") == 4
+    assert text.count("**not reached**") == 1
+
+
+@pytest.mark.slow
+def test_the_plot_is_the_same_whenever_it_is_drawn(tmp_path: Path) -> None:
+    first, second = tmp_path / "1.svg", tmp_path / "2.svg"
+    for path in (first, second):
+        plot(document((0.5, 1.2), (0.6, 1.2)), path)
+    assert first.read_bytes() == second.read_bytes()
+    assert len(first.read_bytes()) > 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--high-fraction", "1"), "--high-fraction must be above 0 and below 1, not 1"),
+        (("--serve", "'"), "--serve cannot be read as options"),
+        (("--rate", "0.01", "--seconds", "1"), "none of 2 requests is high: raise --rate"),
+        (("--report",), "priorities.json yet: leave out --report"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_what_cannot_work_is_said_in_one_line(
+    options: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main([*options, "--results", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_a_pair_is_measured_on_emulated_instances(tmp_path: Path) -> None:
+    assert main(["--quick", "--results", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "priorities.json").read_text())
+    assert (tmp_path / "priorities.svg").is_file()
+    assert [run["priorities"] for run in found["runs"]] == ["on", "off"]
+    assert [run["failed"] for run in found["runs"]] == [0, 0]
+    assert found["config"]["target_load"]["tokens"] == 1600
+    assert {(row["class"], row["metric"]) for row in found["rows"]} == {
+        (name, metric) for name in CLASSES for metric in METRICS
+    }
+    counts = {(row["class"], row["n"]) for row in found["rows"]}
+    assert counts == {("high", 6), ("normal", 54)}
+    assert all(0.0 < row["mean"] <= row["p99"] * 2 for row in found["rows"])
+    assert not _left_behind()
+
+
+def _left_behind() -> list[Any]:
+    """Servers that this process has started and that still run."""
+    return [each for each in psutil.Process().children(recursive=True) if "serve" in each.cmdline()]
