@@ -205,7 +205,9 @@ def begin_sterna(*options: str, model: Path | None = None) -> ServerProcess:
     from tests.models import small_model
 
     port = free_port()
-    arguments = (str(model or small_model()), *MODEL_OPTIONS, "--port", str(port), *options)
+    # A test's server need not wait for streams that the test has left.
+    own = ("--port", str(port), "--shutdown-timeout", "0")
+    arguments = (str(model or small_model()), *MODEL_OPTIONS, *own, *options)
     return ServerProcess(serve_command(*arguments), port=port)
 
 

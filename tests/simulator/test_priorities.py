@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from sterna.config import PolicyConfig
 from sterna.policy.presets import LLUMNIX, LLUMNIX_BASE
 from sterna.simulator import simulate
 from sterna.types import HIGH
@@ -63,6 +64,29 @@ def test_normal_requests_are_migrated_away_from_a_high_priority_one() -> None:
     assert alone_s < execution_s < alone_s + 0.0008 * 0.3 / 0.0338 + 0.02
     _, cluster = run(crowd, configuration(LLUMNIX_BASE, num_instances=2))
     assert cluster.migrations_committed == 0
+
+
+def test_a_normal_request_moves_away_for_a_high_one_that_waits_for_memory() -> None:
+    """Neither instance has the 500 tokens that the high one needs; either has room for a normal
+    one of the other. Nobody loses memory for it, and it need not wait until somebody ends."""
+    full = trace(
+        [0.0, 0.01, 0.02, 0.03, 1.0],
+        [200, 200, 200, 200, 500],
+        [110, 110, 110, 110, 20],
+        [False, False, False, False, True],
+    )
+
+    def outcome(policy: PolicyConfig) -> tuple[float, int, int]:
+        records, cluster = run(full, configuration(policy, num_instances=2))
+        ttft_s = float(records.first_token_s[4] - records.arrival_s[4])
+        return ttft_s, int(records.num_preemptions.sum()), cluster.migrations_committed
+
+    waited_s, _, _ = outcome(replace(POLICY, migrates=False))
+    ttft_s, num_preemptions, num_moved = outcome(POLICY)
+    assert num_moved >= 1
+    assert num_preemptions == 0
+    assert ttft_s < 1.0
+    assert waited_s > 2.0
 
 
 def test_high_priority_requests_share_an_instance_while_its_load_allows_it() -> None:

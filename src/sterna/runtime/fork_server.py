@@ -51,26 +51,11 @@ def _import_all() -> None:
         from sterna.engine.vllm.guard import vllm_imports
 
         with vllm_imports():
-            import sterna.engine.vllm.engine
-            import sterna.engine.vllm.worker
+            import sterna.engine.vllm.preload
             import sterna.frontend.server  # noqa: F401
-
-            _import_runner()
     finally:
         del sys.modules["ray"]
     gc.freeze()
-
-
-def _import_runner() -> None:
-    """Import what an engine would only import when it is built."""
-    # What most models of vLLM are built of.
-    import vllm.model_executor.models.llama
-
-    from sterna.engine.vllm.guard import is_cpu_build
-
-    if is_cpu_build():
-        import vllm.v1.worker.cpu_model_runner
-        import vllm.v1.worker.cpu_worker  # noqa: F401
 
 
 def _answer(connection: socket.socket, server: socket.socket) -> None:

@@ -1,0 +1,12 @@
+"""Imports all of vLLM that an engine and its front end come to need, for processes to be forked
+from this one."""
+
+import vllm.model_executor.models.llama  # what most models of vLLM are built of
+
+import sterna.engine.vllm.engine
+import sterna.engine.vllm.worker  # noqa: F401
+from sterna.engine.vllm.guard import is_cpu_build
+
+if is_cpu_build():
+    import vllm.v1.worker.cpu_model_runner
+    import vllm.v1.worker.cpu_worker  # noqa: F401
