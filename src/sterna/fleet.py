@@ -237,6 +237,14 @@ class Fleet:
         self._num_failures = 0
         return [Announce(), *self._reconcile(now_s)]
 
+    def on_found(self, instance_id: InstanceId, now_s: float) -> list[FleetEffect]:
+        """An instance is up whose supervisor died; its successor has found it."""
+        member = self.members[instance_id]
+        if member.phase is Phase.STARTING:
+            return self.on_started(instance_id, now_s)
+        # The order to end may have died with the one who gave it.
+        return [Close(instance_id)] if member.phase is Phase.CLOSING else []
+
     def on_start_failed(
         self, instance_id: InstanceId, reason: str, now_s: float
     ) -> list[FleetEffect]:

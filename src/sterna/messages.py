@@ -343,6 +343,7 @@ class Membership(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         absent: instances to come.
         supervisor: its mailbox.
+        state: all that a successor of the supervisor needs, which only that reads.
     """
 
     version: int
@@ -351,6 +352,7 @@ class Membership(msgspec.Struct, frozen=True, tag=True):
     scheduler: str | None
     absent: tuple[Absent, ...] = ()
     supervisor: str | None = None
+    state: bytes = b""
 
 
 WireMessage = (

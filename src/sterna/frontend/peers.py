@@ -22,6 +22,11 @@ class Peers:
         self._is_served = asyncio.Event()
 
     @property
+    def membership(self) -> Membership:
+        """The newest that has been heard of."""
+        return self._membership
+
+    @property
     def own_address(self) -> str:
         """The mailbox to which the others answer."""
         return self._mailbox.address

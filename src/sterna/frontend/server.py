@@ -44,6 +44,7 @@ from sterna.frontend.keys import ApiKeys
 from sterna.frontend.router import Router
 from sterna.frontend.tiers import TierMiddleware, admitted_priority
 from sterna.mailbox import Mailbox
+from sterna.messages import Membership
 from sterna.types import FrontendId
 
 logger = logging.getLogger(__name__)
@@ -118,6 +119,14 @@ class FrontendServer:
         self._stopping = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
         self._gate: Gate | None = None
+        self._router: Router | None = None
+
+    @property
+    def membership(self) -> Membership | None:
+        """The newest that has been heard of; None while nothing is answered."""
+        if self._router is None or not self._listening.is_set():
+            return None
+        return self._router.peers.membership
 
     async def start(self) -> None:
         """Return when HTTP requests are answered, or raise what prevented it."""
@@ -159,6 +168,7 @@ class FrontendServer:
                 Path(folder),
                 self._args.classes,
             )
+            self._router = router
             try:
                 await _until_first_ends(router.run(), self._serve_http(router))
             finally:

@@ -27,6 +27,7 @@ from sterna.config import (
 from sterna.engine.emulated.driver import EmulatedEngine, EmulatedOptions
 from sterna.engine.interface import Engine, EngineFacts, EngineListener
 from sterna.errors import InstanceStartError
+from sterna.runtime.member_status import MemberStatus
 from sterna.runtime.noise import drop_cancellations, drop_noise
 from sterna.types import FrontendId, InstanceId
 
@@ -86,15 +87,25 @@ class _SchedulerActor:
         configure_logging(log_level)
         self._mailbox = Mailbox(host)
         self._scheduler = Scheduler(policy, self._mailbox, scaling)
+        self._serving = asyncio.create_task(self._serve())
         return self._mailbox.address
 
     async def run(self) -> None:
-        """Serve until the actor dies; an error here is a bug, and ends the service."""
+        """Return never; an error is a bug, and ends the service."""
+        await asyncio.shield(self._serving)
+
+    async def _serve(self) -> None:
         failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         _on_callback_error(lambda error: None if failure.done() else failure.set_exception(error))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._scheduler.run())
             await failure
+
+    async def status(self) -> MemberStatus | None:
+        """Return what a supervisor asks that takes the place of another."""
+        if not hasattr(self, "_scheduler"):
+            return None
+        return MemberStatus(self._mailbox.address, self._scheduler.membership)
 
     async def process_id(self) -> int:
         """Return the actor's process."""
@@ -106,6 +117,7 @@ class _InstanceActor:
 
     def __init__(self, name: str = "instance") -> None:
         self._name = name
+        self._status: tuple[str, EngineFacts] | None = None
 
     def __repr__(self) -> str:
         # Ray puts it before each line that the actor prints.
@@ -149,6 +161,7 @@ class _InstanceActor:
         else:
             engine = EmulatedEngine(instance_id, emulated, self._instance)
         facts = await self._instance.start(engine)
+        self._status = mailbox.address, facts
         logger.info(
             "instance ready instance=%s kv_tokens=%d start_s=%.1f",
             instance_id,
@@ -156,6 +169,13 @@ class _InstanceActor:
             time.monotonic() - started_s,
         )
         return mailbox.address, facts
+
+    async def status(self) -> MemberStatus | None:
+        """Return what a supervisor asks that takes the place of another; None while starting."""
+        if self._status is None:
+            return None
+        address, facts = self._status
+        return MemberStatus(address, self._instance.membership, facts)
 
     async def run(self) -> str:
         """Wait until the instance fails; returns why, and the process ends.
@@ -180,6 +200,7 @@ class _FrontendActor:
 
     def __init__(self, name: str, environment: dict[str, str]) -> None:
         self._name = name
+        self._server: Any = None
         _engine_environment(environment)
         self._imported = ThreadPoolExecutor(max_workers=1).submit(_import_server)
 
@@ -208,12 +229,19 @@ class _FrontendActor:
         from sterna.frontend.server import FrontendServer
 
         args: Namespace = pickle.loads(packed_args)
-        self._server: Any = FrontendServer(frontend_id, args, config, self._mailbox, ready)
+        self._server = FrontendServer(frontend_id, args, config, self._mailbox, ready)
         await self._server.start()
 
     async def run(self) -> None:
         """Serve until stopped."""
         await self._server.wait()
+
+    async def status(self) -> MemberStatus | None:
+        """Return what a supervisor asks that takes the place of another; None while starting."""
+        membership = None if self._server is None else self._server.membership
+        if membership is None:
+            return None
+        return MemberStatus(self._mailbox.address, membership)
 
     async def drain(self, timeout_s: float) -> int:
         """See `FrontendServer.drain`."""

@@ -6,19 +6,16 @@ ended. Scheduler and front ends are replaced whenever one dies.
 """
 
 import asyncio
-import itertools
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
 
 import ray
 
 from sterna.config import ClusterConfig
 from sterna.engine.emulated.driver import EmulatedOptions
+from sterna.engine.interface import EngineFacts
 from sterna.errors import FleetError, InstanceStartError, SternaError
 from sterna.fleet import (
-    RETRY_DELAYS_S,
     Announce,
     Cause,
     Close,
@@ -35,7 +32,6 @@ from sterna.messages import (
     AdminReply,
     DrainInstance,
     Emptied,
-    Frontend,
     Instance,
     Membership,
     RestartInstances,
@@ -43,26 +39,18 @@ from sterna.messages import (
     TerminateInstance,
     WireMessage,
 )
-from sterna.runtime.actors import (
-    FrontendActor,
-    SchedulerActor,
-    configure_logging,
-    remote_class,
-)
-from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, forked_runtime_env
-from sterna.runtime.instance_actors import InstanceActors, end_of, kill, settle
-from sterna.types import FrontendId, InstanceId
+from sterna.runtime.actors import configure_logging, remote_class
+from sterna.runtime.instance_actors import InstanceActors
+from sterna.runtime.placement import find_again
+from sterna.runtime.services import Services
+from sterna.runtime.takeover import Found, SupervisorState, find_members, state_of
+from sterna.runtime.tasks import Tasks
+from sterna.types import InstanceId
 
 logger = logging.getLogger(__name__)
 
 NUM_INSTANCES_AT_ONCE = 100
 """What an operator may ask for in one go: more is a slip of the keyboard."""
-
-
-@dataclass(slots=True)
-class _Member:
-    actor: Any
-    address: str
 
 
 class Cluster:
@@ -75,31 +63,28 @@ class Cluster:
         environment: environment variables of processes that run vLLM.
         metrics_folder: where front ends keep their counters; they answer on one port, and any of
             them shows the metrics of all.
+        is_successor: whether it is to take over what another supervisor has started.
     """
 
-    _config: ClusterConfig
-    _args: bytes
     _mailbox: Mailbox
     _fleet: Fleet
     _instances: InstanceActors
 
-    def __init__(self, environment: dict[str, str], metrics_folder: str) -> None:
+    def __init__(
+        self, environment: dict[str, str], metrics_folder: str, *, is_successor: bool = False
+    ) -> None:
         self._environment = environment
-        self._metrics_folder = metrics_folder
         self._version = 0
-        self._num_frontends_begun = 0
         # The version of the membership by which each terminating instance is being emptied.
         self._emptied_since: dict[InstanceId, int] = {}
         # Further options of vLLM by generation; later ones overrule those of `sterna serve`.
         self._options: dict[int, tuple[str, ...]] = {0: ()}
-        self._frontends: dict[FrontendId, _Member] = {}
-        self._scheduler: _Member | None = None
-        self._ready_response: bytes | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
+        self._services = Services(environment, metrics_folder, self._tasks, self._announce)
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False
-        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._first_frontend = self._import_frontend()
+        if not is_successor:
+            self._services.begin_imports()
 
     async def start(
         self, config: ClusterConfig, args: bytes, emulated: EmulatedOptions | None = None
@@ -115,50 +100,92 @@ class Cluster:
             InstanceStartError: an instance could not be started; the others are left to be
                 closed.
         """
-        self._config = config
-        self._args = args
-        self._instances = InstanceActors(config, args, emulated, self._environment)
-        self._mailbox = Mailbox(config.internal_host)
+        self._configure(config, args, emulated)
         scaling = config.scaling
         self._fleet = Fleet(
             wanted=config.num_instances,
             min_instances=1 if scaling is None else scaling.min_instances,
             max_instances=None if scaling is None else scaling.max_instances,
         )
-        self._begin(self._mailbox.deliver(self._on_message))
-        more = [self._import_frontend() for _ in range(config.num_frontends - 1)]
-        frontends = [
-            self._prepare_frontend(*frontend) for frontend in (self._first_frontend, *more)
-        ]
         instances = [
             self._start_instance(effect.instance_id, effect.generation)
             for effect in self._fleet.begin(_now_s())
             if isinstance(effect, Start)
         ]
-        prepared, *_ = await asyncio.gather(
-            asyncio.gather(*frontends), self._start_scheduler(), *instances
+        frontends, *_ = await asyncio.gather(
+            self._services.prepare(), self._services.start_scheduler(), *instances
         )
-        await asyncio.gather(*(self._start_frontend(*frontend) for frontend in prepared))
+        await self._services.start_frontends(frontends)
         # Before, they would only take time from those that are needed first.
         self._carry_out(self._fleet.on_pool(config.num_warm_instances, _now_s()))
 
+    async def take_over(
+        self, config: ClusterConfig, args: bytes, emulated: EmulatedOptions | None = None
+    ) -> None:
+        """Go on where a supervisor that died was: with the members that live, towards what was
+        wanted. Streams have not noticed.
+
+        Args: as `start`.
+
+        Raises:
+            NothingFoundError: nobody is left who knows what there was.
+        """
+        found = await find_members()
+        membership = found.membership()
+        state = state_of(membership)
+        self._version = membership.version
+        self._fleet, self._options = state.fleet, state.options
+        self._services.num_frontends_begun = state.num_frontends_begun
+        self._services.num_schedulers_begun = state.num_schedulers_begun
+        self._configure(config, args, emulated)
+        effects: list[FleetEffect] = []
+        for instance_id in list(self._fleet.members):
+            effects += self._take_over_instance(instance_id, found)
+        for actor, _ in found.instances.values():
+            # It came up when nobody could tell of it any more.
+            ray.kill(actor)
+        self._services.take_over(found)
+        logger.info("supervisor took over instances=%s", ",".join(self._fleet.members))
+        self._carry_out([Announce(), *effects])
+
+    def _take_over_instance(self, instance_id: InstanceId, found: Found) -> list[FleetEffect]:
+        if instance_id not in found.instances:
+            if (place := find_again(instance_id)) is not None:
+                place.give_back()
+            return self._fleet.on_gone(instance_id, _now_s())
+        actor, status = found.instances.pop(instance_id)
+        self._instances.take_over(instance_id, actor, status)
+        self._on_facts(status.facts)
+        self._tasks.begin(self._watch_instance(instance_id))
+        return self._fleet.on_found(instance_id, _now_s())
+
+    def _configure(
+        self, config: ClusterConfig, args: bytes, emulated: EmulatedOptions | None
+    ) -> None:
+        self._services.configure(config, args)
+        self._instances = InstanceActors(config, args, emulated, self._environment)
+        self._mailbox = Mailbox(config.internal_host)
+        self._tasks.begin(self._mailbox.deliver(self._on_message))
+
+    def _on_facts(self, facts: EngineFacts | None) -> None:
+        if self._services.ready_response is None and facts is not None:
+            self._services.ready_response = facts.ready_response
+
     async def drain(self, timeout_s: float) -> int:
-        """Let no more requests in, and wait for the answers under way; returns how many are left
-        after so long."""
-        left = await asyncio.gather(
-            *(member.actor.drain.remote(timeout_s) for member in self._frontends.values()),
-            return_exceptions=True,
-        )
-        return sum(each for each in left if isinstance(each, int))
+        """See `Services.drain`."""
+        return await self._services.drain(timeout_s)
+
+    async def failed(self) -> None:
+        """Return never; raises what has broken the supervisor."""
+        await self._tasks.failed()
 
     async def close(self) -> None:
         """Stop front ends first, then instances, then the scheduler."""
         self._is_closing = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await settle(*(member.actor.stop.remote() for member in self._frontends.values()))
+        self._tasks.cancel()
+        await self._services.stop_frontends()
         await self._instances.close_all()
         self._mailbox.close()
 
@@ -227,10 +254,10 @@ class Cluster:
         for effect in effects:
             match effect:
                 case Start(instance_id, generation):
-                    self._begin(self._start_later(instance_id, generation))
+                    self._tasks.begin(self._start_later(instance_id, generation))
                     must_announce = True
                 case Close(instance_id):
-                    self._begin(self._instances.close(instance_id))
+                    self._tasks.begin(self._instances.close(instance_id))
                 case GiveUpGeneration(generation, reason):
                     logger.error(
                         "rolling restart given up, instances keep their options generation=%d "
@@ -274,8 +301,8 @@ class Cluster:
             self._options[generation],
             lambda reason: self._carry_out(self._fleet.on_pending(instance_id, reason)),
         )
-        self._ready_response = self._ready_response or facts.ready_response
-        self._begin(self._watch_instance(instance_id))
+        self._on_facts(facts)
+        self._tasks.begin(self._watch_instance(instance_id))
         self._carry_out(self._fleet.on_started(instance_id, _now_s()))
 
     async def _watch_instance(self, instance_id: InstanceId) -> None:
@@ -286,96 +313,7 @@ class Cluster:
             logger.error("instance lost instance=%s reason=%s", instance_id, reason)
         self._carry_out(self._fleet.on_gone(instance_id, _now_s()))
 
-    # ------------------------------------------------------------------ scheduler, front ends
-
-    async def _start_scheduler(self) -> None:
-        actor = SchedulerActor.remote()
-        config = self._config
-        address = await actor.start.remote(
-            config.llumlet.policy, config.internal_host, config.log_level, config.scaling
-        )
-        self._scheduler = _Member(actor, address)
-        self._begin(self._watch_scheduler(actor))
-        self._announce()
-
-    async def _watch_scheduler(self, actor: Any) -> None:
-        reason = await end_of(actor)
-        logger.error("global scheduler lost, front ends go on without reason=%s", reason)
-        await kill(actor)
-        self._scheduler = None
-        self._announce()
-        await self._replace("global scheduler", self._start_scheduler)
-
-    def _import_frontend(self) -> tuple[FrontendId, Any]:
-        frontend_id = FrontendId(self._num_frontends_begun)
-        self._num_frontends_begun += 1
-        environment = {**self._environment, METRICS_FOLDER_VARIABLE: self._metrics_folder}
-        actor = FrontendActor.options(runtime_env=forked_runtime_env()).remote(
-            f"front end {frontend_id}", environment
-        )
-        return frontend_id, actor
-
-    async def _prepare_frontend(
-        self, frontend_id: FrontendId, actor: Any
-    ) -> tuple[FrontendId, Any, str]:
-        config = self._config
-        address = await actor.prepare.remote(config.internal_host, config.log_level)
-        return frontend_id, actor, address
-
-    async def _start_frontend(self, frontend_id: FrontendId, actor: Any, address: str) -> None:
-        self._frontends[frontend_id] = _Member(actor, address)
-        self._announce()
-        assert self._ready_response is not None
-        await actor.start.remote(
-            frontend_id, self._args, self._config.frontend, self._ready_response
-        )
-        self._begin(self._watch_frontend(frontend_id, actor))
-
-    async def _watch_frontend(self, frontend_id: FrontendId, actor: Any) -> None:
-        reason = await end_of(actor)
-        logger.error("front end lost frontend=%d reason=%s", frontend_id, reason)
-        await kill(actor)
-        del self._frontends[frontend_id]
-        self._announce()
-        await self._replace("front end", self._replace_frontend)
-
-    async def _replace(self, what: str, start: Callable[[], Awaitable[None]]) -> None:
-        """Start a successor, and try again for as long as it does not come up."""
-        delays_s = itertools.chain(RETRY_DELAYS_S, itertools.repeat(RETRY_DELAYS_S[-1]))
-        while not self._is_closing:
-            try:
-                await start()
-            except ray.exceptions.RayError as error:
-                delay_s = next(delays_s)
-                reason = str(error).strip().splitlines()[0]
-                logger.error("%s not replaced, again in %.0f s reason=%s", what, delay_s, reason)
-                await asyncio.sleep(delay_s)
-            else:
-                return
-
-    async def _replace_frontend(self) -> None:
-        frontend_id, actor, address = await self._prepare_frontend(*self._import_frontend())
-        try:
-            await self._start_frontend(frontend_id, actor, address)
-        except ray.exceptions.RayError:
-            del self._frontends[frontend_id]
-            ray.kill(actor)
-            raise
-
     # ----------------------------------------------------------------------------- membership
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_ended)
-
-    def _on_task_ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # A bug: the driver is to learn of it, and to end the service.
-            logger.error("supervisor failed", exc_info=error)
-            if not self.failure.done():
-                self.failure.set_exception(error)
 
     def _announce(self) -> None:
         """Tell everybody who is there."""
@@ -389,12 +327,15 @@ class Cluster:
             for instance_id in self._fleet.in_phase(Phase.STARTING, Phase.SPARE)
         )
         self._note_emptying(instances)
-        frontends = tuple(
-            Frontend(frontend_id, member.address) for frontend_id, member in self._frontends.items()
-        )
-        scheduler = None if self._scheduler is None else self._scheduler.address
+        frontends, scheduler = self._services.frontends, self._services.scheduler
         membership = Membership(
-            self._version, instances, frontends, scheduler, absent, self._mailbox.address
+            self._version,
+            instances,
+            frontends,
+            scheduler,
+            absent,
+            self._mailbox.address,
+            self._state().encode(),
         )
         addresses = {i.address for i in instances} | {f.address for f in frontends}
         if scheduler is not None:
@@ -402,6 +343,15 @@ class Cluster:
         for address in addresses:
             self._mailbox.send(address, membership)
         self._mailbox.keep_only(addresses)
+
+    def _state(self) -> SupervisorState:
+        services = self._services
+        return SupervisorState(
+            self._fleet,
+            self._options,
+            services.num_frontends_begun,
+            services.num_schedulers_begun,
+        )
 
     def _describe(self, instance_id: InstanceId) -> Instance:
         member = self._fleet.members[instance_id]
@@ -436,8 +386,10 @@ def _now_s() -> float:
 class _ClusterActor:
     """Hosts the supervisor."""
 
-    def __init__(self, environment: dict[str, str], metrics_folder: str) -> None:
-        self._cluster = Cluster(environment, metrics_folder)
+    def __init__(
+        self, environment: dict[str, str], metrics_folder: str, *, is_successor: bool = False
+    ) -> None:
+        self._cluster = Cluster(environment, metrics_folder, is_successor=is_successor)
 
     def __repr__(self) -> str:
         # Ray puts it before each line that the actor prints.
@@ -450,9 +402,16 @@ class _ClusterActor:
         configure_logging(config.log_level)
         await self._cluster.start(config, args, emulated)
 
+    async def take_over(
+        self, config: ClusterConfig, args: bytes, emulated: EmulatedOptions | None = None
+    ) -> None:
+        """See `Cluster.take_over`."""
+        configure_logging(config.log_level)
+        await self._cluster.take_over(config, args, emulated)
+
     async def run(self) -> None:
         """Return never: whoever waits for it learns of the supervisor's death."""
-        await self._cluster.failure
+        await self._cluster.failed()
 
     async def drain(self, timeout_s: float) -> int:
         """See `Cluster.drain`."""

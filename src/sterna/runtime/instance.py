@@ -65,6 +65,11 @@ class Instance:
         self._emptying = Emptying()
         self.failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
+    @property
+    def membership(self) -> Membership:
+        """The newest that it has heard of."""
+        return self._membership
+
     async def start(self, engine: Engine) -> EngineFacts:
         """Start the engine and begin to serve messages.
 

@@ -14,7 +14,9 @@ from sterna.engine.interface import EngineFacts
 from sterna.errors import InstanceStartError
 from sterna.runtime.actors import InstanceActor
 from sterna.runtime.forking import forked_runtime_env
-from sterna.runtime.placement import Place, find_place
+from sterna.runtime.member_status import MemberStatus
+from sterna.runtime.placement import Place, find_again, find_place
+from sterna.runtime.takeover import INSTANCE
 from sterna.types import InstanceId
 
 
@@ -72,12 +74,15 @@ class InstanceActors:
             InstanceStartError: it did not start, and nothing is left of it.
         """
         config = self._config
-        place = await find_place(config.cpus_per_instance, config.num_gpus_per_instance, on_pending)
+        place = await find_place(
+            instance_id, config.cpus_per_instance, config.num_gpus_per_instance, on_pending
+        )
         # An emulated engine needs nothing of what a fork would bring.
         runtime_env = forked_runtime_env() if self._emulated is None else {}
-        actor = InstanceActor.options(**place.options(), runtime_env=runtime_env).remote(
-            f"instance {instance_id}"
-        )
+        name = f"{INSTANCE}{instance_id}"
+        actor = InstanceActor.options(
+            **place.options(), runtime_env=runtime_env, **surviving_as(name)
+        ).remote(name)
         facts: EngineFacts
         try:
             address, facts = await actor.start.remote(
@@ -100,6 +105,13 @@ class InstanceActors:
         self._hosted[instance_id] = _Hosted(actor, address, facts.kv_format, place)
         return facts
 
+    def take_over(self, instance_id: InstanceId, actor: Any, status: MemberStatus) -> None:
+        """Host an instance that another supervisor has started."""
+        assert status.facts is not None
+        place = find_again(instance_id)
+        assert place is not None, "an instance has a place as long as it lives"
+        self._hosted[instance_id] = _Hosted(actor, status.address, status.facts.kv_format, place)
+
     async def ended(self, instance_id: InstanceId) -> str:
         """Wait until the instance has ended, by itself or by `close`; returns why, when nothing
         of it can act any more."""
@@ -120,6 +132,12 @@ class InstanceActors:
     async def close_all(self) -> None:
         """End all engines in good order; their processes end with Ray."""
         await settle(*(hosted.actor.close.remote() for hosted in self._hosted.values()))
+
+
+def surviving_as(name: str) -> dict[str, Any]:
+    """Return the options with which an actor outlives the supervisor that has started it, for a
+    successor to find it by this name."""
+    return {"name": name, "lifetime": "detached"}
 
 
 async def end_of(actor: Any) -> str:

@@ -34,6 +34,10 @@ NUM_RAY_STARTS = 3
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Ray's smallest object store: no payload goes through it."""
 
+MAX_DEATHS = 3
+DEATHS_WITHIN_S = 60.0
+"""Of supervisors: with more of them in so long, another successor would not help."""
+
 POLL_INTERVAL_S = 0.2
 """How soon a signal is seen while something else is waited for."""
 
@@ -96,6 +100,7 @@ class Run:
         self._open = ExitStack()
         self._stop = Stop()
         self._cluster: ray.actor.ActorHandle | None = None
+        self._deaths_s: list[float] = []
 
     def __enter__(self) -> Self:
         configure_logging("INFO")
@@ -142,7 +147,7 @@ class Run:
             return 0
         self._reaper.note_descendants()
         _print_ready(config, args)
-        self._await_end(self._cluster)
+        self._await_end(config, args)
         self._drain(self._cluster, args.shutdown_timeout)
         _say("stopping")
         _close(self._cluster)
@@ -160,25 +165,55 @@ class Run:
             _on_signal(self._stop.on_signal)
         self._reaper.note_descendants()
         if not self._stop.is_set():
-            self._cluster = ClusterActor.options(name="sterna-cluster").remote(
-                self._environment, self._metrics_folder.name
-            )
+            self._cluster = self._new_cluster()
 
     def _break_off(self, number: int) -> None:
         self._stop.on_signal(number)
         raise KeyboardInterrupt
 
-    def _await_end(self, cluster: ray.actor.ActorHandle) -> None:
-        """Return after a signal.
+    def _await_end(self, config: ClusterConfig, args: Namespace) -> None:
+        """Return after a signal. A supervisor that dies has a successor, which takes over what it
+        finds.
 
         Raises:
-            SupervisorDiedError: the supervisor ended; its actors end with it.
+            SupervisorDiedError: one died and could not be replaced.
         """
-        ended = cluster.run.remote()
+        assert self._cluster is not None
+        ended = self._cluster.run.remote()
         while not self._stop.is_set():
             done, _ = ray.wait([ended], timeout=POLL_INTERVAL_S)
             if done:
-                raise SupervisorDiedError(_reason_of_end(ended))
+                logger.error("supervisor lost reason=%s", _reason_of_end(ended))
+                self._replace_supervisor(config, args)
+                ended = self._cluster.run.remote()
+
+    def _replace_supervisor(self, config: ClusterConfig, args: Namespace) -> None:
+        """Raises SupervisorDiedError: the successor could not take over, or too many have died."""
+        assert self._cluster is not None
+        now_s = time.monotonic()
+        self._deaths_s = [each for each in self._deaths_s if now_s - each < DEATHS_WITHIN_S]
+        self._deaths_s.append(now_s)
+        if len(self._deaths_s) > MAX_DEATHS:
+            raise SupervisorDiedError(f"{MAX_DEATHS} successors died, too")
+        # A broken one must not act beside its successor.
+        ray.kill(self._cluster)
+        self._cluster = self._new_cluster(is_successor=True)
+        taking_over = self._cluster.take_over.remote(config, pickle.dumps(args), args.emulated)
+        while not self._stop.is_set():
+            done, _ = ray.wait([taking_over], timeout=POLL_INTERVAL_S)
+            if not done:
+                continue
+            try:
+                ray.get(taking_over)
+            except ray.exceptions.RayError:
+                raise SupervisorDiedError(_reason_of_end(taking_over)) from None
+            self._reaper.note_descendants()
+            return
+
+    def _new_cluster(self, *, is_successor: bool = False) -> ray.actor.ActorHandle:
+        return ClusterActor.remote(
+            self._environment, self._metrics_folder.name, is_successor=is_successor
+        )
 
     def _drain(self, cluster: ray.actor.ActorHandle, timeout_s: float) -> None:
         """Let requests finish, unless the signal does not leave the time."""

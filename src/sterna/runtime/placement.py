@@ -9,7 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 PENDING_AFTER_S = 1.0
@@ -42,11 +47,12 @@ class Place:
 
 
 async def find_place(
-    num_cpus: float, num_gpus: int, on_pending: Callable[[str | None], None]
+    name: str, num_cpus: float, num_gpus: int, on_pending: Callable[[str | None], None]
 ) -> Place:
     """Return a place with these resources, as soon as there is one.
 
     Args:
+        name: by which `find_again` finds it; it outlives this process.
         on_pending: called with the reason when it has to be waited for, and with None when the
             wait is over.
     """
@@ -54,7 +60,7 @@ async def find_place(
     if num_gpus:
         bundle["GPU"] = num_gpus
     # One bundle is never spread over nodes: ranks of one engine share memory.
-    group = placement_group([bundle])
+    group = placement_group([bundle], name=name, lifetime="detached")
     try:
         # `ready()` would start a process of its own for this.
         if not await asyncio.to_thread(group.wait, PENDING_AFTER_S):
@@ -66,6 +72,14 @@ async def find_place(
         raise
     on_pending(None)
     return Place(group)
+
+
+def find_again(name: str) -> Place | None:
+    """Return the place of this name, had or only asked for; None where there is none."""
+    try:
+        return Place(get_placement_group(name))
+    except ValueError:
+        return None
 
 
 def _reason(bundle: Mapping[str, float]) -> str:

@@ -62,6 +62,11 @@ class Scheduler:
         self._reports: dict[InstanceId, LoadReport] = {}
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def membership(self) -> Membership:
+        """The newest that it has heard of."""
+        return self._membership
+
     async def run(self) -> None:
         """Serve until cancelled."""
         self._tick()

@@ -11,7 +11,7 @@ import openai
 import psutil
 import pytest
 
-from sterna.cli.admin import ServerError
+from sterna.cli.admin import ServerError, ask
 from tests.serve.server import (
     HANG_TIMEOUT_S,
     MODEL_NAME,
@@ -79,9 +79,7 @@ def test_a_killed_instance_ends_its_streams_clearly_and_is_replaced(server: Serv
     assert answers(server)
 
 
-def test_killed_schedulers_and_front_ends_are_replaced_and_a_killed_supervisor_ends_the_server(
-    server: ServerProcess,
-) -> None:
+def test_killed_schedulers_and_front_ends_are_replaced(server: ServerProcess) -> None:
     """ "Llumnix allows the request frontends to directly dispatch requests to instances" while
     there is no global scheduler."""
     stream = iter(server.stream())
@@ -97,12 +95,60 @@ def test_killed_schedulers_and_front_ends_are_replaced_and_a_killed_supervisor_e
     until(lambda: answers(server), "a front end is back", START_TIMEOUT_S)
     until(server.is_empty, "the dead front end's request is freed")
 
-    family = server.processes()
+
+def test_a_killed_supervisor_has_a_successor_that_goes_on_in_the_middle(
+    server: ServerProcess,
+) -> None:
+    """It dies while an instance starts and another one is being drained: both go on, and no stream
+    notices."""
+    stream = iter(server.stream(max_tokens=1000))
+    next(stream)
+    (busy,) = [each["id"] for each in server.instances() if each["running"]]
+    ask(server.url, "POST", "/admin/drain", None, {"instance": busy})
+    ask(server.url, "POST", "/admin/start", None, {"instances": 1})
     process_of(server, "_ClusterActor").kill()
-    assert server.until_end() == 1
-    assert any("sterna: error: the supervisor died" in line for line in server.stderr)
-    _, alive = psutil.wait_procs(family, timeout=HANG_TIMEOUT_S)
-    assert not alive
+    server.until_line("supervisor took over", HANG_TIMEOUT_S)
+    assert sum(bool(chunk.choices) for chunk in stream) >= 900
+    (idle,) = {"i0", "i1"} - {busy}
+
+    def is_as_wanted() -> bool:
+        names = {each["id"] for each in server.instances() if each["state"] == "running"}
+        return busy not in names and idle in names and len(names) == 2
+
+    until(is_as_wanted, "the drain and the start are done", START_TIMEOUT_S)
+    assert answers(server)
+
+
+def test_an_instance_that_dies_while_it_is_drained_is_not_replaced(server: ServerProcess) -> None:
+    stream = iter(server.stream(max_tokens=1500))
+    next(stream)
+    (busy,) = [each["id"] for each in server.instances() if each["running"]]
+    ready = server.until_line(rf"instance {busy} pid=(\d+)", HANG_TIMEOUT_S)
+    # Without migration the drain waits for the stream's end.
+    ask(server.url, "POST", "/admin/drain", None, {"instance": busy})
+    until(lambda: _state(server, busy) == "terminating", "it is being drained")
+    psutil.Process(int(ready[1])).kill()
+    with pytest.raises(openai.APIError):
+        list(stream)
+    (idle,) = {"i0", "i1"} - {busy}
+    until(lambda: knows_its_instances(server, idle), "the other one is all there is")
+    assert answers(server)
+
+
+def test_a_drain_survives_the_scheduler(server: ServerProcess) -> None:
+    stream = iter(server.stream(max_tokens=300))
+    next(stream)
+    (busy,) = [each["id"] for each in server.instances() if each["running"]]
+    ask(server.url, "POST", "/admin/drain", None, {"instance": busy})
+    process_of(server, "_SchedulerActor").kill()
+    assert sum(bool(chunk.choices) for chunk in stream) >= 290
+    (idle,) = {"i0", "i1"} - {busy}
+    until(lambda: knows_its_instances(server, idle), "the drained one has ended", START_TIMEOUT_S)
+
+
+def _state(server: ServerProcess, instance_id: str) -> str | None:
+    states = {each["id"]: each["state"] for each in server.instances()}
+    return states.get(instance_id)
 
 
 def test_who_does_not_know_the_token_cannot_use_the_ray_of_a_server(server: ServerProcess) -> None:

@@ -1,0 +1,201 @@
+"""The global scheduler and the front ends of a cluster: started, watched, and replaced when one
+dies."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from sterna.config import ClusterConfig
+from sterna.fleet import RETRY_DELAYS_S
+from sterna.messages import Frontend
+from sterna.runtime.actors import FrontendActor, SchedulerActor
+from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, forked_runtime_env
+from sterna.runtime.instance_actors import end_of, kill, settle, surviving_as
+from sterna.runtime.takeover import FRONTEND, SCHEDULER, Found
+from sterna.runtime.tasks import Tasks
+from sterna.types import FrontendId
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    actor: Any
+    address: str
+
+
+class Services:
+    """One scheduler and some front ends.
+
+    Args:
+        environment: environment variables of processes that run vLLM.
+        metrics_folder: where front ends keep their counters.
+        tasks: what watches and replaces them runs there.
+        on_change: called when one has come or gone.
+    """
+
+    _config: ClusterConfig
+    _args: bytes
+
+    def __init__(
+        self,
+        environment: dict[str, str],
+        metrics_folder: str,
+        tasks: Tasks,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._environment = {**environment, METRICS_FOLDER_VARIABLE: metrics_folder}
+        self._tasks = tasks
+        self._on_change = on_change
+        self._frontends: dict[FrontendId, _Member] = {}
+        self._imported: tuple[FrontendId, Any] | None = None
+        self._scheduler: _Member | None = None
+        self.num_frontends_begun = 0
+        self.num_schedulers_begun = 0
+        self.ready_response: bytes | None = None
+
+    @property
+    def frontends(self) -> tuple[Frontend, ...]:
+        """The front ends that are there."""
+        return tuple(Frontend(each, member.address) for each, member in self._frontends.items())
+
+    @property
+    def scheduler(self) -> str | None:
+        """The scheduler's mailbox, or None while there is none."""
+        return None if self._scheduler is None else self._scheduler.address
+
+    def configure(self, config: ClusterConfig, args: bytes) -> None:
+        """Say what is served; comes before anything is started but the imports."""
+        self._config = config
+        self._args = args
+
+    def begin_imports(self) -> None:
+        """Have the first front end import what it needs."""
+        self._imported = self._import_frontend()
+
+    async def prepare(self) -> list[tuple[FrontendId, Any, str]]:
+        """Return the front ends, with their mailboxes, when all have imported what they need."""
+        assert self._imported is not None
+        more = [self._import_frontend() for _ in range(self._config.num_frontends - 1)]
+        return list(
+            await asyncio.gather(*(self._prepare(*each) for each in (self._imported, *more)))
+        )
+
+    async def start_frontends(self, prepared: list[tuple[FrontendId, Any, str]]) -> None:
+        """Return when all of them answer."""
+        await asyncio.gather(*(self._start_frontend(*each) for each in prepared))
+
+    async def start_scheduler(self) -> None:
+        """Start the scheduler; returns when it schedules."""
+        name = f"{SCHEDULER}{self.num_schedulers_begun}"
+        self.num_schedulers_begun += 1
+        actor = SchedulerActor.options(**surviving_as(name)).remote()
+        config = self._config
+        address = await actor.start.remote(
+            config.llumlet.policy, config.internal_host, config.log_level, config.scaling
+        )
+        self._host_scheduler(_Member(actor, address))
+        self._on_change()
+
+    def take_over(self, found: Found) -> None:
+        """Go on with those that another supervisor has started, and replace those that lack."""
+        for frontend_id, (actor, status) in found.frontends.items():
+            self._host_frontend(frontend_id, _Member(actor, status.address))
+        for _ in range(self._config.num_frontends - len(self._frontends)):
+            self._tasks.begin(self._replace("front end", self._replace_frontend))
+        if found.scheduler is None:
+            self._tasks.begin(self._replace("global scheduler", self.start_scheduler))
+        else:
+            actor, status = found.scheduler
+            self._host_scheduler(_Member(actor, status.address))
+
+    async def drain(self, timeout_s: float) -> int:
+        """Let no more requests in, and wait for the answers under way; returns how many are left
+        after so long."""
+        left = await asyncio.gather(
+            *(member.actor.drain.remote(timeout_s) for member in self._frontends.values()),
+            return_exceptions=True,
+        )
+        return sum(each for each in left if isinstance(each, int))
+
+    async def stop_frontends(self) -> None:
+        """Have them answer nothing any more."""
+        await settle(*(member.actor.stop.remote() for member in self._frontends.values()))
+
+    # ----------------------------------------------------------------------------- scheduler
+
+    def _host_scheduler(self, member: _Member) -> None:
+        self._scheduler = member
+        self._tasks.begin(self._watch_scheduler(member.actor))
+
+    async def _watch_scheduler(self, actor: Any) -> None:
+        reason = await end_of(actor)
+        logger.error("global scheduler lost, front ends go on without reason=%s", reason)
+        await kill(actor)
+        self._scheduler = None
+        self._on_change()
+        await self._replace("global scheduler", self.start_scheduler)
+
+    # ---------------------------------------------------------------------------- front ends
+
+    def _import_frontend(self) -> tuple[FrontendId, Any]:
+        frontend_id = FrontendId(self.num_frontends_begun)
+        self.num_frontends_begun += 1
+        name = f"{FRONTEND}{frontend_id}"
+        options = {"runtime_env": forked_runtime_env(), **surviving_as(name)}
+        return frontend_id, FrontendActor.options(**options).remote(name, self._environment)
+
+    async def _prepare(self, frontend_id: FrontendId, actor: Any) -> tuple[FrontendId, Any, str]:
+        config = self._config
+        address = await actor.prepare.remote(config.internal_host, config.log_level)
+        return frontend_id, actor, address
+
+    async def _start_frontend(self, frontend_id: FrontendId, actor: Any, address: str) -> None:
+        # It hears of the instances by the membership, which it needs to start.
+        self._frontends[frontend_id] = _Member(actor, address)
+        self._on_change()
+        assert self.ready_response is not None
+        await actor.start.remote(
+            frontend_id, self._args, self._config.frontend, self.ready_response
+        )
+        self._host_frontend(frontend_id, _Member(actor, address))
+
+    def _host_frontend(self, frontend_id: FrontendId, member: _Member) -> None:
+        self._frontends[frontend_id] = member
+        self._tasks.begin(self._watch_frontend(frontend_id, member.actor))
+
+    async def _watch_frontend(self, frontend_id: FrontendId, actor: Any) -> None:
+        reason = await end_of(actor)
+        logger.error("front end lost frontend=%d reason=%s", frontend_id, reason)
+        await kill(actor)
+        del self._frontends[frontend_id]
+        self._on_change()
+        await self._replace("front end", self._replace_frontend)
+
+    async def _replace_frontend(self) -> None:
+        frontend_id, actor, address = await self._prepare(*self._import_frontend())
+        try:
+            await self._start_frontend(frontend_id, actor, address)
+        except ray.exceptions.RayError:
+            del self._frontends[frontend_id]
+            ray.kill(actor)
+            raise
+
+    async def _replace(self, what: str, start: Callable[[], Awaitable[None]]) -> None:
+        """Start a successor, and try again for as long as it does not come up."""
+        delays_s = itertools.chain(RETRY_DELAYS_S, itertools.repeat(RETRY_DELAYS_S[-1]))
+        while True:
+            try:
+                await start()
+            except ray.exceptions.RayError as error:
+                delay_s = next(delays_s)
+                reason = str(error).strip().splitlines()[0]
+                logger.error("%s not replaced, again in %.0f s reason=%s", what, delay_s, reason)
+                await asyncio.sleep(delay_s)
+            else:
+                return

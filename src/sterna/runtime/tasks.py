@@ -1,0 +1,38 @@
+"""The supervisor's tasks: begun, kept, ended together; an error in one is an error of all."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class Tasks:
+    """Runs coroutines until `cancel`."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it beside the others."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_ended)
+
+    async def failed(self) -> None:
+        """Return never; raises the first error of a task, which is a bug."""
+        await asyncio.shield(self._failure)
+
+    def cancel(self) -> None:
+        """End all of them."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _on_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("supervisor failed", exc_info=error)
+            if not self._failure.done():
+                self._failure.set_exception(error)
