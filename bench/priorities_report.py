@@ -210,7 +210,7 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
                 axis.set_title(f"{name}: {TITLES[metric]}, seconds")
         axes[0][0].legend(frameon=False, title="priorities")
         figure.suptitle(
-            "Priorities on and off, two-sided runs of the same requests (dots: single runs)"
+            "The same requests with priorities on and off (dots: single runs)"
         )
         figure.savefig(path, dpi=150, metadata=metadata(path))
         pyplot.close(figure)
