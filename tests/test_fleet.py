@@ -1,5 +1,6 @@
 """What the supervisor has done about its instances, by example and at random."""
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -145,6 +146,21 @@ def test_a_failed_start_is_tried_again_later_and_later() -> None:
     assert started(fleet.on_time(22.0)) == [I3]
     fleet.on_started(I3, 23.0)
     assert fleet.next_deadline_s is None
+
+
+def test_a_successor_goes_on_with_what_it_finds() -> None:
+    """A start that has ended meanwhile, an order to end that may have been lost, a death."""
+    fleet = serving(3)
+    fleet.on_terminate(I0, Cause.OPERATOR, 2.0)
+    fleet.on_emptied(I0, 3.0)
+    fleet.on_add(1, 4.0)
+    restored = msgspec.msgpack.decode(msgspec.msgpack.encode(fleet), type=Fleet)
+    assert restored == fleet
+    assert restored.on_found(I0, 5.0) == [Close(I0)]
+    assert started(restored.on_gone(I1, 5.0)) == [InstanceId("i4")]
+    assert restored.on_found(I2, 5.0) == []
+    restored.on_found(I3, 5.0)
+    assert phases(restored)[I3] is Phase.SERVING
 
 
 # ------------------------------------------------------------------------------- warm instances
@@ -326,6 +342,17 @@ class FleetUnderWeather(RuleBasedStateMachine):
     @rule(num=st.integers(0, 2))
     def pool(self, num: int) -> None:
         self.take(self.fleet.on_pool(num, self.time()))
+
+    @rule(data=st.data())
+    def supervisor_dies(self, data: st.DataObject) -> None:
+        """Its successor has its state, and finds who lives."""
+        self.fleet = msgspec.msgpack.decode(msgspec.msgpack.encode(self.fleet), type=Fleet)
+        for instance_id in list(self.fleet.members):
+            if data.draw(st.booleans()):
+                effects = self.fleet.on_found(instance_id, self.time())
+            else:
+                effects = self.fleet.on_gone(instance_id, self.time())
+            self.take(effects)
 
     @precondition(lambda self: not self.fleet.is_restarting)
     @rule(has_surge=st.booleans())

@@ -1,0 +1,34 @@
+"""A supervisor's successor goes by the newest membership that anybody knows."""
+
+import pytest
+
+from sterna.fleet import Fleet
+from sterna.messages import Membership
+from sterna.runtime.member_status import MemberStatus
+from sterna.runtime.takeover import Found, NothingFoundError, SupervisorState, state_of
+from sterna.types import FrontendId, InstanceId
+
+
+def membership(version: int, wanted: int) -> Membership:
+    state = SupervisorState(Fleet(wanted), {0: (), 1: ("--max-num-seqs", "8")}, 2, 1)
+    return Membership(version, (), (), None, state=state.encode())
+
+
+def test_the_newest_membership_holds() -> None:
+    found = Found()
+    found.instances[InstanceId("i0")] = (None, MemberStatus("a", membership(4, 2)))
+    found.frontends[FrontendId(0)] = (None, MemberStatus("b", membership(6, 3)))
+    found.scheduler = (None, MemberStatus("c", membership(5, 4)))
+    state = state_of(found.membership())
+    assert state.fleet == Fleet(3)
+    assert state.options == {0: (), 1: ("--max-num-seqs", "8")}
+    assert (state.num_frontends_begun, state.num_schedulers_begun) == (2, 1)
+
+
+def test_where_nobody_knows_anything_there_is_nothing_to_take_over() -> None:
+    with pytest.raises(NothingFoundError):
+        Found().membership()
+    found = Found()
+    found.scheduler = (None, MemberStatus("c", Membership(0, (), (), None)))
+    with pytest.raises(NothingFoundError):
+        found.membership()
