@@ -13,6 +13,7 @@ BENCHMARKS = {
     "priorities": "what priorities give to urgent requests and cost the others, on real instances",
     "autoscaling": "a load step up and down on one to three real instances",
     "draining": "streams over a drain and a rolling restart, compared token by token",
+    "instance-start": "an instance more: as a new process, as a fork, out of the warm pool",
     "fidelity": "how near simulations come to the points of the paper's Figure 11",
     "simulator": "how fast simulations run",
 }
@@ -39,4 +40,4 @@ def _bench(args: argparse.Namespace) -> int:
         ConfigurationError: this is no source checkout.
     """
     protect_ray(os.environ)
-    become(f"bench.{args.name}", args.options)
+    become(f"bench.{args.name.replace('-', '_')}", args.options)
