@@ -1,0 +1,70 @@
+"""How many instances there are, as the command line says it."""
+
+import argparse
+
+import pytest
+
+from sterna.cli.scaling_options import add_scaling_options, num_instances, scaling_config
+from sterna.config import ScalingConfig
+from sterna.errors import ConfigurationError
+
+
+def parsed(*options: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_scaling_options(parser)
+    return parser.parse_args(options)
+
+
+def test_without_a_maximum_the_number_stays_as_it_is() -> None:
+    args = parsed("--instances", "3")
+    assert scaling_config(args) is None
+    assert num_instances(args, None) == 3
+
+
+def test_two_instances_are_the_default() -> None:
+    assert num_instances(parsed(), None) == 2
+
+
+def test_a_maximum_turns_auto_scaling_on_and_begins_with_the_minimum() -> None:
+    args = parsed("--max-instances", "8", "--min-instances", "2")
+    scaling = scaling_config(args)
+    assert scaling == ScalingConfig(min_instances=2, max_instances=8, cooldown_s=30.0)
+    assert num_instances(args, scaling) == 2
+    assert num_instances(parsed("--instances", "5"), scaling) == 5
+
+
+def test_every_option_of_auto_scaling_has_its_place() -> None:
+    args = parsed(
+        *("--max-instances", "8", "--scale-up-freeness", "100", "--scale-down-freeness", "900"),
+        *("--scaling-period", "5", "--scaling-cooldown", "7"),
+    )
+    assert scaling_config(args) == ScalingConfig(
+        min_instances=1,
+        max_instances=8,
+        low_freeness_steps=100.0,
+        high_freeness_steps=900.0,
+        period_s=5.0,
+        cooldown_s=7.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--min-instances", "2"], "--min-instances is for auto-scaling: give --max-instances"),
+        (["--scaling-period", "5"], "--scaling-period is for auto-scaling: give --max-instances"),
+        (
+            ["--min-instances", "4", "--max-instances", "2"],
+            r"--max-instances must be at least --min-instances \(4\), not 2",
+        ),
+        (
+            ["--max-instances", "2", "--scale-up-freeness", "900", "--scale-down-freeness", "100"],
+            r"--scale-up-freeness must be below --scale-down-freeness \(100.0\), not 900.0",
+        ),
+        (["--max-instances", "2", "--min-instances", "0"], "--min-instances must be at least 1"),
+        (["--max-instances", "2", "--scaling-period", "0"], "--scaling-period must be positive"),
+    ],
+)
+def test_options_that_contradict_are_refused_by_their_names(options: list[str], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        scaling_config(parsed(*options))
