@@ -33,8 +33,16 @@ def server() -> Iterator[ServerProcess]:
 
 def process_of(server: ServerProcess, actor: str) -> psutil.Process:
     """The one process of an actor class, by the title that Ray gives it."""
-    (found,) = [p for p in server.processes() if p.cmdline()[:1][0].startswith(f"ray::{actor}")]
+    (found,) = [p for p in server.processes() if _title(p).startswith(f"ray::{actor}")]
     return found
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()[:1])
+    except psutil.Error:
+        # It has ended meanwhile.
+        return ""
 
 
 def answers(server: ServerProcess) -> bool:
