@@ -21,10 +21,14 @@ def report(instance_id: InstanceId, **changes: object) -> LoadReport:
     return LoadReport(InstanceLoad(instance_id=instance_id, **values))
 
 
-def described(membership: Membership, *reports: LoadReport, sources: tuple[InstanceId, ...] = ()):
-    return describe_instances(
-        membership, {each.load.instance_id: each for each in reports}, sources
-    )
+def described(
+    membership: Membership,
+    *reports: LoadReport,
+    sources: tuple[InstanceId, ...] = (),
+    migrates: bool = True,
+):
+    by_id = {each.load.instance_id: each for each in reports}
+    return describe_instances(membership, by_id, sources, migrates=migrates)
 
 
 def test_an_instance_is_described_by_its_last_report() -> None:
@@ -57,7 +61,9 @@ def test_a_drain_says_how_many_requests_it_waits_for_and_why() -> None:
 
     def note(**changes: object) -> object:
         sources = (I0,) if changes.pop("is_source", False) else ()
-        (row,) = described(membership, report(I0, is_terminating=True, **changes), sources=sources)
+        migrates = bool(changes.pop("migrates", True))
+        leaving = report(I0, is_terminating=True, **changes)
+        (row,) = described(membership, leaving, sources=sources, migrates=migrates)
         assert (row["state"], row["freeness"]) == ("terminating", None)
         return row["note"]
 
@@ -67,3 +73,6 @@ def test_a_drain_says_how_many_requests_it_waits_for_and_why() -> None:
     )
     assert note() == "an operator drains it; 3 requests left, none of which can move now"
     assert note(num_running=0, num_queuing=0) == "an operator drains it"
+    assert note(move_tokens=64, migrates=False) == (
+        "an operator drains it; 3 requests left, which end here: the policy moves none"
+    )

@@ -28,22 +28,31 @@ def describe_instances(
     membership: Membership,
     reports: Mapping[InstanceId, LoadReport],
     sources: Collection[InstanceId],
+    *,
+    migrates: bool = True,
 ) -> list[Description]:
     """One entry an instance, those to come last; the names are stable (docs/operations.md).
 
     Args:
         sources: instances that have a destination to move requests to.
+        migrates: whether the policy moves requests at all.
     """
     return [
         *(
-            _describe(each, reports.get(each.instance_id), each.instance_id in sources)
+            _describe(each, reports.get(each.instance_id), sources, migrates=migrates)
             for each in membership.instances
         ),
         *(_describe_absent(each) for each in membership.absent),
     ]
 
 
-def _describe(instance: Instance, report: LoadReport | None, is_source: bool) -> Description:
+def _describe(
+    instance: Instance,
+    report: LoadReport | None,
+    sources: Collection[InstanceId],
+    *,
+    migrates: bool,
+) -> Description:
     state = "terminating" if instance.is_terminating else "running"
     if report is None:
         state = "starting"
@@ -52,7 +61,7 @@ def _describe(instance: Instance, report: LoadReport | None, is_source: bool) ->
         "state": state,
         **(UNKNOWN if report is None else _load(report)),
         "generation": instance.generation,
-        "note": _note(instance, report, is_source),
+        "note": _note(instance, report, sources, migrates=migrates),
     }
 
 
@@ -84,7 +93,13 @@ def _load(report: LoadReport) -> Description:
     }
 
 
-def _note(instance: Instance, report: LoadReport | None, is_source: bool) -> str | None:
+def _note(
+    instance: Instance,
+    report: LoadReport | None,
+    sources: Collection[InstanceId],
+    *,
+    migrates: bool,
+) -> str | None:
     """Why it is being emptied, and what that waits for."""
     if instance.note is None or report is None:
         return instance.note
@@ -93,7 +108,9 @@ def _note(instance: Instance, report: LoadReport | None, is_source: bool) -> str
     if num_left == 0:
         return instance.note
     left = f"{instance.note}; {num_left} request{'s' if num_left > 1 else ''} left"
-    if is_source or load.num_migrating_out > 0:
+    if not migrates:
+        return f"{left}, which end here: the policy moves none"
+    if instance.instance_id in sources or load.num_migrating_out > 0:
         return left
     if load.move_tokens is None:
         return f"{left}, none of which can move now"

@@ -19,6 +19,9 @@ from sterna.runtime.placement import Place, find_again, find_place
 from sterna.runtime.takeover import INSTANCE
 from sterna.types import InstanceId
 
+CLOSE_TIMEOUT_S = 10.0
+"""What an empty instance has for giving everything back; then its process is killed."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Hosted:
@@ -126,7 +129,9 @@ class InstanceActors:
     async def close(self, instance_id: InstanceId) -> None:
         """End an instance in good order; `ended` returns then."""
         actor = self._hosted[instance_id].actor
-        await settle(actor.close.remote())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await settle(actor.close.remote())
         ray.kill(actor)
 
     async def close_all(self) -> None:

@@ -48,6 +48,7 @@ class Scheduler:
         self, policy: PolicyConfig, mailbox: Mailbox, scaling: ScalingConfig | None = None
     ) -> None:
         self._mailbox = mailbox
+        self._policy = policy
         # Numbers by the clock keep growing over restarts of the scheduler.
         self._core = core.GlobalScheduler(
             policy,
@@ -95,7 +96,10 @@ class Scheduler:
                 self._carry_out(self._core.on_cancel(request_id, now_s))
             case ListInstances(reply_to, query_id):
                 described = describe_instances(
-                    self._membership, self._reports, self._core.destinations.keys()
+                    self._membership,
+                    self._reports,
+                    self._core.destinations.keys(),
+                    migrates=self._policy.migrates,
                 )
                 body = msgspec.json.encode(described)
                 self._mailbox.send(reply_to, AdminReply(query_id, body))
