@@ -10,6 +10,7 @@ from sterna.errors import FleetError, UnknownInstanceError
 from sterna.fleet import (
     RETRY_DELAYS_S,
     Announce,
+    CancelStart,
     Cause,
     Close,
     Fleet,
@@ -63,7 +64,7 @@ def test_a_drained_instance_ends_when_it_is_empty_and_is_not_replaced() -> None:
     fleet = serving()
     assert fleet.on_terminate(I0, Cause.OPERATOR, 2.0) == [Announce()]
     assert phases(fleet)[I0] is Phase.TERMINATING
-    assert fleet.on_emptied(I0, 3.0) == [Close(I0)]
+    assert fleet.on_emptied(I0, 3.0) == [Announce(), Close(I0)]
     assert fleet.on_gone(I0, 4.0) == [Announce()]
     assert phases(fleet) == {I1: Phase.SERVING}
 
@@ -163,6 +164,33 @@ def test_a_successor_goes_on_with_what_it_finds() -> None:
     assert phases(restored)[I3] is Phase.SERVING
 
 
+def test_what_is_not_needed_any_more_and_has_no_place_yet_is_given_up_first() -> None:
+    fleet = serving(2, max_instances=4)
+    fleet.on_add(2, 2.0)
+    fleet.on_pending(I3, "no node has a GPU")
+    assert fleet.on_terminate(I0, Cause.SCALING, 3.0) == [Announce(), CancelStart(I3)]
+    assert phases(fleet) == {I0: Phase.SERVING, I1: Phase.SERVING, I2: Phase.STARTING}
+    assert fleet.on_terminate(I0, Cause.SCALING, 4.0) == [Announce()]
+    assert phases(fleet)[I0] is Phase.TERMINATING
+
+
+def test_auto_scaling_that_asks_again_while_starts_fail_does_not_raise_what_is_wanted() -> None:
+    fleet = serving(1, max_instances=8)
+    for at_s in (2.0, 2.2, 2.4):
+        starts = started(fleet.on_needed(1, at_s))
+        for instance_id in starts:
+            fleet.on_start_failed(instance_id, "no memory", at_s)
+    assert fleet.wanted == 2
+
+
+def test_a_successor_that_an_undone_drain_makes_needless_ends() -> None:
+    fleet = serving(2, min_instances=2)
+    assert started(fleet.on_terminate(I0, Cause.OPERATOR, 2.0)) == [I2]
+    fleet.on_undo(I0, 3.0)
+    assert closed(fleet.on_started(I2, 4.0)) == [I2]
+    assert phases(fleet)[I0] is Phase.SERVING
+
+
 # ------------------------------------------------------------------------------- warm instances
 
 
@@ -236,6 +264,17 @@ def test_options_with_which_nothing_starts_cost_no_instance() -> None:
     # Another attempt has a number of its own.
     fleet.on_restart(4.0)
     assert fleet.generation == 2
+
+
+def test_a_restart_whose_surge_finds_no_place_can_go_on_without_one() -> None:
+    fleet = serving()
+    fleet.on_restart(2.0)
+    fleet.on_pending(I2, "no node has a GPU")
+    effects = fleet.on_restart(3.0, has_surge=False)
+    assert CancelStart(I2) in effects
+    assert phases(fleet) == {I0: Phase.TERMINATING, I1: Phase.SERVING}
+    fleet.on_emptied(I0, 4.0)
+    assert started(fleet.on_gone(I0, 5.0)) == [I3]
 
 
 def test_a_second_restart_waits_for_the_first() -> None:
@@ -339,6 +378,15 @@ class FleetUnderWeather(RuleBasedStateMachine):
     def add(self, num: int) -> None:
         self.take(self.fleet.on_add(num, self.time()))
 
+    @rule(num=st.integers(1, 3))
+    def is_needed(self, num: int) -> None:
+        self.take(self.fleet.on_needed(num, self.time()))
+
+    @precondition(lambda self: self.fleet.in_phase(Phase.STARTING))
+    @rule(data=st.data())
+    def waits_for_a_place(self, data: st.DataObject) -> None:
+        self.take(self.fleet.on_pending(self.pick(data, Phase.STARTING), "no place"))
+
     @rule(num=st.integers(0, 2))
     def pool(self, num: int) -> None:
         self.take(self.fleet.on_pool(num, self.time()))
@@ -383,7 +431,7 @@ class FleetUnderWeather(RuleBasedStateMachine):
                 self.take(fleet.on_gone(instance_id, self.now_s))
         assert not fleet.is_restarting
         assert len(fleet.in_phase(Phase.SERVING)) >= fleet.wanted
-        assert len(fleet.in_phase(Phase.SPARE)) >= fleet.num_spares
+        assert len(fleet.in_phase(Phase.SPARE)) == fleet.num_spares
         assert not fleet.in_phase(Phase.STARTING, Phase.TERMINATING, Phase.CLOSING)
 
 

@@ -75,6 +75,13 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelStart:
+    """Give up a start that waits for a place; the fleet has forgotten it."""
+
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """End an instance that is empty, or that nobody knows of; then `on_gone`."""
 
@@ -94,7 +101,7 @@ class GiveUpGeneration:
     reason: str
 
 
-FleetEffect = Start | Close | Announce | GiveUpGeneration
+FleetEffect = Start | CancelStart | Close | Announce | GiveUpGeneration
 
 
 @dataclass(slots=True)
@@ -155,6 +162,13 @@ class Fleet:
         self.num_spares = num_spares
         return self._reconcile(now_s)
 
+    def on_needed(self, num_instances: int, now_s: float) -> list[FleetEffect]:
+        """Auto-scaling needs so many more than there are, or than are wanted already: starts that
+        have failed, and are to be tried again, are among these."""
+        num_there = len(self.in_phase(Phase.STARTING, Phase.SPARE, Phase.SERVING))
+        self.wanted = max(self.wanted, self._at_most(num_there - self.num_spares + num_instances))
+        return self._reconcile(now_s)
+
     def on_add(self, num_instances: int, now_s: float) -> list[FleetEffect]:
         """So many more instances are wanted, as far as the maximum allows."""
         self.wanted = self._at_most(self.wanted + num_instances)
@@ -163,7 +177,8 @@ class Fleet:
     def on_terminate(
         self, instance_id: InstanceId, cause: Cause, now_s: float
     ) -> list[FleetEffect]:
-        """The instance is to be emptied and ended.
+        """The instance is to be emptied and ended; where one less is enough and a start still waits
+        for its place, that is given up instead.
 
         Raises:
             UnknownInstanceError: there is no such instance.
@@ -180,6 +195,9 @@ class Fleet:
                 f"{instance_id} is the last instance that takes requests: its own would have "
                 "nowhere to go; have another one started first"
             )
+        if cause is Cause.SCALING and self._pending() and self.wanted > self.min_instances:
+            self.wanted -= 1
+            return self._reconcile(now_s)
         self._set_terminating(member, cause)
         if self.wanted > self.min_instances:
             self.wanted -= 1
@@ -211,6 +229,10 @@ class Fleet:
         Raises:
             FleetError: a restart is under way.
         """
+        if self.is_restarting and not has_surge and self._has_surge and self._waits_for_a_place():
+            # Nothing has been replaced yet, and nothing would be.
+            self._has_surge = False
+            return self._reconcile(now_s)
         if self.is_restarting:
             raise FleetError("a rolling restart is under way already; `sterna instances` shows it")
         self._generation = self._num_generations
@@ -236,6 +258,11 @@ class Fleet:
             self._proven_generation = member.generation
         self._num_failures = 0
         return [Announce(), *self._reconcile(now_s)]
+
+    def never_use(self, instance_ids: Iterable[InstanceId]) -> None:
+        """These names are taken already, by instances that nobody told of."""
+        numbers = [int(each.removeprefix("i")) for each in instance_ids]
+        self._num_begun = max([self._num_begun, *(number + 1 for number in numbers)])
 
     def on_found(self, instance_id: InstanceId, now_s: float) -> list[FleetEffect]:
         """An instance is up whose supervisor died; its successor has found it."""
@@ -268,7 +295,8 @@ class Fleet:
         if member is None or member.phase is not Phase.TERMINATING:
             return []  # It has been told to serve on meanwhile.
         member.phase = Phase.CLOSING
-        return [Close(instance_id), *self._reconcile(now_s)]
+        # First to be told: whoever takes the supervisor's place must know that it was to end.
+        return [Announce(), Close(instance_id), *self._reconcile(now_s)]
 
     def on_gone(self, instance_id: InstanceId, now_s: float) -> list[FleetEffect]:
         """The instance is dead and will never act again, whether it was to end or not."""
@@ -287,6 +315,7 @@ class Fleet:
             *self._close_outdated_spares(),
             *self._promote(),
             *self._replace_one(),
+            *self._give_up_surplus(),
         ]
         if self._num_failures == 0 or now_s >= self._no_start_before_s:
             effects += [self._begin() for _ in range(self._num_missing())]
@@ -319,6 +348,30 @@ class Fleet:
         self._set_terminating(self.members[outdated[0]], Cause.RESTART)
         return [Announce()]
 
+    def _give_up_surplus(self) -> list[FleetEffect]:
+        """End what is not needed and has no requests: starts without a place, then spare ones."""
+        num_surplus = self._num_there() - self._target() - self.num_spares
+        cancelled = self._pending()[::-1][: max(0, num_surplus)]
+        for instance_id in cancelled:
+            del self.members[instance_id]
+        num_surplus -= len(cancelled)
+        spares = self.in_phase(Phase.SPARE)[self.num_spares :][: max(0, num_surplus)]
+        for instance_id in spares:
+            member = self.members[instance_id]
+            member.phase, member.cause = Phase.CLOSING, Cause.SCALING
+        announced: list[FleetEffect] = [Announce()] if cancelled or spares else []
+        return [*announced, *map(CancelStart, cancelled), *map(Close, spares)]
+
+    def _pending(self) -> tuple[InstanceId, ...]:
+        """Starts that wait for a place."""
+        starting = self.in_phase(Phase.STARTING)
+        return tuple(each for each in starting if self.members[each].pending is not None)
+
+    def _waits_for_a_place(self) -> bool:
+        """Whether all that the restart has begun waits for a place."""
+        begun = [each for each in self.members.values() if not self._is_outdated(each)]
+        return self._num_being_replaced() == 0 and all(each.pending is not None for each in begun)
+
     def _begin(self) -> Start:
         instance_id = InstanceId(f"i{self._num_begun}")
         self._num_begun += 1
@@ -327,10 +380,12 @@ class Fleet:
 
     def _num_missing(self) -> int:
         """How many are to be started."""
-        num_there = len(self.in_phase(Phase.STARTING, Phase.SPARE, Phase.SERVING))
+        return max(0, self._target() + self.num_spares - self._num_there())
+
+    def _num_there(self) -> int:
         # A successor needs what the one that is being replaced still holds.
-        num_there += self._num_being_replaced()
-        return max(0, self._target() + self.num_spares - num_there)
+        up = self.in_phase(Phase.STARTING, Phase.SPARE, Phase.SERVING)
+        return len(up) + self._num_being_replaced()
 
     def _target(self) -> int:
         """How many should serve at this moment: during a restart one more, that it may begin."""

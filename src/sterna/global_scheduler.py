@@ -164,6 +164,13 @@ class GlobalScheduler:
             self._join(instance_id)
         return []
 
+    def on_instance_withdrawn(self, instance_id: InstanceId) -> None:
+        """An instance that has started is kept ready, without requests, until it joins again."""
+        instance = self._instances.get(instance_id)
+        if instance is not None and instance.load is None:
+            del self._instances[instance_id]
+            self._order = None
+
     def set_terminating(self, instance_id: InstanceId, is_terminating: bool) -> None:
         """Say that an instance is being emptied, or serves again, before its reports do."""
         instance = self._instances.get(instance_id)

@@ -104,12 +104,11 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
     will come. What the front end had sent before has arrived before.
 
     Attributes:
-        version: of the membership by which the instance is being emptied; a farewell is void
-            where a later one has let the instance serve again.
+        emptied_since: of the instance (`Instance`); the farewell is void for another emptying.
     """
 
     frontend_id: FrontendId
-    version: int
+    emptied_since: int
 
 
 class UtilityResult(msgspec.Struct, frozen=True, tag=True):
@@ -181,11 +180,11 @@ class Emptied(msgspec.Struct, frozen=True, tag=True):
     """Instance -> supervisor: nothing is here, and nothing more will come.
 
     Attributes:
-        version: of the membership by which the instance is being emptied.
+        emptied_since: of the instance (`Instance`); what is said of another emptying is void.
     """
 
     instance_id: InstanceId
-    version: int
+    emptied_since: int
 
 
 class InstanceStats(msgspec.Struct, frozen=True, array_like=True):
@@ -303,6 +302,8 @@ class Instance(msgspec.Struct, frozen=True, array_like=True):
         note: why it is being emptied, in words.
         generation: which of the cluster's sets of engine options it runs with.
         kv_format: see `EngineFacts`.
+        emptied_since: the version of the membership that first said that it is being emptied;
+            another one each time that it begins. 0 while it is not.
     """
 
     instance_id: InstanceId
@@ -311,6 +312,7 @@ class Instance(msgspec.Struct, frozen=True, array_like=True):
     note: str | None = None
     generation: int = 0
     kv_format: str = ""
+    emptied_since: int = 0
 
 
 class Absent(msgspec.Struct, frozen=True, array_like=True):

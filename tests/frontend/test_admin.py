@@ -21,6 +21,7 @@ from sterna.migration.messages import Mode
 from sterna.types import InstanceId
 
 INSTANCES = [{"id": "i0", "state": "running", "freeness": 12.5}]
+JSON = {"Content-Type": "application/json"}
 REQUESTS = [{"id": "chatcmpl-tern-9f86d081", "instance": "i0", "status": "running"}]
 
 
@@ -55,7 +56,7 @@ def client(operators: ScriptedOperators, *api_keys: str) -> TestClient:
 
 
 def move(operators: ScriptedOperators, body: object) -> Any:
-    return client(operators).post("/admin/migrate", content=msgspec.json.encode(body))
+    return client(operators).post("/admin/migrate", content=msgspec.json.encode(body), headers=JSON)
 
 
 def test_instances_and_requests_are_listed():
@@ -117,9 +118,27 @@ def test_a_body_that_cannot_be_understood_is_a_bad_request(body: object, part_of
     assert operators.moves == []
 
 
+@pytest.mark.parametrize("content_type", ["text/plain", "", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("path", ["migrate", "drain", "start", "restart"])
+def test_what_a_page_of_another_origin_could_send_is_refused(path: str, content_type: str):
+    """Browsers ask before they send JSON elsewhere, and nobody allows it."""
+    answer = client(ScriptedOperators()).post(
+        f"/admin/{path}", content=b"{}", headers={"Content-Type": content_type}
+    )
+    assert answer.status_code == 400
+    assert "application/json" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/admin/instances"), ("GET", "/admin/requests"), ("POST", "/admin/migrate")],
+    [
+        ("GET", "/admin/instances"),
+        ("GET", "/admin/requests"),
+        ("POST", "/admin/migrate"),
+        ("POST", "/admin/drain"),
+        ("POST", "/admin/start"),
+        ("POST", "/admin/restart"),
+    ],
 )
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer", "Basic secret", "secret"])
 def test_with_an_api_key_every_route_asks_for_it(method: str, path: str, header: str | None):

@@ -28,8 +28,17 @@ def membership(
     *instances: InstanceId,
     scheduler: str | None = "scheduler",
     terminating: tuple[InstanceId, ...] = (),
+    since: int | None = None,
 ) -> Membership:
-    members = tuple(Instance(each, f"tcp://{each}", each in terminating) for each in instances)
+    members = tuple(
+        Instance(
+            each,
+            f"tcp://{each}",
+            each in terminating,
+            emptied_since=(since or version) if each in terminating else 0,
+        )
+        for each in instances
+    )
     return Membership(version, members, (), scheduler)
 
 

@@ -39,6 +39,17 @@ def test_an_instance_is_told_when_the_last_request_there_has_ended_or_moved() ->
     assert under_test.farewells() == [farewell(2)]
 
 
+def test_it_is_said_once_for_each_emptying_whoever_supervises() -> None:
+    under_test = dispatcher(I0, I1)
+    under_test.on_membership(membership(2, I0, I1, terminating=(I0,)), 1.0)
+    assert under_test.farewells() == [farewell(2)]
+    under_test.on_membership(membership(3, I0, I1, terminating=(I0,), since=2), 2.0)
+    assert under_test.farewells() == []
+    # The news of the undo in between was lost with the supervisor.
+    under_test.on_membership(membership(5, I0, I1, terminating=(I0,), since=5), 3.0)
+    assert under_test.farewells() == [farewell(5)]
+
+
 def test_an_abort_goes_before_the_farewell() -> None:
     under_test = dispatcher(I0, scheduler=None)
     request(under_test, R1)

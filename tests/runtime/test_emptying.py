@@ -8,7 +8,7 @@ F0, F1 = FrontendId(0), FrontendId(1)
 
 def emptying(since_version: int) -> Emptying:
     result = Emptying()
-    result.on_membership(since_version, is_terminating=True)
+    result.on_membership(since_version)
     return result
 
 
@@ -16,7 +16,7 @@ def test_it_may_end_when_the_last_front_end_has_left() -> None:
     under_test = emptying(3)
     under_test.on_farewell(F0, 3)
     assert under_test.to_tell([F0, F1], 3) is None
-    under_test.on_farewell(F1, 4)
+    under_test.on_farewell(F1, 3)
     assert under_test.to_tell([F0, F1], 4) == 3
 
 
@@ -38,23 +38,24 @@ def test_a_farewell_may_come_before_the_instance_knows_that_it_is_emptied() -> N
     under_test = Emptying()
     under_test.on_farewell(F0, 3)
     assert under_test.to_tell([F0], 2) is None
-    under_test.on_membership(3, is_terminating=True)
+    under_test.on_membership(3)
     assert under_test.to_tell([F0], 3) == 3
 
 
 def test_a_farewell_from_before_an_undo_is_void() -> None:
     under_test = emptying(3)
     under_test.on_farewell(F0, 3)
-    under_test.on_membership(4, is_terminating=False)
+    under_test.on_membership(None)
     assert under_test.to_tell([F0], 4) is None
-    under_test.on_membership(5, is_terminating=True)
+    under_test.on_membership(5)
     assert under_test.to_tell([F0], 5) is None
     under_test.on_farewell(F0, 5)
     assert under_test.to_tell([F0], 5) == 5
 
 
 def test_later_memberships_do_not_void_a_farewell() -> None:
+    """Nor does another supervisor, which goes on with the emptyings of its predecessor."""
     under_test = emptying(3)
     under_test.on_farewell(F0, 3)
-    under_test.on_membership(9, is_terminating=True)
+    under_test.on_membership(3)
     assert under_test.to_tell([F0], 9) == 3

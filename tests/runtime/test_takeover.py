@@ -10,7 +10,8 @@ from sterna.types import FrontendId, InstanceId
 
 
 def membership(version: int, wanted: int) -> Membership:
-    state = SupervisorState(Fleet(wanted), {0: (), 1: ("--max-num-seqs", "8")}, 2, 1)
+    options: dict[int, tuple[str, ...]] = {0: (), 1: ("--max-num-seqs", "8")}
+    state = SupervisorState(Fleet(wanted), options, {InstanceId("i0"): 3}, 2, 1, b"ready")
     return Membership(version, (), (), None, state=state.encode())
 
 
@@ -22,6 +23,7 @@ def test_the_newest_membership_holds() -> None:
     state = state_of(found.membership())
     assert state.fleet == Fleet(3)
     assert state.options == {0: (), 1: ("--max-num-seqs", "8")}
+    assert (state.emptied_since, state.ready_response) == ({"i0": 3}, b"ready")
     assert (state.num_frontends_begun, state.num_schedulers_begun) == (2, 1)
 
 

@@ -59,9 +59,12 @@ def _drain(args: argparse.Namespace) -> int:
         print(f"{args.instance} is being drained; `sterna instances` shows how far it is")
         return 0
     for rows in _watch(args, lambda row: row["id"] == args.instance):
+        if not rows:
+            # A scheduler that has just taken the place of another knows nobody yet.
+            continue
         state = next((row["state"] for row in rows if row["id"] == args.instance), None)
         if state is None:
-            print(f"{args.instance} is empty and has ended")
+            print(f"{args.instance} has ended")
             return 0
         if state == "running":
             raise ServerError(f"{args.instance} was told to serve on: the drain was undone")
@@ -69,7 +72,7 @@ def _drain(args: argparse.Namespace) -> int:
 
 
 def _start(args: argparse.Namespace) -> int:
-    before = {row["id"] for row in _instances(args)}
+    before = {row["id"] for row in _instances(args) if row["state"] == "running"}
     ask(args.url, "POST", "/admin/start", args.api_key, {"instances": args.num})
     if args.no_wait:
         print("starting; `sterna instances` shows how far it is")
@@ -93,10 +96,11 @@ def _restart(args: argparse.Namespace) -> int:
     for rows in _watch(args, lambda row: row["state"] != "running"):
         is_new = [row["generation"] > before for row in rows]
         has_begun = has_begun or any(is_new) or any(row["state"] == "terminating" for row in rows)
-        if all(is_new) and all(row["state"] in ("running", "warm") for row in rows):
+        if rows and all(is_new) and all(row["state"] in ("running", "warm") for row in rows):
             print(f"restarted: {', '.join(row['id'] for row in rows)} serve")
             return 0
-        if has_begun and not any(is_new) and all(row["state"] == "running" for row in rows):
+        is_still = all(row["state"] in ("running", "warm") for row in rows)
+        if rows and has_begun and not any(is_new) and is_still:
             raise ServerError(
                 "the restart was given up, and the instances are as they were: a new one did not "
                 "start; the server's log says why"

@@ -17,6 +17,7 @@ Errors are OpenAI's error objects. Where the server has API keys, every route as
 operator's: vLLM's own check guards only the inference routes.
 """
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from types import MappingProxyType
@@ -150,7 +151,8 @@ def add_admin_routes(
     @router.post("/restart")
     async def restart(request: Request) -> Response:
         body = await _body(request, RestartBody)
-        check_options(body.options)
+        # vLLM may read files for it, and streams are not to wait for that.
+        await asyncio.to_thread(check_options, body.options)
         await operators.restart(body.options, has_surge=body.surge)
         return JSONResponse(None, HTTPStatus.ACCEPTED)
 
@@ -158,7 +160,11 @@ def add_admin_routes(
 
 
 async def _body(request: Request, kind: type[Body]) -> Body:
-    """Raises BadRequestError: the body is not of this kind."""
+    """Raises BadRequestError: the body is not of this kind, or not said to be JSON, which pages of
+    other origins could send from a browser."""
+    kind_of_content = request.headers.get("Content-Type", "").partition(";")[0].strip()
+    if kind_of_content != "application/json":
+        raise BadRequestError("the body must be JSON, with Content-Type: application/json")
     try:
         return msgspec.json.decode(await request.body(), type=kind)
     except msgspec.DecodeError as error:

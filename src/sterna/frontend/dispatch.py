@@ -51,8 +51,10 @@ class Dispatcher:
         self._silent_until_s: float | None = None
         # By id, with whether it is terminating.
         self._instances: dict[InstanceId, bool] = {}
-        # Those that are being emptied and do not know yet that nothing comes from here any more.
-        self._not_left: set[InstanceId] = set()
+        # The emptyings under way, those of instances that do not know yet that nothing comes from
+        # here any more, and those of the others.
+        self._not_left: dict[InstanceId, int] = {}
+        self._left: dict[InstanceId, int] = {}
         # In the order of their deadlines: each is entered with the same time-out.
         self._asked: dict[RequestId, _Unsent] = {}
         self._held: dict[RequestId, _Unsent] = {}
@@ -130,13 +132,16 @@ class Dispatcher:
         if membership.version <= self._version:
             return []
         self._version = membership.version
-        before, self._instances = (
-            self._instances,
-            {each.instance_id: each.is_terminating for each in membership.instances},
-        )
-        terminating = {each for each, is_terminating in self._instances.items() if is_terminating}
-        self._not_left &= terminating
-        self._not_left |= {each for each in terminating if not before.get(each)}
+        self._instances = {each.instance_id: each.is_terminating for each in membership.instances}
+        emptied = {
+            each.instance_id: each.emptied_since
+            for each in membership.instances
+            if each.is_terminating
+        }
+        self._left = {each: since for each, since in self._left.items() if each in emptied}
+        self._not_left = {
+            each: since for each, since in emptied.items() if self._left.get(each) != since
+        }
         effects = self._ownership.on_instances(tuple(self._instances), now_s)
         if membership.scheduler != self._scheduler:
             self._scheduler = membership.scheduler
@@ -169,8 +174,11 @@ class Dispatcher:
         if not self._not_left:
             return []
         left = [each for each in sorted(self._not_left) if not self._ownership.num_owned(each)]
-        self._not_left.difference_update(left)
-        return [ToInstance(each, Farewell(self._frontend_id, self._version), None) for each in left]
+        effects: list[Effect] = []
+        for instance_id in left:
+            since = self._left[instance_id] = self._not_left.pop(instance_id)
+            effects.append(ToInstance(instance_id, Farewell(self._frontend_id, since), None))
+        return effects
 
     def _is_silent(self, now_s: float) -> bool:
         return self._silent_until_s is not None and now_s < self._silent_until_s

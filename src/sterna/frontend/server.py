@@ -12,6 +12,7 @@ import socket
 import tempfile
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from sterna.classes import PriorityClasses
 from sterna.config import FrontendConfig
 from sterna.engine.emulated.refusals import refusal
-from sterna.engine.vllm.arguments import one_line, with_options
+from sterna.engine.vllm.arguments import HARMLESS_OPTIONS, one_line, with_options
 from sterna.engine.vllm.core import engine_config
 from sterna.errors import ConfigurationError
 from sterna.frontend.admin import add_admin_routes
@@ -185,20 +186,24 @@ class FrontendServer:
                 tasks = await client.get_supported_tasks()
                 keys = ApiKeys(self._args.api_key_table)
                 app = _build_app(self._args, tasks, client, keys)
+                only = None if keys.are_needed else HARMLESS_OPTIONS
                 add_admin_routes(
-                    app, router.operators, keys, check_options=self._check_engine_options
+                    app,
+                    router.operators,
+                    keys,
+                    check_options=partial(self._check_engine_options, only),
                 )
                 await init_app_state(client, app.state, self._args, tasks)
                 await self._answer(app, client, sock)
             finally:
                 client.shutdown(timeout=0)
 
-    def _check_engine_options(self, options: Sequence[str]) -> None:
+    def _check_engine_options(self, only: frozenset[str] | None, options: Sequence[str]) -> None:
         """Raises ConfigurationError: instances could not be restarted with these."""
         if options and self._args.emulated is not None:
             raise ConfigurationError("an emulated engine has no options that could be changed")
         try:
-            engine_config(with_options(self._args, options))
+            engine_config(with_options(self._args, options, only=only))
         except (TypeError, ValueError, OSError) as error:
             raise ConfigurationError(one_line(error)) from error
 

@@ -17,6 +17,7 @@ from sterna.engine.interface import EngineFacts
 from sterna.errors import FleetError, InstanceStartError, SternaError
 from sterna.fleet import (
     Announce,
+    CancelStart,
     Cause,
     Close,
     Fleet,
@@ -75,8 +76,9 @@ class Cluster:
     ) -> None:
         self._environment = environment
         self._version = 0
-        # The version of the membership by which each terminating instance is being emptied.
+        # Of the terminating instances (`Instance.emptied_since`).
         self._emptied_since: dict[InstanceId, int] = {}
+        self._starts: dict[InstanceId, asyncio.Task[None]] = {}
         # Further options of vLLM by generation; later ones overrule those of `sterna serve`.
         self._options: dict[int, tuple[str, ...]] = {0: ()}
         self._tasks = Tasks()
@@ -137,21 +139,24 @@ class Cluster:
         self._fleet, self._options = state.fleet, state.options
         self._services.num_frontends_begun = state.num_frontends_begun
         self._services.num_schedulers_begun = state.num_schedulers_begun
+        self._services.ready_response = state.ready_response
+        self._emptied_since = state.emptied_since
         self._configure(config, args, emulated)
         effects: list[FleetEffect] = []
         for instance_id in list(self._fleet.members):
             effects += self._take_over_instance(instance_id, found)
-        for actor, _ in found.instances.values():
+        self._fleet.never_use(found.instances)
+        for instance_id, (actor, _) in found.instances.items():
             # It came up when nobody could tell of it any more.
             ray.kill(actor)
+            _give_back_place(instance_id)
         self._services.take_over(found)
         logger.info("supervisor took over instances=%s", ",".join(self._fleet.members))
         self._carry_out([Announce(), *effects])
 
     def _take_over_instance(self, instance_id: InstanceId, found: Found) -> list[FleetEffect]:
         if instance_id not in found.instances:
-            if (place := find_again(instance_id)) is not None:
-                place.give_back()
+            _give_back_place(instance_id)
             return self._fleet.on_gone(instance_id, _now_s())
         actor, status = found.instances.pop(instance_id)
         self._instances.take_over(instance_id, actor, status)
@@ -195,16 +200,16 @@ class Cluster:
         now_s = _now_s()
         match message:
             case AddInstances(num_instances):
-                self._carry_out(self._fleet.on_add(num_instances, now_s))
+                self._carry_out(self._fleet.on_needed(num_instances, now_s))
             case TerminateInstance(instance_id):
                 try:
                     self._carry_out(self._fleet.on_terminate(instance_id, Cause.SCALING, now_s))
                 except SternaError as error:
                     # The scheduler's view was older than ours.
                     logger.info("not terminated instance=%s reason=%s", instance_id, error)
-            case Emptied(instance_id, version):
+            case Emptied(instance_id, emptied_since):
                 # What is said of an earlier emptying, which was undone, is void.
-                if version >= self._emptied_since.get(instance_id, version + 1):
+                if self._emptied_since.get(instance_id) == emptied_since:
                     self._carry_out(self._fleet.on_emptied(instance_id, now_s))
             case DrainInstance() | StartInstances() | RestartInstances():
                 self._obey(message)
@@ -254,8 +259,11 @@ class Cluster:
         for effect in effects:
             match effect:
                 case Start(instance_id, generation):
-                    self._tasks.begin(self._start_later(instance_id, generation))
+                    start = self._start_later(instance_id, generation)
+                    self._starts[instance_id] = self._tasks.begin(start)
                     must_announce = True
+                case CancelStart(instance_id):
+                    self._starts.pop(instance_id).cancel()
                 case Close(instance_id):
                     self._tasks.begin(self._instances.close(instance_id))
                 case GiveUpGeneration(generation, reason):
@@ -293,6 +301,8 @@ class Cluster:
             reason = str(error).strip().splitlines()[0]
             logger.error("instance not started instance=%s reason=%s", instance_id, reason)
             self._carry_out(self._fleet.on_start_failed(instance_id, reason, _now_s()))
+        finally:
+            self._starts.pop(instance_id, None)
 
     async def _start_instance(self, instance_id: InstanceId, generation: int) -> None:
         """Raises InstanceStartError: it did not start, and nothing is left of it."""
@@ -318,6 +328,7 @@ class Cluster:
     def _announce(self) -> None:
         """Tell everybody who is there."""
         self._version += 1
+        self._note_emptying()
         instances = tuple(
             self._describe(instance_id)
             for instance_id in self._fleet.in_phase(Phase.SERVING, Phase.TERMINATING, Phase.CLOSING)
@@ -326,7 +337,6 @@ class Cluster:
             self._describe_absent(instance_id)
             for instance_id in self._fleet.in_phase(Phase.STARTING, Phase.SPARE)
         )
-        self._note_emptying(instances)
         frontends, scheduler = self._services.frontends, self._services.scheduler
         membership = Membership(
             self._version,
@@ -349,8 +359,10 @@ class Cluster:
         return SupervisorState(
             self._fleet,
             self._options,
+            self._emptied_since,
             services.num_frontends_begun,
             services.num_schedulers_begun,
+            services.ready_response,
         )
 
     def _describe(self, instance_id: InstanceId) -> Instance:
@@ -364,6 +376,7 @@ class Cluster:
             note,
             member.generation,
             self._instances.kv_format(instance_id),
+            self._emptied_since.get(instance_id, 0),
         )
 
     def _describe_absent(self, instance_id: InstanceId) -> Absent:
@@ -371,11 +384,16 @@ class Cluster:
         state = member.phase.value if member.pending is None else "pending"
         return Absent(instance_id, state, member.pending, member.generation)
 
-    def _note_emptying(self, instances: Iterable[Instance]) -> None:
-        terminating = {each.instance_id for each in instances if each.is_terminating}
+    def _note_emptying(self) -> None:
         self._emptied_since = {
-            each: self._emptied_since.get(each, self._version) for each in terminating
+            each: self._emptied_since.get(each, self._version)
+            for each in self._fleet.in_phase(Phase.TERMINATING, Phase.CLOSING)
         }
+
+
+def _give_back_place(instance_id: InstanceId) -> None:
+    if (place := find_again(instance_id)) is not None:
+        place.give_back()
 
 
 def _now_s() -> float:

@@ -17,11 +17,14 @@ import selectors
 import signal
 import socket
 import sys
+import traceback
 from typing import NoReturn
 
 from sterna.runtime.noise import drop_noise
 
-MAX_QUESTION_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 16
+TIMEOUT_S = 5.0
+"""Whoever asks has said everything by then."""
 
 
 def main(address: str) -> None:
@@ -40,7 +43,11 @@ def main(address: str) -> None:
         while not any(key.fileobj is sys.stdin for key, _ in selector.select()):
             connection, _ = server.accept()
             with connection:
-                _answer(connection, server)
+                try:
+                    _answer(connection, server)
+                except (OSError, ValueError) as error:
+                    # Who asked hears nothing, and starts an ordinary process.
+                    print(f"fork server: {error}", file=sys.stderr, flush=True)
 
 
 def _import_all() -> None:
@@ -60,16 +67,20 @@ def _import_all() -> None:
 
 def _answer(connection: socket.socket, server: socket.socket) -> None:
     """Fork as the question says, and answer with the fork's process id."""
-    question, descriptors, _, _ = socket.recv_fds(connection, MAX_QUESTION_BYTES, 3)
-    if not question:
-        return
-    process_id = os.fork()
-    if process_id == 0:
-        server.close()
-        connection.close()
-        _become(json.loads(question), descriptors)
-    for descriptor in descriptors:
-        os.close(descriptor)
+    connection.settimeout(TIMEOUT_S)
+    content, descriptors, _, _ = socket.recv_fds(connection, CHUNK_BYTES, 3)
+    try:
+        while chunk := connection.recv(CHUNK_BYTES):
+            content += chunk
+        question = json.loads(content)
+        process_id = os.fork()
+        if process_id == 0:
+            server.close()
+            connection.close()
+            _become(question, descriptors)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
     connection.sendall(str(process_id).encode())
 
 
@@ -99,6 +110,8 @@ def _become(question: dict[str, object], descriptors: list[int]) -> NoReturn:
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

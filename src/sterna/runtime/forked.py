@@ -9,6 +9,9 @@ import os
 import socket
 import sys
 
+TIMEOUT_S = 200.0
+"""For the fork server's imports; a worker that comes later than 300 s is too late for Ray."""
+
 ADDRESS_VARIABLE = "STERNA_FORK_SERVER"
 
 
@@ -29,8 +32,13 @@ def _is_forked(address: str, arguments: list[str]) -> bool:
     }
     try:
         with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(TIMEOUT_S)
             connection.connect(address)
-            socket.send_fds(connection, [json.dumps(question).encode()], [0, 1, 2])
+            # The descriptors go with the first byte; the kernel may take the rest in parts.
+            content = json.dumps(question).encode()
+            num_sent = socket.send_fds(connection, [content], [0, 1, 2])
+            connection.sendall(content[num_sent:])
+            connection.shutdown(socket.SHUT_WR)
             return bool(connection.recv(64))
     except OSError:
         return False

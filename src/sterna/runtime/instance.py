@@ -130,8 +130,8 @@ class Instance:
                 self._mailbox.send(reply_to, AdminReply(query_id, body))
             case MigrateRequest():
                 self._order(message)
-            case Farewell(frontend_id, version):
-                self._emptying.on_farewell(frontend_id, version)
+            case Farewell(frontend_id, emptied_since):
+                self._emptying.on_farewell(frontend_id, emptied_since)
             case Membership():
                 self.on_membership(message)
             case _:
@@ -174,7 +174,7 @@ class Instance:
             for each in self._membership.instances
             if each.kv_format != instance.kv_format
         )
-        self._emptying.on_membership(self._membership.version, instance.is_terminating)
+        self._emptying.on_membership(instance.emptied_since if instance.is_terminating else None)
         self._llumlet.set_terminating(instance.is_terminating, _now_s())
         self._engine.set_terminating(instance.is_terminating)
         self._carry_out(self._llumlet.on_tick(_now_s()))
@@ -184,9 +184,9 @@ class Instance:
         no peer waits for an answer from here."""
         if self._requests or self._llumlet.has_open_migrations:
             return
-        version = self._emptying.to_tell(self._frontends, self._membership.version)
-        if version is not None and self._membership.supervisor is not None:
-            self._mailbox.send(self._membership.supervisor, Emptied(self._instance_id, version))
+        since = self._emptying.to_tell(self._frontends, self._membership.version)
+        if since is not None and self._membership.supervisor is not None:
+            self._mailbox.send(self._membership.supervisor, Emptied(self._instance_id, since))
 
     def _answer_owner_query(
         self, frontend_id: FrontendId, query_id: int, request_ids: Iterable[RequestId]

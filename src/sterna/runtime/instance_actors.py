@@ -128,11 +128,13 @@ class InstanceActors:
 
     async def close(self, instance_id: InstanceId) -> None:
         """End an instance in good order; `ended` returns then."""
-        actor = self._hosted[instance_id].actor
+        hosted = self._hosted.get(instance_id)
+        if hosted is None:
+            return  # It has died meanwhile.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await settle(actor.close.remote())
-        ray.kill(actor)
+                await settle(hosted.actor.close.remote())
+        ray.kill(hosted.actor)
 
     async def close_all(self) -> None:
         """End all engines in good order; their processes end with Ray."""

@@ -139,7 +139,7 @@ class Run:
             return 0
         config, args = configuration
         logging.getLogger("sterna").setLevel(config.log_level)
-        _check_gpus(config)
+        _check_resources(config)
         _say(f"starting {config.num_instances} instances of {_engine_name(args)}")
         assert self._cluster is not None
         start = self._cluster.start.remote(config, pickle.dumps(args), args.emulated)
@@ -148,7 +148,7 @@ class Run:
         self._reaper.note_descendants()
         _print_ready(config, args)
         self._await_end(config, args)
-        self._drain(self._cluster, args.shutdown_timeout)
+        self._drain(config, args)
         _say("stopping")
         _close(self._cluster)
         return 0
@@ -199,7 +199,8 @@ class Run:
         ray.kill(self._cluster)
         self._cluster = self._new_cluster(is_successor=True)
         taking_over = self._cluster.take_over.remote(config, pickle.dumps(args), args.emulated)
-        while not self._stop.is_set():
+        # Also when the server is to end: streams have the time to.
+        while not self._stop.is_urgent():
             done, _ = ray.wait([taking_over], timeout=POLL_INTERVAL_S)
             if not done:
                 continue
@@ -215,22 +216,26 @@ class Run:
             self._environment, self._metrics_folder.name, is_successor=is_successor
         )
 
-    def _drain(self, cluster: ray.actor.ActorHandle, timeout_s: float) -> None:
+    def _drain(self, config: ClusterConfig, args: Namespace) -> None:
         """Let requests finish, unless the signal does not leave the time."""
+        timeout_s = args.shutdown_timeout
         if self._stop.is_urgent() or timeout_s <= 0:
             return
         _say(f"shutting down: requests have {timeout_s:g} s to finish; Ctrl-C cuts them")
-        draining = cluster.drain.remote(timeout_s)
-        while not self._stop.is_urgent():
-            done, _ = ray.wait([draining], timeout=POLL_INTERVAL_S)
-            if done:
-                break
-        else:
-            return
-        try:
-            num_left = ray.get(draining)
-        except ray.exceptions.RayError:
-            raise SupervisorDiedError(_reason_of_end(draining)) from None
+        deadline_s = time.monotonic() + timeout_s
+        num_left = None
+        while num_left is None and not self._stop.is_urgent():
+            assert self._cluster is not None
+            left_s = max(0.0, deadline_s - time.monotonic())
+            draining = self._cluster.drain.remote(left_s)
+            while not ray.wait([draining], timeout=POLL_INTERVAL_S)[0]:
+                if self._stop.is_urgent():
+                    return
+            try:
+                num_left = ray.get(draining)
+            except ray.exceptions.RayError:
+                logger.error("supervisor lost reason=%s", _reason_of_end(draining))
+                self._replace_supervisor(config, args)
         if num_left:
             _say(f"{num_left} requests did not finish within {timeout_s:g} s and are cut")
 
@@ -298,7 +303,14 @@ def start_ray(stop: Stop, reaper: Reaper) -> None:
             reaper.reap_now()
 
 
-def _check_gpus(config: ClusterConfig) -> None:
+def _check_resources(config: ClusterConfig) -> None:
+    cpus = config.num_instances * config.cpus_per_instance
+    present = ray.cluster_resources().get("CPU", 0) if cpus else 0
+    if cpus > present:
+        raise ConfigurationError(
+            f"{config.num_instances} instances of {config.cpus_per_instance:g} CPUs need {cpus:g} "
+            f"CPUs, and there are {present:g}; lower --instances or --cpus-per-instance"
+        )
     needed = config.num_instances * config.num_gpus_per_instance
     available = ray.cluster_resources().get("GPU", 0) if needed else 0
     if needed > available:

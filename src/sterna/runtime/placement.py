@@ -5,6 +5,7 @@ and can add a node; the instance is *pending* until then.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+logger = logging.getLogger(__name__)
 
 PENDING_AFTER_S = 1.0
 """Ray places what fits within milliseconds; what takes longer waits for resources."""
@@ -64,7 +67,9 @@ async def find_place(
     try:
         # `ready()` would start a process of its own for this.
         if not await asyncio.to_thread(group.wait, PENDING_AFTER_S):
-            on_pending(_reason(bundle))
+            reason = _reason(bundle)
+            logger.warning("instance waits for a place instance=%s because %s", name, reason)
+            on_pending(reason)
             while not await asyncio.to_thread(group.wait, PENDING_AFTER_S):
                 pass
     except BaseException:

@@ -58,7 +58,8 @@ class Scheduler:
         )
         self._membership = Membership(0, (), (), None)
         self._instances: dict[InstanceId, Instance] = {}
-        self._known: set[InstanceId] = set()
+        self._everybody: set[InstanceId] = set()
+        self._joined: set[InstanceId] = set()
         self._frontends: dict[FrontendId, str] = {}
         self._reports: dict[InstanceId, LoadReport] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -72,7 +73,7 @@ class Scheduler:
         """Serve until cancelled."""
         self._tick()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._mailbox.deliver(self._handle))
+            group.create_task(self._mailbox.deliver(self.on_message))
             group.create_task(self._publish_stats())
 
     async def _publish_stats(self) -> None:
@@ -82,7 +83,8 @@ class Scheduler:
             for address in self._frontends.values():
                 self._mailbox.send(address, stats)
 
-    def _handle(self, message: WireMessage, frames: list[bytes]) -> None:
+    def on_message(self, message: WireMessage, frames: list[bytes]) -> None:
+        """Take a message in; none has payload that concerns the scheduler."""
         now_s = time.monotonic()
         match message:
             case LoadReport(load):
@@ -116,20 +118,26 @@ class Scheduler:
         now_s = time.monotonic()
         instances = {i.instance_id: i for i in membership.instances}
         frontends = {f.frontend_id: f.address for f in membership.frontends}
-        # Those that start count where it is decided how many more are needed.
-        coming = {a.instance_id for a in membership.absent if a.state != "warm"}
-        gone_instances = sorted(self._known - instances.keys() - coming)
-        new_instances = sorted((instances.keys() | coming) - self._known)
+        warm = {a.instance_id for a in membership.absent if a.state == "warm"}
+        # Those that start count where it is decided how many more are needed; warm ones do not.
+        coming = {a.instance_id for a in membership.absent} - warm
+        everybody = instances.keys() | coming | warm
+        gone_instances = sorted(self._everybody - everybody)
+        new_instances = sorted((instances.keys() | coming) - self._joined)
+        withdrawn = sorted(self._joined & warm)
         gone_frontends = sorted(self._frontends.keys() - frontends.keys())
         addresses = {i.address for i in membership.instances} | set(frontends.values())
         if membership.supervisor is not None:
             addresses.add(membership.supervisor)
         self._mailbox.keep_only(addresses)
         self._instances = instances
-        self._known = instances.keys() | coming
+        self._everybody = everybody
+        self._joined = instances.keys() | coming
         self._frontends = frontends
         for instance_id in new_instances:
             self._carry_out(self._core.on_instance_joined(instance_id, now_s))
+        for instance_id in withdrawn:
+            self._core.on_instance_withdrawn(instance_id)
         for instance in membership.instances:
             self._core.set_terminating(instance.instance_id, instance.is_terminating)
         for instance_id in gone_instances:

@@ -55,6 +55,7 @@ class Services:
         self._frontends: dict[FrontendId, _Member] = {}
         self._imported: tuple[FrontendId, Any] | None = None
         self._scheduler: _Member | None = None
+        self._is_draining = False
         self.num_frontends_begun = 0
         self.num_schedulers_begun = 0
         self.ready_response: bytes | None = None
@@ -96,9 +97,13 @@ class Services:
         self.num_schedulers_begun += 1
         actor = SchedulerActor.options(**surviving_as(name)).remote()
         config = self._config
-        address = await actor.start.remote(
-            config.llumlet.policy, config.internal_host, config.log_level, config.scaling
-        )
+        try:
+            address = await actor.start.remote(
+                config.llumlet.policy, config.internal_host, config.log_level, config.scaling
+            )
+        except ray.exceptions.RayError:
+            ray.kill(actor)
+            raise
         self._host_scheduler(_Member(actor, address))
         self._on_change()
 
@@ -117,6 +122,8 @@ class Services:
     async def drain(self, timeout_s: float) -> int:
         """Let no more requests in, and wait for the answers under way; returns how many are left
         after so long."""
+        # One that would be started now would let requests in.
+        self._is_draining = True
         left = await asyncio.gather(
             *(member.actor.drain.remote(timeout_s) for member in self._frontends.values()),
             return_exceptions=True,
@@ -175,15 +182,17 @@ class Services:
         await kill(actor)
         del self._frontends[frontend_id]
         self._on_change()
-        await self._replace("front end", self._replace_frontend)
+        if not self._is_draining:
+            await self._replace("front end", self._replace_frontend)
 
     async def _replace_frontend(self) -> None:
-        frontend_id, actor, address = await self._prepare(*self._import_frontend())
+        frontend_id, actor = self._import_frontend()
         try:
-            await self._start_frontend(frontend_id, actor, address)
+            await self._start_frontend(*await self._prepare(frontend_id, actor))
         except ray.exceptions.RayError:
-            del self._frontends[frontend_id]
             ray.kill(actor)
+            if self._frontends.pop(frontend_id, None) is not None:
+                self._on_change()
             raise
 
     async def _replace(self, what: str, start: Callable[[], Awaitable[None]]) -> None:

@@ -36,12 +36,16 @@ class SupervisorState(msgspec.Struct, frozen=True):
 
     Attributes:
         options: further options of vLLM by generation.
+        emptied_since: of the instances that are being emptied (`Instance`).
+        ready_response: what front ends need to start (`EngineFacts`).
     """
 
     fleet: Fleet
     options: dict[int, tuple[str, ...]]
+    emptied_since: dict[InstanceId, int]
     num_frontends_begun: int
     num_schedulers_begun: int
+    ready_response: bytes | None
 
     def encode(self) -> bytes:
         """Return the state that a `Membership` carries."""

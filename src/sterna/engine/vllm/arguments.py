@@ -38,6 +38,24 @@ FRONTEND_OPTIONS = frozenset(
 )
 """Options of vLLM's engine by which its front end goes as well."""
 
+HARMLESS_OPTIONS = frozenset(
+    {
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "kv_cache_memory_bytes",
+        "gpu_memory_utilization",
+        "num_gpu_blocks_override",
+        "block_size",
+        "dtype",
+        "kv_cache_dtype",
+        "enable_prefix_caching",
+        "enable_chunked_prefill",
+        "enforce_eager",
+        "seed",
+    }
+)
+"""Options that load no code and no file of anybody's choice."""
+
 UNKNOWN_OPTIONS = "unrecognized arguments: "
 """How argparse's message begins when it is given what it does not know."""
 
@@ -180,13 +198,18 @@ def validate(args: argparse.Namespace) -> None:
         raise ConfigurationError(str(error.args[0])) from error
 
 
-def with_options(args: argparse.Namespace, options: Sequence[str]) -> argparse.Namespace:
+def with_options(
+    args: argparse.Namespace, options: Sequence[str], *, only: frozenset[str] | None = None
+) -> argparse.Namespace:
     """Return the options of `vllm serve` with some overruled by others, as a rolling restart has
     them.
 
+    Args:
+        only: which may be given, where not all may.
+
     Raises:
-        ConfigurationError: an option is unknown, its value cannot be read, or the front ends,
-            which are not restarted, go by it.
+        ConfigurationError: an option is unknown or may not be given, its value cannot be read, or
+            the front ends, which are not restarted, go by it.
     """
     if not options:
         return args
@@ -199,7 +222,10 @@ def with_options(args: argparse.Namespace, options: Sequence[str]) -> argparse.N
         given = vars(serve_parser.parse_args(list(options), namespace=argparse.Namespace()))
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
         raise ConfigurationError(one_line(error)) from error
-    model = given.pop("model_tag", None) or given.get("model")
+    except SystemExit:
+        raise ConfigurationError("options of a restart are not for help") from None
+    if (model := given.pop("model_tag", None) or given.get("model")) is not None:
+        given["model"] = model
     engine_options = {each.name for each in fields(EngineArgs)} - FRONTEND_OPTIONS
     for name in given:
         if name not in engine_options:
@@ -207,8 +233,13 @@ def with_options(args: argparse.Namespace, options: Sequence[str]) -> argparse.N
                 f"--{name.replace('_', '-')} is not for a rolling restart: the front ends go by it "
                 "and are not restarted; restart the server"
             )
+        if only is not None and name not in only:
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} may load what somebody else chooses: give the server "
+                "an API key (--api-key)"
+            )
     if model is not None:
-        given["model"] = given["model_tag"] = model
+        given["model_tag"] = model
     return argparse.Namespace(**{**vars(args), **given})
 
 
