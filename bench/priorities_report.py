@@ -209,9 +209,7 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
                 axis.set_ylim(bottom=0.0)
                 axis.set_title(f"{name}: {TITLES[metric]}, seconds")
         axes[0][0].legend(frameon=False, title="priorities")
-        figure.suptitle(
-            "The same requests with priorities on and off (dots: single runs)"
-        )
+        figure.suptitle("The same requests with priorities on and off (dots: single runs)")
         figure.savefig(path, dpi=150, metadata=metadata(path))
         pyplot.close(figure)
 

@@ -27,7 +27,7 @@ class Target:
     api_key: str | None = field(default=None, repr=False)
 
     def session(self, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
-        """A session with as many connections as are asked for."""
+        """A session with as many connections as are asked for, each for one request."""
         return _session(self.api_key, timeout)
 
 
@@ -105,6 +105,7 @@ def _chosen(url: str, models: list[Model], name: str | None) -> Model:
 
 def _session(api_key: str | None, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
     headers: Mapping[str, str] = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return aiohttp.ClientSession(
-        headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
-    )
+    # A server may end an idle connection in the moment in which a busy client takes it up again,
+    # and a request that is not repeated is lost. So every request has a connection of its own.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    return aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)

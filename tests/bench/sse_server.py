@@ -50,6 +50,7 @@ class CompletionsServer:
 
     Attributes:
         bodies: of all completions asked for so far.
+        ports: where they came from.
         has_been_asked: set when there is one.
         instances: what `/admin/instances` answers, one element a question, the last again and
             again; empty for a server that has no such page.
@@ -65,6 +66,7 @@ class CompletionsServer:
         models: tuple[str, ...] = (MODEL,),
     ) -> None:
         self.bodies: list[Body] = []
+        self.ports: list[int] = []
         self.has_been_asked = threading.Event()
         self.instances = instances or []
         self.api_key = api_key
@@ -100,6 +102,8 @@ class CompletionsServer:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        assert request.transport is not None
+        self.ports.append(request.transport.get_extra_info("peername")[1])
         self.has_been_asked.set()
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await stream.prepare(request)

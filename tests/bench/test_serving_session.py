@@ -148,3 +148,10 @@ def test_the_instances_are_watched_until_they_have_settled_or_the_time_is_up(
     assert (num_asked == num_samples) == (num_samples == 9)
     # What comes after the last request is no part of what the run cost.
     assert done.samples[-1].time_s > done.summary().simulated_s
+
+
+def test_no_request_takes_up_a_connection_that_the_server_may_be_ending() -> None:
+    """The third comes when the first two have ended, so that their connections would be idle."""
+    server = CompletionsServer()
+    run(server)
+    assert len(set(server.ports)) == len(server.ports) == 3
