@@ -127,7 +127,8 @@ class ScalingConfig:
         period_s: how long the average must stay outside [x, y] before each decision.
         is_sustained: else the average is looked at once a period only, and counts as it is then
             (the paper's runs).
-        cooldown_s: after a decision no instance is terminated for so long.
+        cooldown_s: after a decision, and after the last start that it led to, no instance is
+            terminated for so long.
         terminates_newest: whether the instance of the largest id is terminated, in place of the
             one with the fewest running requests (the paper's runs).
     """

@@ -188,6 +188,20 @@ def test_nothing_is_terminated_during_the_cool_down_after_a_decision() -> None:
     ]
 
 
+def test_the_cool_down_begins_when_the_last_instance_has_started() -> None:
+    """It is empty then, which lifts the average although the load is as it was."""
+    config = replace(CONFIG, cooldown_s=60)
+    state = ScalingState()
+    for now_s in range(0, 45, 5):
+        state, decision = decide(state, SLACK, config, num_starting=1, now_s=float(now_s))
+        assert decision is None
+    for now_s in range(45, 100, 5):
+        state, decision = decide(state, SLACK, config, num_starting=0, now_s=float(now_s))
+        assert decision is None
+    state, decision = decide(state, SLACK, config, num_starting=0, now_s=100.0)
+    assert decision == Terminate(InstanceId("i1"))
+
+
 def test_instances_are_added_during_the_cool_down() -> None:
     config = replace(CONFIG, cooldown_s=60)
     history = [(0.0, BUSY), (10.0, BUSY), (11.0, BUSY), (21.0, BUSY)]

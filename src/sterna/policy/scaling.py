@@ -95,6 +95,9 @@ def decide(
     if not config.is_sustained:
         return _look(state, average, staying, config, num_starting, num_room, can_shrink, now_s)
     cooled_s = state.no_end_before_s
+    if num_starting > 0:
+        # An instance that comes up is empty, and lifts the average before it has had its share.
+        cooled_s = max(cooled_s, now_s + config.cooldown_s)
     after = ScalingState(no_end_before_s=now_s + config.cooldown_s)
     is_starved = num_starting == 0 and (num_held > 0 or all(map(_is_full, staying)))
     if average < config.low_freeness_steps or is_starved:
