@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from bench.command import end_like_ctrl_c, ended, positive
-from bench.machine import ForeignLoad
 from bench.marked_text import write_marked
 from bench.results_io import RESULTS, ROOT, summary, write
 from bench.serving.client import ClientConfig, Outcome, replay
@@ -65,7 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> None:
     """Measure, and write the result."""
     options = server_options(args.streams, args.tokens)
-    foreign = ForeignLoad()
     with served(options) as url:
         target = asyncio.run(find_target(url))
         _say(f"{args.streams} streams of {args.tokens} tokens, without any event")
@@ -86,7 +84,6 @@ def run(args: argparse.Namespace) -> None:
         "streams": args.streams,
         "tokens": args.tokens,
         "seed": SEED,
-        "foreign_cores": round(foreign.cores(), 2),
     }
     path = write("draining", config, rows, args.results, summary=summarized(rows))
     _say(f"wrote {path}")

@@ -19,7 +19,6 @@ from statistics import median
 from typing import Any
 
 from bench.command import end_like_ctrl_c, ended, positive
-from bench.machine import ForeignLoad
 from bench.marked_text import write_marked
 from bench.results_io import RESULTS, ROOT, summary, write
 from bench.serving.served import served
@@ -51,11 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> None:
     """Measure, and write the result."""
-    foreign = ForeignLoad()
     samples = {way: _measure(way, options, args.repeats) for way, options in WAYS.items()}
     rows = [{"way": way, "n": len(each), "ready_s": summary(each)} for way, each in samples.items()]
     reference_s = median(samples["new process"])
-    config = {"ways": WAYS, "repeats": args.repeats, "foreign_cores": round(foreign.cores(), 2)}
+    config = {"ways": WAYS, "repeats": args.repeats}
     ratios = {way: round(median(each) / reference_s, 4) for way, each in samples.items()}
     path = write("instance_start", config, rows, args.results, summary=ratios)
     print(f"wrote {path}", file=sys.stderr)
