@@ -37,6 +37,7 @@ from bench.command import positive as count
 from bench.serving.comparing import (
     add_common_options,
     results_folder,
+    saying_what_is_kept,
     serve_options,
     write_report,
 )
@@ -67,11 +68,8 @@ def _run(options: argparse.Namespace) -> None:
         write_report(NAME, results_folder(options), markdown, plot)
         return
     plan = _plan(options)
-    try:
+    with saying_what_is_kept("runs"):
         _Benchmark(plan).run()
-    except KeyboardInterrupt:
-        print("sterna: stopped; runs that were done are written", file=sys.stderr)
-        raise
 
 
 @dataclass(frozen=True, slots=True)

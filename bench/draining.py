@@ -25,15 +25,15 @@ import numpy as np
 
 from bench.command import end_like_ctrl_c, ended, positive
 from bench.marked_text import write_marked
-from bench.results_io import RESULTS, ROOT, summary, write
+from bench.results_io import RESULTS, summary, write
 from bench.serving.client import ClientConfig, Outcome, replay
+from bench.serving.comparing import PAGE
 from bench.serving.served import served
 from bench.serving.target import Target, find_target
 from sterna.cli.admin import ask
 from sterna.errors import SternaError
 from sterna.workload.trace import Trace
 
-PAGE = ROOT / "docs" / "benchmarks.md"
 COMMAND = "sterna bench draining"
 SEED = 0xCADE
 PROMPT_TOKENS = 24

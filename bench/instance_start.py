@@ -20,11 +20,11 @@ from typing import Any
 
 from bench.command import end_like_ctrl_c, ended, positive
 from bench.marked_text import write_marked
-from bench.results_io import RESULTS, ROOT, summary, write
+from bench.results_io import RESULTS, summary, write
+from bench.serving.comparing import PAGE
 from bench.serving.served import served
 from sterna.cli.admin import ask
 
-PAGE = ROOT / "docs" / "benchmarks.md"
 COMMAND = "sterna bench instance-start"
 POLL_INTERVAL_S = 0.05
 

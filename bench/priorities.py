@@ -27,6 +27,7 @@ from bench.priorities_report import CLASSES, METRICS, goals_of, markdown, plot, 
 from bench.serving.comparing import (
     add_common_options,
     results_folder,
+    saying_what_is_kept,
     serve_options,
     write_report,
 )
@@ -61,11 +62,8 @@ def _run(options: argparse.Namespace) -> None:
         write_report(NAME, results_folder(options), markdown, plot)
         return
     plan = _plan(options)
-    try:
+    with saying_what_is_kept("pairs"):
         _Benchmark(plan).run()
-    except KeyboardInterrupt:
-        print("sterna: stopped; pairs that were done are written", file=sys.stderr)
-        raise
 
 
 @dataclass(frozen=True, slots=True)

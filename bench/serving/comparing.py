@@ -1,8 +1,10 @@
 """What the benchmarks that compare servers do alike with their command line and their results."""
 
 import argparse
+import contextlib
 import shlex
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,16 @@ def results_folder(options: argparse.Namespace) -> Path:
     if options.results is not None:
         return Path(options.results)
     return QUICK_FOLDER if options.quick else results_io.RESULTS
+
+
+@contextlib.contextmanager
+def saying_what_is_kept(parts: str) -> Iterator[None]:
+    """Say, when Ctrl-C ends what is measured here, that these parts of it are not lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"sterna: stopped; {parts} that were done are written", file=sys.stderr)
+        raise
 
 
 def write_report(
