@@ -5,7 +5,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sterna.frontend.streams import Delivery, Streams
+from sterna.frontend.effects import Deliver
+from sterna.frontend.streams import Streams
 from sterna.messages import TokenSpan
 from sterna.types import RequestId
 
@@ -23,7 +24,7 @@ def span(first: int, num: int, is_finished: bool = False, request_id: RequestId 
     return TokenSpan(request_id, first, num, is_finished)
 
 
-def take(under_test: Streams, *spans: TokenSpan, now_s: float = 0.0) -> list[Delivery]:
+def take(under_test: Streams, *spans: TokenSpan, now_s: float = 0.0) -> list[Deliver]:
     """Hand over spans whose payloads name their tokens."""
     payloads = [bytes(range(s.first_index, s.first_index + s.num_tokens)) for s in spans]
     return under_test.on_batch(spans, payloads, now_s).deliveries
@@ -31,15 +32,15 @@ def take(under_test: Streams, *spans: TokenSpan, now_s: float = 0.0) -> list[Del
 
 def test_spans_in_order_are_delivered_at_once_with_their_payload_untouched():
     delivered = take(streams(), span(0, 1), span(1, 2))
-    assert delivered == [Delivery(R1, b"\0", 0, False), Delivery(R1, b"\1\2", 0, False)]
+    assert delivered == [Deliver(R1, b"\0", 0, False), Deliver(R1, b"\1\2", 0, False)]
 
 
 def test_a_span_behind_a_gap_waits_until_the_gap_is_filled():
     under_test = streams()
     assert take(under_test, span(2, 1)) == []
     assert take(under_test, span(0, 2)) == [
-        Delivery(R1, b"\0\1", 0, False),
-        Delivery(R1, b"\2", 0, False),
+        Deliver(R1, b"\0\1", 0, False),
+        Deliver(R1, b"\2", 0, False),
     ]
 
 
@@ -49,7 +50,7 @@ def test_a_repeated_span_is_dropped():
 
 def test_of_a_partly_repeated_span_the_repeated_tokens_are_named_for_cutting():
     delivered = take(streams(), span(0, 2), span(1, 3))
-    assert delivered[1] == Delivery(R1, b"\1\2\3", 1, False)
+    assert delivered[1] == Deliver(R1, b"\1\2\3", 1, False)
 
 
 def test_an_end_without_tokens_follows_its_index():
@@ -73,7 +74,7 @@ def test_nothing_is_delivered_after_the_end():
 def test_an_end_that_comes_with_repeated_tokens_only_still_ends_the_stream():
     under_test = streams()
     delivered = take(under_test, span(0, 3), span(1, 2, is_finished=True))
-    assert delivered[1] == Delivery(R1, b"\1\2", 2, True)
+    assert delivered[1] == Deliver(R1, b"\1\2", 2, True)
     assert under_test.num_delivered(R1) is None
 
 
@@ -85,8 +86,8 @@ def test_an_end_behind_the_stream_is_dropped():
 
 def test_an_output_without_tokens_is_delivered_at_its_place():
     assert take(streams(), span(0, 0), span(0, 1)) == [
-        Delivery(R1, b"", 0, False),
-        Delivery(R1, b"\0", 0, False),
+        Deliver(R1, b"", 0, False),
+        Deliver(R1, b"\0", 0, False),
     ]
 
 

@@ -40,6 +40,21 @@ class ToInstance:
 
 
 @dataclass(frozen=True, slots=True)
+class Deliver:
+    """Give the client's stream this payload next.
+
+    Attributes:
+        num_repeated: how many of its leading tokens the stream already has; they must be cut.
+        is_finished: it ends the stream; the core has forgotten the request.
+    """
+
+    request_id: RequestId
+    payload: bytes
+    num_repeated: int
+    is_finished: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Fail:
     """End the request with an error; the core has forgotten it."""
 
@@ -47,4 +62,4 @@ class Fail:
     failure: Failure
 
 
-Effect = ToScheduler | ToInstance | Fail
+Effect = ToScheduler | ToInstance | Deliver | Fail

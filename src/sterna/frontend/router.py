@@ -2,8 +2,8 @@
 
 To vLLM's server in this process the router poses as its one engine core, over the two ZeroMQ
 sockets of an external engine: it receives requests, aborts and utility calls, and sends outputs.
-To the cluster it is a mailbox. What goes where is decided by the pure cores (`dispatch`,
-`ownership`, `streams`); payloads pass through unread.
+To the cluster it is a mailbox. What goes where is decided by the pure `FrontendCore`; here its
+effects are carried out.
 
 The scheduler's `ClusterStats` become vLLM's own metrics of one engine (the sum over instances)
 and Sterna's, one for each instance.
@@ -31,24 +31,18 @@ from sterna.engine.vllm.payload import (
     pack_frames,
     unpack_frames,
 )
-from sterna.frontend.dispatch import Dispatcher
-from sterna.frontend.effects import Effect, Fail, Failure, ToInstance, ToScheduler
+from sterna.frontend.core import FrontendCore, RequestMessage
+from sterna.frontend.effects import Deliver, Effect, Fail, Failure, ToInstance, ToScheduler
 from sterna.frontend.gauges import InstanceGauges
 from sterna.frontend.operators import Operators
 from sterna.frontend.peers import Peers
-from sterna.frontend.streams import Streams
 from sterna.frontend.utilities import Utilities
 from sterna.mailbox import Mailbox
 from sterna.messages import (
-    AbortRequests,
     AdminReply,
     ClusterStats,
-    Dispatched,
     DispatchRequest,
     Membership,
-    OwnerReply,
-    RequestsMoved,
-    TokenBatch,
     UtilityResult,
     WireMessage,
 )
@@ -85,8 +79,7 @@ class Router:
         self._num_unshown: Counter[str] = Counter()
         self.peers = Peers(mailbox)
         self.operators = Operators(self.peers, config.admin_timeout_s, classes)
-        self._dispatcher = Dispatcher(frontend_id, config)
-        self._streams = Streams(config.gap_timeout_s)
+        self._core = FrontendCore(frontend_id, config)
         self._gauges: InstanceGauges | None = None
         self._utilities = Utilities(frontend_id, self.peers, config.utility_timeout_s)
         self._utility_calls: set[asyncio.Task[None]] = set()
@@ -171,14 +164,11 @@ class Router:
             scheduling_priority=its_class.scheduling_priority,
             execution_priority=its_class.execution_priority,
         )
-        self._streams.open(request_id)
-        self._carry_out(self._dispatcher.on_request(ask, payload, _now_s()))
+        self._carry_out(self._core.on_request(ask, payload, _now_s()))
 
     def _on_abort(self, request_ids: list[RequestId]) -> None:
-        for request_id in request_ids:
-            self._end_stream(request_id)
-        self._carry_out(self._dispatcher.on_abort(request_ids))
-        self._carry_out(self._dispatcher.farewells())
+        self._pooling.difference_update(request_ids)
+        self._carry_out(self._core.on_abort(request_ids, _now_s()))
 
     async def _answer_utility(self, payload: bytes) -> None:
         self._push(await self._utilities.answer(payload))
@@ -192,25 +182,18 @@ class Router:
 
     def _on_message(self, message: WireMessage, frames: list[bytes]) -> None:
         match message:
-            case TokenBatch():
-                self._on_tokens(message, frames)
-            case Dispatched():
-                self._carry_out(self._dispatcher.on_dispatched(message, _now_s()))
-            case RequestsMoved(instance_id, request_ids):
-                self._carry_out(self._dispatcher.on_moved(instance_id, request_ids, _now_s()))
-            case OwnerReply():
-                self._carry_out(self._dispatcher.on_owner_reply(message))
+            case Membership():
+                self.on_membership(message)
+            case message if isinstance(message, RequestMessage):
+                self._carry_out(self._core.on_message(message, frames, _now_s()))
             case UtilityResult(_, call_id):
                 self._utilities.on_result(call_id, frames[0])
             case ClusterStats():
                 self._show(message)
             case AdminReply():
                 self.operators.on_reply(message)
-            case Membership():
-                self.on_membership(message)
             case _:
                 logger.error("unexpected message type=%s", type(message).__name__)
-        self._carry_out(self._dispatcher.farewells())
 
     def _show(self, stats: ClusterStats) -> None:
         if self._gauges is None:
@@ -227,32 +210,12 @@ class Router:
             return
         self._utilities.on_instances(self.peers.instances)
         self.operators.on_instances(self.peers.instances)
-        self._carry_out(self._dispatcher.on_membership(membership, _now_s()))
-
-    def _on_tokens(self, batch: TokenBatch, payloads: list[bytes]) -> None:
-        outcome = self._streams.on_batch(batch.spans, payloads, _now_s())
-        self._dispatcher.on_tokens(batch.instance_id, outcome.advanced)
-        payloads = [
-            cut_leading_tokens(each.payload, each.num_repeated)
-            if each.num_repeated
-            else each.payload
-            for each in outcome.deliveries
-        ]
-        for payload in merge_outputs(payloads):
-            self._push(payload)
-        for delivery in outcome.deliveries:
-            if delivery.is_finished:
-                self._end_stream(delivery.request_id)
-                self._dispatcher.on_ended(delivery.request_id)
-        if outcome.strays:
-            # Their abort came too early for the instance, or was lost with another one.
-            abort = AbortRequests(tuple(outcome.strays))
-            self.peers.send_to_instance(batch.instance_id, abort)
-        self._schedule_tick()
+        self._carry_out(self._core.on_message(membership, (), _now_s()))
 
     # -------------------------------------------------------------------------- effects
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
+        outputs: list[bytes] = []
         for effect in effects:
             match effect:
                 case ToScheduler(message):
@@ -260,18 +223,23 @@ class Router:
                 case ToInstance(instance_id, message, payload):
                     frames = () if payload is None else (payload,)
                     self.peers.send_to_instance(instance_id, message, frames)
+                case Deliver(request_id, payload, num_repeated, is_finished):
+                    if num_repeated:
+                        payload = cut_leading_tokens(payload, num_repeated)
+                    outputs.append(payload)
+                    if is_finished:
+                        self._pooling.discard(request_id)
                 case Fail(request_id, failure):
-                    self._fail(request_id, failure)
+                    outputs.append(self._failed(request_id, failure))
+        for payload in merge_outputs(outputs):
+            self._push(payload)
         self._schedule_tick()
 
-    def _fail(self, request_id: RequestId, failure: Failure) -> None:
+    def _failed(self, request_id: RequestId, failure: Failure) -> bytes:
         logger.warning("request failed request=%s reason=%s", request_id, failure.value)
-        self._push(encode_failure(request_id, is_pooling=request_id in self._pooling))
-        self._end_stream(request_id)
-
-    def _end_stream(self, request_id: RequestId) -> None:
-        self._streams.close(request_id)
+        payload = encode_failure(request_id, is_pooling=request_id in self._pooling)
         self._pooling.discard(request_id)
+        return payload
 
     def _push(self, payload: bytes) -> None:
         """Hand outputs to vLLM's client, in order."""
@@ -286,8 +254,7 @@ class Router:
     def _schedule_tick(self) -> None:
         """Wake at the next deadline, or earlier: a deadline that has moved back costs one
         needless wake-up, which is cheaper than a timer made anew at every token."""
-        deadlines_s = (self._dispatcher.next_deadline_s, self._streams.next_deadline_s())
-        next_s = min((each for each in deadlines_s if each is not None), default=None)
+        next_s = self._core.next_deadline_s
         if next_s is None or (self._timer is not None and self._timer.when() <= next_s):
             return
         if self._timer is not None:
@@ -296,13 +263,8 @@ class Router:
 
     def _tick(self) -> None:
         self._timer = None
-        now_s = _now_s()
         try:
-            self._carry_out(self._dispatcher.on_time(now_s))
-            for request_id in self._streams.expired(now_s):
-                effects = self._dispatcher.on_abort([request_id])
-                self._carry_out([*effects, Fail(request_id, Failure.TOKENS_LOST)])
-            self._carry_out(self._dispatcher.farewells())
+            self._carry_out(self._core.on_time(_now_s()))
         except Exception as error:
             self._break(error)
 

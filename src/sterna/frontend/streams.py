@@ -11,23 +11,9 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sterna.frontend.effects import Deliver
 from sterna.messages import TokenSpan
 from sterna.types import RequestId
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """One payload that the client's stream gets next.
-
-    Attributes:
-        num_repeated: how many of its leading tokens the stream already has; they must be cut.
-        is_finished: it ends the stream.
-    """
-
-    request_id: RequestId
-    payload: bytes
-    num_repeated: int
-    is_finished: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +26,7 @@ class Outcome:
         strays: requests of the batch without an open stream that their instance still steps.
     """
 
-    deliveries: list[Delivery]
+    deliveries: list[Deliver]
     advanced: list[RequestId]
     strays: list[RequestId]
 
@@ -156,6 +142,6 @@ class Streams:
         if is_behind:
             return True
         num_repeated = stream.next_index - first
-        outcome.deliveries.append(Delivery(request_id, payload, num_repeated, is_finished))
+        outcome.deliveries.append(Deliver(request_id, payload, num_repeated, is_finished))
         stream.next_index = end
         return not is_finished
