@@ -30,6 +30,7 @@ PURE = (
     "sterna.global_scheduler",
     "sterna.fleet",
     "sterna.llumlet",
+    "sterna.instance_core",
     "sterna.engine.emulated.core",
 )
 """Modules and packages without clock, randomness, I/O, threads, asyncio, logging, ray, torch and
@@ -83,6 +84,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "global_scheduler": VOCABULARY | {"policy"},
     "fleet": FOUNDATION,
     "llumlet": VOCABULARY | {"policy", "migration"},
+    "emptying": FOUNDATION,
+    "instance_core": VOCABULARY | {"llumlet", "emptying"},
     "frontend": VOCABULARY | {"mailbox", "engine"},
     "runtime": VOCABULARY
     | {
@@ -93,6 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "global_scheduler",
         "fleet",
         "llumlet",
+        "instance_core",
         "frontend",
     },
     "simulator": VOCABULARY

@@ -42,7 +42,6 @@ class EffectRunner:
     Args:
         send: sends a migration message to a peer's llumlet.
         on_outcome: is given every outcome.
-        on_ended: is told when a migration is over for this side.
         on_failure: is told of an error in an effect, which is a bug.
     """
 
@@ -53,14 +52,12 @@ class EffectRunner:
         *,
         send: Callable[[InstanceId, MigrationMessage], None],
         on_outcome: Callable[[MigrationId, Event], None],
-        on_ended: Callable[[Ended], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._instance_id = instance_id
         self._engine = engine
         self._send = send
         self._on_outcome = on_outcome
-        self._on_ended = on_ended
         self._on_failure = on_failure
         self._waiting: dict[MigrationId, deque[Effect]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,7 +108,6 @@ class EffectRunner:
                 self._engine.abort([request_id])
             case Ended(migration_id):
                 self._engine.forget_migration(migration_id)
-                self._on_ended(effect)
             case Inspect() | Drain() | ReserveBlocks() | FreeReservation() | Adopt():
                 return effect
             case _:

@@ -1,6 +1,6 @@
 """An instance ends only when every front end has said farewell."""
 
-from sterna.runtime.emptying import Emptying
+from sterna.emptying import Emptying
 from sterna.types import FrontendId
 
 F0, F1 = FrontendId(0), FrontendId(1)

@@ -1,0 +1,427 @@
+"""One instance without its sockets, engine and clock: messages and outcomes in, effects out. Pure.
+
+`Llumlet` decides about load and migrations (Section 4.3). Here is what surrounds it: which
+requests are on the instance and whose they are, who is there to talk to, what front ends and
+operators are answered, and when an instance that is being emptied may end. `runtime.instance`
+carries the effects out on asyncio and a real engine, `simulator.hostile` in virtual time.
+
+Every `on_...` method returns effects, which are to be carried out in order. Effects of `migration`
+go by the contract of `sterna.migration.messages`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from sterna.config import LlumletConfig
+from sterna.emptying import Emptying
+from sterna.llumlet import ForwardAbort, Llumlet, LlumletEffect, Report
+from sterna.messages import (
+    AbortRequests,
+    AddRequest,
+    AdminReply,
+    CallUtility,
+    Emptied,
+    Farewell,
+    ListRequests,
+    LoadReport,
+    Membership,
+    MigrateRequest,
+    MigrationMessage,
+    OwnerQuery,
+    OwnerReply,
+    RequestsMoved,
+    SetDestination,
+    TokenBatch,
+    TokenSpan,
+    UtilityResult,
+    WireMessage,
+)
+from sterna.messages import Instance as Member
+from sterna.migration.messages import (
+    AbortDrained,
+    AbortRequest,
+    Drained,
+    Effect,
+    Ended,
+    Event,
+    Reason,
+)
+from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId, RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class ToMailbox:
+    """Send this to the mailbox at the address, with the payload frames if there are any."""
+
+    address: str
+    message: WireMessage
+    frames: Sequence[bytes] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeepOnly:
+    """Close the connections to all mailboxes but these."""
+
+    addresses: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AddToEngine:
+    """Have the engine queue the request that a front end sent."""
+
+    frontend_id: FrontendId
+    message: AddRequest
+    frames: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class CallEngine:
+    """Call a method of the engine; the result comes by `on_utility_result`."""
+
+    message: CallUtility
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SetTerminating:
+    """Have the engine's views say whether the instance is being emptied."""
+
+    is_terminating: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendGone:
+    """A fact for the log: a front end is gone for good, and its requests end."""
+
+    frontend_id: FrontendId
+
+
+@dataclass(frozen=True, slots=True)
+class MovedOut:
+    """A fact for the log: a migration from here has ended, one way or the other.
+
+    Attributes:
+        suspended_s: from the drain to the verdict; 0 when it was not drained.
+    """
+
+    ended: Ended
+    suspended_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unexpected:
+    """A fact for the log: this message is not for an instance."""
+
+    message: WireMessage
+
+
+InstanceEffect = (
+    Effect
+    | ToMailbox
+    | KeepOnly
+    | AddToEngine
+    | CallEngine
+    | SetTerminating
+    | FrontendGone
+    | MovedOut
+    | Unexpected
+)
+
+
+class InstanceCore:
+    """The decisions of one instance."""
+
+    def __init__(self, instance_id: InstanceId, config: LlumletConfig) -> None:
+        self._instance_id = instance_id
+        self._llumlet = self._new_llumlet(config)
+        self._membership = Membership(0, (), (), None)
+        self._addresses: dict[InstanceId, str] = {}
+        self._frontends: dict[FrontendId, str] = {}
+        self._requests: dict[RequestId, FrontendId] = {}
+        self._view: InstanceView | None = None
+        self._orders: dict[MigrationId, MigrateRequest] = {}
+        self._drained_s: dict[MigrationId, float] = {}
+        self._num_committed = 0
+        self._num_aborted = 0
+        self._emptying = Emptying()
+
+    # -------------------------------------------------------------------------- what is asked
+
+    @property
+    def membership(self) -> Membership:
+        """The newest that it has heard of."""
+        return self._membership
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `on_tick` is due, or None."""
+        return self._llumlet.next_deadline_s
+
+    @property
+    def has_open_migrations(self) -> bool:
+        """See `Llumlet.has_open_migrations`."""
+        return self._llumlet.has_open_migrations
+
+    def requests(self) -> frozenset[RequestId]:
+        """The requests that it answers for."""
+        return frozenset(self._requests)
+
+    def address_of(self, instance_id: InstanceId) -> str | None:
+        """A live peer's mailbox; None: what it would be told is void."""
+        return self._addresses.get(instance_id)
+
+    # ----------------------------------------------------------------------------- messages
+
+    def on_message(
+        self, message: WireMessage, frames: Sequence[bytes], now_s: float
+    ) -> list[InstanceEffect]:
+        """Take a message of another actor in.
+
+        Raises:
+            ProtocolError: a correct peer cannot have sent it.
+        """
+        return [*self._handle(message, frames, now_s), *self._tell_if_emptied()]
+
+    def _handle(
+        self, message: WireMessage, frames: Sequence[bytes], now_s: float
+    ) -> list[InstanceEffect]:
+        match message:
+            case AddRequest(frontend_id, request_id, dispatch_number):
+                self._requests[request_id] = frontend_id
+                self._llumlet.on_request_admitted(request_id, dispatch_number)
+                return [AddToEngine(frontend_id, message, frames)]
+            case AbortRequests(request_ids):
+                return self._abort(request_ids, now_s)
+            case MigrationMessage(sender, inner):
+                return self._translate(self._llumlet.on_message(sender, inner, now_s), now_s)
+            case SetDestination(destination):
+                return self._translate(self._llumlet.on_destination(destination, now_s), now_s)
+            case CallUtility():
+                return [CallEngine(message, frames[0])]
+            case OwnerQuery(frontend_id, query_id, request_ids):
+                return self._answer_owner_query(frontend_id, query_id, request_ids)
+            case ListRequests(reply_to, query_id):
+                body = msgspec.json.encode(self._describe_requests())
+                return [ToMailbox(reply_to, AdminReply(query_id, body))]
+            case MigrateRequest():
+                return self._order(message, now_s)
+            case Farewell(frontend_id, emptied_since):
+                self._emptying.on_farewell(frontend_id, emptied_since)
+                return []
+            case Membership():
+                return self.on_membership(message, now_s)
+            case _:
+                return [Unexpected(message)]
+
+    def on_membership(self, membership: Membership, now_s: float) -> list[InstanceEffect]:
+        """Learn who is there; whoever is not there any more is dead for good."""
+        if membership.version <= self._membership.version:
+            return []
+        effects: list[InstanceEffect] = []
+        if membership.scheduler != self._membership.scheduler:
+            # Migration is disabled while the scheduler is gone (Section 5); its successor says
+            # anew what it wants.
+            effects += self._translate(self._llumlet.on_destination(None, now_s), now_s)
+        self._membership = membership
+        instances = {i.instance_id: i.address for i in membership.instances}
+        frontends = {f.frontend_id: f.address for f in membership.frontends}
+        dead = self._addresses.keys() - instances.keys()
+        gone = self._frontends.keys() - frontends.keys()
+        self._addresses = instances
+        self._frontends = frontends
+        others = (membership.scheduler, membership.supervisor)
+        known = {*instances.values(), *frontends.values(), *(x for x in others if x is not None)}
+        effects.append(KeepOnly(frozenset(known)))
+        for instance_id in sorted(dead):
+            effects += self._translate(self._llumlet.on_peer_dead(instance_id, now_s), now_s)
+        for frontend_id in sorted(gone):
+            effects.append(FrontendGone(frontend_id))
+            effects += self._abort(
+                [r for r, f in self._requests.items() if f == frontend_id], now_s
+            )
+        for instance in membership.instances:
+            if instance.instance_id == self._instance_id:
+                effects += self._on_membership_of_itself(instance, now_s)
+        return effects
+
+    def _on_membership_of_itself(self, instance: Member, now_s: float) -> list[InstanceEffect]:
+        self._llumlet.set_strangers(
+            each.instance_id
+            for each in self._membership.instances
+            if each.kv_format != instance.kv_format
+        )
+        self._emptying.on_membership(instance.emptied_since if instance.is_terminating else None)
+        self._llumlet.set_terminating(instance.is_terminating, now_s)
+        return [SetTerminating(instance.is_terminating), *self.on_tick(now_s)]
+
+    def _tell_if_emptied(self) -> list[InstanceEffect]:
+        """Tell the supervisor when the instance may end: nothing is here, nothing will come, and
+        no peer waits for an answer from here."""
+        if self._requests or self._llumlet.has_open_migrations:
+            return []
+        since = self._emptying.to_tell(self._frontends, self._membership.version)
+        if since is None or self._membership.supervisor is None:
+            return []
+        return [ToMailbox(self._membership.supervisor, Emptied(self._instance_id, since))]
+
+    def _abort(self, request_ids: Iterable[RequestId], now_s: float) -> list[InstanceEffect]:
+        return [
+            effect
+            for request_id in request_ids
+            for effect in self._translate(self._llumlet.on_client_abort(request_id, now_s), now_s)
+        ]
+
+    def _answer_owner_query(
+        self, frontend_id: FrontendId, query_id: int, request_ids: Iterable[RequestId]
+    ) -> list[InstanceEffect]:
+        arriving = self._llumlet.arriving_requests()
+        here = tuple(r for r in request_ids if r in self._requests or r in arriving)
+        return self._to_frontend(frontend_id, OwnerReply(self._instance_id, query_id, here))
+
+    # ---------------------------------------------------------------------------- operators
+
+    def _order(self, order: MigrateRequest, now_s: float) -> list[InstanceEffect]:
+        """Begin a migration that an operator wants; the answer goes out when it has ended."""
+        if order.destination not in self._addresses:
+            return [_error(order, f"no instance is called {order.destination}")]
+        outcome = self._llumlet.on_order(order.request_id, order.destination, order.mode, now_s)
+        if isinstance(outcome, Reason):
+            return [_error(order, outcome.value)]
+        migration_id, effects = outcome
+        self._orders[migration_id] = order
+        return self._translate(effects, now_s)
+
+    def _describe_requests(self) -> list[dict[str, object]]:
+        if self._view is None:
+            return []
+        requests = (*self._view.running, *self._view.queuing)
+        return [self._describe(request) for request in requests]
+
+    def _describe(self, request: RequestView) -> dict[str, object]:
+        return {
+            "id": request.request_id,
+            "instance": self._instance_id,
+            "status": request.status.value,
+            "num_tokens": request.num_tokens,
+            "num_output_tokens": request.num_output_tokens,
+            "used_tokens": request.physical_usage_tokens,
+            "demand_tokens": request.demand_tokens,
+            "priority": int(request.scheduling_priority),
+            "num_preemptions": request.num_preemptions,
+            "arrival_s": request.arrival_s,
+            "immovable": None if request.immovable is None else request.immovable.value,
+        }
+
+    # ---------------------------------------------------------------------- from the engine
+
+    def on_outcome(
+        self, migration_id: MigrationId, event: Event, now_s: float
+    ) -> list[InstanceEffect]:
+        """An effect of a migration had this outcome, or something happened to its transfer."""
+        if isinstance(event, Drained):
+            self._drained_s[migration_id] = now_s
+        return self._translate(self._llumlet.on_outcome(migration_id, event, now_s), now_s)
+
+    def on_outputs(
+        self,
+        frontend_id: FrontendId,
+        spans: tuple[TokenSpan, ...],
+        payloads: Sequence[bytes],
+        now_s: float,
+    ) -> list[InstanceEffect]:
+        """A step produced these tokens for this front end; one payload a span."""
+        effects = self._to_frontend(frontend_id, TokenBatch(self._instance_id, spans), payloads)
+        for span in spans:
+            if span.is_finished:
+                self._requests.pop(span.request_id, None)
+                ended = self._llumlet.on_request_ended(
+                    span.request_id, Reason.REQUEST_FINISHED, now_s
+                )
+                effects += self._translate(ended, now_s)
+        # A request that the engine refuses ends here, without any view that would show it.
+        return [*effects, *self._tell_if_emptied()]
+
+    def on_view(self, view: InstanceView, now_s: float) -> list[InstanceEffect]:
+        """The state between two steps has changed."""
+        self._view = view
+        effects = self._translate(self._llumlet.on_view(view, now_s), now_s)
+        return [*effects, *self._tell_if_emptied()]
+
+    def on_utility_result(
+        self, frontend_id: FrontendId, call_id: int, payload: bytes
+    ) -> list[InstanceEffect]:
+        """A utility call ended."""
+        result = UtilityResult(self._instance_id, call_id)
+        return self._to_frontend(frontend_id, result, [payload])
+
+    def on_adopted(self, frontend_id: FrontendId, request_id: RequestId) -> list[InstanceEffect]:
+        """The engine steps this migrated request of this front end."""
+        self._requests[request_id] = frontend_id
+        return self._to_frontend(frontend_id, RequestsMoved(self._instance_id, (request_id,)))
+
+    def on_tick(self, now_s: float) -> list[InstanceEffect]:
+        """Time has passed; due at `next_deadline_s`, harmless at any other time."""
+        return self._translate(self._llumlet.on_tick(now_s), now_s)
+
+    # ------------------------------------------------------------------------------ effects
+
+    def _new_llumlet(self, config: LlumletConfig) -> Llumlet:
+        return Llumlet(self._instance_id, config)
+
+    def _translate(self, effects: Iterable[LlumletEffect], now_s: float) -> list[InstanceEffect]:
+        """What the llumlet wants done, with the names of instances and roles as addresses."""
+        translated: list[InstanceEffect] = []
+        for effect in effects:
+            match effect:
+                case Report(load):
+                    if self._membership.scheduler is not None:
+                        report = LoadReport(load, self._num_committed, self._num_aborted)
+                        translated.append(ToMailbox(self._membership.scheduler, report))
+                case ForwardAbort(instance_id, request_id):
+                    if (address := self._addresses.get(instance_id)) is not None:
+                        translated.append(ToMailbox(address, AbortRequests((request_id,))))
+                case AbortRequest(request_id) | AbortDrained(_, request_id):
+                    self._requests.pop(request_id, None)
+                    translated.append(effect)
+                case Ended():
+                    translated += [effect, *self._note_end(effect, now_s)]
+                case _:
+                    translated.append(effect)
+        return translated
+
+    def _note_end(self, ended: Ended, now_s: float) -> list[InstanceEffect]:
+        drained_s = self._drained_s.pop(ended.migration_id, None)
+        order = self._orders.pop(ended.migration_id, None)
+        if not ended.is_outgoing:
+            return []
+        suspended_s = 0.0 if drained_s is None else now_s - drained_s
+        effects: list[InstanceEffect] = [MovedOut(ended, suspended_s)]
+        if ended.aborted is not None:
+            self._num_aborted += 1
+            return effects if order is None else [*effects, _error(order, ended.aborted.value)]
+        self._num_committed += 1
+        self._requests.pop(ended.request_id, None)
+        if order is None:
+            return effects
+        body = {
+            "request": ended.request_id,
+            "from": self._instance_id,
+            "to": order.destination,
+            "stages": ended.stages,
+            "suspended_ms": suspended_s * 1e3,
+        }
+        reply = AdminReply(order.query_id, msgspec.json.encode(body))
+        return [*effects, ToMailbox(order.reply_to, reply)]
+
+    def _to_frontend(
+        self, frontend_id: FrontendId, message: WireMessage, frames: Sequence[bytes] = ()
+    ) -> list[InstanceEffect]:
+        address = self._frontends.get(frontend_id)
+        return [] if address is None else [ToMailbox(address, message, frames)]
+
+
+def _error(order: MigrateRequest, reason: str) -> ToMailbox:
+    body = msgspec.json.encode({"request": order.request_id, "reason": reason})
+    return ToMailbox(order.reply_to, AdminReply(order.query_id, body, reason))
