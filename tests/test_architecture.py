@@ -31,6 +31,7 @@ PURE = (
     "sterna.fleet",
     "sterna.llumlet",
     "sterna.instance_core",
+    "sterna.scheduler_core",
     "sterna.engine.emulated.core",
 )
 """Modules and packages without clock, randomness, I/O, threads, asyncio, logging, ray, torch and
@@ -85,7 +86,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fleet": FOUNDATION,
     "llumlet": VOCABULARY | {"policy", "migration"},
     "emptying": FOUNDATION,
-    "instance_core": VOCABULARY | {"llumlet", "emptying"},
+    "sending": VOCABULARY,
+    "instance_core": VOCABULARY | {"llumlet", "emptying", "sending"},
+    "scheduler_core": VOCABULARY | {"policy", "global_scheduler", "sending"},
     "frontend": VOCABULARY | {"mailbox", "engine"},
     "runtime": VOCABULARY
     | {
@@ -96,7 +99,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "global_scheduler",
         "fleet",
         "llumlet",
+        "sending",
         "instance_core",
+        "scheduler_core",
         "frontend",
     },
     "simulator": VOCABULARY

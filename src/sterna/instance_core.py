@@ -48,23 +48,8 @@ from sterna.migration.messages import (
     Event,
     Reason,
 )
+from sterna.sending import KeepOnly, ToMailbox, Unexpected
 from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId, RequestView
-
-
-@dataclass(frozen=True, slots=True)
-class ToMailbox:
-    """Send this to the mailbox at the address, with the payload frames if there are any."""
-
-    address: str
-    message: WireMessage
-    frames: Sequence[bytes] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class KeepOnly:
-    """Close the connections to all mailboxes but these."""
-
-    addresses: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +93,6 @@ class MovedOut:
 
     ended: Ended
     suspended_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Unexpected:
-    """A fact for the log: this message is not for an instance."""
-
-    message: WireMessage
 
 
 InstanceEffect = (

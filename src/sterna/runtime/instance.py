@@ -17,16 +17,14 @@ from sterna.instance_core import (
     FrontendGone,
     InstanceCore,
     InstanceEffect,
-    KeepOnly,
     MovedOut,
     SetTerminating,
-    ToMailbox,
-    Unexpected,
 )
 from sterna.mailbox import Mailbox
 from sterna.messages import Membership, MigrationMessage, TokenSpan, WireMessage
 from sterna.migration.messages import Event
 from sterna.runtime.effects import EffectRunner
+from sterna.sending import KeepOnly, ToMailbox, Unexpected
 from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
 
 logger = logging.getLogger(__name__)
