@@ -32,6 +32,7 @@ PURE = (
     "sterna.llumlet",
     "sterna.instance_core",
     "sterna.scheduler_core",
+    "sterna.supervisor_core",
     "sterna.engine.emulated.core",
 )
 """Modules and packages without clock, randomness, I/O, threads, asyncio, logging, ray, torch and
@@ -88,6 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "emptying": FOUNDATION,
     "sending": VOCABULARY,
     "instance_core": VOCABULARY | {"llumlet", "emptying", "sending"},
+    "supervisor_core": VOCABULARY | {"fleet", "sending"},
     "scheduler_core": VOCABULARY | {"policy", "global_scheduler", "sending"},
     "frontend": VOCABULARY | {"mailbox", "engine"},
     "runtime": VOCABULARY
@@ -102,6 +104,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sending",
         "instance_core",
         "scheduler_core",
+        "supervisor_core",
         "frontend",
     },
     "simulator": VOCABULARY

@@ -5,7 +5,8 @@ import pytest
 from sterna.fleet import Fleet
 from sterna.messages import Membership
 from sterna.runtime.member_status import MemberStatus
-from sterna.runtime.takeover import Found, NothingFoundError, SupervisorState, state_of
+from sterna.runtime.takeover import Found, NothingFoundError
+from sterna.supervisor_core import SupervisorState, state_of
 from sterna.types import FrontendId, InstanceId
 
 

@@ -1,8 +1,8 @@
 """The supervisor: carries out what the fleet needs, and tells everybody who is there (design:
 Cluster).
 
-What should be there is decided by the pure `Fleet`; here actors are placed, started, watched and
-ended. Scheduler and front ends are replaced whenever one dies.
+What should be there is decided by the pure `SupervisorCore`; here actors are placed, started,
+watched and ended. Scheduler and front ends are replaced whenever one dies.
 """
 
 import asyncio
@@ -14,44 +14,27 @@ import ray
 from sterna.config import ClusterConfig
 from sterna.engine.emulated.driver import EmulatedOptions
 from sterna.engine.interface import EngineFacts
-from sterna.errors import FleetError, InstanceStartError, SternaError
-from sterna.fleet import (
-    Announce,
-    CancelStart,
-    Cause,
-    Close,
-    Fleet,
-    FleetEffect,
-    GiveUpGeneration,
-    Phase,
-    Start,
-)
+from sterna.errors import InstanceStartError
+from sterna.fleet import Announce, CancelStart, Close, Fleet, GiveUpGeneration, Phase, Start
 from sterna.mailbox import Mailbox
-from sterna.messages import (
-    Absent,
-    AddInstances,
-    AdminReply,
-    DrainInstance,
-    Emptied,
-    Instance,
-    Membership,
-    RestartInstances,
-    StartInstances,
-    TerminateInstance,
-    WireMessage,
-)
+from sterna.messages import WireMessage
 from sterna.runtime.actors import configure_logging, remote_class
 from sterna.runtime.instance_actors import InstanceActors
 from sterna.runtime.placement import find_again
 from sterna.runtime.services import Services
-from sterna.runtime.takeover import Found, SupervisorState, find_members, state_of
+from sterna.runtime.takeover import find_members
 from sterna.runtime.tasks import Tasks
+from sterna.sending import KeepOnly, ToMailbox, Unexpected
+from sterna.supervisor_core import (
+    NotTerminated,
+    OperatorDrains,
+    SupervisorCore,
+    SupervisorEffect,
+    state_of,
+)
 from sterna.types import InstanceId
 
 logger = logging.getLogger(__name__)
-
-NUM_INSTANCES_AT_ONCE = 100
-"""What an operator may ask for in one go: more is a slip of the keyboard."""
 
 
 class Cluster:
@@ -68,19 +51,14 @@ class Cluster:
     """
 
     _mailbox: Mailbox
-    _fleet: Fleet
+    _core: SupervisorCore
     _instances: InstanceActors
 
     def __init__(
         self, environment: dict[str, str], metrics_folder: str, *, is_successor: bool = False
     ) -> None:
         self._environment = environment
-        self._version = 0
-        # Of the terminating instances (`Instance.emptied_since`).
-        self._emptied_since: dict[InstanceId, int] = {}
         self._starts: dict[InstanceId, asyncio.Task[None]] = {}
-        # Further options of vLLM by generation; later ones overrule those of `sterna serve`.
-        self._options: dict[int, tuple[str, ...]] = {0: ()}
         self._tasks = Tasks()
         self._services = Services(environment, metrics_folder, self._tasks, self._announce)
         self._timer: asyncio.TimerHandle | None = None
@@ -104,10 +82,12 @@ class Cluster:
         """
         self._configure(config, args, emulated)
         scaling = config.scaling
-        self._fleet = Fleet(
-            wanted=config.num_instances,
-            min_instances=1 if scaling is None else scaling.min_instances,
-            max_instances=None if scaling is None else scaling.max_instances,
+        self._core = SupervisorCore(
+            Fleet(
+                wanted=config.num_instances,
+                min_instances=1 if scaling is None else scaling.min_instances,
+                max_instances=None if scaling is None else scaling.max_instances,
+            )
         )
         instances = [
             self._start_instance(effect.instance_id, effect.generation)
@@ -135,34 +115,32 @@ class Cluster:
         found = await find_members()
         membership = found.membership()
         state = state_of(membership)
-        self._version = membership.version
-        self._fleet, self._options = state.fleet, state.options
+        self._core = SupervisorCore.successor(membership)
         self._services.num_frontends_begun = state.num_frontends_begun
         self._services.num_schedulers_begun = state.num_schedulers_begun
         self._services.ready_response = state.ready_response
-        self._emptied_since = state.emptied_since
         self._configure(config, args, emulated)
-        effects: list[FleetEffect] = []
-        for instance_id in list(self._fleet.members):
-            effects += self._take_over_instance(instance_id, found)
-        self._fleet.never_use(found.instances)
+        known = list(self._fleet.members)
+        effects = self._core.take_over(found.instances, _now_s())
+        for instance_id in known:
+            if instance_id in found.instances:
+                actor, instance = found.instances.pop(instance_id)
+                self._instances.take_over(instance_id, actor, instance)
+                self._on_facts(instance.facts)
+                self._tasks.begin(self._watch_instance(instance_id))
+            else:
+                _give_back_place(instance_id)
         for instance_id, (actor, _) in found.instances.items():
             # It came up when nobody could tell of it any more.
             ray.kill(actor)
             _give_back_place(instance_id)
         self._services.take_over(found)
         logger.info("supervisor took over instances=%s", ",".join(self._fleet.members))
-        self._carry_out([Announce(), *effects])
+        self._carry_out(effects)
 
-    def _take_over_instance(self, instance_id: InstanceId, found: Found) -> list[FleetEffect]:
-        if instance_id not in found.instances:
-            _give_back_place(instance_id)
-            return self._fleet.on_gone(instance_id, _now_s())
-        actor, status = found.instances.pop(instance_id)
-        self._instances.take_over(instance_id, actor, status)
-        self._on_facts(status.facts)
-        self._tasks.begin(self._watch_instance(instance_id))
-        return self._fleet.on_found(instance_id, _now_s())
+    @property
+    def _fleet(self) -> Fleet:
+        return self._core.fleet
 
     def _configure(
         self, config: ClusterConfig, args: bytes, emulated: EmulatedOptions | None
@@ -197,64 +175,11 @@ class Cluster:
     # ------------------------------------------------------------------------------ messages
 
     def _on_message(self, message: WireMessage, frames: list[bytes]) -> None:
-        now_s = _now_s()
-        match message:
-            case AddInstances(num_instances):
-                self._carry_out(self._fleet.on_needed(num_instances, now_s))
-            case TerminateInstance(instance_id):
-                try:
-                    self._carry_out(self._fleet.on_terminate(instance_id, Cause.SCALING, now_s))
-                except SternaError as error:
-                    # The scheduler's view was older than ours.
-                    logger.info("not terminated instance=%s reason=%s", instance_id, error)
-            case Emptied(instance_id, emptied_since):
-                # What is said of an earlier emptying, which was undone, is void.
-                if self._emptied_since.get(instance_id) == emptied_since:
-                    self._carry_out(self._fleet.on_emptied(instance_id, now_s))
-            case DrainInstance() | StartInstances() | RestartInstances():
-                self._obey(message)
-            case _:
-                logger.error("unexpected message type=%s", type(message).__name__)
-
-    def _obey(self, order: DrainInstance | StartInstances | RestartInstances) -> None:
-        """Do what an operator wants, and say what was begun."""
-        error = None
-        try:
-            self._carry_out(self._effects_of(order))
-        except SternaError as refusal:
-            error = str(refusal)
-        self._mailbox.send(order.reply_to, AdminReply(order.query_id, b"null", error))
-
-    def _effects_of(
-        self, order: DrainInstance | StartInstances | RestartInstances
-    ) -> list[FleetEffect]:
-        now_s = _now_s()
-        match order:
-            case DrainInstance(_, _, instance_id, is_undo):
-                logger.info("an operator drains instance=%s undo=%s", instance_id, is_undo)
-                if is_undo:
-                    return self._fleet.on_undo(instance_id, now_s)
-                return self._fleet.on_terminate(instance_id, Cause.OPERATOR, now_s)
-            case StartInstances(_, _, num_instances):
-                if not 1 <= num_instances <= NUM_INSTANCES_AT_ONCE:
-                    raise FleetError(
-                        f"can start 1 to {NUM_INSTANCES_AT_ONCE} instances, not {num_instances}"
-                    )
-                limit = self._fleet.max_instances
-                if limit is not None and self._fleet.wanted + num_instances > limit:
-                    raise FleetError(
-                        f"{self._fleet.wanted} instances are wanted, and --max-instances is {limit}"
-                    )
-                return self._fleet.on_add(num_instances, now_s)
-            case RestartInstances(_, _, has_surge, options):
-                before = self._options[self._fleet.generation]
-                effects = self._fleet.on_restart(now_s, has_surge=has_surge)
-                self._options[self._fleet.generation] = (*before, *options)
-                return effects
+        self._carry_out(self._core.on_message(message, _now_s()))
 
     # ------------------------------------------------------------------------------- effects
 
-    def _carry_out(self, effects: Iterable[FleetEffect]) -> None:
+    def _carry_out(self, effects: Iterable[SupervisorEffect]) -> None:
         must_announce = False
         for effect in effects:
             match effect:
@@ -275,6 +200,14 @@ class Cluster:
                     )
                 case Announce():
                     must_announce = True
+                case ToMailbox(address, message):
+                    self._mailbox.send(address, message)
+                case NotTerminated(instance_id, reason):
+                    logger.info("not terminated instance=%s reason=%s", instance_id, reason)
+                case OperatorDrains(instance_id, is_undo):
+                    logger.info("an operator drains instance=%s undo=%s", instance_id, is_undo)
+                case Unexpected(message):
+                    logger.error("unexpected message type=%s", type(message).__name__)
         if must_announce:
             self._announce()
         self._schedule_retry()
@@ -308,7 +241,7 @@ class Cluster:
         """Raises InstanceStartError: it did not start, and nothing is left of it."""
         facts = await self._instances.start(
             instance_id,
-            self._options[generation],
+            self._core.options[generation],
             lambda reason: self._carry_out(self._fleet.on_pending(instance_id, reason)),
         )
         self._on_facts(facts)
@@ -327,68 +260,13 @@ class Cluster:
 
     def _announce(self) -> None:
         """Tell everybody who is there."""
-        self._version += 1
-        self._note_emptying()
-        instances = tuple(
-            self._describe(instance_id)
-            for instance_id in self._fleet.in_phase(Phase.SERVING, Phase.TERMINATING, Phase.CLOSING)
-        )
-        absent = tuple(
-            self._describe_absent(instance_id)
-            for instance_id in self._fleet.in_phase(Phase.STARTING, Phase.SPARE)
-        )
-        frontends, scheduler = self._services.frontends, self._services.scheduler
-        membership = Membership(
-            self._version,
-            instances,
-            frontends,
-            scheduler,
-            absent,
-            self._mailbox.address,
-            self._state().encode(),
-        )
-        addresses = {i.address for i in instances} | {f.address for f in frontends}
-        if scheduler is not None:
-            addresses.add(scheduler)
-        for address in addresses:
-            self._mailbox.send(address, membership)
-        self._mailbox.keep_only(addresses)
-
-    def _state(self) -> SupervisorState:
-        services = self._services
-        return SupervisorState(
-            self._fleet,
-            self._options,
-            self._emptied_since,
-            services.num_frontends_begun,
-            services.num_schedulers_begun,
-            services.ready_response,
-        )
-
-    def _describe(self, instance_id: InstanceId) -> Instance:
-        member = self._fleet.members[instance_id]
-        is_terminating = member.phase is not Phase.SERVING
-        note = None if member.cause is None else member.cause.value
-        return Instance(
-            instance_id,
-            self._instances.address(instance_id),
-            is_terminating,
-            note,
-            member.generation,
-            self._instances.kv_format(instance_id),
-            self._emptied_since.get(instance_id, 0),
-        )
-
-    def _describe_absent(self, instance_id: InstanceId) -> Absent:
-        member = self._fleet.members[instance_id]
-        state = member.phase.value if member.pending is None else "pending"
-        return Absent(instance_id, state, member.pending, member.generation)
-
-    def _note_emptying(self) -> None:
-        self._emptied_since = {
-            each: self._emptied_since.get(each, self._version)
-            for each in self._fleet.in_phase(Phase.TERMINATING, Phase.CLOSING)
-        }
+        others = self._services.others()
+        for effect in self._core.announce(self._instances.hosted(), others, self._mailbox.address):
+            match effect:
+                case ToMailbox(address, message):
+                    self._mailbox.send(address, message)
+                case KeepOnly(addresses):
+                    self._mailbox.keep_only(set(addresses))
 
 
 def _give_back_place(instance_id: InstanceId) -> None:

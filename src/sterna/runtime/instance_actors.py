@@ -17,6 +17,7 @@ from sterna.runtime.forking import forked_runtime_env
 from sterna.runtime.member_status import MemberStatus
 from sterna.runtime.placement import Place, find_again, find_place
 from sterna.runtime.takeover import INSTANCE
+from sterna.supervisor_core import Hosted
 from sterna.types import InstanceId
 
 CLOSE_TIMEOUT_S = 10.0
@@ -53,13 +54,11 @@ class InstanceActors:
         self._environment = environment
         self._hosted: dict[InstanceId, _Hosted] = {}
 
-    def address(self, instance_id: InstanceId) -> str:
-        """The mailbox of an instance that is up."""
-        return self._hosted[instance_id].address
-
-    def kv_format(self, instance_id: InstanceId) -> str:
-        """See `EngineFacts`, of an instance that is up."""
-        return self._hosted[instance_id].kv_format
+    def hosted(self) -> dict[InstanceId, Hosted]:
+        """Every instance that is up."""
+        return {
+            each: Hosted(hosted.address, hosted.kv_format) for each, hosted in self._hosted.items()
+        }
 
     async def start(
         self,

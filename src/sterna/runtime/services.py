@@ -18,6 +18,7 @@ from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, forked_runtime_env
 from sterna.runtime.instance_actors import end_of, kill, settle, surviving_as
 from sterna.runtime.takeover import FRONTEND, SCHEDULER, Found
 from sterna.runtime.tasks import Tasks
+from sterna.supervisor_core import Others
 from sterna.types import FrontendId
 
 logger = logging.getLogger(__name__)
@@ -60,15 +61,15 @@ class Services:
         self.num_schedulers_begun = 0
         self.ready_response: bytes | None = None
 
-    @property
-    def frontends(self) -> tuple[Frontend, ...]:
-        """The front ends that are there."""
-        return tuple(Frontend(each, member.address) for each, member in self._frontends.items())
-
-    @property
-    def scheduler(self) -> str | None:
-        """The scheduler's mailbox, or None while there is none."""
-        return None if self._scheduler is None else self._scheduler.address
+    def others(self) -> Others:
+        """Who is there, and what a successor of the supervisor needs to start more."""
+        return Others(
+            tuple(Frontend(each, member.address) for each, member in self._frontends.items()),
+            None if self._scheduler is None else self._scheduler.address,
+            self.num_frontends_begun,
+            self.num_schedulers_begun,
+            self.ready_response,
+        )
 
     def configure(self, config: ClusterConfig, args: bytes) -> None:
         """Say what is served; comes before anything is started but the imports."""

@@ -9,11 +9,9 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import ray
 
 from sterna.errors import SternaError
-from sterna.fleet import Fleet
 from sterna.messages import Membership
 from sterna.runtime.member_status import MemberStatus
 from sterna.types import FrontendId, InstanceId
@@ -29,27 +27,6 @@ SCHEDULER = "scheduler "
 
 class NothingFoundError(SternaError):
     """No member knows of a membership: there is nothing to take over."""
-
-
-class SupervisorState(msgspec.Struct, frozen=True):
-    """What a successor needs besides the members themselves.
-
-    Attributes:
-        options: further options of vLLM by generation.
-        emptied_since: of the instances that are being emptied (`Instance`).
-        ready_response: what front ends need to start (`EngineFacts`).
-    """
-
-    fleet: Fleet
-    options: dict[int, tuple[str, ...]]
-    emptied_since: dict[InstanceId, int]
-    num_frontends_begun: int
-    num_schedulers_begun: int
-    ready_response: bytes | None
-
-    def encode(self) -> bytes:
-        """Return the state that a `Membership` carries."""
-        return msgspec.msgpack.encode(self)
 
 
 @dataclass(slots=True)
@@ -77,11 +54,6 @@ class Found:
         if newest is None or not newest.state:
             raise NothingFoundError("no member of the cluster knows who belongs to it")
         return newest
-
-
-def state_of(membership: Membership) -> SupervisorState:
-    """The supervisor's state when it announced this."""
-    return msgspec.msgpack.decode(membership.state, type=SupervisorState)
 
 
 async def find_members() -> Found:

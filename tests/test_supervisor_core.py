@@ -1,0 +1,68 @@
+"""What the supervisor tells everybody, and how a successor goes on."""
+
+from sterna.fleet import Announce, Cause, Fleet, Member, Phase, Start
+from sterna.messages import AdminReply, Emptied, Frontend, Instance, Membership, StartInstances
+from sterna.sending import KeepOnly, ToMailbox
+from sterna.supervisor_core import Hosted, Others, SupervisorCore, SupervisorState, state_of
+from sterna.types import FrontendId, InstanceId
+
+I0, I1, I2 = InstanceId("i0"), InstanceId("i1"), InstanceId("i2")
+OTHERS = Others((Frontend(FrontendId(0), "f0"),), "scheduler", 1, 1, b"ready")
+HOSTED = {each: Hosted(f"mailbox of {each}", "kv") for each in (I0, I1, I2)}
+
+
+def serving(*instance_ids: InstanceId) -> Fleet:
+    members = {each: Member(0, Phase.SERVING) for each in instance_ids}
+    return Fleet(len(members), members=members, _num_begun=len(members))
+
+
+def announced(core: SupervisorCore) -> Membership:
+    effects = core.announce(HOSTED, OTHERS, "supervisor")
+    memberships = [each.message for each in effects if isinstance(each, ToMailbox)]
+    assert len({id(each) for each in memberships}) == 1
+    assert isinstance(effects[-1], KeepOnly)
+    membership = memberships[0]
+    assert isinstance(membership, Membership)
+    return membership
+
+
+def test_everybody_is_told_who_is_there_and_what_a_successor_needs() -> None:
+    core = SupervisorCore(serving(I0, I1))
+    core.fleet.on_terminate(I1, Cause.OPERATOR, 0.0)
+    core.version = 6
+    effects = core.announce(HOSTED, OTHERS, "supervisor")
+    addresses = ["f0", "mailbox of i0", "mailbox of i1", "scheduler"]
+    assert [each.address for each in effects if isinstance(each, ToMailbox)] == addresses
+    assert effects[-1] == KeepOnly(frozenset(addresses))
+    message = effects[0].message
+    assert message.version == 7
+    assert message.instances == (
+        Instance(I0, "mailbox of i0", kv_format="kv"),
+        Instance(I1, "mailbox of i1", True, Cause.OPERATOR.value, 0, "kv", emptied_since=7),
+    )
+    assert state_of(message) == SupervisorState(core.fleet, {0: ()}, {I1: 7}, 1, 1, b"ready")
+
+
+def test_what_is_said_of_an_earlier_emptying_ends_nothing() -> None:
+    core = SupervisorCore(serving(I0, I1))
+    core.fleet.on_terminate(I1, Cause.OPERATOR, 0.0)
+    since = announced(core).instances[1].emptied_since
+    core.fleet.on_undo(I1, 0.0)
+    announced(core)
+    core.fleet.on_terminate(I1, Cause.OPERATOR, 0.0)
+    announced(core)
+    assert core.on_message(Emptied(I1, since), 0.0) == []
+    assert core.fleet.members[I1].phase is Phase.TERMINATING
+
+
+def test_an_operator_is_answered_also_when_nothing_was_begun() -> None:
+    core = SupervisorCore(serving(I0))
+    (reply,) = core.on_message(StartInstances("operator", 3, 0), 0.0)
+    error = "can start 1 to 100 instances, not 0"
+    assert reply == ToMailbox("operator", AdminReply(3, b"null", error))
+
+
+def test_a_successor_replaces_what_died_meanwhile() -> None:
+    core = SupervisorCore.successor(announced(SupervisorCore(serving(I0, I1))))
+    assert core.version == 1
+    assert core.take_over({I0}, 0.0) == [Announce(), Announce(), Start(I2, 0)]
