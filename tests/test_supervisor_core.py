@@ -66,3 +66,10 @@ def test_a_successor_replaces_what_died_meanwhile() -> None:
     core = SupervisorCore.successor(announced(SupervisorCore(serving(I0, I1))))
     assert core.version == 1
     assert core.take_over({I0}, 0.0) == [Announce(), Announce(), Start(I2, 0)]
+
+
+def test_a_successor_never_uses_the_name_of_an_instance_that_nobody_told_of() -> None:
+    """Its predecessor began `i2` and died before it could say so: the name is taken."""
+    core = SupervisorCore.successor(announced(SupervisorCore(serving(I0, I1))))
+    effects = core.take_over({I0, I2}, 0.0)
+    assert [each for each in effects if isinstance(each, Start)] == [Start(InstanceId("i3"), 0)]

@@ -198,13 +198,13 @@ class SupervisorCore:
         Those that the fleet does not know came up when nobody could tell of them any more: they
         are to be killed, and their names are not used again.
         """
+        self.fleet.never_use([each for each in found if each not in self.fleet.members])
         effects: list[SupervisorEffect] = [Announce()]
         for instance_id in list(self.fleet.members):
             if instance_id in found:
                 effects += self.fleet.on_found(instance_id, now_s)
             else:
                 effects += self.fleet.on_gone(instance_id, now_s)
-        self.fleet.never_use([each for each in found if each not in self.fleet.members])
         return effects
 
     # --------------------------------------------------------------------------- membership
