@@ -55,6 +55,8 @@ class PolicyConfig:
         target_load_tokens: for each execution priority with a headroom, the real load that
             keeps the ideal decode speed (1,600 for LLaMA-7B on A10, Section 6.4); the headroom
             is M less this.
+        shares_headroom: whether a headroom counts only as far as the other instances can take the
+            requests that it keeps away (`policy.headroom`).
         counts_dispatched: whether the scheduler holds requests against an instance that it has
             dispatched there and no report shows yet.
         batch_counts_queue: whether dispatching divides by running and queuing requests, all of
@@ -80,6 +82,7 @@ class PolicyConfig:
     target_load_tokens: Mapping[Priority, int] = field(
         default_factory=lambda: MappingProxyType({HIGH: 1600})
     )
+    shares_headroom: bool = False
     counts_dispatched: bool = True
     batch_counts_queue: bool = False
     divides_overload: bool = False

@@ -19,6 +19,7 @@ from msgspec import structs
 from sterna.config import PolicyConfig, ScalingConfig
 from sterna.messages import DispatchRequest
 from sterna.policy.dispatch import choose
+from sterna.policy.headroom import shared
 from sterna.policy.pairing import pair
 from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, decide
 from sterna.policy.virtual_usage import Candidate, NewRequest
@@ -103,13 +104,12 @@ class GlobalScheduler:
         if self._order is None:
             self._order = [instance for _, instance in sorted(self._instances.items())]
         policy = self._policy
-        return tuple(
-            [
-                instance.known or instance.candidate(instance.load, policy)
-                for instance in self._order
-                if instance.load is not None
-            ]
-        )
+        candidates = [
+            instance.known or instance.candidate(instance.load, policy)
+            for instance in self._order
+            if instance.load is not None
+        ]
+        return shared(candidates) if policy.shares_headroom else tuple(candidates)
 
     @property
     def destinations(self) -> Mapping[InstanceId, InstanceId]:

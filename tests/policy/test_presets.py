@@ -68,6 +68,14 @@ def test_llumnix_base_differs_from_llumnix_in_priorities_alone() -> None:
     assert differing == {"name", "has_priorities"}
 
 
+def test_sternas_own_policy_is_the_papers_with_headrooms_that_others_can_bear() -> None:
+    differing = {
+        name for name in LLUMNIX.__slots__ if getattr(LLUMNIX, name) != getattr(STERNA, name)
+    }
+    assert differing == {"name", "shares_headroom"}
+    assert STERNA.shares_headroom
+
+
 @pytest.mark.parametrize("policy", [LLUMNIX, LLUMNIX_BASE, STERNA], ids=lambda each: each.name)
 def test_migration_is_on_by_default_and_its_thresholds_have_the_right_sign(
     policy: PolicyConfig,

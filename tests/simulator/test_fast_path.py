@@ -198,6 +198,7 @@ policies = st.builds(
     round_interval_s=st.sampled_from([0.05, 0.2, 1.0]),
     num_concurrent_migrations=st.integers(1, 3),
     target_load_tokens=st.just({1: 160}),
+    shares_headroom=st.booleans(),
     counts_dispatched=st.booleans(),
     batch_counts_queue=st.booleans(),
     divides_overload=st.booleans(),

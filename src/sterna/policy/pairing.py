@@ -6,6 +6,7 @@ llumlet's choice (`selection`).
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from msgspec import structs
 
@@ -110,11 +111,15 @@ def _after_move(
     left = structs.replace(
         leaving,
         free_tokens=leaving.free_tokens + freed_tokens,
+        normal_free_tokens=leaving.normal_free_tokens + moved_tokens,
         num_running=max(0, leaving.num_running - 1),
     )
     arrived = structs.replace(
         arriving,
         free_tokens=arriving.free_tokens - added_tokens,
+        normal_free_tokens=arriving.normal_free_tokens - moved_tokens,
         num_running=arriving.num_running + 1,
     )
-    return source.with_load(left), destination.with_load(arrived)
+    # The share is the cluster's: where there is no headroom yet, it is that of the one that comes.
+    share = min(source.headroom_share, destination.headroom_share)
+    return source.with_load(left), replace(destination, load=arrived, headroom_share=share)

@@ -28,8 +28,9 @@ ROUND_ROBIN = PolicyConfig(
 )
 """Spreads requests evenly, blind to load (Section 6.1, round-robin dispatching)."""
 
-STERNA = replace(LLUMNIX, name="sterna")
-"""Sterna's own policy: whatever beats Llumnix in evidence."""
+STERNA = replace(LLUMNIX, name="sterna", shares_headroom=True)
+"""Sterna's own policy: whatever beats Llumnix in evidence. Its headrooms are no larger than the
+others can bear (`policy.headroom`)."""
 
 PRESETS: Mapping[str, PolicyConfig] = MappingProxyType(
     {policy.name: policy for policy in (LLUMNIX, LLUMNIX_BASE, INFAAS_PP, ROUND_ROBIN, STERNA)}

@@ -17,7 +17,7 @@ only the sums and corrects them for what it has dispatched since (`freeness_of`)
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from sterna.config import PolicyConfig, QueueDemand
@@ -52,6 +52,7 @@ class Candidate:
         in_flight: requests on their way to it.
         num_dispatched: requests dispatched to it so far, for round robin.
         policy: what its freeness is computed by.
+        headroom_share: the part of its headrooms that counts, from 0 to 1 (`headroom.shared`).
         freeness: in decode steps, corrected for the requests in flight.
         dispatch_freeness: the freeness that a new request is dispatched by.
     """
@@ -60,15 +61,17 @@ class Candidate:
     in_flight: tuple[NewRequest, ...] = ()
     num_dispatched: int = 0
     policy: PolicyConfig = DEFAULT_POLICY
+    headroom_share: float = 1.0
     freeness: float = field(init=False, repr=False, compare=False)
     dispatch_freeness: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Computed once: a scheduler of many instances asks most of them about every request.
         load, in_flight, policy = self.load, self.in_flight, self.policy
-        self.freeness = self.dispatch_freeness = freeness_of(load, in_flight, policy)
+        share = self.headroom_share
+        self.freeness = self.dispatch_freeness = freeness_of(load, in_flight, policy, share)
         if policy.batch_counts_queue:
-            self.dispatch_freeness = dispatch_freeness_of(load, in_flight, policy)
+            self.dispatch_freeness = dispatch_freeness_of(load, in_flight, policy, share)
 
     @property
     def instance_id(self) -> InstanceId:
@@ -77,7 +80,7 @@ class Candidate:
 
     def with_load(self, load: InstanceLoad) -> "Candidate":
         """The same instance as if it had reported this load."""
-        return Candidate(load, self.in_flight, self.num_dispatched, self.policy)
+        return replace(self, load=load)
 
 
 def headroom_tokens(priority: Priority, total_tokens: int, policy: PolicyConfig) -> int:
@@ -150,6 +153,7 @@ def freeness_of(
     load: InstanceLoad,
     in_flight: Iterable[NewRequest] = (),
     policy: PolicyConfig = DEFAULT_POLICY,
+    headroom_share: float = 1.0,
 ) -> float:
     """Freeness of a reported instance in decode steps, as if the requests in flight were there
     (Algorithm 1, lines 11 to 18).
@@ -158,14 +162,19 @@ def freeness_of(
     it stands, it is taken for a request that will run.
     """
     num_in_line = 1 if load.num_queuing else 0
-    return _corrected(load, load.free_tokens, in_flight, num_in_line, policy)
+    free_tokens = _free_tokens(load, headroom_share)
+    return _corrected(load, free_tokens, in_flight, num_in_line, policy)
 
 
 def dispatch_freeness_of(
-    load: InstanceLoad, in_flight: Iterable[NewRequest], policy: PolicyConfig
+    load: InstanceLoad,
+    in_flight: Iterable[NewRequest],
+    policy: PolicyConfig,
+    headroom_share: float = 1.0,
 ) -> float:
     """The same with every queuing request in the batch (`batch_counts_queue`)."""
-    return _corrected(load, load.free_tokens, in_flight, load.num_queuing, policy)
+    free_tokens = _free_tokens(load, headroom_share)
+    return _corrected(load, free_tokens, in_flight, load.num_queuing, policy)
 
 
 def normal_freeness_of(
@@ -204,6 +213,13 @@ def lowest_with_headroom(total_tokens: int, policy: PolicyConfig) -> Priority | 
         if policy.has_priorities and headroom_tokens(priority, total_tokens, policy) > 0
     ]
     return min(priorities, default=None)
+
+
+def _free_tokens(load: InstanceLoad, headroom_share: float) -> float:
+    if headroom_share == 1.0:
+        return load.free_tokens
+    headrooms = load.normal_free_tokens - load.free_tokens
+    return load.normal_free_tokens - headroom_share * headrooms
 
 
 def _corrected(

@@ -1,0 +1,53 @@
+"""How much of the headrooms the cluster can afford. Pure.
+
+Departure from the paper, whose headroom is the same whatever the others have left (Algorithm 1,
+line 7). It is taken from the normal requests that would run there, and on few or full instances
+they have nowhere to go: with two instances one high-priority request sends all of them to the
+other, where they wait for memory, and slow each other, while the first is nearly empty. So a
+headroom counts by a share, the same for all instances,
+
+- at most the part of the instances that give none: all but one of many, half of two;
+- at most what those have free: normal requests that would have to queue elsewhere run beside
+  high-priority ones instead.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sterna.policy.virtual_usage import Candidate
+
+
+def shared(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The instances, those with headrooms by the share that counts of them.
+
+    Terminating instances neither give a headroom that matters nor take requests.
+    """
+    hosts = [each for each in candidates if _headrooms_tokens(each) > 0]
+    if not hosts:
+        return tuple(candidates)
+    share = _share(candidates)
+    return tuple(
+        replace(each, headroom_share=share) if _headrooms_tokens(each) > 0 else each
+        for each in candidates
+    )
+
+
+def _share(candidates: Sequence[Candidate]) -> float:
+    staying = [each for each in candidates if not each.load.is_terminating]
+    givers = [each for each in staying if _headrooms_tokens(each) > 0]
+    if not givers:
+        return 1.0
+    others = [each for each in staying if _headrooms_tokens(each) == 0]
+    given_tokens = sum(_headrooms_tokens(each) for each in givers)
+    room_tokens = sum(_room_tokens(each) for each in others)
+    return min(len(others) / len(staying), room_tokens / given_tokens)
+
+
+def _headrooms_tokens(candidate: Candidate) -> float:
+    """All headrooms of an instance's requests, in tokens."""
+    return candidate.load.normal_free_tokens - candidate.load.free_tokens
+
+
+def _room_tokens(candidate: Candidate) -> float:
+    in_flight_tokens = sum(request.demand_tokens for request in candidate.in_flight)
+    return max(0.0, candidate.load.normal_free_tokens - in_flight_tokens)

@@ -1,0 +1,125 @@
+"""Headrooms count only as far as the other instances can bear them (Sterna's own rule)."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sterna.policy.dispatch import choose
+from sterna.policy.headroom import shared
+from sterna.policy.pairing import pair
+from sterna.policy.presets import STERNA
+from sterna.policy.virtual_usage import Candidate
+from sterna.types import HIGH
+from tests.policy.builders import M, candidate, evenly_loaded, instance, new_request, running
+
+HEADROOM = M - 1_600
+
+
+def host(instance_id: str = "host", normal_tokens: int = 0) -> Candidate:
+    """An instance with a high-priority request of 160 tokens, and a normal one."""
+    requests = [running(f"{instance_id}-high", 160, priority=HIGH)]
+    if normal_tokens:
+        requests.append(running(f"{instance_id}-normal", normal_tokens))
+    return candidate(instance(instance_id, running=requests), STERNA)
+
+
+def idle(instance_id: str) -> Candidate:
+    return candidate(instance(instance_id), STERNA)
+
+
+def full(instance_id: str) -> Candidate:
+    return candidate(evenly_loaded(instance_id, M, 12), STERNA)
+
+
+def test_without_headrooms_nothing_changes() -> None:
+    candidates = (idle("i0"), full("i1"))
+    assert shared(candidates) == candidates
+
+
+def test_one_of_many_instances_gives_nearly_its_whole_headroom() -> None:
+    """15 of 16 give none, and have far more room than it takes."""
+    first, *others = shared([host(), *(idle(f"i{k}") for k in range(15))])
+    assert first.headroom_share == 15 / 16
+    assert first.freeness == M - 160 - HEADROOM * 15 / 16
+    assert [each.headroom_share for each in others] == [1.0] * 15
+
+
+def test_one_of_two_instances_gives_half_of_its_headroom() -> None:
+    assert shared([host(), idle("i1")])[0].headroom_share == 0.5
+
+
+def test_no_headroom_counts_where_all_instances_give_one() -> None:
+    """There is nobody to whom normal requests could go: all of them are equal again."""
+    assert [each.headroom_share for each in shared([host("i0"), host("i1")])] == [0.0, 0.0]
+
+
+def test_a_headroom_is_no_larger_than_the_room_that_the_others_have() -> None:
+    """Three instances are full but for 500 tokens of one, which is what 11,072 shrink to."""
+    nearly = candidate(evenly_loaded("i3", M - 500, 1), STERNA)
+    first, *_ = shared([host(), full("i1"), full("i2"), nearly])
+    assert first.headroom_share == 500 / HEADROOM
+    assert first.freeness == M - 160 - 500
+
+
+def test_requests_on_their_way_take_room_as_well() -> None:
+    on_its_way = candidate(instance("i1"), STERNA, in_flight=[new_request(M)])
+    assert shared([host(), on_its_way])[0].headroom_share == 0.0
+
+
+def test_a_terminating_instance_has_no_room_and_gives_none() -> None:
+    ending = candidate(instance("i1", is_terminating=True), STERNA)
+    first, other = shared([host(), ending])
+    assert (first.headroom_share, other.headroom_share) == (0.0, 1.0)
+    both = [host("i0"), candidate(instance("i1", is_terminating=True), STERNA), idle("i2")]
+    assert shared(both)[0].headroom_share == 0.5
+
+
+def test_a_normal_request_joins_a_high_one_rather_than_queue_elsewhere() -> None:
+    """2,160 tokens are 560 above the target load, and 100 are left elsewhere: with the whole
+    headroom, the instance with 10,000 tokens free would be the less free one."""
+    busy_host = host(normal_tokens=2_000)
+    candidates = [busy_host, candidate(evenly_loaded("i1", M - 100, 10), STERNA)]
+    request = new_request(320)
+    assert choose(request, candidates, STERNA) == "i1"
+    assert choose(request, shared(candidates), STERNA) == "host"
+
+
+def test_no_normal_request_is_moved_away_to_where_there_is_no_room() -> None:
+    busy_host = host(normal_tokens=2_000)
+    roomy = candidate(evenly_loaded("i1", M // 2, 5), STERNA)
+    assert pair([busy_host, roomy], STERNA) == {"host": "i1"}
+    assert pair(shared([busy_host, roomy]), STERNA) == {}
+
+
+loads = st.integers(0, M // 16).map(lambda blocks: 16 * blocks)
+
+
+@given(
+    normal=st.lists(loads, min_size=0, max_size=5),
+    hosts=st.lists(loads, min_size=1, max_size=5),
+)
+def test_a_share_is_a_share_and_what_counts_fits_the_others(
+    normal: list[int], hosts: list[int]
+) -> None:
+    candidates = [host(f"h{k}", max(16, tokens)) for k, tokens in enumerate(hosts)]
+    others = [
+        candidate(evenly_loaded(f"i{k}", max(16, each), 1), STERNA) for k, each in enumerate(normal)
+    ]
+    result = shared([*candidates, *others])
+    shares = {each.headroom_share for each in result[: len(hosts)]}
+    assert len(shares) == 1
+    share = shares.pop()
+    assert 0.0 <= share <= len(normal) / (len(normal) + len(hosts))
+    room_tokens = sum(max(0.0, each.load.normal_free_tokens) for each in others)
+    assert share * HEADROOM * len(hosts) <= room_tokens + 1e-6
+    for before, after in zip(candidates, result, strict=False):
+        assert after == replace(before, headroom_share=share)
+        assert after.freeness >= before.freeness
+
+
+def test_the_paper_counts_every_headroom_in_full() -> None:
+    """Algorithm 1, line 7: GetHeadroom depends on the instance alone. The policy `llumnix` has it
+    so, which is what the evaluation's figures run with."""
+    assert host().freeness == pytest.approx(M - 160 - HEADROOM)
