@@ -303,6 +303,14 @@ class FrontendConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MailboxKeys:
+    """The key pair by which the mailboxes of one run know each other, in ZeroMQ's text (Z85)."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """What `sterna serve` starts.
 
@@ -312,6 +320,7 @@ class ClusterConfig:
         num_warm_instances: further instances that are kept ready, without requests.
         scaling: how the number of instances follows the load; None: it stays as it is.
         internal_host: the address on which the actors' mailboxes listen.
+        mailbox_keys: what they ask of each other; drawn anew for each run.
     """
 
     llumlet: LlumletConfig
@@ -324,6 +333,7 @@ class ClusterConfig:
     num_warm_instances: int = 0
     scaling: ScalingConfig | None = None
     internal_host: str = "127.0.0.1"
+    mailbox_keys: MailboxKeys | None = field(default=None, repr=False)
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ import ray
 from sterna.config import (
     FrontendConfig,
     LlumletConfig,
+    MailboxKeys,
     PolicyConfig,
     ScalingConfig,
     TransportConfig,
@@ -78,14 +79,19 @@ class _SchedulerActor:
         return "scheduler"
 
     async def start(
-        self, policy: PolicyConfig, host: str, log_level: str, scaling: ScalingConfig | None
+        self,
+        policy: PolicyConfig,
+        host: str,
+        log_level: str,
+        scaling: ScalingConfig | None,
+        keys: MailboxKeys | None = None,
     ) -> str:
         """Begin to schedule; returns the mailbox's address."""
         from sterna.mailbox import Mailbox
         from sterna.runtime.scheduler import Scheduler
 
         configure_logging(log_level)
-        self._mailbox = Mailbox(host)
+        self._mailbox = Mailbox(host, keys)
         self._scheduler = Scheduler(policy, self._mailbox, scaling)
         self._serving = asyncio.create_task(self._serve())
         return self._mailbox.address
@@ -134,6 +140,7 @@ class _InstanceActor:
         environment: dict[str, str],
         log_level: str,
         emulated: EmulatedOptions | None = None,
+        keys: MailboxKeys | None = None,
     ) -> tuple[str, EngineFacts]:
         """Load the model and begin to serve; returns the mailbox's address and what is known
         of the engine.
@@ -142,6 +149,7 @@ class _InstanceActor:
             packed_args: the pickled options of `vllm serve`.
             options: further options of vLLM, which overrule those.
             emulated: the engine to emulate; None for vLLM.
+            keys: see `Mailbox`.
 
         Raises:
             InstanceStartError: vLLM refused; the message is vLLM's.
@@ -152,7 +160,7 @@ class _InstanceActor:
         from sterna.mailbox import Mailbox
         from sterna.runtime.instance import Instance
 
-        mailbox = Mailbox(host)
+        mailbox = Mailbox(host, keys)
         self._instance = Instance(instance_id, llumlet, mailbox)
         _on_callback_error(self._instance.on_failure)
         engine: Engine
@@ -208,12 +216,12 @@ class _FrontendActor:
         # Ray puts it before each line that the actor prints.
         return self._name
 
-    async def prepare(self, host: str, log_level: str) -> str:
+    async def prepare(self, host: str, log_level: str, keys: MailboxKeys | None = None) -> str:
         """Return the mailbox's address when everything is imported."""
         from sterna.mailbox import Mailbox
 
         configure_logging(log_level)
-        self._mailbox = Mailbox(host)
+        self._mailbox = Mailbox(host, keys)
         await asyncio.wrap_future(self._imported)
         return self._mailbox.address
 

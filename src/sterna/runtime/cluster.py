@@ -147,7 +147,7 @@ class Cluster:
     ) -> None:
         self._services.configure(config, args)
         self._instances = InstanceActors(config, args, emulated, self._environment)
-        self._mailbox = Mailbox(config.internal_host)
+        self._mailbox = Mailbox(config.internal_host, config.mailbox_keys)
         self._tasks.begin(self._mailbox.deliver(self._on_message))
 
     def _on_facts(self, facts: EngineFacts | None) -> None:

@@ -97,6 +97,7 @@ class InstanceActors:
                 self._environment,
                 config.log_level,
                 self._emulated,
+                config.mailbox_keys,
             )
         except ray.exceptions.RayError as error:
             await kill(actor)

@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
+from dataclasses import replace
 from types import FrameType
 from typing import Self, TypeVar
 
@@ -20,6 +21,7 @@ import ray
 
 from sterna.config import ClusterConfig
 from sterna.errors import ConfigurationError, InstanceStartError, SternaError
+from sterna.mailbox import draw_keys
 from sterna.runtime.actors import configure_logging
 from sterna.runtime.cluster import ClusterActor
 from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, ForkServer
@@ -138,6 +140,7 @@ class Run:
         if (configuration := self._wait(reading)) is None:
             return 0
         config, args = configuration
+        config = replace(config, mailbox_keys=draw_keys())
         logging.getLogger("sterna").setLevel(config.log_level)
         _check_resources(config)
         _say(f"starting {config.num_instances} instances of {_engine_name(args)}")

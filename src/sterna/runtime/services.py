@@ -100,7 +100,11 @@ class Services:
         config = self._config
         try:
             address = await actor.start.remote(
-                config.llumlet.policy, config.internal_host, config.log_level, config.scaling
+                config.llumlet.policy,
+                config.internal_host,
+                config.log_level,
+                config.scaling,
+                config.mailbox_keys,
             )
         except ray.exceptions.RayError:
             ray.kill(actor)
@@ -160,7 +164,9 @@ class Services:
 
     async def _prepare(self, frontend_id: FrontendId, actor: Any) -> tuple[FrontendId, Any, str]:
         config = self._config
-        address = await actor.prepare.remote(config.internal_host, config.log_level)
+        address = await actor.prepare.remote(
+            config.internal_host, config.log_level, config.mailbox_keys
+        )
         return frontend_id, actor, address
 
     async def _start_frontend(self, frontend_id: FrontendId, actor: Any, address: str) -> None:

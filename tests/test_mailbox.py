@@ -1,0 +1,257 @@
+"""Mailboxes of a run talk to each other, and to nobody else; what strangers send ends nothing."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sterna import mailbox as mailbox_module
+from sterna.config import MailboxKeys
+from sterna.mailbox import Mailbox, draw_keys
+from sterna.messages import CancelDispatch, WireMessage
+from sterna.types import RequestId
+
+HANG_S = 20.0
+"""No wait of a test takes so long unless something hangs."""
+
+HOST = "127.0.0.1"
+
+
+@asynccontextmanager
+async def a_pair(keys: MailboxKeys | None) -> AsyncIterator[tuple[Mailbox, Mailbox]]:
+    pair = Mailbox(HOST, keys), Mailbox(HOST, keys)
+    try:
+        async with asyncio.timeout(HANG_S):
+            yield pair
+    finally:
+        for each in pair:
+            each.close()
+
+
+@contextmanager
+def a_push_socket(address: str, **options: object) -> Iterator[zmq.Socket[bytes]]:
+    """A socket as a stranger would open it; `options` are ZeroMQ's."""
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.setsockopt(zmq.LINGER, 0)
+        for name, value in options.items():
+            push.setsockopt(getattr(zmq, name), value)
+        push.connect(address)
+        yield push
+
+
+def a_message(name: str = "r1") -> CancelDispatch:
+    return CancelDispatch(RequestId(name))
+
+
+ENCODED = msgspec.msgpack.encode(a_message("stranger"))
+
+
+@pytest.mark.parametrize("keys", [None, draw_keys()], ids=["plain", "keys"])
+def test_a_message_arrives_with_its_frames(keys: MailboxKeys | None) -> None:
+    async def test() -> None:
+        async with a_pair(keys) as (one, other):
+            one.send(other.address, a_message(), [b"payload", b""])
+            assert await other.receive() == (a_message(), [b"payload", b""])
+
+    asyncio.run(test())
+
+
+@contextmanager
+def watched(mailbox: Mailbox, events: int) -> Iterator[zmq.asyncio.Socket]:
+    """What ZeroMQ tells of the connections to this mailbox."""
+    # A peer that is turned away shows nowhere else: that is the point of it.
+    monitor = mailbox._inbox.get_monitor_socket(events)
+    try:
+        yield monitor
+    finally:
+        mailbox._inbox.disable_monitor()
+        monitor.close()
+
+
+FAILED_HANDSHAKE = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+
+
+def _nothing(run: MailboxKeys) -> dict[str, object]:
+    return {}
+
+
+def _other_keys(run: MailboxKeys) -> dict[str, object]:
+    stranger = draw_keys()
+    return {
+        "CURVE_PUBLICKEY": stranger.public,
+        "CURVE_SECRETKEY": stranger.secret,
+        "CURVE_SERVERKEY": stranger.public,
+    }
+
+
+def _only_the_public_key(run: MailboxKeys) -> dict[str, object]:
+    stranger = draw_keys()
+    return {
+        "CURVE_PUBLICKEY": stranger.public,
+        "CURVE_SECRETKEY": stranger.secret,
+        "CURVE_SERVERKEY": run.public,
+    }
+
+
+@pytest.mark.parametrize("options", [_nothing, _other_keys, _only_the_public_key])
+def test_a_stranger_gets_nothing_through(
+    options: Callable[[MailboxKeys], dict[str, object]],
+) -> None:
+    async def test() -> None:
+        keys = draw_keys()
+        async with a_pair(keys) as (one, other):
+            with (
+                watched(other, FAILED_HANDSHAKE) as failures,
+                a_push_socket(other.address, **options(keys)) as stranger,
+            ):
+                # ZeroMQ keeps it until it is let in.
+                stranger.send(ENCODED, zmq.NOBLOCK)
+                await failures.recv_multipart()
+                one.send(other.address, a_message("member"))
+                assert await other.receive() == (a_message("member"), [])
+
+    asyncio.run(test())
+
+
+def test_a_mailbox_with_keys_sends_nothing_to_one_that_does_not_have_them() -> None:
+    """Whoever listens at the address of a dead member learns nothing."""
+
+    async def test() -> None:
+        sender, listener = Mailbox(HOST, draw_keys()), Mailbox(HOST)
+        try:
+            with watched(listener, FAILED_HANDSHAKE) as failures:
+                sender.send(listener.address, a_message())
+                await failures.recv_multipart()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await listener.receive()
+        finally:
+            sender.close()
+            listener.close()
+
+    asyncio.run(test())
+
+
+def test_the_keys_do_not_show_where_they_are_printed() -> None:
+    keys = draw_keys()
+    assert keys.secret.decode() not in repr(keys)
+
+
+async def delivered(mailbox: Mailbox, num_messages: int) -> list[WireMessage]:
+    """So many messages that `deliver` hands over."""
+    messages: list[WireMessage] = []
+    is_enough = asyncio.Event()
+
+    def handle(message: WireMessage, frames: list[bytes]) -> None:
+        messages.append(message)
+        if len(messages) == num_messages:
+            is_enough.set()
+
+    delivery = asyncio.create_task(mailbox.deliver(handle))
+    await asyncio.wait(
+        {delivery, asyncio.create_task(is_enough.wait())}, return_when="FIRST_COMPLETED"
+    )
+    if delivery.done():
+        delivery.result()
+    delivery.cancel()
+    return messages
+
+
+@given(
+    garbage=st.lists(
+        st.one_of(
+            st.binary(max_size=200),
+            # Nested deeper than any decoder follows.
+            st.just(b"\x91" * 100_000),
+            # Texts that are not UTF-8, where a message has texts.
+            st.binary(max_size=20).map(
+                lambda text: (
+                    b"\x82\xa4type\xaeCancelDispatch\xaarequest_id"
+                    + bytes([0xA0 + len(text)])
+                    + text
+                )
+            ),
+        ),
+        max_size=20,
+    )
+)
+def test_what_does_not_decode_is_dropped_and_ends_nothing(garbage: list[bytes]) -> None:
+    def is_message(content: bytes) -> bool:
+        try:
+            msgspec.msgpack.decode(content, type=WireMessage)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False
+        return True
+
+    async def test() -> None:
+        mailbox = Mailbox(HOST)
+        try:
+            async with asyncio.timeout(HANG_S):
+                with a_push_socket(mailbox.address) as push:
+                    for each in garbage:
+                        push.send(each)
+                    push.send(msgspec.msgpack.encode(a_message("last")))
+                    expected = 1 + sum(map(is_message, garbage))
+                    assert (await delivered(mailbox, expected))[-1] == a_message("last")
+        finally:
+            mailbox.close()
+
+    logging.disable(logging.ERROR)
+    try:
+        asyncio.run(test())
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def test_bytes_that_are_not_zeromq_end_nothing() -> None:
+    async def test() -> None:
+        async with a_pair(draw_keys()) as (one, other):
+            port = int(other.address.rpartition(":")[2])
+            for content in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 10_000):
+                with socket.create_connection((HOST, port)) as stranger:
+                    stranger.sendall(content)
+            one.send(other.address, a_message())
+            assert await other.receive() == (a_message(), [])
+
+    asyncio.run(test())
+
+
+def test_a_frame_above_the_limit_is_not_sent_and_not_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mailbox_module, "MAX_FRAME_BYTES", 1000)
+
+    async def test() -> None:
+        keys = draw_keys()
+        async with a_pair(keys) as (one, other):
+            one.send(other.address, a_message("large"), [bytes(1001)])
+            one.send(other.address, a_message("small"), [bytes(1000)])
+            assert await other.receive() == (a_message("small"), [bytes(1000)])
+            own = {
+                "CURVE_PUBLICKEY": keys.public,
+                "CURVE_SECRETKEY": keys.secret,
+                "CURVE_SERVERKEY": keys.public,
+            }
+            with (
+                watched(other, zmq.EVENT_DISCONNECTED) as cuts,
+                a_push_socket(other.address, **own) as careless,
+            ):
+                careless.send_multipart([ENCODED, bytes(4000)])
+                await cuts.recv_multipart()
+            one.send(other.address, a_message("next"))
+            assert await other.receive() == (a_message("next"), [])
+
+    asyncio.run(test())
+    assert "message dropped, too large" in caplog.text
