@@ -26,6 +26,7 @@ from sterna.transport.frames import (
     Welcome,
 )
 from sterna.transport.interface import Arrived, ReceiveFailed, SendFailed
+from sterna.transport.plane import _MAX_STRANGERS
 from sterna.transport.shm import _SEALS, _Ring
 from tests.transport.planes import WAIT_S, Node, stage
 
@@ -190,6 +191,21 @@ def test_a_frame_that_only_destinations_send_ends_the_connection(node: Node) -> 
     _say(stream, Done(0))
     assert _is_hung_up(stream)
     stream.close()
+
+
+def test_callers_that_say_nothing_do_not_keep_a_peer_out(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = [_dial(node) for _ in range(_MAX_STRANGERS + 3)]
+    peer = _greeted(node)
+    node.plane.receive(stage("m"), [5, 6])
+    chunk = Chunk(0, 0, CHUNK_BYTES, 0)
+    _say(peer, Begin(0, "m", 0, 2, 384), chunk, payload=bytes(CHUNK_BYTES))
+    assert isinstance(node.next_event(), Arrived)
+    assert all(_is_hung_up(each) for each in silent[:3]), "the first ones go first"
+    assert "did not say the token" in caplog.text
+    for each in (peer, *silent):
+        each.close()
 
 
 def test_frames_may_arrive_in_pieces_of_any_size(node: Node) -> None:

@@ -46,13 +46,18 @@ class _Inbound:
 
 
 class Incoming:
-    """All transfers of one source. `close` is for any thread and does not block."""
+    """All transfers of one source. `close` is for any thread and does not block.
+
+    Attributes:
+        is_greeted: whether the caller has shown that it is a peer.
+    """
 
     def __init__(
         self, sock: socket.socket, plane: PlaneParts, on_over: "Callable[[Incoming], None]"
     ) -> None:
         self._plane = plane
         self._on_over = on_over
+        self.is_greeted = False
         self._waker = Waker()
         self._stream = FrameStream(sock, plane.timeout_s)
         self.thread = threading.Thread(target=self._run, name="sterna-kv-receive", daemon=True)
@@ -66,6 +71,7 @@ class Incoming:
         connection: _Connection | None = None
         try:
             channel = self._greet()
+            self.is_greeted = True
             connection = _Connection(self._stream, channel, self._plane, self._waker)
             channel.join(self._stream)
             while True:

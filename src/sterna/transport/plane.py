@@ -35,6 +35,8 @@ _logger = logging.getLogger(__name__)
 _TOKEN_BYTES = 16
 _CLOSE_S = 0.9
 _ACCEPT_RETRY_S = 0.5
+_MAX_STRANGERS = 32
+"""Callers that have not said the token yet; peers do so within milliseconds."""
 
 
 def make_data_plane(config: TransportConfig, layout: KvLayout, notify: Notify) -> DataPlane:
@@ -69,7 +71,8 @@ class _Plane:
         self._endpoint = f"{self._wire.kind}://{address}/{self._parts.token}"
         self._lock = threading.Lock()
         self._outgoing: dict[str, Outgoing] = {}
-        self._incoming: set[Incoming] = set()
+        # In the order in which they came.
+        self._incoming: dict[Incoming, None] = {}
         self._is_closed = False
         self._waker = Waker()
         self._thread = threading.Thread(target=self._listen, name="sterna-kv-listen", daemon=True)
@@ -171,13 +174,19 @@ class _Plane:
             if self._is_closed:
                 sock.close()
                 return
+            strangers = [each for each in self._incoming if not each.is_greeted]
+            if len(strangers) >= _MAX_STRANGERS:
+                # Those who only keep a thread busy must not keep out a peer.
+                _logger.warning("kv connection cut, it did not say the token in time")
+                strangers[0].close()
+                del self._incoming[strangers[0]]
             incoming = Incoming(sock, self._parts, self._forget_incoming)
-            self._incoming.add(incoming)
+            self._incoming[incoming] = None
             incoming.thread.start()
 
     def _forget_incoming(self, incoming: Incoming) -> None:
         with self._lock:
-            self._incoming.discard(incoming)
+            self._incoming.pop(incoming, None)
 
     def _forget_outgoing(self, outgoing: Outgoing) -> None:
         with self._lock:
