@@ -18,6 +18,7 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import LogprobsLists
 
 from sterna.config import FrontendConfig
+from sterna.frontend.key_check import OPEN_PATHS
 from sterna.frontend.server import FrontendServer
 from sterna.mailbox import Mailbox
 from sterna.messages import AbortRequests
@@ -401,6 +402,24 @@ def test_a_tier_that_there_is_not_is_a_400_for_those_who_may_ask(run):
         body = {"model": "small", "messages": MESSAGES, "service_tier": "gold"}
         unknown = await served.http.post("/v1/chat/completions", json=body, headers=headers)
         assert (unknown.status_code, unknown.json()) == (401, {"error": "Unauthorized"})
+
+    run(test)
+
+
+def test_without_a_key_only_probes_metrics_and_the_description_of_the_api_answer(run):
+    async def test(served: Served) -> None:
+        paths = (await served.http.get("/openapi.json")).json()["paths"]
+        assert {"/invocations", "/tokenize", "/v1/models", "/admin/drain"} <= paths.keys()
+        opened = set()
+        for path, methods in paths.items():
+            for method in methods:
+                answer = await served.http.request(method, path, headers={"Authorization": ""})
+                if answer.status_code != 401:
+                    opened.add(path)
+        assert opened == {"/health", "/ping", "/load", "/version", "/metrics"} & paths.keys()
+        for path in OPEN_PATHS & {"/health", "/metrics/", "/docs", "/openapi.json"}:
+            answer = await served.http.get(path, headers={"Authorization": ""})
+            assert answer.status_code == 200, path
 
     run(test)
 

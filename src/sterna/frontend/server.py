@@ -41,6 +41,7 @@ from sterna.engine.vllm.core import engine_config
 from sterna.errors import ConfigurationError
 from sterna.frontend.admin import add_admin_routes
 from sterna.frontend.gate import Gate
+from sterna.frontend.key_check import KeyCheck
 from sterna.frontend.keys import ApiKeys
 from sterna.frontend.router import Router
 from sterna.frontend.tiers import TierMiddleware, admitted_priority
@@ -231,18 +232,6 @@ class FrontendServer:
         server.should_exit = True
 
 
-class _KeyCheck(AuthenticationMiddleware):  # type: ignore[misc]
-    """vLLM's check of API keys, over a table of them."""
-
-    def __init__(self, app: Any, keys: ApiKeys) -> None:
-        super().__init__(app, tokens=[])
-        self._keys = keys
-
-    def verify_token(self, headers: Any) -> bool:
-        """Whether the request has a key that there is."""
-        return self._keys.find(headers.get("Authorization")) is not None
-
-
 def _build_app(args: Namespace, tasks: tuple[Any, ...], client: AsyncLLM, keys: ApiKeys) -> FastAPI:
     """Return vLLM's application, with our table of keys in its check of them, and tiers."""
     if not keys.are_needed:
@@ -257,7 +246,7 @@ def _build_app(args: Namespace, tasks: tuple[Any, ...], client: AsyncLLM, keys: 
             for place, each in enumerate(app.user_middleware)
             if each.cls is AuthenticationMiddleware
         ]
-        app.user_middleware[place] = Middleware(_KeyCheck, keys=keys)
+        app.user_middleware[place] = Middleware(KeyCheck, keys=keys)
     # The last one is the innermost: behind vLLM's check of keys, and its headers for browsers.
     tiers = Middleware(TierMiddleware, classes=args.classes, keys=keys)
     app.user_middleware.append(tiers)

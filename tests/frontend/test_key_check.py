@@ -1,0 +1,100 @@
+"""Which key opens which route."""
+
+from hashlib import sha256
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from sterna.classes import ApiKey
+from sterna.frontend.key_check import KeyCheck
+from sterna.frontend.keys import ApiKeys
+
+
+async def answer(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("inside")
+
+
+async def connect(websocket: WebSocket) -> None:
+    await websocket.accept()
+    await websocket.send_text("inside")
+    await websocket.close()
+
+
+def client(root_path: str = "") -> TestClient:
+    routes = [
+        Route("/{path:path}", answer, methods=["GET", "POST", "OPTIONS"]),
+        WebSocketRoute("/{path:path}", connect),
+    ]
+    table = [
+        ApiKey("user", sha256(b"user").digest()),
+        ApiKey("operator", sha256(b"operator").digest(), is_admin=True),
+    ]
+    return TestClient(KeyCheck(Starlette(routes=routes), ApiKeys(table)), root_path=root_path)
+
+
+def status(path: str, key: str | None, method: str = "POST") -> int:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    return client().request(method, path, headers=headers).status_code
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/metrics/", "/ping", "/version"])
+def test_probes_and_metrics_are_open(path: str) -> None:
+    assert status(path, None) == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/invocations", "/tokenize", "/v2/embed", "/inference/v1/x"]
+)
+def test_inference_asks_for_any_key(path: str) -> None:
+    assert [status(path, key) for key in (None, "wrong", "user", "operator")] == [
+        401,
+        401,
+        200,
+        200,
+    ]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/collective_rpc",
+        "/pause",
+        "/start_profile",
+        "/v1/load_lora_adapter",
+        "/what-a-later-vllm-adds",
+        "//v1/models",
+        "/V1/models",
+        "/v1",
+        "/health/",
+        "/metricsx",
+    ],
+)
+def test_what_is_not_known_to_be_for_users_is_for_operators(path: str) -> None:
+    assert [status(path, key) for key in (None, "user", "operator")] == [401, 401, 200]
+
+
+def test_a_browser_may_ask_without_a_key_whether_it_may_ask() -> None:
+    assert status("/v1/models", None, "OPTIONS") == 200
+
+
+def test_the_path_counts_without_the_root_path() -> None:
+    http = client("/behind/proxy")
+    assert http.get("/health").status_code == 200
+    assert http.get("/v1/models").status_code == 401
+
+
+def test_a_websocket_needs_a_key_as_well() -> None:
+    with client().websocket_connect(
+        "/v1/realtime", headers={"Authorization": "Bearer user"}
+    ) as opened:
+        assert opened.receive_text() == "inside"
+    with pytest.raises(WebSocketDisconnect), client().websocket_connect("/v1/realtime"):
+        pass
