@@ -311,6 +311,39 @@ class MailboxKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchConfig:
+    """After how long a member that works no more is given up and killed (see `progress`).
+
+    Attributes:
+        instance_timeout_s: an instance whose process runs, and of which nothing is heard.
+        step_timeout_s: an instance whose engine has work and ends no step. A step that is only
+            long is no hang: a long prompt on a CPU may take minutes.
+        stopped_timeout_s: an instance whose process is stopped (SIGSTOP).
+        own_pause_s: a watcher that did not run for so long holds that time against nobody.
+    """
+
+    instance_timeout_s: float = 10.0
+    step_timeout_s: float = 120.0
+    stopped_timeout_s: float = 0.4
+    own_pause_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        # A heartbeat that is only late on a busy machine must not count.
+        _require(
+            self.instance_timeout_s >= 1,
+            "--instance-timeout",
+            self.instance_timeout_s,
+            "at least 1 second",
+        )
+        _require(
+            self.step_timeout_s >= 1, "--step-timeout", self.step_timeout_s, "at least 1 second"
+        )
+        for option in ("stopped_timeout_s", "own_pause_s"):
+            value = getattr(self, option)
+            _require(value > 0, option, value, "positive")
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """What `sterna serve` starts.
 
@@ -319,6 +352,7 @@ class ClusterConfig:
         cpus_per_instance: asked of Ray for each instance; 0: as many as it likes.
         num_warm_instances: further instances that are kept ready, without requests.
         scaling: how the number of instances follows the load; None: it stays as it is.
+        watch: when a member that works no more is given up.
         internal_host: the address on which the actors' mailboxes listen.
         mailbox_keys: what they ask of each other; drawn anew for each run.
     """
@@ -332,6 +366,7 @@ class ClusterConfig:
     cpus_per_instance: float = 0.0
     num_warm_instances: int = 0
     scaling: ScalingConfig | None = None
+    watch: WatchConfig = field(default_factory=WatchConfig)
     internal_host: str = "127.0.0.1"
     mailbox_keys: MailboxKeys | None = field(default=None, repr=False)
     log_level: str = "INFO"

@@ -187,6 +187,20 @@ class Emptied(msgspec.Struct, frozen=True, tag=True):
     emptied_since: int
 
 
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """Instance -> supervisor, a few times a second: how its engine gets on.
+
+    Attributes:
+        member: the instance.
+        num_ended: steps, and other work on what is stepped, that have ended since the start.
+        is_busy: whether the engine has something in hand that should end soon.
+    """
+
+    member: str
+    num_ended: int
+    is_busy: bool
+
+
 class InstanceStats(msgspec.Struct, frozen=True, array_like=True):
     """One instance's load, for the front ends' metrics; see `InstanceLoad` and `LoadReport`."""
 
@@ -375,6 +389,7 @@ WireMessage = (
     | AddInstances
     | TerminateInstance
     | Emptied
+    | Heartbeat
     | ClusterStats
     | MigrationMessage
     | MigrateRequest

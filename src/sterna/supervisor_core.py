@@ -27,6 +27,7 @@ from sterna.messages import (
     TerminateInstance,
     WireMessage,
 )
+from sterna.progress import ProcessIdentity
 from sterna.sending import KeepOnly, ToMailbox, Unexpected
 from sterna.types import InstanceId
 
@@ -61,10 +62,12 @@ class Hosted:
 
     Attributes:
         kv_format: see `EngineFacts`.
+        process: None where there are no processes, as in a simulation.
     """
 
     address: str
     kv_format: str
+    process: ProcessIdentity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class SupervisorState(msgspec.Struct, frozen=True):
         options: further options of vLLM by generation.
         emptied_since: of the instances that are being emptied (`Instance`).
         ready_response: what front ends need to start (`EngineFacts`).
+        processes: of the instances that are up: one that does not answer the successor must be
+            ended for certain.
     """
 
     fleet: Fleet
@@ -98,6 +103,7 @@ class SupervisorState(msgspec.Struct, frozen=True):
     num_frontends_begun: int
     num_schedulers_begun: int
     ready_response: bytes | None
+    processes: dict[InstanceId, ProcessIdentity] = msgspec.field(default_factory=dict)
 
     def encode(self) -> bytes:
         """Return the state that a `Membership` carries."""
@@ -229,6 +235,7 @@ class SupervisorCore:
             others.num_frontends_begun,
             others.num_schedulers_begun,
             others.ready_response,
+            {each: up.process for each, up in hosted.items() if up.process is not None},
         )
         membership = Membership(
             self.version,

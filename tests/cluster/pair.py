@@ -254,8 +254,8 @@ class InstancePair:
 
     async def process_id(self, instance_id: str) -> int:
         """Return the instance's process."""
-        process_id: int = await self.actors[InstanceId(instance_id)].process_id.remote()
-        return process_id
+        process = await self.actors[InstanceId(instance_id)].process.remote()
+        return int(process.process_id)
 
     async def freeze(self, instance_id: str) -> int:
         """SIGSTOP the instance's process, and return it."""

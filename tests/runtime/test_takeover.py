@@ -4,27 +4,33 @@ import pytest
 
 from sterna.fleet import Fleet
 from sterna.messages import Membership
+from sterna.progress import ProcessIdentity
 from sterna.runtime.member_status import MemberStatus
 from sterna.runtime.takeover import Found, NothingFoundError
 from sterna.supervisor_core import SupervisorState, state_of
 from sterna.types import FrontendId, InstanceId
 
+I0 = InstanceId("i0")
+PROCESS = ProcessIdentity("node", 4711, 123456)
+
 
 def membership(version: int, wanted: int) -> Membership:
     options: dict[int, tuple[str, ...]] = {0: (), 1: ("--max-num-seqs", "8")}
-    state = SupervisorState(Fleet(wanted), options, {InstanceId("i0"): 3}, 2, 1, b"ready")
+    state = SupervisorState(Fleet(wanted), options, {I0: 3}, 2, 1, b"ready", {I0: PROCESS})
     return Membership(version, (), (), None, state=state.encode())
 
 
 def test_the_newest_membership_holds() -> None:
     found = Found()
-    found.instances[InstanceId("i0")] = (None, MemberStatus("a", membership(4, 2)))
-    found.frontends[FrontendId(0)] = (None, MemberStatus("b", membership(6, 3)))
-    found.scheduler = (None, MemberStatus("c", membership(5, 4)))
+    found.instances[InstanceId("i0")] = (None, MemberStatus("a", membership(4, 2), PROCESS))
+    found.frontends[FrontendId(0)] = (None, MemberStatus("b", membership(6, 3), PROCESS))
+    found.scheduler = (None, MemberStatus("c", membership(5, 4), PROCESS))
     state = state_of(found.membership())
     assert state.fleet == Fleet(3)
     assert state.options == {0: (), 1: ("--max-num-seqs", "8")}
     assert (state.emptied_since, state.ready_response) == ({"i0": 3}, b"ready")
+    # One that does not answer is ended by this.
+    assert state.processes == {I0: PROCESS}
     assert (state.num_frontends_begun, state.num_schedulers_begun) == (2, 1)
 
 
@@ -32,6 +38,6 @@ def test_where_nobody_knows_anything_there_is_nothing_to_take_over() -> None:
     with pytest.raises(NothingFoundError):
         Found().membership()
     found = Found()
-    found.scheduler = (None, MemberStatus("c", Membership(0, (), (), None)))
+    found.scheduler = (None, MemberStatus("c", Membership(0, (), (), None), PROCESS))
     with pytest.raises(NothingFoundError):
         found.membership()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sterna.cli.classes import add_class_options, settle_classes, with_classes
+from sterna.cli.failure_options import add_failure_options, watch_config
 from sterna.cli.scaling_options import add_scaling_options, num_instances, scaling_config
 from sterna.cli.simulate_options import DEFAULT_PROFILE
 from sterna.cli.target_load import with_target_load
@@ -200,6 +201,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="level of Sterna's own log",
     )
     add_scaling_options(group)
+    add_failure_options(group)
 
 
 def cluster_config(args: Namespace) -> ClusterConfig:
@@ -235,6 +237,7 @@ def cluster_config(args: Namespace) -> ClusterConfig:
         cpus_per_instance=args.cpus_per_instance,
         num_warm_instances=args.warm_instances,
         scaling=scaling,
+        watch=watch_config(args),
         log_level=args.sterna_log_level,
     )
     if num_gpus == 0 and args.emulated is None:

@@ -48,6 +48,20 @@ class EngineFacts:
     immovable_features: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class EngineProgress:
+    """How an engine gets on.
+
+    Attributes:
+        num_ended: steps, and commands between two steps, that have ended since the start.
+        is_busy: whether one is under way that should end soon. What an operator has ordered may
+            take as long as it likes.
+    """
+
+    num_ended: int
+    is_busy: bool
+
+
 class EngineListener(Protocol):
     """Hears what an engine does; called on the asyncio loop, in order."""
 
@@ -81,6 +95,9 @@ class Engine(Protocol):
         Raises:
             InstanceStartError: the engine refused; the message carries its reason.
         """
+
+    def progress(self) -> EngineProgress:
+        """Say how the engine gets on; also when it hangs this returns at once."""
 
     def add(self, frontend_id: FrontendId, payload: bytes) -> None:
         """Queue the request that a front end sent. One that the engine refuses ends with an

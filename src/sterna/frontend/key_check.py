@@ -79,6 +79,5 @@ class KeyCheck:
         if key is None:
             return False
         return key.is_admin or (
-            path not in OPERATORS_PATHS
-            and (path in USERS_PATHS or path.startswith(USERS_PREFIXES))
+            path not in OPERATORS_PATHS and (path in USERS_PATHS or path.startswith(USERS_PREFIXES))
         )

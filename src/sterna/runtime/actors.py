@@ -28,8 +28,10 @@ from sterna.config import (
 from sterna.engine.emulated.driver import EmulatedEngine, EmulatedOptions
 from sterna.engine.interface import Engine, EngineFacts, EngineListener
 from sterna.errors import InstanceStartError
+from sterna.progress import ProcessIdentity
 from sterna.runtime.member_status import MemberStatus
 from sterna.runtime.noise import drop_cancellations, drop_noise
+from sterna.runtime.process import own_identity
 from sterna.types import FrontendId, InstanceId
 
 logger = logging.getLogger(__name__)
@@ -111,11 +113,11 @@ class _SchedulerActor:
         """Return what a supervisor asks that takes the place of another."""
         if not hasattr(self, "_scheduler"):
             return None
-        return MemberStatus(self._mailbox.address, self._scheduler.membership)
+        return MemberStatus(self._mailbox.address, self._scheduler.membership, own_identity())
 
-    async def process_id(self) -> int:
+    async def process(self) -> ProcessIdentity:
         """Return the actor's process."""
-        return os.getpid()
+        return own_identity()
 
 
 class _InstanceActor:
@@ -158,6 +160,7 @@ class _InstanceActor:
         configure_logging(log_level)
         _engine_environment(environment)
         from sterna.mailbox import Mailbox
+        from sterna.runtime.heartbeat import beat
         from sterna.runtime.instance import Instance
 
         mailbox = Mailbox(host, keys)
@@ -170,6 +173,7 @@ class _InstanceActor:
             engine = EmulatedEngine(instance_id, emulated, self._instance)
         facts = await self._instance.start(engine)
         self._status = mailbox.address, facts
+        self._beating = asyncio.create_task(beat(instance_id, self._instance, engine, mailbox))
         logger.info(
             "instance ready instance=%s kv_tokens=%d start_s=%.1f",
             instance_id,
@@ -183,7 +187,7 @@ class _InstanceActor:
         if self._status is None:
             return None
         address, facts = self._status
-        return MemberStatus(address, self._instance.membership, facts)
+        return MemberStatus(address, self._instance.membership, own_identity(), facts)
 
     async def run(self) -> str:
         """Wait until the instance fails; returns why, and the process ends.
@@ -196,11 +200,13 @@ class _InstanceActor:
 
     async def close(self) -> None:
         """Stop serving and end the engine's own processes."""
+        # Nobody waits for the steps of an engine that is being ended.
+        self._beating.cancel()
         await self._instance.close()
 
-    async def process_id(self) -> int:
+    async def process(self) -> ProcessIdentity:
         """Return the actor's process."""
-        return os.getpid()
+        return own_identity()
 
 
 class _FrontendActor:
@@ -249,7 +255,7 @@ class _FrontendActor:
         membership = None if self._server is None else self._server.membership
         if membership is None:
             return None
-        return MemberStatus(self._mailbox.address, membership)
+        return MemberStatus(self._mailbox.address, membership, own_identity())
 
     async def drain(self, timeout_s: float) -> int:
         """See `FrontendServer.drain`."""
@@ -260,9 +266,9 @@ class _FrontendActor:
         drop_cancellations()
         await self._server.stop()
 
-    async def process_id(self) -> int:
+    async def process(self) -> ProcessIdentity:
         """Return the actor's process."""
-        return os.getpid()
+        return own_identity()
 
 
 def _vllm_engine(

@@ -17,13 +17,14 @@ from sterna.engine.interface import EngineFacts
 from sterna.errors import InstanceStartError
 from sterna.fleet import Announce, CancelStart, Close, Fleet, GiveUpGeneration, Phase, Start
 from sterna.mailbox import Mailbox
-from sterna.messages import WireMessage
+from sterna.messages import Heartbeat, WireMessage
 from sterna.runtime.actors import configure_logging, remote_class
 from sterna.runtime.instance_actors import InstanceActors
 from sterna.runtime.placement import find_again
 from sterna.runtime.services import Services
 from sterna.runtime.takeover import find_members
 from sterna.runtime.tasks import Tasks
+from sterna.runtime.watch import Watch
 from sterna.sending import KeepOnly, ToMailbox, Unexpected
 from sterna.supervisor_core import (
     NotTerminated,
@@ -53,6 +54,7 @@ class Cluster:
     _mailbox: Mailbox
     _core: SupervisorCore
     _instances: InstanceActors
+    _watch: Watch
 
     def __init__(
         self, environment: dict[str, str], metrics_folder: str, *, is_successor: bool = False
@@ -121,6 +123,10 @@ class Cluster:
         self._services.ready_response = state.ready_response
         self._configure(config, args, emulated)
         known = list(self._fleet.members)
+        for instance_id, process in state.processes.items():
+            if instance_id in known and instance_id not in found.instances:
+                # It did not answer: whatever it is, it must not act again.
+                await self._watch.end(process)
         effects = self._core.take_over(found.instances, _now_s())
         for instance_id in known:
             if instance_id in found.instances:
@@ -145,8 +151,11 @@ class Cluster:
     def _configure(
         self, config: ClusterConfig, args: bytes, emulated: EmulatedOptions | None
     ) -> None:
-        self._services.configure(config, args)
-        self._instances = InstanceActors(config, args, emulated, self._environment)
+        self._watch = Watch(config.watch, self._tasks)
+        self._services.configure(config, args, self._watch)
+        self._instances = InstanceActors(
+            config, args, emulated, self._environment, self._watch, self._tasks
+        )
         self._mailbox = Mailbox(config.internal_host, config.mailbox_keys)
         self._tasks.begin(self._mailbox.deliver(self._on_message))
 
@@ -175,6 +184,9 @@ class Cluster:
     # ------------------------------------------------------------------------------ messages
 
     def _on_message(self, message: WireMessage, frames: list[bytes]) -> None:
+        if isinstance(message, Heartbeat):
+            self._watch.on_heartbeat(message)
+            return
         self._carry_out(self._core.on_message(message, _now_s()))
 
     # ------------------------------------------------------------------------------- effects

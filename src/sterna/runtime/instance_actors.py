@@ -12,11 +12,14 @@ from sterna.config import ClusterConfig
 from sterna.engine.emulated.driver import EmulatedOptions
 from sterna.engine.interface import EngineFacts
 from sterna.errors import InstanceStartError
+from sterna.progress import ProcessIdentity
 from sterna.runtime.actors import InstanceActor
 from sterna.runtime.forking import forked_runtime_env
 from sterna.runtime.member_status import MemberStatus
 from sterna.runtime.placement import Place, find_again, find_place
 from sterna.runtime.takeover import INSTANCE
+from sterna.runtime.tasks import Tasks
+from sterna.runtime.watch import Watch, forget
 from sterna.supervisor_core import Hosted
 from sterna.types import InstanceId
 
@@ -30,6 +33,7 @@ class _Hosted:
     address: str
     kv_format: str
     place: Place
+    process: ProcessIdentity
 
 
 class InstanceActors:
@@ -39,6 +43,8 @@ class InstanceActors:
         args: the pickled options of `vllm serve`.
         emulated: the engine that instances emulate; None for vLLM.
         environment: environment variables of processes that run vLLM.
+        watch: by which it is learnt of their ends.
+        tasks: what is left to do about those that have ended runs there.
     """
 
     def __init__(
@@ -47,17 +53,22 @@ class InstanceActors:
         args: bytes,
         emulated: EmulatedOptions | None,
         environment: dict[str, str],
+        watch: Watch,
+        tasks: Tasks,
     ) -> None:
         self._config = config
         self._args = args
         self._emulated = emulated
         self._environment = environment
+        self._watch = watch
+        self._tasks = tasks
         self._hosted: dict[InstanceId, _Hosted] = {}
 
     def hosted(self) -> dict[InstanceId, Hosted]:
         """Every instance that is up."""
         return {
-            each: Hosted(hosted.address, hosted.kv_format) for each, hosted in self._hosted.items()
+            each: Hosted(hosted.address, hosted.kv_format, hosted.process)
+            for each, hosted in self._hosted.items()
         }
 
     async def start(
@@ -99,13 +110,14 @@ class InstanceActors:
                 self._emulated,
                 config.mailbox_keys,
             )
+            process = await actor.process.remote()
         except ray.exceptions.RayError as error:
             await kill(actor)
             place.give_back()
             is_told = isinstance(error, ray.exceptions.RayTaskError)
             reason = f": {error.cause}" if is_told else " died while starting"
             raise InstanceStartError(f"instance {instance_id}{reason}") from error
-        self._hosted[instance_id] = _Hosted(actor, address, facts.kv_format, place)
+        self._hosted[instance_id] = _Hosted(actor, address, facts.kv_format, place, process)
         return facts
 
     def take_over(self, instance_id: InstanceId, actor: Any, status: MemberStatus) -> None:
@@ -113,17 +125,18 @@ class InstanceActors:
         assert status.facts is not None
         place = find_again(instance_id)
         assert place is not None, "an instance has a place as long as it lives"
-        self._hosted[instance_id] = _Hosted(actor, status.address, status.facts.kv_format, place)
+        self._hosted[instance_id] = _Hosted(
+            actor, status.address, status.facts.kv_format, place, status.process
+        )
 
     async def ended(self, instance_id: InstanceId) -> str:
-        """Wait until the instance has ended, by itself or by `close`; returns why, when nothing
-        of it can act any more."""
+        """Wait until the instance has ended, by itself or by `close`, or works no more; returns
+        why, when nothing of it can act any more."""
         hosted = self._hosted[instance_id]
-        reason = await end_of(hosted.actor)
-        # Whatever is left of it must not act again before others take over its requests.
-        await kill(hosted.actor)
-        hosted.place.give_back()
+        reason = await self._watch.until_ended(instance_id, hosted.actor, hosted.process)
         del self._hosted[instance_id]
+        # Nobody who waits for the news has to wait for Ray.
+        self._tasks.begin(_clear_away(hosted))
         return reason
 
     async def close(self, instance_id: InstanceId) -> None:
@@ -134,11 +147,18 @@ class InstanceActors:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await settle(hosted.actor.close.remote())
-        ray.kill(hosted.actor)
+        await forget(hosted.actor)
 
     async def close_all(self) -> None:
         """End all engines in good order; their processes end with Ray."""
         await settle(*(hosted.actor.close.remote() for hosted in self._hosted.values()))
+
+
+async def _clear_away(hosted: _Hosted) -> None:
+    """Let Ray know that an instance has ended, and others have its place."""
+    await forget(hosted.actor)
+    with contextlib.suppress(ray.exceptions.RayError):
+        await asyncio.to_thread(hosted.place.give_back)
 
 
 def surviving_as(name: str) -> dict[str, Any]:
@@ -147,19 +167,11 @@ def surviving_as(name: str) -> dict[str, Any]:
     return {"name": name, "lifetime": "detached"}
 
 
-async def end_of(actor: Any) -> str:
-    """Wait until the actor's `run` ends or the actor dies; returns why."""
-    try:
-        return str(await actor.run.remote())
-    except ray.exceptions.RayError as error:
-        return str(error).strip().splitlines()[0]
-
-
 async def kill(actor: Any) -> None:
     """Kill the actor; returns when Ray knows that it is dead."""
     ray.kill(actor)
     with contextlib.suppress(ray.exceptions.RayError):
-        await actor.process_id.remote()
+        await actor.process.remote()
 
 
 async def settle(*references: Any) -> None:

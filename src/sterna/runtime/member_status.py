@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from sterna.engine.interface import EngineFacts
 from sterna.messages import Membership
+from sterna.progress import ProcessIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,4 +18,5 @@ class MemberStatus:
 
     address: str
     membership: Membership
+    process: ProcessIdentity
     facts: EngineFacts | None = None

@@ -13,11 +13,13 @@ import ray
 from sterna.config import ClusterConfig
 from sterna.fleet import RETRY_DELAYS_S
 from sterna.messages import Frontend
+from sterna.progress import ProcessIdentity
 from sterna.runtime.actors import FrontendActor, SchedulerActor
 from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, forked_runtime_env
-from sterna.runtime.instance_actors import end_of, kill, settle, surviving_as
+from sterna.runtime.instance_actors import settle, surviving_as
 from sterna.runtime.takeover import FRONTEND, SCHEDULER, Found
 from sterna.runtime.tasks import Tasks
+from sterna.runtime.watch import Watch, forget
 from sterna.supervisor_core import Others
 from sterna.types import FrontendId
 
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 class _Member:
     actor: Any
     address: str
+    process: ProcessIdentity
 
 
 class Services:
@@ -42,6 +45,7 @@ class Services:
 
     _config: ClusterConfig
     _args: bytes
+    _watch: Watch
 
     def __init__(
         self,
@@ -71,10 +75,12 @@ class Services:
             self.ready_response,
         )
 
-    def configure(self, config: ClusterConfig, args: bytes) -> None:
-        """Say what is served; comes before anything is started but the imports."""
+    def configure(self, config: ClusterConfig, args: bytes, watch: Watch) -> None:
+        """Say what is served, and who watches it; comes before anything is started but the
+        imports."""
         self._config = config
         self._args = args
+        self._watch = watch
 
     def begin_imports(self) -> None:
         """Have the first front end import what it needs."""
@@ -106,23 +112,25 @@ class Services:
                 config.scaling,
                 config.mailbox_keys,
             )
+            process = await actor.process.remote()
         except ray.exceptions.RayError:
             ray.kill(actor)
             raise
-        self._host_scheduler(_Member(actor, address))
+        self._host_scheduler(name, _Member(actor, address, process))
         self._on_change()
 
     def take_over(self, found: Found) -> None:
         """Go on with those that another supervisor has started, and replace those that lack."""
         for frontend_id, (actor, status) in found.frontends.items():
-            self._host_frontend(frontend_id, _Member(actor, status.address))
+            self._host_frontend(frontend_id, _Member(actor, status.address, status.process))
         for _ in range(self._config.num_frontends - len(self._frontends)):
             self._tasks.begin(self._replace("front end", self._replace_frontend))
         if found.scheduler is None:
             self._tasks.begin(self._replace("global scheduler", self.start_scheduler))
         else:
             actor, status = found.scheduler
-            self._host_scheduler(_Member(actor, status.address))
+            name = f"{SCHEDULER}{self.num_schedulers_begun - 1}"
+            self._host_scheduler(name, _Member(actor, status.address, status.process))
 
     async def drain(self, timeout_s: float) -> int:
         """Let no more requests in, and wait for the answers under way; returns how many are left
@@ -141,16 +149,16 @@ class Services:
 
     # ----------------------------------------------------------------------------- scheduler
 
-    def _host_scheduler(self, member: _Member) -> None:
+    def _host_scheduler(self, name: str, member: _Member) -> None:
         self._scheduler = member
-        self._tasks.begin(self._watch_scheduler(member.actor))
+        self._tasks.begin(self._watch_scheduler(name, member))
 
-    async def _watch_scheduler(self, actor: Any) -> None:
-        reason = await end_of(actor)
+    async def _watch_scheduler(self, name: str, member: _Member) -> None:
+        reason = await self._watch.until_ended(name, member.actor, member.process)
         logger.error("global scheduler lost, front ends go on without reason=%s", reason)
-        await kill(actor)
         self._scheduler = None
         self._on_change()
+        self._tasks.begin(forget(member.actor))
         await self._replace("global scheduler", self.start_scheduler)
 
     # ---------------------------------------------------------------------------- front ends
@@ -170,25 +178,32 @@ class Services:
         return frontend_id, actor, address
 
     async def _start_frontend(self, frontend_id: FrontendId, actor: Any, address: str) -> None:
+        member = _Member(actor, address, await actor.process.remote())
         # It hears of the instances by the membership, which it needs to start.
-        self._frontends[frontend_id] = _Member(actor, address)
+        self._frontends[frontend_id] = member
         self._on_change()
         assert self.ready_response is not None
         await actor.start.remote(
             frontend_id, self._args, self._config.frontend, self.ready_response
         )
-        self._host_frontend(frontend_id, _Member(actor, address))
+        self._host_frontend(frontend_id, member)
 
     def _host_frontend(self, frontend_id: FrontendId, member: _Member) -> None:
         self._frontends[frontend_id] = member
-        self._tasks.begin(self._watch_frontend(frontend_id, member.actor))
+        self._tasks.begin(self._watch_frontend(frontend_id, member))
 
-    async def _watch_frontend(self, frontend_id: FrontendId, actor: Any) -> None:
-        reason = await end_of(actor)
+    async def _watch_frontend(self, frontend_id: FrontendId, member: _Member) -> None:
+        reason = await self._watch.until_ended(
+            f"{FRONTEND}{frontend_id}",
+            member.actor,
+            member.process,
+            # Its end would cut its clients' streams, which a stop only delays.
+            stopped_timeout_s=self._config.watch.instance_timeout_s,
+        )
         logger.error("front end lost frontend=%d reason=%s", frontend_id, reason)
-        await kill(actor)
         del self._frontends[frontend_id]
         self._on_change()
+        self._tasks.begin(forget(member.actor))
         if not self._is_draining:
             await self._replace("front end", self._replace_frontend)
 

@@ -30,7 +30,7 @@ from sterna.engine.emulated.requests import RequestState, decode_state
 from sterna.engine.emulated.step_time import StepTime
 from sterna.engine.emulated.steps import Step, Token
 from sterna.engine.emulated.tokens import Vocabulary, first_stop, stream_key, token_at
-from sterna.engine.interface import EngineFacts, EngineListener
+from sterna.engine.interface import EngineFacts, EngineListener, EngineProgress
 from sterna.messages import TokenSpan
 from sterna.migration.messages import (
     Adopt,
@@ -132,6 +132,7 @@ class EmulatedEngine:
         self._is_terminating = False
         self._last_view: InstanceView | None = None
         self._is_closed = False
+        self._num_ended = 0
 
     # --------------------------------------------------------------------------- life cycle
 
@@ -161,6 +162,9 @@ class EmulatedEngine:
             self._is_terminating = is_terminating
 
         self._do(set_terminating)
+
+    def progress(self) -> EngineProgress:
+        return EngineProgress(self._num_ended, self._core.is_stepping)
 
     # ----------------------------------------------------------------------------- requests
 
@@ -373,6 +377,7 @@ class EmulatedEngine:
         self._is_between_steps = True
         try:
             if self._core.is_stepping:
+                self._num_ended += 1
                 self._deliver(self._core.end_step())
             while self._commands:
                 self._commands.popleft()()

@@ -22,7 +22,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from sterna.classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.config import TransportConfig
-from sterna.engine.interface import EngineFacts, EngineListener
+from sterna.engine.interface import EngineFacts, EngineListener, EngineProgress
 from sterna.engine.vllm.core import HostedCore, build_core
 from sterna.engine.vllm.facts import kv_format
 from sterna.engine.vllm.payload import (
@@ -136,6 +136,9 @@ class VllmEngine:
         self._is_terminating = is_terminating
         self._thread.call(self._publish_view)
 
+    def progress(self) -> EngineProgress:
+        return self._thread.progress
+
     # ----------------------------------------------------------------------------- requests
 
     def add(self, frontend_id: FrontendId, payload: bytes) -> None:
@@ -193,7 +196,8 @@ class VllmEngine:
             encoded = encode_outputs(EngineCoreOutputs(utility_output=output))
             self._to_loop(self._listener.on_utility_result, frontend_id, call_id, encoded)
 
-        self._thread.call(lambda core: core.call_utility(method, call.args, answer))
+        # Weights may be loaded, say.
+        self._thread.call(lambda core: core.call_utility(method, call.args, answer), may_last=True)
 
     # ------------------------------------------------------------------------------- source
 

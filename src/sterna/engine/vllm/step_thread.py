@@ -8,6 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from sterna.engine.interface import EngineProgress
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -39,6 +41,8 @@ class StepThread:
         self._on_failure = on_failure
         self._commands: queue.SimpleQueue[Callable[[Core], None] | None] = queue.SimpleQueue()
         self._ready: Future[None] = Future()
+        self._num_ended = 0
+        self._is_busy = False
         self._thread = threading.Thread(target=self._run, name="sterna-step", daemon=True)
 
     def start(self) -> Future[None]:
@@ -46,11 +50,21 @@ class StepThread:
         self._thread.start()
         return self._ready
 
-    def call(self, command: Callable[[Core], T]) -> Future[T]:
-        """Run the command between two steps; commands run in the order of the calls."""
+    @property
+    def progress(self) -> EngineProgress:
+        """How far it is. What it reads is only ever set by the thread."""
+        return EngineProgress(self._num_ended, self._is_busy)
+
+    def call(self, command: Callable[[Core], T], *, may_last: bool = False) -> Future[T]:
+        """Run the command between two steps; commands run in the order of the calls.
+
+        Args:
+            may_last: it may take as long as it likes, and is no hang.
+        """
         future: Future[T] = Future()
 
         def run(core: Core) -> None:
+            self._is_busy = not may_last
             try:
                 result = command(core)
             except Exception as error:
@@ -85,18 +99,22 @@ class StepThread:
     def _run_commands(self, core: Core) -> bool:
         """Run what is queued; wait while there is nothing to step. False: close."""
         while not self._commands.empty() or not _has_work(core):
+            self._is_busy = False
             command = self._commands.get()
             if command is None:
                 return False
             command(core)
+            self._num_ended += 1
             if self._commands.empty() and not _has_work(core):
                 self._on_idle_command(core)
+        self._is_busy = True
         return True
 
     def _step(self, core: Core) -> None:
         outputs, is_executed = core.step_fn()
         self._on_step(core, outputs or {})
         core.post_step(is_executed)
+        self._num_ended += 1
         if not is_executed and core.scheduler.has_requests():
             # Something outside must happen first: a grammar is being compiled, say.
             time.sleep(0.001)

@@ -1,0 +1,86 @@
+"""Processes of members, as their node sees them: which one it is, how it is, its certain end."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+import ray
+
+from sterna.progress import ProcessIdentity, ProcessState
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.01
+"""Pace of looking whether a process that was killed has ended."""
+
+COMPLAINT_INTERVAL_S = 10.0
+"""A process that does not end, because its kernel keeps it, is told of so often."""
+
+
+def own_identity() -> ProcessIdentity:
+    """Return the identity of this process, which is an actor's."""
+    stat = _stat(os.getpid())
+    assert stat is not None
+    return ProcessIdentity(ray.get_runtime_context().get_node_id(), os.getpid(), stat[1])
+
+
+def state_of_process(process: ProcessIdentity) -> ProcessState:
+    """Say how a process of this node is. One that has ended and that nobody has waited for yet is
+    gone: it will not act again."""
+    stat = _stat(process.process_id)
+    if stat is None or stat[1] != process.started_ticks or stat[0] in "ZX":
+        return ProcessState.GONE
+    # A debugger's stop ("t") is somebody's wish, and no failure.
+    return ProcessState.STOPPED if stat[0] == "T" else ProcessState.RUNNING
+
+
+async def end_process(process: ProcessIdentity) -> None:
+    """Kill a process of this node, and all that it has started; returns when they have ended.
+
+    SIGKILL also ends a process that is stopped. It does not return while the kernel keeps the
+    process: whatever may still act must not be taken for dead.
+    """
+    family = _family(process)
+    for each in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each.process_id, signal.SIGKILL)
+    await _until_gone(family)
+
+
+async def _until_gone(family: Iterable[ProcessIdentity]) -> None:
+    waited_s = 0.0
+    for process in family:
+        while state_of_process(process) is not ProcessState.GONE:
+            await asyncio.sleep(POLL_INTERVAL_S)
+            waited_s += POLL_INTERVAL_S
+            if waited_s >= COMPLAINT_INTERVAL_S:
+                waited_s = 0.0
+                logger.error("killed process does not end pid=%d", process.process_id)
+
+
+def _family(process: ProcessIdentity) -> list[ProcessIdentity]:
+    """The process, unless it has ended, and its descendants."""
+    if state_of_process(process) is ProcessState.GONE:
+        return []
+    family = [process]
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(process.process_id).children(recursive=True):
+            if (stat := _stat(child.pid)) is not None:
+                family.append(ProcessIdentity(process.node_id, child.pid, stat[1]))
+    return family
+
+
+def _stat(process_id: int) -> tuple[str, int] | None:
+    """The state and start of a process, as proc(5) has them; None where there is none."""
+    try:
+        content = Path(f"/proc/{process_id}/stat").read_text("utf-8", errors="replace")
+    except OSError:
+        return None
+    # The second field is the program's name, in which anything may be.
+    fields = content.rpartition(")")[2].split()
+    return fields[0], int(fields[19])

@@ -1,0 +1,191 @@
+"""Who works no more is noticed by progress, soon where it is certain and late where it is not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sterna.config import WatchConfig
+from sterna.errors import ConfigurationError
+from sterna.messages import Heartbeat
+from sterna.progress import Halted, ProcessState, Progress
+
+CONFIG = WatchConfig(
+    instance_timeout_s=10.0, step_timeout_s=60.0, stopped_timeout_s=0.5, own_pause_s=1.0
+)
+BEAT_S = 0.25
+
+
+def watching(*members: str) -> Progress:
+    progress = Progress(CONFIG)
+    for member in members or ("i0",):
+        progress.on_joined(member)
+    progress.on_time(0.0)
+    return progress
+
+
+def pass_time(progress: Progress, now_s: float, until_s: float) -> list[tuple[float, Halted]]:
+    """Look every tenth of a second; returns who was found when."""
+    found = []
+    while now_s < until_s:
+        now_s = round(now_s + 0.1, 6)
+        found += [(now_s, each) for each in progress.on_time(now_s)]
+    return found
+
+
+def test_a_process_that_has_ended_is_found_at_the_next_look() -> None:
+    progress = watching("i0", "i1")
+    progress.on_state("i1", ProcessState.GONE, 0.05)
+    assert progress.on_time(0.1) == [Halted("i1", "its process has ended")]
+
+
+def test_who_was_found_is_not_found_again() -> None:
+    progress = watching()
+    progress.on_state("i0", ProcessState.GONE, 0.05)
+    assert len(progress.on_time(0.1)) == 1
+    progress.on_state("i0", ProcessState.GONE, 0.15)
+    assert progress.on_time(0.2) == []
+
+
+def test_a_stopped_process_is_found_within_half_a_second() -> None:
+    progress = watching()
+    pass_time(progress, 0.0, 1.0)
+    progress.on_state("i0", ProcessState.STOPPED, 1.0)
+    progress.on_state("i0", ProcessState.STOPPED, 1.2)
+    assert pass_time(progress, 1.2, 2.0) == [
+        (1.5, Halted("i0", "its process is stopped, for 0.5 s"))
+    ]
+
+
+def test_a_process_that_was_stopped_for_a_moment_goes_on() -> None:
+    progress = watching()
+    pass_time(progress, 0.0, 1.0)
+    progress.on_state("i0", ProcessState.STOPPED, 1.0)
+    progress.on_state("i0", ProcessState.RUNNING, 1.25)
+    progress.on_state("i0", ProcessState.STOPPED, 1.375)
+    assert progress.on_time(1.75) == []
+    assert len(progress.on_time(1.875)) == 1
+
+
+def test_a_member_may_be_given_longer_to_be_stopped() -> None:
+    progress = Progress(CONFIG)
+    progress.on_joined("front end 0", stopped_timeout_s=3.0)
+    progress.on_time(0.0)
+    progress.on_state("front end 0", ProcessState.STOPPED, 0.0)
+    assert [at_s for at_s, _ in pass_time(progress, 0.0, 5.0)] == [3.0]
+
+
+def test_a_running_process_that_says_nothing_is_given_up_after_the_instance_timeout() -> None:
+    progress = watching()
+    progress.on_heartbeat(Heartbeat("i0", 5, is_busy=False), 1.0)
+    found = pass_time(progress, 0.0, 12.0)
+    assert found == [(11.0, Halted("i0", "nothing was heard of it for 10.0 s"))]
+
+
+def test_silence_counts_from_the_first_heartbeat_on() -> None:
+    """An instance that nobody was told of knows no supervisor to send any."""
+    assert pass_time(watching(), 0.0, 100.0) == []
+
+
+def beats(progress: Progress, until_s: float, *, num_ended: int, is_busy: bool) -> list[Halted]:
+    """An instance that answers, and always says the same."""
+    now_s, found = 0.0, []
+    while now_s < until_s:
+        progress.on_heartbeat(Heartbeat("i0", num_ended, is_busy), now_s)
+        now_s += BEAT_S
+        found += progress.on_time(now_s)
+    return found
+
+
+def test_an_engine_with_work_that_ends_no_step_is_given_up_although_its_instance_answers() -> None:
+    progress = watching()
+    assert beats(progress, 59.0, num_ended=7, is_busy=True) == []
+    found = beats(progress, 62.0, num_ended=7, is_busy=True)
+    assert found == [Halted("i0", "its engine has work and has ended no step for 60.0 s")]
+
+
+def test_an_idle_engine_is_no_hang() -> None:
+    assert beats(watching(), 500.0, num_ended=7, is_busy=False) == []
+
+
+def test_a_step_that_begins_after_a_long_rest_has_the_whole_time() -> None:
+    progress = watching()
+    beats(progress, 100.0, num_ended=7, is_busy=False)
+    progress.on_heartbeat(Heartbeat("i0", 7, is_busy=True), 100.25)
+    progress.on_time(100.3)
+    progress.on_heartbeat(Heartbeat("i0", 7, is_busy=True), 101.0)
+    assert progress.on_time(101.1) == []
+
+
+def test_what_came_while_the_watcher_did_not_run_is_held_against_nobody() -> None:
+    """A machine that slept for an hour: all were stopped, and none of them hangs."""
+    progress = watching("i0", "i1")
+    for member in ("i0", "i1"):
+        progress.on_heartbeat(Heartbeat(member, 7, is_busy=True), 0.1)
+    progress.on_state("i1", ProcessState.STOPPED, 0.1)
+    progress.on_time(0.2)
+    assert progress.on_time(3600.0) == []
+    # It is found as soon as if there had been no pause.
+    assert progress.on_time(3600.25) == []
+    assert progress.on_time(3600.5) == [Halted("i1", "its process is stopped, for 0.6 s")]
+
+
+def test_who_has_left_is_not_found() -> None:
+    progress = watching()
+    progress.on_left("i0")
+    progress.on_state("i0", ProcessState.GONE, 0.1)
+    progress.on_heartbeat(Heartbeat("i0", 1, is_busy=True), 0.1)
+    assert pass_time(progress, 0.0, 100.0) == []
+
+
+@given(
+    num_ended=st.lists(st.integers(0, 1), min_size=1, max_size=300),
+    late_s=st.lists(st.floats(0.0, 5.0), min_size=300, max_size=300),
+)
+def test_an_instance_that_gets_on_is_never_found_however_late_its_heartbeats_are(
+    num_ended: list[int], late_s: list[float]
+) -> None:
+    """Late by up to half of the time-out, on a machine that is overloaded."""
+    progress, now_s, total = watching(), 0.0, 0
+    for more, delay_s in zip(num_ended, late_s, strict=False):
+        total += more
+        progress.on_state("i0", ProcessState.RUNNING, now_s)
+        progress.on_heartbeat(Heartbeat("i0", total, is_busy=more == 1), now_s)
+        assert pass_time(progress, now_s, now_s + delay_s) == []
+        now_s += delay_s
+
+
+@given(
+    hangs_s=st.floats(0.1, 100.0),
+    is_loop_hanging=st.booleans(),
+    beat_s=st.floats(0.05, 2.0),
+)
+def test_an_instance_that_hangs_is_always_found(
+    hangs_s: float, is_loop_hanging: bool, beat_s: float
+) -> None:
+    progress, now_s, found = watching(), 0.0, []
+    next_beat_s = 0.0
+    while not found:
+        assert now_s < hangs_s + CONFIG.step_timeout_s + CONFIG.instance_timeout_s + beat_s
+        hangs = now_s >= hangs_s
+        if now_s >= next_beat_s and not (hangs and is_loop_hanging):
+            ended = int(min(now_s, hangs_s) / beat_s)
+            progress.on_heartbeat(Heartbeat("i0", ended, is_busy=True), now_s)
+            next_beat_s = now_s + beat_s
+        now_s += 0.1
+        found = progress.on_time(now_s)
+    assert now_s >= hangs_s
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"instance_timeout_s": 0.5}, "--instance-timeout must be at least 1 second, not 0.5"),
+        ({"step_timeout_s": 0.0}, "--step-timeout must be at least 1 second, not 0.0"),
+        ({"stopped_timeout_s": 0.0}, "stopped_timeout_s must be positive"),
+    ],
+)
+def test_a_time_out_that_would_kill_the_healthy_is_refused(
+    options: dict[str, float], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        WatchConfig(**options)
