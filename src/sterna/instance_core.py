@@ -3,12 +3,13 @@
 `Llumlet` decides about load and migrations (Section 4.3). Here is what surrounds it: which
 requests are on the instance and whose they are, who is there to talk to, what front ends and
 operators are answered, and when an instance that is being emptied may end. `runtime.instance`
-carries the effects out on asyncio and a real engine, `simulator.hostile` in virtual time.
+carries the effects out on asyncio and a real engine, `hostile` in virtual time.
 
 Every `on_...` method returns effects, which are to be carried out in order. Effects of `migration`
 go by the contract of `sterna.migration.messages`.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,10 @@ from sterna.migration.messages import (
 )
 from sterna.sending import KeepOnly, ToMailbox, Unexpected
 from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId, RequestView
+
+
+MAX_KEPT_MESSAGES = 10_000
+"""For front ends that are not known yet; beyond, the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,11 @@ class InstanceCore:
         self._membership = Membership(0, (), (), None)
         self._addresses: dict[InstanceId, str] = {}
         self._frontends: dict[FrontendId, str] = {}
+        self._gone_frontends: set[FrontendId] = set()
+        # A front end may have heard of this instance before this instance hears of it.
+        self._kept: deque[tuple[FrontendId, WireMessage, Sequence[bytes]]] = deque(
+            maxlen=MAX_KEPT_MESSAGES
+        )
         self._requests: dict[RequestId, FrontendId] = {}
         self._view: InstanceView | None = None
         self._orders: dict[MigrationId, MigrateRequest] = {}
@@ -166,6 +176,8 @@ class InstanceCore:
         self, message: WireMessage, frames: Sequence[bytes], now_s: float
     ) -> list[InstanceEffect]:
         match message:
+            case AddRequest(frontend_id) if frontend_id in self._gone_frontends:
+                return []
             case AddRequest(frontend_id, request_id, dispatch_number):
                 self._requests[request_id] = frontend_id
                 self._llumlet.on_request_admitted(request_id, dispatch_number)
@@ -209,9 +221,11 @@ class InstanceCore:
         gone = self._frontends.keys() - frontends.keys()
         self._addresses = instances
         self._frontends = frontends
+        self._gone_frontends |= gone
         others = (membership.scheduler, membership.supervisor)
         known = {*instances.values(), *frontends.values(), *(x for x in others if x is not None)}
         effects.append(KeepOnly(frozenset(known)))
+        effects += self._send_kept()
         for instance_id in sorted(dead):
             effects += self._translate(self._llumlet.on_peer_dead(instance_id, now_s), now_s)
         for frontend_id in sorted(gone):
@@ -397,7 +411,17 @@ class InstanceCore:
         self, frontend_id: FrontendId, message: WireMessage, frames: Sequence[bytes] = ()
     ) -> list[InstanceEffect]:
         address = self._frontends.get(frontend_id)
-        return [] if address is None else [ToMailbox(address, message, frames)]
+        if address is not None:
+            return [ToMailbox(address, message, frames)]
+        if frontend_id not in self._gone_frontends:
+            self._kept.append((frontend_id, message, frames))
+        return []
+
+    def _send_kept(self) -> list[InstanceEffect]:
+        """Send what was kept for front ends that are known by now."""
+        kept = list(self._kept)
+        self._kept.clear()
+        return [effect for each in kept for effect in self._to_frontend(*each)]
 
 
 def _error(order: MigrateRequest, reason: str) -> ToMailbox:

@@ -2,7 +2,7 @@
 
 `GlobalScheduler` decides about dispatching, pairing and scaling (Section 4.3). Here is what
 surrounds it: who is there by the newest `Membership`, and where they are. `runtime.scheduler`
-carries the effects out on asyncio, `simulator.hostile` in virtual time.
+carries the effects out on asyncio, `hostile` in virtual time.
 """
 
 from collections.abc import Iterable, Mapping

@@ -3,7 +3,7 @@
 `Fleet` holds which instances there should be. Here is what surrounds it: what other actors and
 operators ask of it, the `Membership` by which everybody is told who is there, and the state that
 this carries, from which a successor goes on. `runtime.cluster` carries the effects out with Ray,
-`simulator.hostile` in virtual time.
+`hostile` in virtual time.
 """
 
 from collections.abc import Collection, Mapping
