@@ -1,14 +1,15 @@
 """Measures what priorities give to urgent requests and cost the others, on real instances.
 
 The same requests, a tenth of them high, are sent in bursts to `sterna serve` with priorities and
-without them, in turn: on, off, on, off. The two differ in nothing but the policy's priorities
-(`sterna`, `llumnix-base`); clients ask for their tier all the same. Each run has a server of its
-own, so that no prompt is in a cache and no run is what the one before left behind.
+without them: a pair. Every pair has other requests, and begins with the other side. The two sides
+differ in nothing but the policy's priorities (`sterna`, `llumnix-base`); clients ask for their tier
+all the same. Each run has a server of its own, so that no prompt is in a cache and no run is what the one
+before left behind.
 
-    sterna bench priorities [--pairs 3] [--rate 0.8] [--quick]
+    sterna bench priorities [--pairs 5] [--rate 1.2] [--quick]
 
 `bench/results/priorities.json` has a row for each class, metric and side over all runs; `runs` the
-same of every run, and `summary` the ratios of the pairs, whose range is the noise. The rate is by
+same of every run, and `summary` the ratios of the pairs, whose scatter is the noise. The rate is by
 default a share of what two instances without priorities get done when all requests come at once.
 Run it on a quiet machine.
 """
@@ -88,6 +89,11 @@ class _Plan:
     target_load: int | None
     folder: Path
 
+    @property
+    def seeds(self) -> range:
+        """One for each pair."""
+        return range(self.seed, self.seed + self.pairs)
+
     def options(self, side: str) -> list[str]:
         """What the server of a side is started with."""
         more = ["--instances", str(self.instances), "--policy", POLICIES[side]]
@@ -111,18 +117,24 @@ class _Benchmark:
 
         plan = self._plan
         rate = self._calibrated() if plan.rate is None else plan.rate
-        trace = bursty_trace(
-            rate, plan.seconds, cv=plan.cv, high_fraction=plan.high_fraction, seed=plan.seed
-        )
-        self._facts |= {"rate": rate, "requests": len(trace)}
-        if not (trace.priority == HIGH).any():
-            raise ConfigurationError(
-                f"none of {len(trace)} requests is high: raise --rate, --seconds or --high-fraction"
+        traces = [
+            bursty_trace(
+                rate, plan.seconds, cv=plan.cv, high_fraction=plan.high_fraction, seed=seed
             )
-        for pair in range(1, plan.pairs + 1):
-            for side in POLICIES:
+            for seed in plan.seeds
+        ]
+        self._facts |= {"rate": rate, "requests": sum(map(len, traces))}
+        for seed, trace in zip(plan.seeds, traces, strict=True):
+            if not (trace.priority == HIGH).any():
+                raise ConfigurationError(
+                    f"none of {len(trace)} requests of seed {seed} is high: raise --rate, "
+                    "--seconds or --high-fraction"
+                )
+        for pair, (seed, trace) in enumerate(zip(plan.seeds, traces, strict=True), start=1):
+            # What drifts with time falls on both sides alike.
+            for side in POLICIES if pair % 2 else reversed(POLICIES):
                 self._notes.say(f"pair {pair} of {plan.pairs}, priorities {side}: starting")
-                self._measure(pair, side, trace)
+                self._measure(pair, side, trace, seed)
             self._write()
         write_report(NAME, plan.folder, markdown, plot)
 
@@ -147,7 +159,7 @@ class _Benchmark:
             raise ConfigurationError("the machine is too slow to find a rate: give --rate")
         return rate
 
-    def _measure(self, pair: int, side: str, trace: "Trace") -> None:
+    def _measure(self, pair: int, side: str, trace: "Trace", seed: int) -> None:
         from bench.serving.measured import started
 
         with started(self._plan.options(side), self._log(f"{pair}-{side}")) as server:
@@ -155,9 +167,7 @@ class _Benchmark:
             if side == "on":
                 self._facts["target_load"] = server.target_load()
             server.warm_up()
-            done = server.measure(
-                trace, f"{pair} {side}", seed=self._plan.seed, interval_s=INTERVAL_S
-            )
+            done = server.measure(trace, f"{pair} {side}", seed=seed, interval_s=INTERVAL_S)
         self._measured.append((pair, side, done))
         self._notes.say_outcome(done)
         high = done.run.summary(HIGH)
@@ -215,7 +225,7 @@ class _Benchmark:
             "input_tokens": INPUT_TOKENS,
             "output_tokens": OUTPUT_TOKENS,
             "high_fraction": plan.high_fraction,
-            "seed": plan.seed,
+            "seeds": list(plan.seeds),
         }
 
 
@@ -248,7 +258,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="docs/benchmarks.md explains what is measured.",
     )
     add_common_options(parser, quick="one short pair on emulated instances")
-    parser.add_argument("--pairs", type=count, default=3, help="of runs (default: %(default)s)")
+    parser.add_argument("--pairs", type=count, default=5, help="of runs (default: %(default)s)")
     parser.add_argument("--instances", type=count, default=2, help="default: %(default)s")
     parser.add_argument(
         "--target-load", type=count, metavar="TOKENS", help="default: what `sterna serve` finds"
@@ -259,17 +269,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--load-share",
         type=positive,
-        default=0.5,
+        default=0.7,
         metavar="SHARE",
         help="rate, as a part of what the instances get done of a burst (default: %(default)g)",
     )
     parser.add_argument(
-        "--seconds", type=positive, default=120.0, help="of each run (default: %(default)g)"
+        "--seconds", type=positive, default=180.0, help="of each run (default: %(default)g)"
     )
     parser.add_argument(
         "--cv",
         type=positive,
-        default=4.0,
+        default=2.0,
         help="coefficient of variation of the gaps between requests (default: %(default)g)",
     )
     parser.add_argument(

@@ -1,6 +1,7 @@
 """`sterna bench priorities`: what its runs come to, and the whole of it on emulated instances."""
 
 import json
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,15 @@ import psutil
 import pytest
 
 from bench.priorities import main
-from bench.priorities_report import CLASSES, METRICS, goals_of, markdown, plot, summary_of
+from bench.priorities_report import (
+    CLASSES,
+    METRICS,
+    goals_of,
+    interval_95,
+    markdown,
+    plot,
+    summary_of,
+)
 
 
 def cells(high: float, normal: float) -> dict[str, dict[str, dict[str, float]]]:
@@ -56,11 +65,23 @@ def reached(*pairs: tuple[float, float]) -> list[bool]:
     return [goal["is_reached"] for goal in document(*pairs)["goals"]]
 
 
-def test_a_gain_above_the_range_of_the_pairs_is_a_gain() -> None:
+def test_the_interval_of_the_mean_is_students() -> None:
+    """By hand: logarithms of -0.2, -0.1 and 0 have a mean of -0.1 and a standard deviation of 0.1;
+    4.303 times that over the square root of 3 is 0.2484."""
+    found = interval_95([exp(-0.2), exp(-0.1), 1.0])
+    assert found == pytest.approx((exp(-0.3484), exp(0.1484)), rel=1e-4)
+    assert interval_95([0.5]) is None
+    narrow, wide = interval_95([0.5, 0.6] * 5), interval_95([0.5, 0.6])
+    assert narrow is not None
+    assert wide is not None
+    assert wide[0] < narrow[0] < narrow[1] < wide[1]
+
+
+def test_a_gain_beyond_the_scatter_of_the_pairs_is_a_gain() -> None:
     assert reached((0.5, 1.0), (0.6, 1.0), (0.7, 1.0)) == [True] * 5
 
 
-def test_a_gain_within_the_range_of_the_pairs_is_noise() -> None:
+def test_a_gain_within_the_scatter_of_the_pairs_is_noise() -> None:
     assert reached((0.5, 1.0), (0.8, 1.0), (0.9, 1.0)) == [False] * 4 + [True]
 
 
@@ -76,12 +97,15 @@ def test_normal_requests_may_take_a_twentieth_longer() -> None:
 def test_the_summary_has_both_sides_and_the_ratio_of_every_pair() -> None:
     high = document((0.5, 1.0), (0.6, 1.1))["summary"]["high"]
     assert (high["on"]["ttft_s"]["p99"], high["off"]["ttft_s"]["p99"]) == (0.5, 1.0)
-    assert high["ratio"]["tpot_s"]["mean"] == {"pairs": [0.5, 0.6], "median": 0.55, "noise": 0.1}
+    ratio = high["ratio"]["tpot_s"]["mean"]
+    assert ratio["pairs"] == [0.5, 0.6]
+    assert ratio["mean"] == 0.5477
+    assert ratio["interval"] == pytest.approx(interval_95([0.5, 0.6]), abs=1e-4)
 
 
 def test_the_page_says_what_was_not_reached() -> None:
-    text = markdown(document((0.5, 1.2), (0.6, 1.2)))
-    assert "| high | P99 TPOT, ms | 1,000 | 500 | 0.55 | 0.50, 0.60 |" in text
+    text = markdown(document((0.5, 1.2), (0.51, 1.2)))
+    assert "| high | P99 TPOT, ms | 1,000 | 500 | 0.51 | 0.45 to 0.57 | 0.50, 0.51 |" in text
     assert text.count(": reached") == 4
     assert text.count("**not reached**") == 1
 
@@ -100,7 +124,10 @@ def test_the_plot_is_the_same_whenever_it_is_drawn(tmp_path: Path) -> None:
     [
         (("--high-fraction", "1"), "--high-fraction must be above 0 and below 1, not 1"),
         (("--serve", "'"), "--serve cannot be read as options"),
-        (("--rate", "0.01", "--seconds", "1"), "none of 2 requests is high: raise --rate"),
+        (
+            ("--rate", "0.01", "--seconds", "1"),
+            "none of 2 requests of seed 1 is high: raise",
+        ),
         (("--report",), "priorities.json yet: leave out --report"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
