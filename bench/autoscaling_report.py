@@ -1,6 +1,7 @@
 """What the runs of `sterna bench autoscaling` come to: numbers, goals, table and plot."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ def run_json(name: str, done: "Measured") -> dict[str, Any]:
     Raises:
         ConfigurationError: nothing came of it.
     """
+    from bench.serving.filling import fillings_of
     from bench.serving.measured import distribution_json
     from bench.serving.timeline import timeline_json, timeline_of
 
@@ -62,6 +64,7 @@ def run_json(name: str, done: "Measured") -> dict[str, Any]:
         "migrations": summary.migrations_committed,
         "preemptions": summary.num_preemptions,
         "errors": dict(run.errors()),
+        "fillings": [asdict(each) for each in fillings_of(run.samples)],
         "foreign_cores": done.foreign_cores,
         "timeline": timeline_json(timeline),
     }
@@ -129,8 +132,28 @@ def markdown(document: Mapping[str, Any]) -> str:
     for run in document["runs"]:
         shown = _shown(run)
         lines.append(f"| {_label(run)} | {' | '.join(shown[name] for name, _ in columns)} |")
-    parts = [_headline(document), "\n".join(lines), _goal_list(document["goals"])]
+    parts = [
+        _headline(document),
+        "\n".join(lines),
+        _filling_table(document["runs"]),
+        _goal_list(document["goals"]),
+    ]
     return "\n\n".join([*parts, "![A step up and down](../bench/results/autoscaling.svg)"])
+
+
+def _filling_table(runs: Sequence[Run]) -> str:
+    """How soon each instance that came up had half as many requests as the others."""
+    lines = [
+        "| came up | at, s | half as full as the others after, s | migrations by then |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for run in runs:
+        for each in run["fillings"]:
+            after = "never" if each["filled_s"] is None else f"{each['filled_s']:.1f}"
+            moved = "unknown" if each["migrations"] is None else str(each["migrations"])
+            name = f"instance {each['instance']} of {_label(run)}"
+            lines.append(f"| {name} | {each['ready_s']:.0f} | {after} | {moved} |")
+    return "\n".join(lines)
 
 
 def _shown(run: Run) -> dict[str, str]:

@@ -3,8 +3,8 @@
 The same requests, a tenth of them high, are sent in bursts to `sterna serve` with priorities and
 without them: a pair. Every pair has other requests, and begins with the other side. The two sides
 differ in nothing but the policy's priorities (`sterna`, `llumnix-base`); clients ask for their tier
-all the same. Each run has a server of its own, so that no prompt is in a cache and no run is what the one
-before left behind.
+all the same. Each run has a server of its own, so that no prompt is in a cache and no run is what
+the one before left behind.
 
     sterna bench priorities [--pairs 5] [--rate 1.2] [--quick]
 

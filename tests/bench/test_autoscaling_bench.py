@@ -42,6 +42,10 @@ def run(name: str = "sterna", **changes: Any) -> dict[str, Any]:
         "migrations": 12,
         "preemptions": 0,
         "foreign_cores": 0.0,
+        "fillings": [
+            {"instance": "2", "ready_s": 31.0, "filled_s": 1.02, "migrations": 4},
+            {"instance": "3", "ready_s": 60.0, "filled_s": None, "migrations": None},
+        ],
         "timeline": timeline,
     } | changes
 
@@ -107,6 +111,8 @@ def test_the_summary_is_of_what_others_read() -> None:
 
 def test_the_page_has_the_runs_side_by_side_and_says_what_was_not_reached() -> None:
     text = markdown(document(run(serving_max=2), *OTHERS))
+    assert "| instance 2 of `sterna`, scaling | 31 | 1.0 | 4 |" in text
+    assert "| instance 3 of `infaas++`, scaling without migration | 60 | never | unknown |" in text
     assert "| `sterna`, scaling | 212 | 0 | 1 → 2 → 1 | 500 | 0.50 | 0.50 | 50 | 50 |" in text
     assert "| `sterna`, fixed | 212 | 0 | 3 → 3 → 3 | 900 |" in text
     assert (
