@@ -84,9 +84,7 @@ class Operators:
             ImmovableError: not all could be moved.
             UnansweredError: an instance died or does not answer.
         """
-        if destination not in self._peers.instances:
-            known = ", ".join(self._peers.instances) or "none"
-            raise UnknownInstanceError(f"no instance is called {destination}; there are: {known}")
+        _check_known(destination, self._peers.instances)
         where = {
             RequestId(each["id"]): InstanceId(each["instance"])
             for each in await self.list_requests()
@@ -111,9 +109,12 @@ class Operators:
         """Have an instance emptied and then ended, or serve on; returns when that has begun.
 
         Raises:
+            UnknownInstanceError: there is no such instance, and none of that name starts.
             FleetError: the supervisor refuses; the message says why.
             UnansweredError: there is no supervisor, or it does not answer.
         """
+        absent = [each.instance_id for each in self._peers.membership.absent]
+        _check_known(instance_id, (*self._peers.instances, *absent))
         await self._ask_supervisor(
             lambda query_id: DrainInstance(self._own_address, query_id, instance_id, is_undo)
         )
@@ -181,6 +182,13 @@ class Operators:
             self._peers.send_to_instance(instance_id, message(query_id))
 
         return await self._questions.ask(instance_id, send)
+
+
+def _check_known(instance_id: InstanceId, known: tuple[InstanceId, ...]) -> None:
+    """Raises UnknownInstanceError."""
+    if instance_id not in known:
+        names = ", ".join(known) or "none"
+        raise UnknownInstanceError(f"no instance is called {instance_id}; there are: {names}")
 
 
 def _decoded(reply: AdminReply) -> Any:
