@@ -35,6 +35,7 @@ from tests.migration.machines import (
     N,
     inspected,
     progress,
+    reserve,
     snapshot,
     source_in,
 )
@@ -508,6 +509,20 @@ def test_lost_stage_copied_is_told_again_when_the_source_asks() -> None:
         "B Reserve 0 (blocks 0+8): send StageCopied 0",
         "A StageCopied 0: Inspect",
         "A Inspected: send Reserve 1 (blocks 8+3, last)",
+    ]
+
+
+def test_late_copy_of_the_last_stages_reserve_is_not_answered_by_stage_copied() -> None:
+    """The source waits for the verdict by then: it takes StageCopied of a last stage for a bug."""
+    late = reserve(0, is_last=True, reservation=None)
+    duet = Duet(inspected(2), strikes={"B StageReceived": [("B", late)]})
+    assert duet.lines[6:] == [
+        "B StageReceived: -",
+        "B Reserve 0 (blocks 0+3, last): -",
+        "B Commit (2 blocks): Adopt (2 blocks)",
+        "B Adopted: send Committed; Ended committed, 1 stages",
+        "A Committed: Release; send Released; Ended committed, 1 stages",
+        "B Released: -",
     ]
 
 

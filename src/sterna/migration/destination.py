@@ -244,8 +244,12 @@ class MigrationDestination:
                 is_received or self._is_last
             ):
                 return self._reserve(reserve)
+            case Received(Reserve(stage=stage)) if stage == self._stage and not is_received:
+                return [self._answer_reserved()]
             case Received(Reserve(stage=stage)) if stage == self._stage:
-                return [self._answer_copied() if is_received else self._answer_reserved()]
+                # Of a last stage it is a late copy: the source, which has sent the blocks, waits
+                # for the verdict.
+                return [] if self._is_last else [self._answer_copied()]
             case Received(Reserve(stage=stage)) if stage < self._stage:
                 return []  # Overtaken.
             case StageReceived(stage=stage) if stage == self._stage and not is_received:
