@@ -260,6 +260,41 @@ class LlumletConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DoorConfig:
+    """What a front end takes from its clients, and how long it waits for them.
+
+    Attributes:
+        max_queued_requests: requests of the cluster that wait for their first token; further ones
+            are refused. None: no bound.
+        urgent_reserve: this fraction more is for requests above the normal class.
+        max_body_bytes: of one request; a larger one is refused.
+        body_timeout_s: a request whose body is not there after so long is refused.
+        head_timeout_s: a connection without a whole request line and headers for so long is cut.
+        reader_timeout_s: a connection whose client reads nothing of its answer for so long is cut.
+    """
+
+    max_queued_requests: int | None = 2048
+    urgent_reserve: float = 0.1
+    max_body_bytes: int = 64 << 20
+    body_timeout_s: float = 300.0
+    head_timeout_s: float = 60.0
+    reader_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.max_queued_requests is not None:
+            _require(
+                self.max_queued_requests >= 1,
+                "max_queued_requests",
+                self.max_queued_requests,
+                "at least 1",
+            )
+        _require(self.urgent_reserve >= 0, "urgent_reserve", self.urgent_reserve, "at least 0")
+        for option in ("max_body_bytes", "body_timeout_s", "head_timeout_s", "reader_timeout_s"):
+            value = getattr(self, option)
+            _require(value > 0, option, value, "positive")
+
+
+@dataclass(frozen=True, slots=True)
 class FrontendConfig:
     """How a front end finds instances for its requests, and how long it waits for others.
 
@@ -276,6 +311,7 @@ class FrontendConfig:
         utility_timeout_s: a call of an engine's method fails after so long.
         admin_timeout_s: an operator's question to instances or scheduler fails after so long.
         shutdown_timeout_s: open connections are cut so long after the server was told to stop.
+        door: what it takes from its clients.
     """
 
     scheduler_timeout_s: float = 0.5
@@ -286,6 +322,7 @@ class FrontendConfig:
     utility_timeout_s: float = 300.0
     admin_timeout_s: float = 30.0
     shutdown_timeout_s: float = 3.0
+    door: DoorConfig = field(default_factory=DoorConfig)
 
     def __post_init__(self) -> None:
         for option in (

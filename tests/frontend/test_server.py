@@ -17,7 +17,7 @@ pytest.importorskip("vllm")
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import LogprobsLists
 
-from sterna.config import FrontendConfig
+from sterna.config import DoorConfig, FrontendConfig
 from sterna.frontend.key_check import OPEN_PATHS
 from sterna.frontend.server import FrontendServer
 from sterna.mailbox import Mailbox
@@ -27,8 +27,13 @@ from tests.frontend.scripted import ME, ScriptedCluster, ready_response, within
 
 pytestmark = pytest.mark.vllm
 
+MAX_QUEUED = 10
 CONFIG = FrontendConfig(
-    scheduler_timeout_s=1.0, owner_timeout_s=0.05, gap_timeout_s=0.2, shutdown_timeout_s=1.0
+    scheduler_timeout_s=1.0,
+    owner_timeout_s=0.05,
+    gap_timeout_s=0.2,
+    shutdown_timeout_s=1.0,
+    door=DoorConfig(max_queued_requests=MAX_QUEUED, max_body_bytes=100_000),
 )
 API_KEY = "secret"
 MESSAGES = [{"role": "user", "content": "Hello!"}]
@@ -402,6 +407,67 @@ def test_a_tier_that_there_is_not_is_a_400_for_those_who_may_ask(run):
         body = {"model": "small", "messages": MESSAGES, "service_tier": "gold"}
         unknown = await served.http.post("/v1/chat/completions", json=body, headers=headers)
         assert (unknown.status_code, unknown.json()) == (401, {"error": "Unauthorized"})
+
+    run(test)
+
+
+def test_a_full_queue_answers_at_once_and_those_inside_are_answered(run):
+    async def test(served: Served) -> None:
+        i0 = served.cluster.i0
+        waiting = [served.chat(max_tokens=3) for _ in range(MAX_QUEUED)]
+        inside = [(await i0.get_request()).request_id for _ in waiting]
+        refused = await served.chat()
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["Retry-After"]) <= 30
+        error = refused.json()["error"]
+        assert (error["type"], error["code"], error["param"]) == ("RateLimitError", 429, None)
+        assert f"too many requests wait ({MAX_QUEUED})" in error["message"]
+        # What is no inference is answered, and who shows no key is told that first.
+        tokens = await served.http.post("/tokenize", json={"model": "small", "prompt": "Hello"})
+        assert tokens.status_code == 200
+        assert (await served.http.get("/health")).status_code == 200
+        unknown = await served.http.post("/v1/completions", headers={"Authorization": ""})
+        assert unknown.status_code == 401
+        # High priority has a reserve.
+        high = served.chat(service_tier="priority")
+        inside.append((await i0.get_request()).request_id)
+        assert (await served.chat(service_tier="priority")).status_code == 429
+        # A first token makes room, although its request goes on.
+        hello = served.tokens("Hello")
+        for request_id in inside[:2]:
+            i0.send_tokens(request_id, 0, hello)
+        while (await served.post("/v1/completions", model="small")).status_code == 429:
+            pass
+        more = served.chat()
+        inside.append((await i0.get_request()).request_id)
+        for place, request_id in enumerate(inside):
+            first = len(hello) if place < 2 else 0
+            i0.send_tokens(request_id, first, hello, FinishReason.STOP)
+        for answering in (*waiting, high, more):
+            assert (await answering).status_code == 200
+
+    run(test)
+
+
+def test_requests_whose_clients_have_gone_do_not_wait(run):
+    async def test(served: Served) -> None:
+        for _ in range(2):
+            leaving = [served.chat() for _ in range(MAX_QUEUED)]
+            ids = {(await served.cluster.i0.get_request()).request_id for _ in leaving}
+            for each in leaving:
+                each.cancel()
+            while ids:
+                abort, _ = await served.cluster.i0.get(AbortRequests)
+                ids -= set(abort.request_ids)
+
+    run(test)
+
+
+def test_a_body_that_is_too_large_is_refused(run):
+    async def test(served: Served) -> None:
+        refused = await served.chat(user="x" * 100_000)
+        assert refused.status_code == 413
+        assert refused.json()["error"]["type"] == "ContentTooLargeError"
 
     run(test)
 

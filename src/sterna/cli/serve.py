@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sterna.cli.classes import add_class_options, settle_classes, with_classes
+from sterna.cli.door_options import add_door_options, door_config
 from sterna.cli.failure_options import add_failure_options, watch_config
 from sterna.cli.scaling_options import add_scaling_options, num_instances, scaling_config
 from sterna.cli.simulate_options import DEFAULT_PROFILE
@@ -201,6 +202,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="level of Sterna's own log",
     )
     add_scaling_options(group)
+    add_door_options(group)
     add_failure_options(group)
 
 
@@ -230,7 +232,7 @@ def cluster_config(args: Namespace) -> ClusterConfig:
             policy=policy, migration=MigrationConfig(), drain_limit_s=args.drain_timeout
         ),
         transport=transport,
-        frontend=FrontendConfig(),
+        frontend=FrontendConfig(door=door_config(args)),
         num_instances=num_instances(args, scaling),
         num_frontends=args.frontends,
         num_gpus_per_instance=num_gpus,

@@ -34,6 +34,11 @@ def names_of(request_id: RequestId) -> set[str]:
     return {name for name in names if name}
 
 
+def client_id(request_id: RequestId) -> str:
+    """Return the id by which vLLM's server asked its engine for this engine request."""
+    return _RANDOM_SUFFIX.sub("", _CHOICE.sub("", request_id))
+
+
 def meant(name: str, request_ids: Iterable[RequestId]) -> list[RequestId]:
     """Return the requests that the name stands for, in the given order.
 

@@ -34,8 +34,10 @@ from sterna.engine.vllm.payload import (
 from sterna.frontend.core import FrontendCore, RequestMessage
 from sterna.frontend.effects import Deliver, Effect, Fail, Failure, ToInstance, ToScheduler
 from sterna.frontend.gauges import InstanceGauges
+from sterna.frontend.names import client_id
 from sterna.frontend.operators import Operators
 from sterna.frontend.peers import Peers
+from sterna.frontend.queue_limit import QueueLimit
 from sterna.frontend.utilities import Utilities
 from sterna.mailbox import Mailbox
 from sterna.messages import (
@@ -61,6 +63,7 @@ class Router:
         ready: an instance's EngineCoreReadyResponse, in msgpack, which vLLM's client awaits.
         folder: a private folder for the sockets that vLLM's client binds.
         classes: what requests' priorities mean.
+        queue: told which requests have begun, and how many queue on all instances.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Router:
         ready: bytes,
         folder: Path,
         classes: PriorityClasses = DEFAULT_CLASSES,
+        queue: QueueLimit | None = None,
     ) -> None:
         self._frontend_id = frontend_id
         self._mailbox = mailbox
@@ -85,6 +89,8 @@ class Router:
         self._utility_calls: set[asyncio.Task[None]] = set()
         # vLLM ends a pooling request in another way than a generating one.
         self._pooling: set[RequestId] = set()
+        self._queue = queue or QueueLimit(None, 0.0)
+        self._unstarted: set[RequestId] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -156,6 +162,7 @@ class Router:
             return
         its_class = self._classes.of_vllm_priority(request.priority)
         self._num_unshown[its_class.name] += 1
+        self._unstarted.add(request_id)
         ask = DispatchRequest(
             frontend_id=self._frontend_id,
             request_id=request_id,
@@ -168,6 +175,7 @@ class Router:
 
     def _on_abort(self, request_ids: list[RequestId]) -> None:
         self._pooling.difference_update(request_ids)
+        self._unstarted.difference_update(request_ids)
         self._carry_out(self._core.on_abort(request_ids, _now_s()))
 
     async def _answer_utility(self, payload: bytes) -> None:
@@ -203,6 +211,7 @@ class Router:
         self._gauges.count(self._num_unshown)
         self._num_unshown.clear()
         self._push(encode_cluster_stats(stats))
+        self._queue.on_queuing(sum(each.num_queuing for each in stats.instances))
 
     def on_membership(self, membership: Membership) -> None:
         """Learn who is there; whoever was and is not is dead for good."""
@@ -227,6 +236,9 @@ class Router:
                     if num_repeated:
                         payload = cut_leading_tokens(payload, num_repeated)
                     outputs.append(payload)
+                    if request_id in self._unstarted:
+                        self._unstarted.discard(request_id)
+                        self._queue.on_first_token(client_id(request_id), _now_s())
                     if is_finished:
                         self._pooling.discard(request_id)
                 case Fail(request_id, failure):
@@ -239,6 +251,7 @@ class Router:
         logger.warning("request failed request=%s reason=%s", request_id, failure.value)
         payload = encode_failure(request_id, is_pooling=request_id in self._pooling)
         self._pooling.discard(request_id)
+        self._unstarted.discard(request_id)
         return payload
 
     def _push(self, payload: bytes) -> None:

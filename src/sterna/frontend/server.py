@@ -40,9 +40,13 @@ from sterna.engine.vllm.arguments import HARMLESS_OPTIONS, one_line, with_option
 from sterna.engine.vllm.core import engine_config
 from sterna.errors import ConfigurationError
 from sterna.frontend.admin import add_admin_routes
+from sterna.frontend.bodies import BodyLimit
 from sterna.frontend.gate import Gate
 from sterna.frontend.key_check import KeyCheck
 from sterna.frontend.keys import ApiKeys
+from sterna.frontend.overload import OverloadMiddleware, expected
+from sterna.frontend.patience import patient
+from sterna.frontend.queue_limit import QueueLimit
 from sterna.frontend.router import Router
 from sterna.frontend.tiers import TierMiddleware, admitted_priority
 from sterna.mailbox import Mailbox
@@ -57,6 +61,7 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
 
     has_instances: Callable[[], bool]
     classes: PriorityClasses
+    queue: QueueLimit
     is_emulated: bool = False
 
     async def add_request(self, *args: Any, priority: int = 0, **kwargs: Any) -> Any:
@@ -65,7 +70,7 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         return await super().add_request(*args, priority=admitted, **kwargs)
 
     def generate(
-        self, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any
+        self, prompt: Any, sampling_params: Any, request_id: str, *args: Any, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
         """See AsyncLLM.
 
@@ -77,9 +82,9 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
             parameter, reason = refused
             raise VLLMValidationError(reason, parameter=parameter)
         outputs: AsyncGenerator[Any, None] = super().generate(
-            prompt, sampling_params, *args, **kwargs
+            prompt, sampling_params, request_id, *args, **kwargs
         )
-        return outputs
+        return expected(self.queue, request_id, outputs)
 
     async def check_health(self) -> None:
         """See AsyncLLM.
@@ -122,6 +127,7 @@ class FrontendServer:
         self._serving: asyncio.Task[None] | None = None
         self._gate: Gate | None = None
         self._router: Router | None = None
+        self._queue = QueueLimit(config.door.max_queued_requests, config.door.urgent_reserve)
 
     @property
     def membership(self) -> Membership | None:
@@ -169,6 +175,7 @@ class FrontendServer:
                 self._ready,
                 Path(folder),
                 self._args.classes,
+                self._queue,
             )
             self._router = router
             try:
@@ -182,11 +189,12 @@ class FrontendServer:
             # vLLM's client begins with a utility call, which needs somebody to answer it.
             await router.peers.served()
             client = make_client(self._args, router)
+            client.queue = self._queue
             try:
                 await client.reset_mm_cache()
                 tasks = await client.get_supported_tasks()
                 keys = ApiKeys(self._args.api_key_table)
-                app = _build_app(self._args, tasks, client, keys)
+                app = _build_app(self._args, tasks, client, keys, self._queue)
                 only = None if keys.are_needed else HARMLESS_OPTIONS
                 add_admin_routes(
                     app,
@@ -209,8 +217,9 @@ class FrontendServer:
             raise ConfigurationError(one_line(error)) from error
 
     async def _answer(self, app: FastAPI, client: AsyncLLM, sock: socket.socket) -> None:
-        self._gate = Gate(app)
-        config = _http_config(self._gate, self._args, self._config.shutdown_timeout_s)
+        door = self._config.door
+        self._gate = Gate(BodyLimit(app, door.max_body_bytes, door.body_timeout_s))
+        config = _http_config(self._gate, self._args, self._config)
         app.state.server = server = _Server(config, self._listening)
         companions = [
             asyncio.create_task(watchdog_loop(server, client)),
@@ -232,8 +241,11 @@ class FrontendServer:
         server.should_exit = True
 
 
-def _build_app(args: Namespace, tasks: tuple[Any, ...], client: AsyncLLM, keys: ApiKeys) -> FastAPI:
-    """Return vLLM's application, with our table of keys in its check of them, and tiers."""
+def _build_app(
+    args: Namespace, tasks: tuple[Any, ...], client: AsyncLLM, keys: ApiKeys, limit: QueueLimit
+) -> FastAPI:
+    """Return vLLM's application, with our check of keys in place of its own, tiers, and the limit
+    of the queue."""
     if not keys.are_needed:
         app: FastAPI = build_app(args, tasks, client.model_config)
     else:
@@ -247,9 +259,10 @@ def _build_app(args: Namespace, tasks: tuple[Any, ...], client: AsyncLLM, keys: 
             if each.cls is AuthenticationMiddleware
         ]
         app.user_middleware[place] = Middleware(KeyCheck, keys=keys)
-    # The last one is the innermost: behind vLLM's check of keys, and its headers for browsers.
+    # The last one is the innermost: behind the check of keys, and vLLM's headers for browsers.
     tiers = Middleware(TierMiddleware, classes=args.classes, keys=keys)
-    app.user_middleware.append(tiers)
+    overload = Middleware(OverloadMiddleware, limit=limit, classes=args.classes)
+    app.user_middleware += [tiers, overload]
     # vLLM has had it built already, for its hosts' own standards.
     app.middleware_stack = app.build_middleware_stack()
     return app
@@ -300,8 +313,8 @@ def make_client(args: Namespace, router: Router) -> ClusterClient:
     return client
 
 
-def _http_config(app: Gate, args: Namespace, shutdown_timeout_s: float) -> uvicorn.Config:
-    """Return uvicorn's configuration as vLLM makes it."""
+def _http_config(app: Gate, args: Namespace, ours: FrontendConfig) -> uvicorn.Config:
+    """Return uvicorn's configuration as vLLM makes it, with a limit to its patience."""
     log_config = get_uvicorn_log_config(args)
     config = uvicorn.Config(
         app,
@@ -310,7 +323,7 @@ def _http_config(app: Gate, args: Namespace, shutdown_timeout_s: float) -> uvico
         log_level=args.uvicorn_log_level,
         access_log=not args.disable_uvicorn_access_log,
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
-        timeout_graceful_shutdown=shutdown_timeout_s,
+        timeout_graceful_shutdown=ours.shutdown_timeout_s,
         ssl_keyfile=args.ssl_keyfile,
         ssl_certfile=args.ssl_certfile,
         ssl_ca_certs=args.ssl_ca_certs,
@@ -321,6 +334,9 @@ def _http_config(app: Gate, args: Namespace, shutdown_timeout_s: float) -> uvico
     config.h11_max_incomplete_event_size = args.h11_max_incomplete_event_size
     config.h11_max_header_count = args.h11_max_header_count
     config.load()
+    config.http_protocol_class = patient(
+        config.http_protocol_class, ours.door.head_timeout_s, ours.door.reader_timeout_s
+    )
     return config
 
 

@@ -16,10 +16,11 @@ from typing import Any
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sterna.classes import TIER_OF_CHOICE, PriorityClass, PriorityClasses
 from sterna.errors import SternaError
+from sterna.frontend.bodies import replaying
 from sterna.frontend.echo import echoing, echoing_responses
 from sterna.frontend.keys import ApiKeys
 
@@ -71,6 +72,12 @@ def admitted_priority(vllm_priority: int, classes: PriorityClasses) -> int:
         highest = None if admission is None else admission.highest
         used = classes.admitted(classes.of_vllm_priority(vllm_priority), highest)
     return -used.scheduling_priority
+
+
+def used_class() -> PriorityClass | None:
+    """Return the class of the request being answered; None where only vLLM knows it."""
+    admission = _ADMISSION.get()
+    return None if admission is None else admission.used
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -189,7 +196,7 @@ class TierMiddleware:
         asked = Asked.read(body)
         if asked is None:
             with _admitted(Admission(highest, None)):
-                await self._app(scope, _again(body, receive), send)
+                await self._app(scope, replaying(body, receive), send)
             return
         header = Headers(scope=scope).get(PRIORITY_HEADER)
         try:
@@ -206,7 +213,7 @@ class TierMiddleware:
         else:
             send = echoing(send, tier)
         with _admitted(Admission(highest, used)):
-            await self._app(scope, _again(body, receive), send)
+            await self._app(scope, replaying(body, receive), send)
 
 
 @contextmanager
@@ -228,20 +235,6 @@ async def _read_body(receive: Receive) -> bytes | None:
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body, then what else comes: that the client went away."""
-    is_given = False
-
-    async def receive_again() -> Message:
-        nonlocal is_given
-        if is_given:
-            return await receive()
-        is_given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive_again
 
 
 def _with_tier(scope: Scope, body: bytes, tier: str) -> tuple[Scope, bytes]:

@@ -1,0 +1,59 @@
+"""The options of `sterna serve` about what it takes from its clients."""
+
+import math
+from argparse import Namespace
+from typing import Any
+
+from sterna.config import DoorConfig
+from sterna.errors import ConfigurationError
+
+MIB = 1 << 20
+
+
+def add_door_options(group: Any) -> None:
+    """Add the options to a group of the parser of `sterna serve`."""
+    default = DoorConfig()
+    group.add_argument(
+        "--max-queued-requests",
+        type=int,
+        metavar="N",
+        default=default.max_queued_requests,
+        help="while so many requests wait for their first token, further ones are answered 429, "
+        "those above the normal class a tenth later; 0: any number may wait (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-body-mib",
+        type=float,
+        metavar="MIB",
+        default=default.max_body_bytes / MIB,
+        help="a request of more is answered 413 (default: %(default)g)",
+    )
+    group.add_argument(
+        "--reader-timeout",
+        type=float,
+        metavar="SECONDS",
+        default=default.reader_timeout_s,
+        help="a client that reads nothing of its answer for so long is cut off "
+        "(default: %(default)g)",
+    )
+
+
+def door_config(args: Namespace) -> DoorConfig:
+    """Return what front ends take from their clients.
+
+    Raises:
+        ConfigurationError: a value cannot work.
+    """
+    if args.max_queued_requests < 0:
+        raise ConfigurationError(
+            f"--max-queued-requests must be at least 0, not {args.max_queued_requests}"
+        )
+    if not 0 < args.max_body_mib < math.inf:
+        raise ConfigurationError(f"--max-body-mib must be positive, not {args.max_body_mib:g}")
+    if not args.reader_timeout > 0:
+        raise ConfigurationError(f"--reader-timeout must be positive, not {args.reader_timeout:g}")
+    return DoorConfig(
+        max_queued_requests=args.max_queued_requests or None,
+        max_body_bytes=math.ceil(args.max_body_mib * MIB),
+        reader_timeout_s=args.reader_timeout,
+    )

@@ -1,0 +1,120 @@
+"""A full queue answers at once: 429 and when to come again, as OpenAI's clients understand it.
+
+The innermost of the server's middlewares: who comes here has shown a key, and the class is known.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextvars import ContextVar
+from http import HTTPStatus
+from typing import Any
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sterna.classes import PriorityClasses
+from sterna.frontend.queue_limit import Full, QueueLimit, Ticket
+from sterna.frontend.tiers import used_class
+
+logger = logging.getLogger(__name__)
+
+INFERENCE_PREFIXES = ("/v1/", "/v2/", "/inference/", "/cohere/")
+INFERENCE_PATHS = frozenset(
+    {"/invocations", "/generative_scoring", "/pooling", "/classify", "/score", "/rerank"}
+)
+
+_TICKET: ContextVar[Ticket | None] = ContextVar("sterna_ticket", default=None)
+# As the class (`tiers`), it belongs to a request that vLLM's serving code knows nothing of.
+
+
+class OverloadMiddleware:
+    """Refuses inference while too many requests wait."""
+
+    def __init__(self, app: ASGIApp, limit: QueueLimit, classes: PriorityClasses) -> None:
+        self._app = app
+        self._limit = limit
+        self._classes = classes
+        self._num_refused = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or one connection of another kind."""
+        if not _is_inference(scope):
+            await self._app(scope, receive, send)
+            return
+        used = used_class()
+        normal = self._classes.normal
+        is_urgent = used is not None and used.scheduling_priority > normal.scheduling_priority
+        entered = self._limit.enter(_now_s(), is_urgent=is_urgent)
+        if isinstance(entered, Full):
+            self._note_refusal(entered)
+            await _refusal(entered)(scope, receive, send)
+            return
+        self._note_room()
+        previous = _TICKET.set(entered)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            _TICKET.reset(previous)
+            entered.release()
+
+    def _note_refusal(self, full: Full) -> None:
+        """One line for each time that the queue is full, not for each request."""
+        self._num_refused += 1
+        if self._num_refused == 1:
+            logger.warning(
+                "queue full, requests are refused waiting=%d limit=%d", full.num_waiting, full.limit
+            )
+
+    def _note_room(self) -> None:
+        if self._num_refused:
+            logger.warning("queue has room again refused=%d", self._num_refused)
+            self._num_refused = 0
+
+
+def expected(
+    limit: QueueLimit, name: str, outputs: AsyncGenerator[Any, None]
+) -> AsyncGenerator[Any, None]:
+    """Return these outputs of an engine request, whose ticket is that of the HTTP request being
+    answered."""
+    ticket = _TICKET.get()
+    return outputs if ticket is None else _expected(limit, name, outputs, ticket)
+
+
+async def _expected(
+    limit: QueueLimit, name: str, outputs: AsyncGenerator[Any, None], ticket: Ticket
+) -> AsyncGenerator[Any, None]:
+    limit.expect(name, ticket)
+    try:
+        async for output in outputs:
+            yield output
+    finally:
+        limit.forget(name, ticket)
+        # Who closes this one means the other: the request is aborted with it.
+        await outputs.aclose()
+
+
+def _is_inference(scope: Scope) -> bool:
+    if scope["type"] != "http" or scope["method"] != "POST":
+        return False
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    # To cancel makes room.
+    is_known = path.startswith(INFERENCE_PREFIXES) and not path.endswith("/cancel")
+    return is_known or path in INFERENCE_PATHS
+
+
+def _refusal(full: Full) -> JSONResponse:
+    status = HTTPStatus.TOO_MANY_REQUESTS
+    error = {
+        "message": f"too many requests wait ({full.num_waiting}); try again in "
+        f"{full.retry_after_s} s",
+        "type": "RateLimitError",
+        "param": None,
+        "code": status.value,
+    }
+    headers = {"Retry-After": str(full.retry_after_s)}
+    return JSONResponse({"error": error}, status.value, headers)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

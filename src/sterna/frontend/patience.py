@@ -1,0 +1,108 @@
+"""Connections that hold something and do not get on are cut.
+
+uvicorn waits without end for the rest of a request's head, and for a client to read its answer.
+What a slow reader has not taken stays bounded meanwhile: 64 KiB here and the kernel's buffers,
+behind which the answer's own task waits, and nobody else's; vLLM merges what comes then, up to the
+whole answer. But for as long as the client likes, which is not to be.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+def patient(protocol: type[Any], head_timeout_s: float, reader_timeout_s: float) -> type[Any]:
+    """Return uvicorn's protocol for HTTP, with bounds to its patience.
+
+    Args:
+        head_timeout_s: for a request's line and headers.
+        reader_timeout_s: for the client to read some of what is there for it.
+    """
+    attributes = {"head_timeout_s": head_timeout_s, "reader_timeout_s": reader_timeout_s}
+    return type("PatientProtocol", (_Patience, protocol), attributes)
+
+
+class _Patience(asyncio.Protocol):
+    """Comes before uvicorn's protocol class; the attributes without a value here are that one's."""
+
+    head_timeout_s: float
+    reader_timeout_s: float
+    transport: Any
+    loop: asyncio.AbstractEventLoop
+    client: tuple[str, int] | None
+    cycle: Any
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _reader_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        super().data_received(data)
+        is_websocket = self.transport.get_protocol() is not self
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_websocket or is_answering:
+            self._head_came()
+        elif self._head_timer is None:
+            self._await_head()
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        self._reader_reads()
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """See uvicorn; what follows is another request, or the end, and uvicorn has a limit to how
+        long it waits for either to begin."""
+        super().on_response_complete()  # type: ignore[misc]
+        # What was answered may still be here, and a transport that is closing waits for its reader.
+        if self.transport.is_closing():
+            self._await_reader()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """See uvicorn."""
+        super().timeout_keep_alive_handler()  # type: ignore[misc]
+        self._await_reader()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._head_came()
+        self._reader_reads()
+        super().connection_lost(error)
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(
+            self.head_timeout_s, self._cut, "no whole request came"
+        )
+
+    def _head_came(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _await_reader(self) -> None:
+        if self._reader_timer is None:
+            self._reader_timer = self.loop.call_later(
+                self.reader_timeout_s, self._cut, "its client does not read the answer"
+            )
+
+    def _reader_reads(self) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
+
+    def _cut(self, reason: str) -> None:
+        host = self.client[0] if self.client else "?"
+        logger.warning("connection cut client=%s reason=%s", host, reason)
+        self.transport.abort()

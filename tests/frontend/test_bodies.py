@@ -1,0 +1,111 @@
+"""Bodies: how large, and how slow, they may be."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+pytest.importorskip("starlette")
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from sterna.frontend.bodies import BodyLimit
+
+LIMIT = 1000
+
+
+async def echo(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(str(len(await request.body())))
+
+
+def client(timeout_s: float = 20.0) -> httpx.AsyncClient:
+    app = Starlette(routes=[Route("/", echo, methods=["GET", "POST", "PUT", "PATCH"])])
+    transport = httpx.ASGITransport(BodyLimit(app, LIMIT, timeout_s))
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+def answer(content: bytes | list[bytes], method: str = "POST", **headers: str) -> httpx.Response:
+    async def parts() -> AsyncIterator[bytes]:
+        for part in content:
+            assert isinstance(part, bytes)
+            yield part
+
+    async def send() -> httpx.Response:
+        body = content if isinstance(content, bytes) else parts()
+        async with client() as http:
+            return await http.request(method, "/", content=body, headers=headers)
+
+    return asyncio.run(send())
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
+@pytest.mark.parametrize("body", [b"", bytes(LIMIT), [bytes(LIMIT - 1), b"x"]])
+def test_a_body_within_the_limit_arrives_whole(method: str, body: bytes | list[bytes]) -> None:
+    whole = body if isinstance(body, bytes) else b"".join(body)
+    assert (answer(body, method).status_code, answer(body, method).text) == (200, str(len(whole)))
+
+
+@pytest.mark.parametrize(
+    "body", [bytes(LIMIT + 1), [bytes(LIMIT), b"x"], [b"x"] * (LIMIT + 1)], ids=str
+)
+def test_a_larger_one_is_refused_in_openais_words(body: bytes | list[bytes]) -> None:
+    refused = answer(body)
+    assert refused.status_code == 413
+    assert refused.headers["Connection"] == "close"
+    assert refused.json() == {
+        "error": {
+            "message": "the body has more than 1000 bytes",
+            "type": "ContentTooLargeError",
+            "param": None,
+            "code": 413,
+        }
+    }
+
+
+def test_one_that_says_that_it_is_larger_is_refused_unread() -> None:
+    async def never() -> AsyncIterator[bytes]:
+        raise AssertionError("the body was read")
+        yield b""
+
+    async def test() -> None:
+        async with client() as http:
+            headers = {"Content-Length": str(LIMIT + 1)}
+            refused = await http.post("/", content=never(), headers=headers)
+        assert refused.status_code == 413
+
+    asyncio.run(test())
+
+
+def test_a_body_that_does_not_come_is_refused() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"x"
+        await asyncio.Event().wait()
+
+    async def test() -> None:
+        async with client(timeout_s=0.01) as http:
+            refused = await http.post("/", content=endless())
+        assert refused.status_code == 408
+        assert refused.json()["error"]["type"] == "RequestTimeoutError"
+
+    asyncio.run(test())
+
+
+def test_a_client_that_goes_away_before_its_body_is_there_reaches_nobody() -> None:
+    async def test() -> None:
+        async def unreachable(scope: object, receive: object, send: object) -> None:
+            raise AssertionError("the application was called")
+
+        async def receive() -> dict[str, object]:
+            return {"type": "http.disconnect"}
+
+        async def send(message: object) -> None:
+            raise AssertionError("something was sent")
+
+        scope = {"type": "http", "method": "POST", "headers": []}
+        await BodyLimit(unreachable, LIMIT, 1.0)(scope, receive, send)  # type: ignore[arg-type]
+
+    asyncio.run(test())

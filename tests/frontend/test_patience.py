@@ -1,0 +1,215 @@
+"""Clients that neither ask to the end nor read: cut, and nobody else notices."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("uvicorn")
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from sterna.frontend.patience import patient
+
+HANG_S = 20.0
+"""No wait of a test takes so long unless something hangs."""
+
+SHORT_S = 0.05
+CHUNK = bytes(1 << 16)
+
+
+class Application:
+    """Answers `/short` at once, and `/endless` until its client goes away."""
+
+    def __init__(self) -> None:
+        self.num_sent = 0
+        self.has_ended = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if scope["path"] == "/short":
+            await send({"type": "http.response.body", "body": b"short"})
+            return
+        if scope["path"] == "/large":
+            await send({"type": "http.response.body", "body": CHUNK * 400})
+            return
+        leaving = asyncio.create_task(self._left(receive))
+        while not leaving.done():
+            await send({"type": "http.response.body", "body": CHUNK, "more_body": True})
+            self.num_sent += 1
+            await asyncio.sleep(0)
+        self.has_ended.set()
+
+    async def _left(self, receive: Callable[[], Awaitable[Any]]) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+@asynccontextmanager
+async def served(
+    protocol: type[Any], head_s: float = HANG_S, reader_s: float = HANG_S
+) -> AsyncIterator[tuple[Application, int]]:
+    application = Application()
+    config = uvicorn.Config(application, lifespan="off", log_level="error", timeout_keep_alive=1)
+    config.load()
+    config.http_protocol_class = patient(protocol, head_s, reader_s)
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        # What the kernel keeps for a client is part of what it must not read.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        serving = asyncio.create_task(server.serve([listener]))
+        try:
+            async with asyncio.timeout(HANG_S):
+                yield application, listener.getsockname()[1]
+        finally:
+            server.force_exit = server.should_exit = True
+            await serving
+
+
+async def dial(port: int, request: bytes) -> socket.socket:
+    """A client that has said this, and reads nothing."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", port))
+    await loop.sock_sendall(client, request)
+    return client
+
+
+async def until_cut(client: socket.socket) -> bytes:
+    """Everything until the server has ended the connection."""
+    content = b""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(ConnectionError):
+        while received := await loop.sock_recv(client, 1 << 20):
+            content += received
+    client.close()
+    return content
+
+
+async def is_answered(port: int) -> bool:
+    async with httpx.AsyncClient() as http:
+        return (await http.get(f"http://127.0.0.1:{port}/short")).text == "short"
+
+
+both = pytest.mark.parametrize("protocol", [HttpToolsProtocol, H11Protocol])
+ENDLESS = b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n"
+SHORT = b"GET /short HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@both
+def test_a_client_that_does_not_read_is_cut_and_its_answer_ends(
+    protocol: type[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with served(protocol, reader_s=SHORT_S) as (application, port):
+            client = await dial(port, ENDLESS)
+            assert await is_answered(port), "others are answered meanwhile"
+            await application.has_ended.wait()
+            # 64 KiB are kept here; the rest is with the kernel.
+            assert application.num_sent < 100
+            assert await is_answered(port)
+            client.close()
+
+    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+        asyncio.run(test())
+    assert "client=127.0.0.1 reason=its client does not read the answer" in caplog.text
+
+
+@both
+def test_a_client_that_reads_slowly_but_reads_is_not_cut(protocol: type[Any]) -> None:
+    async def test() -> None:
+        async with served(protocol, reader_s=2.0) as (application, port):
+            client = await dial(port, ENDLESS)
+            loop = asyncio.get_running_loop()
+            num_read = 0
+            while num_read < 50 * len(CHUNK):
+                num_read += len(await loop.sock_recv(client, 1 << 14))
+                await asyncio.sleep(0)
+            assert not application.has_ended.is_set()
+            client.close()
+            await application.has_ended.wait()
+
+    asyncio.run(test())
+
+
+@both
+@pytest.mark.parametrize("path", [b"/large", b"/large\r\nConnection: close"])
+def test_an_answer_that_is_complete_but_not_read_is_cut_as_well(
+    protocol: type[Any], path: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        logged = asyncio.Event()
+        caplog.handler.addFilter(lambda record: logged.set() or True)
+        async with served(protocol, reader_s=SHORT_S) as (_, port):
+            line, _, header = path.partition(b"\r\n")
+            request = b"GET " + line + b" HTTP/1.1\r\nHost: x\r\n" + header
+            client = await dial(port, request + (b"\r\n\r\n" if header else b"\r\n"))
+            await logged.wait()
+            assert len(await until_cut(client)) < 400 * len(CHUNK)
+
+    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+        asyncio.run(test())
+
+
+@both
+@pytest.mark.parametrize(
+    "beginning",
+    [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n"],
+    ids=["nothing", "half a line", "half a head"],
+)
+def test_a_head_that_does_not_come_is_not_awaited_for_ever(
+    protocol: type[Any], beginning: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with served(protocol, head_s=SHORT_S) as (_, port):
+            assert await until_cut(await dial(port, beginning)) == b""
+            assert await is_answered(port)
+
+    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+        asyncio.run(test())
+    assert "no whole request came" in caplog.text
+
+
+@both
+def test_nor_is_that_of_a_second_request(
+    protocol: type[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with served(protocol, head_s=SHORT_S) as (_, port):
+            client = await dial(port, SHORT)
+            loop = asyncio.get_running_loop()
+            answer = b""
+            while b"short" not in answer:
+                answer += await loop.sock_recv(client, 1 << 14)
+            await loop.sock_sendall(client, b"GET /sh")
+            await until_cut(client)
+
+    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+        asyncio.run(test())
+    assert "no whole request came" in caplog.text
+
+
+@both
+def test_an_answer_may_take_longer_than_a_head(protocol: type[Any]) -> None:
+    async def test() -> None:
+        async with served(protocol, head_s=SHORT_S) as (application, port):
+            client = await dial(port, ENDLESS)
+            ended = asyncio.create_task(application.has_ended.wait())
+            await asyncio.wait({ended}, timeout=3 * SHORT_S)
+            assert not ended.done()
+            client.close()
+            await ended
+
+    asyncio.run(test())
