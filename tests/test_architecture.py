@@ -41,6 +41,7 @@ vllm. So is every module whose docstring says "Pure."."""
 PURE_LIBRARIES = {
     "__future__",
     "abc",
+    "array",
     "bisect",
     "collections",
     "copy",

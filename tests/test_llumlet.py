@@ -667,10 +667,11 @@ def test_an_instance_has_open_migrations_until_both_sides_know_how_they_ended() 
     assert not llumlet.has_open_migrations
 
 
-def test_a_request_is_arriving_while_the_engine_adopts_it() -> None:
+def test_a_request_is_arriving_from_its_reservation_until_the_engine_has_it() -> None:
     llumlet = Llumlet(A, config())
-    number = coming(llumlet, "r")
     assert llumlet.arriving_requests() == frozenset()
+    number = coming(llumlet, "r")
+    assert llumlet.arriving_requests() == {"r"}
     commit = Commit(MigrationId("C-1"), number, RequestId("r"), 0, 0, b"state")
     llumlet.on_message(C, commit, 0.0)
     assert llumlet.arriving_requests() == {"r"}

@@ -259,6 +259,15 @@ class LlumletConfig:
             _require(self.drain_limit_s > 0, "drain_limit_s", self.drain_limit_s, "positive")
 
 
+class OnInstanceFailure(Enum):
+    """What becomes of the requests that die with their instance."""
+
+    CONTINUE = "continue"
+    """They go on elsewhere, behind the tokens that their clients have."""
+    ABORT = "abort"
+    """They fail, as in the paper (Section 5, fault tolerance)."""
+
+
 @dataclass(frozen=True, slots=True)
 class DoorConfig:
     """What a front end takes from its clients, and how long it waits for them.
@@ -303,11 +312,14 @@ class FrontendConfig:
             sent by the front end's own rule (Section 5, fault tolerance: the scheduler is
             bypassed).
         scheduler_retry_s: a scheduler that did not answer is not asked again for so long.
+        on_instance_failure: what becomes of the requests of an instance that dies.
         hold_timeout_s: a request fails when no instance has been there for so long.
+        owner_retry_s: after a death, an instance that may be about to get a request is asked so
+            often whether it has; for `CONTINUE`.
         owner_timeout_s: a request whose instance died fails when no other instance claims it in
-            so long.
-        gap_timeout_s: a request fails when tokens that precede already received ones do not
-            come in so long.
+            so long; for `ABORT`.
+        gap_timeout_s: tokens that precede already received ones and do not come in so long are
+            lost: the request goes on behind those that its client has, or fails.
         utility_timeout_s: a call of an engine's method fails after so long.
         admin_timeout_s: an operator's question to instances or scheduler fails after so long.
         shutdown_timeout_s: open connections are cut so long after the server was told to stop.
@@ -317,11 +329,13 @@ class FrontendConfig:
     scheduler_timeout_s: float = 0.5
     scheduler_retry_s: float = 2.0
     hold_timeout_s: float = 60.0
+    owner_retry_s: float = 0.25
     owner_timeout_s: float = 1.0
-    gap_timeout_s: float = 10.0
+    gap_timeout_s: float = 2.0
     utility_timeout_s: float = 300.0
     admin_timeout_s: float = 30.0
     shutdown_timeout_s: float = 3.0
+    on_instance_failure: OnInstanceFailure = OnInstanceFailure.CONTINUE
     door: DoorConfig = field(default_factory=DoorConfig)
 
     def __post_init__(self) -> None:
@@ -329,6 +343,7 @@ class FrontendConfig:
             "scheduler_timeout_s",
             "scheduler_retry_s",
             "hold_timeout_s",
+            "owner_retry_s",
             "owner_timeout_s",
             "gap_timeout_s",
             "utility_timeout_s",

@@ -52,7 +52,6 @@ from sterna.migration.messages import (
 from sterna.sending import KeepOnly, ToMailbox, Unexpected
 from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId, RequestView
 
-
 MAX_KEPT_MESSAGES = 10_000
 """For front ends that are not known yet; beyond, the oldest are dropped."""
 
@@ -122,6 +121,8 @@ class InstanceCore:
         self._membership = Membership(0, (), (), None)
         self._addresses: dict[InstanceId, str] = {}
         self._frontends: dict[FrontendId, str] = {}
+        # Ids of the dead are never used again.
+        self._dead_instances: set[InstanceId] = set()
         self._gone_frontends: set[FrontendId] = set()
         # A front end may have heard of this instance before this instance hears of it.
         self._kept: deque[tuple[FrontendId, WireMessage, Sequence[bytes]]] = deque(
@@ -178,12 +179,15 @@ class InstanceCore:
         match message:
             case AddRequest(frontend_id) if frontend_id in self._gone_frontends:
                 return []
-            case AddRequest(frontend_id, request_id, dispatch_number):
+            case AddRequest(frontend_id, request_id, dispatch_number, _):
                 self._requests[request_id] = frontend_id
                 self._llumlet.on_request_admitted(request_id, dispatch_number)
                 return [AddToEngine(frontend_id, message, frames)]
             case AbortRequests(request_ids):
                 return self._abort(request_ids, now_s)
+            case MigrationMessage(sender) if sender in self._dead_instances:
+                # It was still under way when its sender died. The request goes on elsewhere.
+                return []
             case MigrationMessage(sender, inner):
                 return self._translate(self._llumlet.on_message(sender, inner, now_s), now_s)
             case SetDestination(destination):
@@ -222,6 +226,7 @@ class InstanceCore:
         self._addresses = instances
         self._frontends = frontends
         self._gone_frontends |= gone
+        self._dead_instances |= dead
         others = (membership.scheduler, membership.supervisor)
         known = {*instances.values(), *frontends.values(), *(x for x in others if x is not None)}
         effects.append(KeepOnly(frozenset(known)))
@@ -268,9 +273,11 @@ class InstanceCore:
     def _answer_owner_query(
         self, frontend_id: FrontendId, query_id: int, request_ids: Iterable[RequestId]
     ) -> list[InstanceEffect]:
-        arriving = self._llumlet.arriving_requests()
-        here = tuple(r for r in request_ids if r in self._requests or r in arriving)
-        return self._to_frontend(frontend_id, OwnerReply(self._instance_id, query_id, here))
+        here = tuple(each for each in request_ids if each in self._requests)
+        coming = self._llumlet.arriving_requests() - self._requests.keys()
+        arriving = tuple(each for each in request_ids if each in coming)
+        reply = OwnerReply(self._instance_id, query_id, here, arriving)
+        return self._to_frontend(frontend_id, reply)
 
     # ---------------------------------------------------------------------------- operators
 

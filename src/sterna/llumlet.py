@@ -141,7 +141,7 @@ class Llumlet:
         return self._num_free_slots() > 0 and self._paused_until_s is None
 
     def arriving_requests(self) -> frozenset[RequestId]:
-        """Requests that the engine does not have yet, but is about to step."""
+        """Requests that the engine does not have yet, but may come to have."""
         return self._coordinator.arriving_requests()
 
     # -------------------------------------------------------------------------- what happens

@@ -53,11 +53,14 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         dispatch_number: from Dispatched; 0 when the scheduler was bypassed.
+        output_token_ids: the outputs that the client has already, when an instance died with the
+            request: it goes on behind them.
     """
 
     frontend_id: FrontendId
     request_id: RequestId
     dispatch_number: int
+    output_token_ids: tuple[int, ...] = ()
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag=True):
@@ -134,11 +137,16 @@ class OwnerQuery(msgspec.Struct, frozen=True, tag=True):
 
 
 class OwnerReply(msgspec.Struct, frozen=True, tag=True):
-    """Instance -> front end: these of the queried requests are here, or about to be."""
+    """Instance -> front end: which of the queried requests are here.
+
+    Attributes:
+        arriving: those that may come to be here, by a migration that has not ended.
+    """
 
     instance_id: InstanceId
     query_id: int
     request_ids: tuple[RequestId, ...]
+    arriving: tuple[RequestId, ...] = ()
 
 
 # --------------------------------------------------------------- instance <-> global scheduler

@@ -117,6 +117,7 @@ class ScriptedInstance(Actor):
 
     Attributes:
         claims: the requests that it has when it is asked who has them.
+        arriving: those that it may come to have.
         utility_results: what its engine's methods return; an Exception makes them fail.
         described: its answer to ListRequests.
         refusal: why it does not migrate; None: it does.
@@ -126,6 +127,7 @@ class ScriptedInstance(Actor):
         super().__init__(frontend_address)
         self.instance_id = InstanceId(instance_id)
         self.claims: set[RequestId] = set()
+        self.arriving: set[RequestId] = set()
         self.utility_results: dict[str, object] = {
             "get_supported_tasks": ("generate",),
             "reset_mm_cache": None,
@@ -166,8 +168,9 @@ class ScriptedInstance(Actor):
                 payload = encode_utility_result(call_id, None if failure else result, failure)
                 self.send(UtilityResult(self.instance_id, call_id), [payload])
             case OwnerQuery(_, query_id, request_ids):
-                claimed = tuple(each for each in request_ids if each in self.claims)
-                self.send(OwnerReply(self.instance_id, query_id, claimed))
+                here = tuple(each for each in request_ids if each in self.claims)
+                arriving = tuple(each for each in request_ids if each in self.arriving)
+                self.send(OwnerReply(self.instance_id, query_id, here, arriving))
                 return False
             case ListRequests(_, query_id):
                 self.send(AdminReply(query_id, msgspec.json.encode(self.described)))

@@ -15,9 +15,11 @@ R1, R2 = RequestId("r1"), RequestId("r2")
 DIED = Fail(R1, Failure.OWNER_DIED)
 
 
-def ownership(*instances: InstanceId, owner: InstanceId = I0) -> Ownership:
+def ownership(
+    *instances: InstanceId, owner: InstanceId = I0, decides_at_once: bool = False
+) -> Ownership:
     """One request, R1, sent to `owner`."""
-    result = Ownership(ME, owner_timeout_s=1.0)
+    result = Ownership(ME, owner_timeout_s=1.0, decides_at_once=decides_at_once)
     assert result.on_instances(instances, 0.0) == []
     result.on_sent(R1, owner)
     return result
@@ -74,16 +76,48 @@ def test_an_instance_that_dies_unanswering_is_not_waited_for():
 def test_a_claimed_request_that_is_seen_to_run_is_out_of_doubt():
     under_test = ownership(I0, I1)
     under_test.on_instances([I1], 5.0)
-    under_test.on_owner_reply(OwnerReply(I1, 1, (R1,)))
+    under_test.on_owner_reply(OwnerReply(I1, 1, (), (R1,)))
     under_test.on_tokens(I1, [R1])
     assert under_test.owner(R1) == I1
     assert under_test.next_deadline_s is None
 
 
-def test_a_claim_alone_is_asked_for_again_because_the_adoption_may_never_come():
+def test_a_request_that_an_instance_has_is_out_of_doubt_at_once():
+    under_test = ownership(I0, I1, I2)
+    under_test.on_instances([I1, I2], 5.0)
+    under_test.on_owner_reply(OwnerReply(I1, 1, (R1,)))
+    assert under_test.owner(R1) == I1
+    assert under_test.next_deadline_s is None
+    assert under_test.on_owner_reply(OwnerReply(I2, 2, ())) == []
+
+
+def test_who_sends_again_does_not_wait_when_all_have_denied_a_request():
+    under_test = ownership(I0, I1, I2, decides_at_once=True)
+    under_test.on_instances([I1, I2], 5.0)
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, ())) == []
+    assert under_test.on_owner_reply(OwnerReply(I2, 2, ())) == [DIED]
+    assert under_test.next_deadline_s is None
+
+
+def test_who_sends_again_does_not_wait_where_there_is_nobody_to_ask():
+    under_test = ownership(I0, decides_at_once=True)
+    assert under_test.on_instances([], 5.0) == [DIED]
+
+
+def test_who_sends_again_waits_for_a_request_that_may_be_arriving():
+    under_test = ownership(I0, I1, I2, decides_at_once=True)
+    under_test.on_instances([I1, I2], 5.0)
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, (), (R1,))) == []
+    assert under_test.on_owner_reply(OwnerReply(I2, 2, ())) == []
+    assert under_test.on_time(6.0) == [query(I1, 3), query(I2, 4)]
+    assert under_test.on_owner_reply(OwnerReply(I1, 3, ())) == []
+    assert under_test.on_owner_reply(OwnerReply(I2, 4, ())) == [DIED]
+
+
+def test_a_request_that_is_only_arriving_is_asked_for_again_for_it_may_never_get_there():
     under_test = ownership(I0, I1)
     under_test.on_instances([I1], 5.0)
-    under_test.on_owner_reply(OwnerReply(I1, 1, (R1,)))
+    under_test.on_owner_reply(OwnerReply(I1, 1, (), (R1,)))
     assert under_test.on_time(6.0) == [query(I1, 2)]
     under_test.on_owner_reply(OwnerReply(I1, 2, ()))
     assert under_test.on_time(7.0) == [DIED]
@@ -124,8 +158,9 @@ def test_a_second_death_voids_the_answers_so_far():
     under_test.on_instances([I1, I2], 5.0)
     under_test.on_owner_reply(OwnerReply(I1, 1, ()))
     assert under_test.on_instances([I1], 5.5) == [query(I1, 3)]
-    under_test.on_owner_reply(OwnerReply(I1, 3, (R1,)))
-    assert under_test.on_time(6.5) == [query(I1, 4)]
+    assert under_test.on_time(6.0) == []
+    under_test.on_owner_reply(OwnerReply(I1, 3, ()))
+    assert under_test.on_time(6.5) == [DIED]
 
 
 def test_a_newcomer_is_asked_too():
@@ -180,7 +215,7 @@ class World(RuleBasedStateMachine):
     its order; what a dead instance had not sent yet may be lost.
 
     `holders` have the request's state (two while a commit is under way); `reserved` is about to
-    adopt it. Both claim it when asked, as instances must.
+    adopt it. Both say so when asked, as instances must.
     """
 
     def __init__(self) -> None:
@@ -278,9 +313,10 @@ class World(RuleBasedStateMachine):
         if instance_id not in self.live or not self.to_instance[instance_id]:
             return
         query = self.to_instance[instance_id].pop(0)
-        is_mine = instance_id in self.holders or instance_id == self.reserved
-        claimed = query.request_ids if is_mine else ()
-        self.to_front[instance_id].append(OwnerReply(instance_id, query.query_id, claimed))
+        here = query.request_ids if instance_id in self.holders else ()
+        arriving = query.request_ids if instance_id == self.reserved else ()
+        reply = OwnerReply(instance_id, query.query_id, here, arriving)
+        self.to_front[instance_id].append(reply)
 
     @rule()
     def deadline_comes(self) -> None:

@@ -10,6 +10,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.serial_utils import MsgpackEncoder
 
+from sterna.engine.payload_parts import pack_frames, unpack_frames
 from sterna.engine.vllm import payload
 
 pytestmark = pytest.mark.vllm
@@ -34,7 +35,7 @@ def test_a_single_frame_is_its_own_payload_so_that_it_can_be_forwarded_untouched
 def test_outputs_with_large_arrays_keep_all_their_frames():
     outputs = outputs_with_logprobs(num_logprobs=500)
     blob = payload.encode_outputs(outputs)
-    frames = [bytes(frame) for frame in payload.unpack_frames(blob)]
+    frames = [bytes(frame) for frame in unpack_frames(blob)]
     assert frames == [bytes(frame) for frame in MsgpackEncoder().encode(outputs)]
     assert len(frames) == 3
 
@@ -94,7 +95,7 @@ def test_a_request_comes_back_equal():
 
 def test_a_utility_call_of_vllms_client_can_be_read():
     frames = MsgpackEncoder().encode((0, 1 << 63, "reset_prefix_cache", (True, False)))
-    call = payload.decode_utility_call(payload.pack_frames(frames))
+    call = payload.decode_utility_call(pack_frames(frames))
     assert call == payload.UtilityCall(0, 1 << 63, "reset_prefix_cache", (True, False))
 
 

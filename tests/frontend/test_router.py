@@ -26,7 +26,8 @@ from vllm.v1.engine import (
 )
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-from sterna.config import FrontendConfig
+from sterna.config import FrontendConfig, OnInstanceFailure
+from sterna.engine.vllm.payload import decode_request
 from sterna.frontend.router import Router
 from sterna.mailbox import Mailbox
 from sterna.messages import (
@@ -43,8 +44,13 @@ from tests.frontend.scripted import ME, ScriptedCluster, ready_response, within
 pytestmark = pytest.mark.vllm
 
 CONFIG = FrontendConfig(
-    scheduler_timeout_s=0.05, owner_timeout_s=0.05, gap_timeout_s=0.05, utility_timeout_s=5.0
+    scheduler_timeout_s=0.05,
+    owner_retry_s=0.05,
+    owner_timeout_s=0.05,
+    gap_timeout_s=0.05,
+    utility_timeout_s=5.0,
 )
+ABORT = OnInstanceFailure.ABORT
 
 
 class Client:
@@ -120,7 +126,7 @@ async def world(folder: Path, config: FrontendConfig = CONFIG) -> AsyncIterator[
 def run(tmp_path: Path) -> Callable[..., None]:
     """Runs a test's coroutine in a world of its own."""
 
-    def run(test: Callable[[World], Coroutine[Any, Any, None]], **changes: float) -> None:
+    def run(test: Callable[[World], Coroutine[Any, Any, None]], **changes: Any) -> None:
         async def in_world() -> None:
             async with world(tmp_path, replace(CONFIG, **changes)) as each:
                 await test(each)
@@ -247,7 +253,43 @@ def test_an_instance_that_steps_a_request_nobody_waits_for_is_told_to_stop(run):
     run(test)
 
 
-def test_a_request_that_dies_with_its_instance_ends_with_an_error(run):
+def test_a_request_that_dies_with_its_instance_goes_on_behind_what_its_client_has(run):
+    async def test(world: World) -> None:
+        i0, i1 = world.cluster.i0, world.cluster.i1
+        await world.client.add(request(num_prompt_tokens=33))
+        await i0.get_request()
+        i0.send_tokens("r1", 0, [10, 11])
+        await world.client.receive()
+        world.cluster.announce(i1)
+        message, (payload,) = await i1.get(AddRequest)
+        assert message.output_token_ids == (10, 11)
+        sent = decode_request(payload)
+        assert sent.request_id == message.request_id == "r1+1"
+        assert sent.prompt_token_ids == list(range(33))
+        # Of the attempt that died, not of the one that counts.
+        i0.send_tokens("r1", 2, [99])
+        i1.send_tokens("r1+1", 2, [12], FinishReason.LENGTH)
+        output = await world.client.receive_output()
+        assert (output.request_id, output.new_token_ids) == ("r1", [12])
+        assert output.finish_reason == FinishReason.LENGTH
+
+    run(test)
+
+
+def test_an_abort_reaches_the_attempt_that_counts(run):
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get_request()
+        world.cluster.announce(world.cluster.i1)
+        await world.cluster.i1.get_request()
+        await world.client.send(EngineCoreRequestType.ABORT, ["r1"])
+        message, _ = await world.cluster.i1.get(AbortRequests)
+        assert message.request_ids == ("r1+1",)
+
+    run(test)
+
+
+def test_where_nothing_is_continued_a_request_that_dies_with_its_instance_ends_with_an_error(run):
     async def test(world: World) -> None:
         await world.client.add(request())
         await world.cluster.i0.get_request()
@@ -255,7 +297,7 @@ def test_a_request_that_dies_with_its_instance_ends_with_an_error(run):
         output = await world.client.receive_output()
         assert output == EngineCoreOutput("r1", [], finish_reason=FinishReason.ERROR)
 
-    run(test)
+    run(test, on_instance_failure=ABORT)
 
 
 def test_a_pooling_request_fails_in_the_one_way_that_vllm_knows(run):
@@ -267,6 +309,16 @@ def test_a_pooling_request_fails_in_the_one_way_that_vllm_knows(run):
         assert output.finish_reason == FinishReason.ERROR
         assert output.mm_cache_miss_hashes
 
+    run(test, on_instance_failure=ABORT)
+
+
+def test_a_pooling_request_that_dies_with_its_instance_is_sent_again(run):
+    async def test(world: World) -> None:
+        await world.client.add(request(sampling_params=None, pooling_params=PoolingParams()))
+        await world.cluster.i0.get_request()
+        world.cluster.announce(world.cluster.i1)
+        assert (await world.cluster.i1.get_request()).pooling_params == PoolingParams()
+
     run(test)
 
 
@@ -276,9 +328,9 @@ def test_a_request_that_was_adopted_before_its_instance_died_goes_on(run):
         await world.cluster.i0.get_request()
         world.cluster.i0.send_tokens("r1", 0, [10])
         await world.client.receive()
-        world.cluster.i1.claims.add(RequestId("r1"))
+        world.cluster.i1.arriving.add(RequestId("r1"))
         world.cluster.announce(world.cluster.i1)
-        # A claim without tokens is asked for again.
+        # It may never get there, and so is asked for again.
         await world.cluster.i1.get(OwnerQuery)
         await world.cluster.i1.get(OwnerQuery)
         world.cluster.i1.send_tokens("r1", 1, [11], FinishReason.LENGTH)
@@ -287,7 +339,21 @@ def test_a_request_that_was_adopted_before_its_instance_died_goes_on(run):
     run(test)
 
 
-def test_a_request_whose_tokens_got_lost_ends_with_an_error_and_is_aborted(run):
+def test_a_request_whose_tokens_got_lost_is_aborted_and_goes_on_behind_those_that_came(run):
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get_request()
+        world.cluster.i0.send_tokens("r1", 0, [10])
+        world.cluster.i0.send_tokens("r1", 2, [12])
+        message, _ = await world.cluster.i0.get(AddRequest)
+        assert (message.request_id, message.output_token_ids) == ("r1+1", (10,))
+        message, _ = await world.cluster.i0.get(AbortRequests)
+        assert message.request_ids == ("r1",)
+
+    run(test)
+
+
+def test_where_nothing_is_continued_a_request_whose_tokens_got_lost_ends_with_an_error(run):
     async def test(world: World) -> None:
         await world.client.add(request())
         await world.cluster.i0.get_request()
@@ -297,7 +363,7 @@ def test_a_request_whose_tokens_got_lost_ends_with_an_error_and_is_aborted(run):
         message, _ = await world.cluster.i0.get(AbortRequests)
         assert message.request_ids == ("r1",)
 
-    run(test)
+    run(test, on_instance_failure=ABORT)
 
 
 def test_a_request_with_streamed_input_is_refused(run):

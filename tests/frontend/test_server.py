@@ -18,10 +18,11 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import LogprobsLists
 
 from sterna.config import DoorConfig, FrontendConfig
+from sterna.engine.vllm.payload import decode_request
 from sterna.frontend.key_check import OPEN_PATHS
 from sterna.frontend.server import FrontendServer
 from sterna.mailbox import Mailbox
-from sterna.messages import AbortRequests
+from sterna.messages import AbortRequests, AddRequest
 from sterna.types import RequestId
 from tests.frontend.scripted import ME, ScriptedCluster, ready_response, within
 
@@ -240,11 +241,13 @@ def test_a_stop_string_ends_the_answer_and_the_request(run):
     run(test)
 
 
-def test_an_answer_whose_instance_died_is_a_500_error(run):
+def test_an_answer_with_which_two_instances_died_is_a_500_error(run):
     async def test(served: Served) -> None:
         answering = served.chat()
         await served.cluster.i0.get_request()
         served.cluster.announce(served.cluster.i1)
+        await served.cluster.i1.get_request()
+        served.cluster.announce()
         answer = await answering
         assert answer.status_code == 500
         assert answer.json()["error"]["type"] == "InternalServerError"
@@ -252,7 +255,7 @@ def test_an_answer_whose_instance_died_is_a_500_error(run):
     run(test)
 
 
-def test_a_stream_whose_instance_died_ends_with_an_error_event(run):
+def test_a_stream_with_which_two_instances_died_ends_with_an_error_event(run):
     async def test(served: Served) -> None:
         async with served.streamed_chat() as events:
             request_id = (await served.cluster.i0.get_request()).request_id
@@ -260,8 +263,29 @@ def test_a_stream_whose_instance_died_ends_with_an_error_event(run):
             while _content(await anext(events)) != "Hi":
                 pass
             served.cluster.announce(served.cluster.i1)
+            await served.cluster.i1.get_request()
+            served.cluster.announce()
             received = [event async for event in events]
         assert [event["error"]["code"] for event in received] == [500]
+
+    run(test)
+
+
+def test_a_stream_goes_on_behind_the_tokens_that_its_client_has(run):
+    async def test(served: Served) -> None:
+        i0, i1 = served.cluster.i0, served.cluster.i1
+        async with served.streamed_chat() as events:
+            request_id = (await i0.get_request()).request_id
+            i0.send_tokens(request_id, 0, served.tokens("Hi"))
+            while _content(await anext(events)) != "Hi":
+                pass
+            served.cluster.announce(i1)
+            message, (payload,) = await i1.get(AddRequest)
+            assert message.output_token_ids == tuple(served.tokens("Hi"))
+            attempt_id = decode_request(payload).request_id
+            i1.send_tokens(attempt_id, 1, served.tokens(" there"), FinishReason.LENGTH)
+            text = "".join([_content(event) async for event in events])
+        assert text == " there"
 
     run(test)
 

@@ -263,16 +263,26 @@ def test_request_that_came_may_not_leave_before_its_source_has_heard_of_it() -> 
     assert R not in migrations.requests()
 
 
-def test_requests_being_adopted_are_arriving() -> None:
+def test_requests_with_a_reservation_are_arriving_until_they_are_adopted() -> None:
     migrations = coordinator()
+    assert migrations.arriving_requests() == frozenset()
     migrations.on_message(A, first_reserve(is_last=True), 0.0)
     (answer,) = migrations.on_outcome(M, BlocksReserved(0, RECEIVERS), 0.0)
     number = answer.message.reservation
     migrations.on_outcome(M, StageReceived(0), 0.0)
-    assert migrations.arriving_requests() == frozenset()
+    assert migrations.arriving_requests() == {R}
     migrations.on_message(A, Commit(M, number, R, 0, 8, STATE), 0.0)
     assert migrations.arriving_requests() == {R}
     migrations.on_outcome(M, Adopted(), 0.0)
+    assert migrations.arriving_requests() == frozenset()
+
+
+def test_a_reservation_that_is_being_given_back_lets_nothing_arrive() -> None:
+    migrations = coordinator()
+    migrations.on_message(A, first_reserve(is_last=True), 0.0)
+    migrations.on_outcome(M, BlocksReserved(0, RECEIVERS), 0.0)
+    assert migrations.arriving_requests() == {R}
+    migrations.on_peer_dead(A, 0.0)
     assert migrations.arriving_requests() == frozenset()
 
 

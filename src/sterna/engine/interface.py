@@ -99,9 +99,17 @@ class Engine(Protocol):
     def progress(self) -> EngineProgress:
         """Say how the engine gets on; also when it hangs this returns at once."""
 
-    def add(self, frontend_id: FrontendId, payload: bytes) -> None:
+    def add(
+        self, frontend_id: FrontendId, payload: bytes, output_token_ids: Sequence[int] = ()
+    ) -> None:
         """Queue the request that a front end sent. One that the engine refuses ends with an
-        error output."""
+        error output.
+
+        Args:
+            output_token_ids: what it has already said, on an instance that died. It goes on as
+                one that was preempted: its KV is computed again, its next token is the one that
+                would have followed there, and spans count from its first token on.
+        """
 
     def abort(self, request_ids: Sequence[RequestId]) -> None:
         """End requests whose clients have gone; unknown ones are ignored."""

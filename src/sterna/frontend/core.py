@@ -1,20 +1,33 @@
 """All that a front end decides about its requests: one state machine without a clock. Pure.
 
-Joins the three parts: `dispatch` finds an instance for each request, `ownership` knows which
-instance has it, also after deaths, and `streams` puts its tokens in order. What comes from a
-client or from the cluster goes in, with the time; what is to be done comes out as effects, in
-order. An interpreter carries them out: `router` under vLLM's own server, a simulation in virtual
-time.
+Joins the parts: `dispatch` finds an instance for each request, `ownership` knows which instance
+has it, also after deaths, `streams` puts its tokens in order, and `histories` keeps what is needed
+to send it again. What comes from a client or from the cluster goes in, with the time; what is to
+be done comes out as effects, in order. An interpreter carries them out: `router` under vLLM's own
+server, a simulation in virtual time.
 
-Payloads pass through unread.
+**A request that is lost is sent again**, under another id and behind the tokens that its client
+has (`histories`), when
+
+- it died with its instance: nobody has it any more;
+- some of its tokens were lost: it moved on from an instance that died before it had sent them;
+- an instance goes on from other tokens than the client has: it took the request back from a
+  destination that died, whose tokens had already reached the client. Seeded and greedy requests
+  come to the same tokens again; a stream of others would become a mixture of two.
+
+To clients and operators a request has one id, the one that it came with.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
 
-from sterna.config import FrontendConfig
+from sterna.config import FrontendConfig, OnInstanceFailure
+from sterna.engine import payload_parts
 from sterna.frontend.dispatch import Dispatcher
-from sterna.frontend.effects import Effect, Fail, Failure, ToInstance
-from sterna.frontend.streams import Streams
+from sterna.frontend.effects import Deliver, Effect, Fail, Failure, SendAgain, ToInstance
+from sterna.frontend.histories import Attempt, Histories
+from sterna.frontend.streams import Outcome, Streams
 from sterna.messages import (
     AbortRequests,
     Dispatched,
@@ -30,6 +43,19 @@ RequestMessage = TokenBatch | Dispatched | RequestsMoved | OwnerReply | Membersh
 """What the cluster says to a front end about its requests."""
 
 
+class Payloads(Protocol):
+    """What must be known of payloads; `engine.payload_parts` knows it of vLLM's."""
+
+    def token_ids_of(self, payload: bytes) -> list[int]:
+        """Return the tokens of an output."""
+
+    def renamed_output(self, payload: bytes, request_id: str) -> bytes:
+        """Return the output as one of that request."""
+
+    def renamed_request(self, payload: bytes, request_id: str) -> bytes:
+        """Return the request under that id."""
+
+
 class FrontendCore:
     """The requests of one front end, from their arrival to the end of their streams.
 
@@ -38,9 +64,17 @@ class FrontendCore:
     is finished, with Fail, or with its abort.
     """
 
-    def __init__(self, frontend_id: FrontendId, config: FrontendConfig) -> None:
+    def __init__(
+        self,
+        frontend_id: FrontendId,
+        config: FrontendConfig,
+        payloads: Payloads = payload_parts,
+    ) -> None:
+        self._payloads = payloads
         self._dispatcher = Dispatcher(frontend_id, config)
         self._streams = Streams(config.gap_timeout_s)
+        is_continued = config.on_instance_failure is OnInstanceFailure.CONTINUE
+        self._histories = Histories() if is_continued else None
 
     # ------------------------------------------------------------------------ what is asked
 
@@ -57,24 +91,31 @@ class FrontendCore:
 
     def owner(self, request_id: RequestId) -> InstanceId | None:
         """Return the instance that has the request, or None while it has none."""
-        return self._dispatcher.owner(request_id)
+        return self._dispatcher.owner(self._attempt_of(request_id))
 
     def num_delivered(self, request_id: RequestId) -> int | None:
         """Return how many tokens the client has, or None when there is no such open stream."""
-        return self._streams.num_delivered(request_id)
+        if self._histories is None:
+            return self._streams.num_delivered(request_id)
+        return self._histories.num_tokens(request_id) if self._histories.has(request_id) else None
 
     # ------------------------------------------------------------------------ what happens
 
     def on_request(self, ask: DispatchRequest, payload: bytes, now_s: float) -> list[Effect]:
         """A client's request came; `payload` goes to its instance as it is."""
         self._streams.open(ask.request_id)
-        return self._conclude(self._dispatcher.on_request(ask, payload, now_s))
+        if self._histories is not None:
+            self._histories.open(ask, payload)
+        return self._conclude(self._dispatcher.on_request(ask, payload, now_s), now_s)
 
     def on_abort(self, request_ids: Sequence[RequestId], now_s: float) -> list[Effect]:
         """The clients of these requests have gone; unknown ones have ended already."""
-        for request_id in request_ids:
-            self._streams.close(request_id)
-        return self._conclude(self._dispatcher.on_abort(request_ids))
+        attempt_ids = [self._attempt_of(each) for each in request_ids]
+        for request_id, attempt_id in zip(request_ids, attempt_ids, strict=True):
+            self._streams.close(attempt_id)
+            if self._histories is not None:
+                self._histories.close(request_id)
+        return self._conclude(self._dispatcher.on_abort(attempt_ids), now_s)
 
     def on_message(
         self, message: RequestMessage, frames: Sequence[bytes], now_s: float
@@ -91,37 +132,122 @@ class FrontendCore:
                 effects = self._dispatcher.on_owner_reply(message)
             case Membership():
                 effects = self._dispatcher.on_membership(message, now_s)
-        return self._conclude(effects)
+        return self._conclude(effects, now_s)
 
     def on_time(self, now_s: float) -> list[Effect]:
         """Deal with everything whose deadline has come."""
         effects = self._dispatcher.on_time(now_s)
-        for request_id in self._streams.expired(now_s):
-            effects += self._dispatcher.on_abort([request_id])
-            effects.append(Fail(request_id, Failure.TOKENS_LOST))
-        return self._conclude(effects)
+        for attempt_id in self._streams.expired(now_s):
+            self._streams.close(attempt_id)
+            effects += self._dispatcher.on_abort([attempt_id])
+            again = None if self._histories is None else self._histories.on_gap(attempt_id)
+            if again is None:
+                effects.append(Fail(attempt_id, Failure.TOKENS_LOST))
+            else:
+                effects += self._send_again(again, now_s)
+        return self._conclude(effects, now_s)
 
-    # --------------------------------------------------------------------------- internals
+    # ------------------------------------------------------------------------------- tokens
 
     def _on_tokens(
         self, batch: TokenBatch, payloads: Sequence[bytes], now_s: float
     ) -> list[Effect]:
         outcome = self._streams.on_batch(batch.spans, payloads, now_s)
         self._dispatcher.on_tokens(batch.instance_id, outcome.advanced)
-        effects: list[Effect] = [*outcome.deliveries]
-        for delivery in outcome.deliveries:
-            if delivery.is_finished:
-                self._dispatcher.on_ended(delivery.request_id)
+        if self._histories is None:
+            effects: list[Effect] = [*outcome.deliveries]
+            for delivery in outcome.deliveries:
+                if delivery.is_finished:
+                    self._dispatcher.on_ended(delivery.request_id)
+        else:
+            effects = self._deliver(outcome, self._histories, now_s)
         if outcome.strays:
-            # Their abort came too early for the instance, or was lost with another one.
+            # Their abort came too early for the instance, or was lost with another one, or the
+            # request goes on elsewhere.
             strays = AbortRequests(tuple(outcome.strays))
             effects.append(ToInstance(batch.instance_id, strays))
         return effects
 
-    def _conclude(self, effects: Iterable[Effect]) -> list[Effect]:
-        """Close the streams that fail, and say the farewells that are due."""
-        concluded = [*effects, *self._dispatcher.farewells()]
-        for effect in concluded:
-            if isinstance(effect, Fail):
-                self._streams.close(effect.request_id)
-        return concluded
+    def _deliver(self, outcome: Outcome, histories: Histories, now_s: float) -> list[Effect]:
+        """Deliver, and note what is delivered; but nothing of an attempt that contradicts it."""
+        effects: list[Effect] = []
+        contradicting: list[RequestId] = []
+        num_checked = 0
+
+        def check(num_before: int) -> None:
+            nonlocal num_checked
+            for repeat in outcome.repeats[num_checked:]:
+                if repeat.num_before > num_before:
+                    return
+                num_checked += 1
+                token_ids = self._payloads.token_ids_of(repeat.payload)
+                is_new = repeat.request_id not in contradicting
+                if is_new and histories.differs(repeat.request_id, repeat.first_index, token_ids):
+                    contradicting.append(repeat.request_id)
+
+        for number, delivery in enumerate(outcome.deliveries):
+            check(number)
+            if delivery.request_id not in contradicting:
+                effects.append(self._note(delivery, histories))
+        check(len(outcome.deliveries))
+        for attempt_id in contradicting:
+            if histories.has(histories.request_of(attempt_id)):
+                self._streams.close(attempt_id)
+                effects += self._dispatcher.on_abort([attempt_id])
+                effects += self._send_again(histories.on_contradiction(attempt_id), now_s)
+        return effects
+
+    def _note(self, delivery: Deliver, histories: Histories) -> Deliver:
+        """Note the delivered tokens; returns the delivery under the client's id."""
+        attempt_id, payload = delivery.request_id, delivery.payload
+        request_id = histories.request_of(attempt_id)
+        token_ids = self._payloads.token_ids_of(payload)
+        histories.extend(request_id, token_ids[delivery.num_repeated :])
+        if delivery.is_finished:
+            self._dispatcher.on_ended(attempt_id)
+            histories.close(request_id)
+        if attempt_id == request_id:
+            return delivery
+        payload = self._payloads.renamed_output(payload, request_id)
+        return replace(delivery, request_id=request_id, payload=payload)
+
+    # ---------------------------------------------------------------------- what was lost
+
+    def _send_again(self, again: Attempt, now_s: float) -> list[Effect]:
+        """Send a request anew."""
+        ask, token_ids = again.ask, again.output_token_ids
+        assert self._histories is not None
+        request_id = self._histories.request_of(ask.request_id)
+        self._streams.open(ask.request_id, len(token_ids))
+        payload = self._payloads.renamed_request(again.payload, ask.request_id)
+        return [
+            SendAgain(request_id, ask.request_id, len(token_ids)),
+            *self._dispatcher.on_request(ask, payload, now_s, token_ids),
+        ]
+
+    def _conclude(self, effects: Iterable[Effect], now_s: float) -> list[Effect]:
+        """Send again what died with an instance, end what fails, and say the farewells due."""
+        concluded: list[Effect] = []
+        dead = []
+        for effect in effects:
+            if not isinstance(effect, Fail):
+                concluded.append(effect)
+                continue
+            self._streams.close(effect.request_id)
+            if self._histories is None:
+                concluded.append(effect)
+            elif effect.failure is Failure.OWNER_DIED:
+                dead.append(effect.request_id)
+            else:
+                request_id = self._histories.request_of(effect.request_id)
+                self._histories.close(request_id)
+                concluded.append(Fail(request_id, effect.failure))
+        if self._histories is not None:
+            again, guilty = self._histories.on_death(dead)
+            concluded += [Fail(each, Failure.KILLED_INSTANCES) for each in guilty]
+            for attempt in (*again, *self._histories.due()):
+                concluded += self._send_again(attempt, now_s)
+        return [*concluded, *self._dispatcher.farewells()]
+
+    def _attempt_of(self, request_id: RequestId) -> RequestId:
+        return request_id if self._histories is None else self._histories.attempt_of(request_id)

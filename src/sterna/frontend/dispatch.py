@@ -14,9 +14,9 @@ Events are the `on_...` methods; each returns what is to be done, in order. Time
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sterna.config import FrontendConfig
+from sterna.config import FrontendConfig, OnInstanceFailure
 from sterna.frontend.effects import Effect, Fail, Failure, ToInstance, ToScheduler
 from sterna.frontend.ownership import Ownership
 from sterna.messages import (
@@ -37,6 +37,7 @@ class _Unsent:
 
     ask: DispatchRequest
     payload: bytes
+    output_token_ids: tuple[int, ...]
     deadline_s: float
 
 
@@ -58,7 +59,12 @@ class Dispatcher:
         # In the order of their deadlines: each is entered with the same time-out.
         self._asked: dict[RequestId, _Unsent] = {}
         self._held: dict[RequestId, _Unsent] = {}
-        self._ownership = Ownership(frontend_id, config.owner_timeout_s)
+        is_continued = config.on_instance_failure is OnInstanceFailure.CONTINUE
+        self._ownership = Ownership(
+            frontend_id,
+            config.owner_retry_s if is_continued else config.owner_timeout_s,
+            decides_at_once=is_continued,
+        )
 
     @property
     def instances(self) -> tuple[InstanceId, ...]:
@@ -78,12 +84,23 @@ class Dispatcher:
         """Return the instance that has the request, or None while it has none."""
         return self._ownership.owner(request_id)
 
-    def on_request(self, ask: DispatchRequest, payload: bytes, now_s: float) -> list[Effect]:
-        """A client's request came; `payload` goes to its instance as it is."""
-        if self._scheduler is None or self._is_silent(now_s):
-            return self._place(ask, payload, now_s)
+    def on_request(
+        self,
+        ask: DispatchRequest,
+        payload: bytes,
+        now_s: float,
+        output_token_ids: tuple[int, ...] = (),
+    ) -> list[Effect]:
+        """A client's request came; `payload` goes to its instance as it is.
+
+        Args:
+            output_token_ids: what the client has already (`AddRequest`).
+        """
         deadline_s = now_s + self._config.scheduler_timeout_s
-        self._asked[ask.request_id] = _Unsent(ask, payload, deadline_s)
+        request = _Unsent(ask, payload, output_token_ids, deadline_s)
+        if self._scheduler is None or self._is_silent(now_s):
+            return self._place(request, now_s)
+        self._asked[ask.request_id] = request
         return [ToScheduler(ask)]
 
     def on_dispatched(self, answer: Dispatched, now_s: float) -> list[Effect]:
@@ -95,7 +112,7 @@ class Dispatcher:
         if self._instances.get(answer.instance_id, True):
             # One of the two has not heard yet of a death, a birth, or an end that is to come.
             cancel = ToScheduler(CancelDispatch(answer.request_id))
-            return [cancel, *self._place(request.ask, request.payload, now_s)]
+            return [cancel, *self._place(request, now_s)]
         return [self._send(request, answer.instance_id, answer.dispatch_number)]
 
     def on_abort(self, request_ids: Iterable[RequestId]) -> list[Effect]:
@@ -159,7 +176,7 @@ class Dispatcher:
             self._silent_until_s = now_s + self._config.scheduler_retry_s
             request = self._asked.pop(request_id)
             effects.append(ToScheduler(CancelDispatch(request_id)))
-            effects += self._place(request.ask, request.payload, now_s)
+            effects += self._place(request, now_s)
         for request_id in _due(self._held, now_s):
             del self._held[request_id]
             effects.append(Fail(request_id, Failure.NO_INSTANCE))
@@ -183,8 +200,9 @@ class Dispatcher:
     def _is_silent(self, now_s: float) -> bool:
         return self._silent_until_s is not None and now_s < self._silent_until_s
 
-    def _place(self, ask: DispatchRequest, payload: bytes, now_s: float) -> list[Effect]:
-        return self._send_or_hold(_Unsent(ask, payload, now_s + self._config.hold_timeout_s))
+    def _place(self, request: _Unsent, now_s: float) -> list[Effect]:
+        deadline_s = now_s + self._config.hold_timeout_s
+        return self._send_or_hold(replace(request, deadline_s=deadline_s))
 
     def _send_or_hold(self, request: _Unsent) -> list[Effect]:
         """Send by the local rule; an instance that is being emptied gets nothing."""
@@ -199,7 +217,9 @@ class Dispatcher:
     def _send(self, request: _Unsent, instance_id: InstanceId, dispatch_number: int) -> Effect:
         request_id = request.ask.request_id
         self._ownership.on_sent(request_id, instance_id)
-        message = AddRequest(self._frontend_id, request_id, dispatch_number)
+        message = AddRequest(
+            self._frontend_id, request_id, dispatch_number, request.output_token_ids
+        )
         return ToInstance(instance_id, message, request.payload)
 
     def _ask_again(self, now_s: float) -> list[Effect]:
@@ -207,11 +227,7 @@ class Dispatcher:
         if self._scheduler is not None:
             return [ToScheduler(request.ask) for request in self._asked.values()]
         asked, self._asked = self._asked, {}
-        return [
-            effect
-            for request in asked.values()
-            for effect in self._place(request.ask, request.payload, now_s)
-        ]
+        return [effect for request in asked.values() for effect in self._place(request, now_s)]
 
 
 def _due(unsent: dict[RequestId, _Unsent], now_s: float) -> list[RequestId]:

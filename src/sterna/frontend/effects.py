@@ -19,6 +19,7 @@ class Failure(Enum):
 
     NO_INSTANCE = "no instance was there to serve it"
     OWNER_DIED = "its instance died and no other instance has it"
+    KILLED_INSTANCES = "instances died while they served it, again and again"
     TOKENS_LOST = "some of its tokens never arrived"
     RESUMABLE = "a request whose input is streamed cannot be served"
 
@@ -55,6 +56,19 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class SendAgain:
+    """A fact for the log: the request goes on behind the tokens that its client has.
+
+    Attributes:
+        attempt_id: under which instances know it from now on.
+    """
+
+    request_id: RequestId
+    attempt_id: RequestId
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fail:
     """End the request with an error; the core has forgotten it."""
 
@@ -62,4 +76,4 @@ class Fail:
     failure: Failure
 
 
-Effect = ToScheduler | ToInstance | Deliver | Fail
+Effect = ToScheduler | ToInstance | Deliver | SendAgain | Fail

@@ -6,16 +6,22 @@ instance, so it may come out of order or, when its sender dies, not at all: a re
 moved to an instance that died before it could say so. Therefore **a death puts every request in
 doubt**. All instances are asked for all requests in doubt, and
 
-- a request is out of doubt when an instance claims it and then shows that it runs there; what
-  comes over one connection is in order, so that is fresh;
-- a claim alone keeps it in doubt, and it is asked for again: an instance also claims a request
-  that it is about to adopt, and may then never get it;
+- a request is out of doubt when an instance has it: if that has given it away since, the next
+  owner says so, or dies, which puts it in doubt again;
+- one that is only arriving somewhere stays in doubt, and is asked for again, for it may never get
+  there: unless that instance then shows that it runs there. What comes over one connection is in
+  order, so that is fresh;
 - a request that nobody claims has died with its instance. It is given up only when every live
   instance has denied it, never because one is slow to answer;
 - a request that moves, or another death, voids the answers so far: the instance that denied it
   may have it since.
 
 Streams go on meanwhile: doubt is not shown to clients.
+
+An instance that denied a request can only get it from a live peer, in a migration that begins
+later. If that ends before the peer has answered, all have denied a request that lives: its new
+owner's news is still under way. Who gives such a request up for good waits for that news; who
+sends it again under another id need not, because the one that lives is then told to stop.
 """
 
 from collections import Counter
@@ -36,7 +42,7 @@ class _Doubt:
         is_aborted: its client has gone; whoever claims it is told so.
         queries: the query in which each instance was asked; answers to older ones are void.
         unanswered: instances that have not answered theirs.
-        claimant: the one that claimed it last.
+        claimant: the one at which it was arriving when that answered last.
     """
 
     deadline_s: float
@@ -47,9 +53,18 @@ class _Doubt:
 
 
 class Ownership:
-    """The requests that were sent to instances."""
+    """The requests that were sent to instances.
 
-    def __init__(self, frontend_id: FrontendId, owner_timeout_s: float) -> None:
+    Args:
+        owner_timeout_s: after so long a request in doubt is decided upon, or asked for again.
+        decides_at_once: give a request up as soon as every live instance has denied it, without
+            waiting for news.
+    """
+
+    def __init__(
+        self, frontend_id: FrontendId, owner_timeout_s: float, *, decides_at_once: bool = False
+    ) -> None:
+        self._decides_at_once = decides_at_once
         self._frontend_id = frontend_id
         self._owner_timeout_s = owner_timeout_s
         self._instances: tuple[InstanceId, ...] = ()
@@ -111,20 +126,27 @@ class Ownership:
                 self._settles(doubt, instance_id, request_id)
 
     def on_owner_reply(self, reply: OwnerReply) -> list[Effect]:
-        """An instance claims these of the requests that it was asked for."""
+        """An instance has these of the requests that it was asked for, or may come to have them."""
         _, request_ids = self._queries.pop(reply.query_id, (None, ()))
-        claimed = set(reply.request_ids)
+        here, arriving = set(reply.request_ids), set(reply.arriving)
         aborted = []
+        effects: list[Effect] = []
         for request_id in request_ids:
             doubt = self._doubts.get(request_id)
             if doubt is None or doubt.queries.get(reply.instance_id) != reply.query_id:
                 continue
             doubt.unanswered.discard(reply.instance_id)
-            if request_id in claimed:
+            if doubt.is_aborted and request_id in here | arriving:
+                aborted.append(request_id)
+            if request_id in here:
+                del self._doubts[request_id]
+                if not doubt.is_aborted:
+                    self._own(request_id, reply.instance_id)
+            elif request_id in arriving:
                 doubt.claimant = reply.instance_id
-                if doubt.is_aborted:
-                    aborted.append(request_id)
-        return _aborts({reply.instance_id: aborted})
+            elif self._decides_at_once:
+                effects += self._decide(request_id)
+        return _aborts({reply.instance_id: aborted}) + effects
 
     def on_abort(self, request_ids: Iterable[RequestId]) -> list[Effect]:
         """The clients of these requests have gone; unknown ones have ended already."""
@@ -153,7 +175,11 @@ class Ownership:
                 self._begin_round(request_id, now_s)
                 if self._owners.get(request_id) in dead:
                     self._disown(request_id)
-        return self._query(list(self._doubts))
+        effects = self._query(list(self._doubts))
+        if self._decides_at_once and not instances:
+            # There is nobody who could have any.
+            effects += [effect for each in list(self._doubts) for effect in self._decide(each)]
+        return effects
 
     def on_time(self, now_s: float) -> list[Effect]:
         """Decide upon the doubts whose deadline has come."""
@@ -171,11 +197,17 @@ class Ownership:
                 doubt.deadline_s = now_s + self._owner_timeout_s
                 self._doubts[request_id] = doubt
             else:
-                del self._doubts[request_id]
-                self._disown(request_id)
-                if not doubt.is_aborted:
-                    effects.append(Fail(request_id, Failure.OWNER_DIED))
+                effects += self._decide(request_id)
         return effects + self._query(asked_again)
+
+    def _decide(self, request_id: RequestId) -> list[Effect]:
+        """Give the request up if all who were asked have denied it."""
+        doubt = self._doubts[request_id]
+        if doubt.unanswered if doubt.claimant is None else not doubt.is_aborted:
+            return []
+        del self._doubts[request_id]
+        self._disown(request_id)
+        return [] if doubt.is_aborted else [Fail(request_id, Failure.OWNER_DIED)]
 
     def _begin_round(self, request_id: RequestId, now_s: float) -> None:
         """Void all answers for this request; it enters as the last to come due."""

@@ -22,17 +22,24 @@ from vllm.v1.engine import EngineCoreReadyResponse, EngineCoreRequest, EngineCor
 
 from sterna.classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.config import FrontendConfig
+from sterna.engine.payload_parts import pack_frames, unpack_frames
 from sterna.engine.vllm.payload import (
     cut_leading_tokens,
     decode_request,
     encode_cluster_stats,
     encode_failure,
     merge_outputs,
-    pack_frames,
-    unpack_frames,
 )
 from sterna.frontend.core import FrontendCore, RequestMessage
-from sterna.frontend.effects import Deliver, Effect, Fail, Failure, ToInstance, ToScheduler
+from sterna.frontend.effects import (
+    Deliver,
+    Effect,
+    Fail,
+    Failure,
+    SendAgain,
+    ToInstance,
+    ToScheduler,
+)
 from sterna.frontend.gauges import InstanceGauges
 from sterna.frontend.names import client_id
 from sterna.frontend.operators import Operators
@@ -241,6 +248,13 @@ class Router:
                         self._queue.on_first_token(client_id(request_id), _now_s())
                     if is_finished:
                         self._pooling.discard(request_id)
+                case SendAgain(request_id, attempt_id, num_tokens):
+                    logger.info(
+                        "request sent again request=%s attempt=%s num_tokens=%d",
+                        request_id,
+                        attempt_id,
+                        num_tokens,
+                    )
                 case Fail(request_id, failure):
                     outputs.append(self._failed(request_id, failure))
         for payload in merge_outputs(outputs):

@@ -17,11 +17,28 @@ from sterna.types import RequestId
 
 
 @dataclass(frozen=True, slots=True)
+class Repeat:
+    """Tokens that the stream has already, from an instance that may have others in their place.
+
+    Attributes:
+        payload: its first token is that of `first_index`.
+        num_before: how many deliveries of the batch come before it; the next one is its rest,
+            if it has one.
+    """
+
+    request_id: RequestId
+    first_index: int
+    payload: bytes
+    num_before: int
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What becomes of a batch.
 
     Attributes:
         deliveries: in the order in which they must reach the client.
+        repeats: what was cut or dropped, in order.
         advanced: streams of which the batch holds tokens later than all that came before.
         strays: requests of the batch without an open stream that their instance still steps.
     """
@@ -29,6 +46,7 @@ class Outcome:
     deliveries: list[Deliver]
     advanced: list[RequestId]
     strays: list[RequestId]
+    repeats: list[Repeat]
 
 
 @dataclass(slots=True)
@@ -56,9 +74,9 @@ class Streams:
         # In the order of their deadlines, because each is entered with the same time-out.
         self._gap_deadlines_s: dict[RequestId, float] = {}
 
-    def open(self, request_id: RequestId) -> None:
-        """Expect the request's tokens from the first on."""
-        self._streams[request_id] = _Stream()
+    def open(self, request_id: RequestId, first_index: int = 0) -> None:
+        """Expect the request's tokens from this one on."""
+        self._streams[request_id] = _Stream(first_index, first_index)
 
     def close(self, request_id: RequestId) -> None:
         """Deliver nothing of this request any more; no effect when its stream has ended."""
@@ -74,7 +92,7 @@ class Streams:
         self, spans: Sequence[TokenSpan], payloads: Sequence[bytes], now_s: float
     ) -> Outcome:
         """Take in a batch, one payload for each span, and return what to do with it."""
-        outcome = Outcome([], [], [])
+        outcome = Outcome([], [], [], [])
         for span, payload in zip(spans, payloads, strict=True):
             stream = self._streams.get(span.request_id)
             if stream is None:
@@ -136,6 +154,9 @@ class Streams:
         without tokens that does not end the stream (a notice) is delivered at its place.
         """
         first, end, is_finished, payload = span
+        if first < min(end, stream.next_index):
+            repeat = Repeat(request_id, first, payload, len(outcome.deliveries))
+            outcome.repeats.append(repeat)
         is_behind = end < stream.next_index or (
             end == stream.next_index and first < end and not is_finished
         )

@@ -115,11 +115,16 @@ class MigrationCoordinator:
         return frozenset(leaving | {d.request_id for d in self._destinations.values()})
 
     def arriving_requests(self) -> frozenset[RequestId]:
-        """Requests that the engine is adopting."""
+        """Requests that the engine does not have yet, but may come to have.
+
+        Whoever denies a request by this cannot get it from a peer that is dead: a migration that
+        begins later needs the peer's answers.
+        """
+        gone = (DestinationState.GIVING_UP, DestinationState.FREEING)
         return frozenset(
             destination.request_id
             for destination in self._destinations.values()
-            if destination.state is DestinationState.ADOPTING
+            if not (destination.is_settled or destination.state in gone)
         )
 
     # -------------------------------------------------------------------------- what happens

@@ -98,8 +98,8 @@ class Instance:
                     self._mailbox.send(address, message, frames)
                 case KeepOnly(addresses):
                     self._mailbox.keep_only(set(addresses))
-                case AddToEngine(frontend_id, _, frames):
-                    self._engine.add(frontend_id, frames[0])
+                case AddToEngine(frontend_id, message, frames):
+                    self._engine.add(frontend_id, frames[0], message.output_token_ids)
                 case CallEngine(call, payload):
                     self._engine.call_utility(call.frontend_id, call.call_id, call.method, payload)
                 case SetTerminating(is_terminating):

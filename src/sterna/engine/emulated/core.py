@@ -143,11 +143,22 @@ class EmulatedCore:
     def add(self, state: RequestState) -> None:
         """Queue a request by (scheduling priority, arrival).
 
-        It may also be called during a step, whose batch does not change.
+        One that has outputs already, on an engine that died, is taken for a preempted one: it
+        queues in front of those of its priority. It may also be called during a step, whose batch
+        does not change.
         """
         request = EmulatedRequest.of(state)
         self._requests[request.request_id] = request
-        self._enqueue(request)
+        self._queue_arriving(request)
+
+    def _queue_arriving(self, request: EmulatedRequest) -> None:
+        """Queue a request that comes without KV."""
+        request.num_computed_tokens = 0
+        if request.num_output_tokens > 0:
+            request.is_preempted = True
+            self._enqueue_in_front(request)
+        else:
+            self._enqueue(request)
 
     def abort(self, request_id: RequestId) -> None:
         """End the request without a token; one that is not here is ignored."""
@@ -457,13 +468,8 @@ class EmulatedCore:
         if num_blocks > 0:
             request.num_blocks = num_blocks
             self._join_batch(request)
-            return
-        request.num_computed_tokens = 0
-        if request.num_output_tokens > 0:
-            request.is_preempted = True
-            self._enqueue_in_front(request)
         else:
-            self._enqueue(request)
+            self._queue_arriving(request)
 
     def _has_slot(self) -> bool:
         num_held = len(self._drained_running())

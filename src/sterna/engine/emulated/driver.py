@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
+from msgspec import structs
 
 from sterna.classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.engine.emulated import wire
@@ -168,14 +169,17 @@ class EmulatedEngine:
 
     # ----------------------------------------------------------------------------- requests
 
-    def add(self, frontend_id: FrontendId, payload: bytes) -> None:
+    def add(
+        self, frontend_id: FrontendId, payload: bytes, output_token_ids: Sequence[int] = ()
+    ) -> None:
         request = wire.decode_request(payload)
         try:
             state, origin = self._read(frontend_id, request)
+            state = self._with_history(state, origin, output_token_ids)
         except ValueError as error:
             # The front end refuses such requests before they come here.
             logger.error("request refused request=%s reason=%s", request.request_id, error)
-            self._fail(frontend_id, RequestId(request.request_id))
+            self._fail(frontend_id, RequestId(request.request_id), len(output_token_ids))
             return
 
         def add() -> None:
@@ -215,10 +219,21 @@ class EmulatedEngine:
         stop_token_id = None if stop is None else token_at(key, stop, vocabulary)
         return state, Origin(frontend_id, len(prompt), key, stop_token_id)
 
-    def _fail(self, frontend_id: FrontendId, request_id: RequestId) -> None:
+    def _with_history(
+        self, state: RequestState, origin: Origin, output_token_ids: Sequence[int]
+    ) -> RequestState:
+        """The request behind these outputs. Raises ValueError: they are not its own."""
+        vocabulary = self._options.vocabulary
+        num_tokens = len(output_token_ids)
+        own = [token_at(origin.key, index, vocabulary) for index in range(num_tokens)]
+        if own != list(output_token_ids) or num_tokens >= state.output_tokens:
+            raise ValueError(f"the {num_tokens} outputs that it comes with are not its first ones")
+        return structs.replace(state, num_output_tokens=num_tokens)
+
+    def _fail(self, frontend_id: FrontendId, request_id: RequestId, num_delivered: int) -> None:
         output = wire.Output(request_id, [], finish_reason=wire.FinishReason.ERROR)
         self._listener.on_outputs(
-            frontend_id, (TokenSpan(request_id, 0, 0, True),), [_encode(output)]
+            frontend_id, (TokenSpan(request_id, num_delivered, 0, True),), [_encode(output)]
         )
 
     def abort(self, request_ids: Sequence[RequestId]) -> None:

@@ -11,9 +11,7 @@ from typing import Any
 import msgspec
 
 from sterna.engine.emulated.config import EmulatedEngineConfig
-
-_MANY_FRAMES = 0xC1
-"""Begins a payload of several frames; see `engine.vllm.payload`."""
+from sterna.engine.payload_parts import unpack_frames
 
 _NIL = msgspec.Raw(b"\xc0")
 
@@ -141,9 +139,7 @@ def decode_request(payload: bytes) -> Request:
     Raises:
         msgspec.DecodeError: it is damaged.
     """
-    if payload[0] == _MANY_FRAMES:
-        payload = msgspec.msgpack.decode(memoryview(payload)[1:], type=list[bytes])[0]
-    return msgspec.msgpack.decode(payload, type=Request)
+    return msgspec.msgpack.decode(unpack_frames(payload)[0], type=Request)
 
 
 def encode_outputs(outputs: Outputs) -> bytes:

@@ -33,8 +33,8 @@ from sterna.engine.vllm.payload import (
 )
 from sterna.engine.vllm.request_state import (
     RequestState,
-    is_grammar_ready,
     restore_history,
+    until_grammar_ready,
     worker_state,
 )
 from sterna.engine.vllm.scheduler import MigratingScheduler
@@ -62,7 +62,6 @@ from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, Requ
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
-GRAMMAR_TIMEOUT_S = 10.0
 
 
 class VllmEngine:
@@ -99,6 +98,8 @@ class VllmEngine:
         # of requests that migrate away.
         self._core: HostedCore | None = None
         self._prepared: dict[MigrationId, tuple[Request, EngineCoreRequest]] = {}
+        # Requests with a history whose grammar is being compiled.
+        self._adding: dict[str, asyncio.Task[None]] = {}
         self._block_ids: dict[MigrationId, list[int]] = {}
 
     # --------------------------------------------------------------------------- life cycle
@@ -128,6 +129,8 @@ class VllmEngine:
         )
 
     async def close(self) -> None:
+        for adding in self._adding.values():
+            adding.cancel()
         await self._transfers.close()
         await asyncio.to_thread(self._thread.close, CLOSE_TIMEOUT_S)
 
@@ -141,7 +144,9 @@ class VllmEngine:
 
     # ----------------------------------------------------------------------------- requests
 
-    def add(self, frontend_id: FrontendId, payload: bytes) -> None:
+    def add(
+        self, frontend_id: FrontendId, payload: bytes, output_token_ids: Sequence[int] = ()
+    ) -> None:
         wire_request = decode_request(payload)
         # By this the step's outputs are sorted; vLLM's client knows nothing of other front ends.
         wire_request.client_index = frontend_id
@@ -150,31 +155,74 @@ class VllmEngine:
             request, _ = self._core.preprocess_add_request(wire_request)
         except Exception:
             logger.exception("request refused by the engine request=%s", wire_request.request_id)
-            self._fail(frontend_id, wire_request.request_id)
+            self._fail(frontend_id, wire_request.request_id, len(output_token_ids))
             return
+        if not output_token_ids:
+            self._add(wire_request, request, ())
+            return
+        adding = self._add_with_history(wire_request, request, output_token_ids)
+        task = self._adding[request.request_id] = self._loop.create_task(adding)
+        task.add_done_callback(lambda _: self._adding.pop(request.request_id, None))
+
+    async def _add_with_history(
+        self, wire_request: EngineCoreRequest, request: Request, output_token_ids: Sequence[int]
+    ) -> None:
+        """Add the request when its grammar, which has to accept its outputs, has been compiled."""
+        try:
+            if not await until_grammar_ready(request):
+                raise TimeoutError("its grammar takes too long to compile")
+        except Exception:
+            logger.exception("request refused by the engine request=%s", request.request_id)
+            self._fail(FrontendId(request.client_index), request.request_id, len(output_token_ids))
+            return
+        self._add(wire_request, request, output_token_ids)
+
+    def _add(
+        self, wire_request: EngineCoreRequest, request: Request, output_token_ids: Sequence[int]
+    ) -> None:
+        num_delivered = len(output_token_ids)
 
         def add(core: HostedCore) -> None:
             if request.request_id in core.scheduler.requests and not request.resumable:
                 logger.error("request refused, its id is taken request=%s", request.request_id)
                 return
+            if output_token_ids:
+                self._restore(core, request, output_token_ids)
+            else:
+                core.add_request(request)
             self._wire[request.request_id] = wire_request
-            self._num_delivered[request.request_id] = 0
-            core.add_request(request)
+            self._num_delivered[request.request_id] = num_delivered
 
         def check(future: Future[None]) -> None:
             if future.exception() is not None:
                 logger.error("request refused by the engine", exc_info=future.exception())
-                self._to_loop(self._fail, frontend_id, request.request_id)
+                frontend_id = FrontendId(request.client_index)
+                self._to_loop(self._fail, frontend_id, request.request_id, num_delivered)
 
         self._thread.call(add).add_done_callback(check)
 
-    def _fail(self, frontend_id: FrontendId, request_id: str) -> None:
+    @staticmethod
+    def _restore(core: HostedCore, request: Request, output_token_ids: Sequence[int]) -> None:
+        """Let a request go on behind outputs of an engine that is gone."""
+        restore_history(core, request, RequestState(list(output_token_ids), 0, 0))
+        num_groups = len(core.scheduler.kv_cache_config.kv_cache_groups)
+        core.collective_rpc(
+            "sterna_import_request",
+            args=(worker_state(request, [], num_groups), None),
+            kwargs={"is_continued": True},
+        )
+        core.scheduler.add_with_history(request)
+
+    def _fail(self, frontend_id: FrontendId, request_id: str, num_delivered: int = 0) -> None:
         output = EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR)
-        span = TokenSpan(RequestId(request_id), 0, 0, True)
+        span = TokenSpan(RequestId(request_id), num_delivered, 0, True)
         payload = encode_outputs(EngineCoreOutputs(outputs=[output]))
         self._listener.on_outputs(frontend_id, (span,), [payload])
 
     def abort(self, request_ids: Sequence[RequestId]) -> None:
+        for request_id in request_ids:
+            if (adding := self._adding.pop(request_id, None)) is not None:
+                adding.cancel()
         self._thread.call(lambda core: self._abort(core, request_ids))
 
     def _abort(self, core: HostedCore, request_ids: Sequence[str]) -> None:
@@ -322,12 +370,8 @@ class VllmEngine:
         prepared = self._prepared.get(migration_id)
         if prepared is None:
             return False
-        structured = prepared[0].structured_output_request
-        grammar = None if structured is None else structured._grammar
         try:
-            if isinstance(grammar, Future):
-                await asyncio.wait_for(asyncio.wrap_future(grammar), GRAMMAR_TIMEOUT_S)
-            return is_grammar_ready(prepared[0])
+            return await until_grammar_ready(prepared[0])
         except Exception:
             logger.exception("grammar of a migrating request failed migration=%s", migration_id)
             return False

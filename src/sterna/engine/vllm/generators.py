@@ -1,14 +1,20 @@
-"""Seeded sampling on CPU for requests whose prompt is computed in chunks.
+"""The random generators of seeded requests.
 
-vLLM draws a token for every row of a batch, also for a prompt that is not complete yet, and
-throws that one away: it turns the request's random generator back by an offset, which only CUDA
-generators have. On CPU the first seeded request with a prompt of several chunks, or one that is
-prefilled again in chunks after a preemption or a migration, would end the engine.
+**In chunked prefills, on CPU**: vLLM draws a token for every row of a batch, also for a prompt that
+is not complete yet, and throws that one away: it turns the request's random generator back by an
+offset, which only CUDA generators have. On CPU the first seeded request with a prompt of several
+chunks, or one that is prefilled again in chunks after a preemption or a migration, would end the
+engine.
+
+**After the death of their engine**: a generator is made anew from the seed, and draws what the
+first one has drawn. How much a token takes depends on vLLM's sampler; so the sampler itself draws,
+on logits of no consequence.
 """
 
 from typing import Any
 
 import numpy as np
+import torch
 
 
 def keep_generators_of_incomplete_prompts(model_runner: Any) -> None:
@@ -31,3 +37,36 @@ def keep_generators_of_incomplete_prompts(model_runner: Any) -> None:
             batch.generators.update(kept)
 
     model_runner.sample_tokens = sample_keeping_generators
+
+
+def generator_after(model_runner: Any, seed: int, num_draws: int) -> torch.Generator:
+    """Return a seeded request's generator behind that many sampled tokens."""
+    generator = torch.Generator(device=model_runner.device)
+    generator.manual_seed(seed)
+    if num_draws == 0:
+        return generator
+    vocab_size = model_runner.input_batch.vocab_size
+    _draw(model_runner, generator, vocab_size)
+    if generator.device.type == "cuda":
+        # Its state is a position, which every draw moves on by as much.
+        generator.set_offset(num_draws * generator.get_offset())
+        return generator
+    if _is_same_with_one_logit(model_runner, seed, generator):
+        # It takes a ten-thousandth of the time.
+        vocab_size = 1
+    for _ in range(num_draws - 1):
+        _draw(model_runner, generator, vocab_size)
+    return generator
+
+
+def _draw(model_runner: Any, generator: torch.Generator, vocab_size: int) -> None:
+    logits = torch.zeros((1, vocab_size), dtype=torch.float32, device=model_runner.device)
+    model_runner.sampler.topk_topp_sampler(logits, {0: generator}, None, None)
+
+
+def _is_same_with_one_logit(model_runner: Any, seed: int, drawn_once: torch.Generator) -> bool:
+    """Whether what a token takes does not depend on the size of the vocabulary."""
+    other = torch.Generator(device=model_runner.device)
+    other.manual_seed(seed)
+    _draw(model_runner, other, 1)
+    return torch.equal(other.get_state(), drawn_once.get_state())

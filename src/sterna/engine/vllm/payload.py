@@ -35,33 +35,12 @@ from vllm.v1.engine import (
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
+from sterna.engine.payload_parts import MANY_FRAMES, Buffer, pack_frames, unpack_frames
 from sterna.messages import ClusterStats
-
-Buffer = bytes | bytearray | memoryview
-
-_MANY_FRAMES = 0xC1
 
 # vLLM's coders are not safe to share between threads, and building one costs ten times as much
 # as encoding a token.
 _per_thread = threading.local()
-
-
-def pack_frames(frames: Sequence[Buffer]) -> bytes:
-    """Return the one blob that holds these frames, of which there is at least one."""
-    if len(frames) == 1:
-        return bytes(frames[0])
-    return bytes([_MANY_FRAMES]) + msgspec.msgpack.encode(list(frames))
-
-
-def unpack_frames(payload: Buffer) -> list[Buffer]:
-    """Return the frames of a blob, without copying them.
-
-    Raises:
-        msgspec.DecodeError: the payload is damaged.
-    """
-    if payload[0] != _MANY_FRAMES:
-        return [payload]
-    return list(msgspec.msgpack.decode(memoryview(payload)[1:], type=list[memoryview]))
 
 
 def encode_request(request: EngineCoreRequest) -> bytes:
@@ -103,7 +82,7 @@ def merge_outputs(payloads: Sequence[bytes]) -> list[bytes]:
     merged: list[bytes] = []
     batch = _Batch()
     for payload in payloads:
-        if payload[0] == _MANY_FRAMES:
+        if payload[0] == MANY_FRAMES:
             batch.close_into(merged)
             merged.append(payload)
             continue

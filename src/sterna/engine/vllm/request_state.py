@@ -6,11 +6,15 @@ stop conditions, `min_tokens` and the grammar's position follow, and the state o
 generator of a seeded request.
 """
 
+import asyncio
+from concurrent.futures import Future
 from typing import Any
 
 import msgspec
 from vllm.v1.request import Request
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+GRAMMAR_TIMEOUT_S = 10.0
 
 
 class RequestState(msgspec.Struct, frozen=True):
@@ -75,21 +79,41 @@ def is_grammar_ready(request: Request) -> bool:
     return True
 
 
-def worker_state(request: Request, block_ids: list[int]) -> CachedRequestState:
+async def until_grammar_ready(request: Request) -> bool:
+    """Wait until the request's grammar has been compiled; False: it takes too long.
+
+    Raises:
+        ValueError: it cannot be compiled.
+    """
+    structured = request.structured_output_request
+    grammar = None if structured is None else structured._grammar
+    if isinstance(grammar, Future):
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(grammar), GRAMMAR_TIMEOUT_S)
+        except TimeoutError:
+            return False
+    return is_grammar_ready(request)
+
+
+def worker_state(request: Request, block_ids: list[int], num_groups: int = 1) -> CachedRequestState:
     """Return what a vLLM worker remembers of a request with a history.
 
     The generator is restored on the worker, where its device is.
+
+    Args:
+        block_ids: of the first KV cache group; those of others follow when it is scheduled.
     """
     return CachedRequestState(
         req_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,
-        prompt_embeds=None,
-        mm_features=[],
+        prompt_embeds=request.prompt_embeds,
+        prompt_is_token_ids=request.prompt_is_token_ids,
+        mm_features=request.mm_features,
         sampling_params=request.sampling_params,
         pooling_params=None,
         generator=None,
-        block_ids=(block_ids,),
+        block_ids=(block_ids, *([] for _ in range(num_groups - 1))),
         num_computed_tokens=request.num_computed_tokens,
         output_token_ids=list(request.output_token_ids),
-        lora_request=None,
+        lora_request=request.lora_request,
     )

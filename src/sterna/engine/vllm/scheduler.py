@@ -297,11 +297,16 @@ class MigratingScheduler(Scheduler):
         """
         self.free_reservation(migration_id)
         if request.num_output_tokens:
-            request.status = RequestStatus.PREEMPTED
-            self._register(request)
-            self.waiting.prepend_request(request)
+            self.add_with_history(request)
         else:
             self.add_request(request)
+
+    def add_with_history(self, request: Request) -> None:
+        """Queue the request, outputs of which were delivered by another engine, as a preempted
+        one: in front (by arrival where vLLM serves by priority), its KV to be computed again."""
+        request.status = RequestStatus.PREEMPTED
+        self._register(request)
+        self.waiting.prepend_request(request)
 
     def _register(self, request: Request) -> None:
         self.requests[request.request_id] = request

@@ -8,14 +8,20 @@ class into its worker, hence the prefix of every name.
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.sampling_params import SamplingType
 from vllm.utils.torch_utils import current_stream
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from sterna.config import TransportConfig
-from sterna.engine.vllm.generators import keep_generators_of_incomplete_prompts
+from sterna.engine.vllm.generators import (
+    generator_after,
+    keep_generators_of_incomplete_prompts,
+)
 from sterna.engine.vllm.plane_link import PlaneServer
 from sterna.transport.layout import KvLayout
 from sterna.transport.plane import make_data_plane
+
+SEEDED = SamplingType.RANDOM_SEED
 
 
 class SternaWorkerExtension:
@@ -53,13 +59,24 @@ class SternaWorkerExtension:
         self,
         state: CachedRequestState,
         generator_state: bytes | None,
+        *,
+        is_continued: bool = False,
     ) -> None:
         """Make the worker know a request that arrives with a history.
 
         The worker treats it as one that missed a step, or was preempted.
+
+        Args:
+            generator_state: of a seeded request that migrated.
+            is_continued: no other worker has exported its state; the generator of a seeded
+                request has drawn once for each of its outputs.
         """
         runner = self.model_runner
-        if generator_state is not None:
+        params = state.sampling_params
+        if is_continued and params is not None and params.sampling_type == SEEDED:
+            num_draws = len(state.output_token_ids)
+            state.generator = generator_after(runner, params.seed, num_draws)
+        elif generator_state is not None:
             state.generator = torch.Generator(device=runner.device)
             # The state's tensor lives on the CPU also for a generator of a CUDA device.
             state.generator.set_state(
@@ -67,7 +84,10 @@ class SternaWorkerExtension:
             )
         # A former stay of the same request may still have its row in the persistent batch.
         runner.input_batch.remove_request(state.req_id)
+        # Those of the prompt were delivered with the first token.
         runner.num_prompt_logprobs.pop(state.req_id, None)
+        if runner.uses_mrope:
+            runner._init_mrope_positions(state)
         runner.requests[state.req_id] = state
 
     def sterna_forget_request(self, request_id: str) -> None:

@@ -1,0 +1,84 @@
+"""What is read and changed in payloads without knowing vLLM's types. Pure.
+
+A payload (`engine.vllm.payload` says which there are) is a msgpack array, or several frames of
+which the first is one. The fields that matter here are its first ones, so that they can be read
+and replaced while all others stay as they are, encoded:
+
+    EngineCoreRequest    [request_id, ...]
+    EngineCoreOutputs    [engine_index, [[request_id, new_token_ids, ...], ...], ...]
+
+Emulated engines write the same.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+Buffer = bytes | bytearray | memoryview
+
+MANY_FRAMES = 0xC1
+"""The first byte of a payload of several frames: it begins no msgpack value."""
+
+
+def pack_frames(frames: Sequence[Buffer]) -> bytes:
+    """Return the one blob that holds these frames, of which there is at least one."""
+    if len(frames) == 1:
+        return bytes(frames[0])
+    return bytes([MANY_FRAMES]) + msgspec.msgpack.encode(list(frames))
+
+
+def unpack_frames(payload: Buffer) -> list[Buffer]:
+    """Return the frames of a blob, without copying them.
+
+    Raises:
+        msgspec.DecodeError: the payload is damaged.
+    """
+    if payload[0] != MANY_FRAMES:
+        return [payload]
+    return list(msgspec.msgpack.decode(memoryview(payload)[1:], type=list[memoryview]))
+
+
+class _Output(msgspec.Struct, array_like=True):
+    request_id: msgspec.Raw
+    new_token_ids: list[int]
+
+
+class _Outputs(msgspec.Struct, array_like=True):
+    engine_index: msgspec.Raw
+    outputs: list[_Output]
+
+
+def token_ids_of(payload: Buffer) -> list[int]:
+    """Return the tokens of a TokenBatch's payload.
+
+    Raises:
+        msgspec.DecodeError: the payload is damaged.
+    """
+    outputs = msgspec.msgpack.decode(unpack_frames(payload)[0], type=_Outputs).outputs
+    return [token_id for output in outputs for token_id in output.new_token_ids]
+
+
+def renamed_output(payload: Buffer, request_id: str) -> bytes:
+    """Return the payload of a TokenBatch, which holds one output, as one of that request.
+
+    Raises:
+        msgspec.DecodeError: the payload is damaged.
+    """
+    frames = unpack_frames(payload)
+    outputs = msgspec.msgpack.decode(frames[0], type=list[msgspec.Raw])
+    (output,) = msgspec.msgpack.decode(outputs[1], type=list[list[msgspec.Raw]])
+    output[0] = msgspec.Raw(msgspec.msgpack.encode(request_id))
+    outputs[1] = msgspec.Raw(msgspec.msgpack.encode([output]))
+    return pack_frames([msgspec.msgpack.encode(outputs), *frames[1:]])
+
+
+def renamed_request(payload: Buffer, request_id: str) -> bytes:
+    """Return the payload of an AddRequest under another id.
+
+    Raises:
+        msgspec.DecodeError: the payload is damaged.
+    """
+    frames = unpack_frames(payload)
+    fields = msgspec.msgpack.decode(frames[0], type=list[msgspec.Raw])
+    fields[0] = msgspec.Raw(msgspec.msgpack.encode(request_id))
+    return pack_frames([msgspec.msgpack.encode(fields), *frames[1:]])
