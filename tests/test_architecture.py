@@ -57,6 +57,7 @@ PURE_LIBRARIES = {
     "numpy",
     "operator",
     "re",
+    "struct",
     "types",
     "typing",
 }
@@ -77,7 +78,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "classes": {"types", "errors"},
     "migration.messages": {"types"},
     "messages": {"types", "migration.messages"},
-    "mailbox": VOCABULARY,
+    "delivery": set(),
+    "mailbox": VOCABULARY | {"delivery"},
     "policy": FOUNDATION,
     "migration": FOUNDATION | {"migration.messages"},
     "transport": FOUNDATION,

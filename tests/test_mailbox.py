@@ -1,6 +1,7 @@
 """Mailboxes of a run talk to each other, and to nobody else; what strangers send ends nothing."""
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from sterna import mailbox as mailbox_module
 from sterna.config import MailboxKeys
+from sterna.delivery import MESSAGE, Head
 from sterna.mailbox import Mailbox, draw_keys
 from sterna.messages import CancelDispatch, WireMessage
 from sterna.types import RequestId
@@ -49,6 +51,11 @@ def a_push_socket(address: str, **options: object) -> Iterator[zmq.Socket[bytes]
 
 def a_message(name: str = "r1") -> CancelDispatch:
     return CancelDispatch(RequestId(name))
+
+
+def numbered(number: int, content: bytes) -> list[bytes]:
+    """What another mailbox would send as its message of this number."""
+    return [Head(MESSAGE, b"another mailbox.", number).encode() + content]
 
 
 ENCODED = msgspec.msgpack.encode(a_message("stranger"))
@@ -117,7 +124,7 @@ def test_a_stranger_gets_nothing_through(
                 a_push_socket(other.address, **options(keys)) as stranger,
             ):
                 # ZeroMQ keeps it until it is let in.
-                stranger.send(ENCODED, zmq.NOBLOCK)
+                stranger.send_multipart(numbered(0, ENCODED), zmq.NOBLOCK)
                 await failures.recv_multipart()
                 one.send(other.address, a_message("member"))
                 assert await other.receive() == (a_message("member"), [])
@@ -200,9 +207,11 @@ def test_what_does_not_decode_is_dropped_and_ends_nothing(garbage: list[bytes]) 
         try:
             async with asyncio.timeout(HANG_S):
                 with a_push_socket(mailbox.address) as push:
-                    for each in garbage:
+                    for number, each in enumerate(garbage):
                         push.send(each)
-                    push.send(msgspec.msgpack.encode(a_message("last")))
+                        push.send_multipart(numbered(number, each))
+                    last = msgspec.msgpack.encode(a_message("last"))
+                    push.send_multipart(numbered(len(garbage), last))
                     expected = 1 + sum(map(is_message, garbage))
                     assert (await delivered(mailbox, expected))[-1] == a_message("last")
         finally:
@@ -248,10 +257,85 @@ def test_a_frame_above_the_limit_is_not_sent_and_not_taken(
                 watched(other, zmq.EVENT_DISCONNECTED) as cuts,
                 a_push_socket(other.address, **own) as careless,
             ):
-                careless.send_multipart([ENCODED, bytes(4000)])
+                careless.send_multipart([*numbered(0, ENCODED), bytes(4000)])
                 await cuts.recv_multipart()
             one.send(other.address, a_message("next"))
             assert await other.receive() == (a_message("next"), [])
 
     asyncio.run(test())
     assert "message dropped, too large" in caplog.text
+
+
+class Cutter:
+    """A wire to a mailbox that breaks whenever it has carried so many bytes: what is on its way
+    then is lost."""
+
+    def __init__(self, address: str, num_bytes: int) -> None:
+        self._port = int(address.rpartition(":")[2])
+        self._num_bytes = num_bytes
+        self._carrying: set[asyncio.Task[None]] = set()
+        self.num_cuts = 0
+
+    async def open(self) -> str:
+        """Begin to carry bytes; returns the address of this end."""
+        self._server = await asyncio.start_server(self._carry, HOST, 0)
+        return f"tcp://{HOST}:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        self._server.close()
+        for task in self._carrying:
+            task.cancel()
+        await asyncio.gather(*self._carrying, return_exceptions=True)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._carrying.add(task)
+        far_reader, far_writer = await asyncio.open_connection(HOST, self._port)
+        back = asyncio.create_task(_pump(far_reader, writer, None))
+        try:
+            await _pump(reader, far_writer, self._num_bytes)
+            self.num_cuts += 1
+        finally:
+            back.cancel()
+            for each in (writer, far_writer):
+                each.transport.abort()
+
+
+async def _pump(
+    source: asyncio.StreamReader, sink: asyncio.StreamWriter, num_bytes: int | None
+) -> None:
+    """Carry so many bytes at most."""
+    with contextlib.suppress(ConnectionError):
+        while content := await source.read(1000):
+            if num_bytes is not None and (num_bytes := num_bytes - len(content)) < 0:
+                return
+            sink.write(content)
+            await sink.drain()
+
+
+@pytest.mark.parametrize("keys", [None, draw_keys()], ids=["plain", "keys"])
+def test_whatever_is_lost_when_a_connection_is_cut_arrives_all_the_same(
+    keys: MailboxKeys | None,
+) -> None:
+    """Once each, and in order. A connection carries some 20 messages before it breaks."""
+    num_messages = 60
+
+    async def test() -> int:
+        async with a_pair(keys) as (one, other):
+            cutter = Cutter(other.address, 12_000)
+            address = await cutter.open()
+            # Receipts come back on a way of their own, which is not cut.
+            reading = asyncio.create_task(one.deliver(lambda message, frames: None))
+            try:
+                for number in range(num_messages):
+                    one.send(address, a_message(str(number)), [bytes(500)])
+                for number in range(num_messages):
+                    message, _ = await other.receive()
+                    assert message == a_message(str(number))
+            finally:
+                reading.cancel()
+                await cutter.close()
+            return cutter.num_cuts
+
+    assert asyncio.run(test()) >= 2

@@ -2,6 +2,9 @@
 
 The data path does not go through Ray: a push over ZeroMQ costs a sixth of a Ray actor call.
 
+What a mailbox sends to another arrives once and in order as long as both live (`delivery`),
+whatever becomes of the connection.
+
 The mailboxes of a run know each other by its key pair (ZeroMQ's CURVE): who does not have it
 neither gets a message in nor reads one on the way. The keys come with the arguments of an actor's
 start, through Ray; they are on no command line and in no log.
@@ -9,8 +12,13 @@ start, through Ray; they are on no command line and in no log.
 
 import asyncio
 import hmac
+import itertools
 import logging
+import os
+import re
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import zmq
@@ -18,12 +26,28 @@ import zmq.asyncio
 import zmq.utils.z85
 
 from sterna.config import MailboxKeys
+from sterna.delivery import CHANNEL_BYTES, HEAD_BYTES, MESSAGE, PROBE, Head, Incoming, Outgoing
 from sterna.messages import WireMessage
 
 logger = logging.getLogger(__name__)
 
 SEND_QUEUE_LIMIT = 100_000
 """Messages kept for a peer that does not read; more are dropped, and the log says so."""
+
+MAX_ORIGINS = 100_000
+"""Mailboxes that have written, of which is remembered how far they had come; the one that has been
+silent for longest is forgotten first, long after it has ended."""
+
+ADDRESS = re.compile(r"tcp://[^/\s]+:[0-9]{1,5}")
+
+BURST = 16
+"""Messages that are handled in a row before other tasks of the loop get their turn."""
+
+TICK_S = 0.1
+"""How exactly probes and receipts are on time."""
+
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 4000
+"""ZeroMQ's own, by which it gives up a connection on which nothing comes through any more."""
 
 MAX_FRAME_BYTES = 512 << 20
 """Of one frame: far above the largest request that a front end lets in, with its images as tensors.
@@ -41,11 +65,27 @@ def draw_keys() -> MailboxKeys:
     return MailboxKeys(public, secret)
 
 
+@dataclass(slots=True)
+class _Outbox:
+    """The way to another mailbox."""
+
+    socket: zmq.Socket[bytes]
+    channel: Outgoing
+
+
+@dataclass(slots=True)
+class _Origin:
+    """A way from another mailbox; its address is known from the first probe on."""
+
+    channel: Incoming
+    address: str | None = None
+
+
 class Mailbox:
     """Receives messages at `address` and sends them to other mailboxes' addresses.
 
-    Belongs to one asyncio loop. Sending never blocks and promises nothing; a dead peer is
-    learnt from the supervisor's membership, not from here.
+    Belongs to one asyncio loop. Sending never blocks; a dead peer is learnt from the supervisor's
+    membership, not from here.
 
     Args:
         keys: those of the run. None: whoever reaches the address may send, and read what passes;
@@ -66,8 +106,12 @@ class Mailbox:
             self._inbox.setsockopt(zmq.CURVE_SERVER, 1)
         port = self._inbox.bind_to_random_port(f"tcp://{host}")
         self.address = f"tcp://{host}:{port}"
+        self._burst: zmq.Socket[bytes] = zmq.Socket.shadow(self._inbox)
         self._send_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context)
-        self._outboxes: dict[str, zmq.Socket[bytes]] = {}
+        self._outboxes: dict[str, _Outbox] = {}
+        self._addresses: dict[bytes, str] = {}
+        self._origins: OrderedDict[bytes, _Origin] = OrderedDict()
+        self._ticking: asyncio.TimerHandle | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[WireMessage] = msgspec.msgpack.Decoder(WireMessage)
 
@@ -80,18 +124,47 @@ class Mailbox:
             # The other side would cut the connection, and what else is on its way would be lost.
             logger.error("message dropped, too large peer=%s type=%s", address, type(message))
             return
-        outbox = self._outboxes.get(address)
-        if outbox is None:
-            outbox = self._outboxes[address] = self._connect(address)
-        try:
-            outbox.send_multipart([self._encoder.encode(message), *frames], zmq.NOBLOCK)
-        except zmq.Again:
+        content = [self._encoder.encode(message), *map(bytes, frames)]
+        outbox = self._outboxes.get(address) or self._outbox(address)
+        head = outbox.channel.send(content, _now_s())
+        if head is None:
             logger.error("message dropped, queue full peer=%s type=%s", address, type(message))
+            return
+        _push(outbox, head, content)
+        if self._ticking is None:
+            self._tick_later()
 
     async def receive(self) -> tuple[WireMessage, list[bytes]]:
-        """Return the next message and its payload frames."""
-        head, *frames = await self._inbox.recv_multipart()
-        return self._decoder.decode(head), frames
+        """Return the next message and its payload frames.
+
+        Raises:
+            msgspec.DecodeError, ValueError, RecursionError: what came is no message.
+        """
+        while True:
+            try:
+                # In a burst, asyncio would cost more than the rest.
+                first, *frames = self._burst.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                first, *frames = await self._inbox.recv_multipart()
+            head = kind, channel, number = Head.decode(first)
+            if kind == MESSAGE:
+                origin = self._origins.get(channel) or self._origin(channel)
+                now_s = _now_s()
+                is_next = origin.channel.on_message(number, now_s)
+                due_s = origin.channel.next_deadline_s
+                if due_s is not None and due_s <= now_s:
+                    self._confirm(origin)
+                elif self._ticking is None:
+                    self._tick_later()
+                if is_next:
+                    return self._decoder.decode(memoryview(first)[HEAD_BYTES:]), frames
+            elif kind == PROBE:
+                origin = self._origin(channel)
+                origin.address = _address(first[HEAD_BYTES:])
+                origin.channel.on_probe(number, _now_s())
+                self._confirm(origin)
+            else:
+                self._on_receipt(head)
 
     async def deliver(self, handle: Callable[[WireMessage, list[bytes]], None]) -> None:
         """Hand every message to `handle`, forever.
@@ -99,39 +172,126 @@ class Mailbox:
         A message that does not decode is logged and dropped. An error of the handler ends the
         task: it is a bug, and the actor must not go on half alive.
         """
-        while True:
+        for number in itertools.count(1):
             try:
                 message, frames = await self.receive()
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
                 logger.error("message dropped, undecodable error=%s", error)
-                continue
-            handle(message, frames)
-            # A burst must not starve the loop's other tasks.
-            await asyncio.sleep(0)
+            else:
+                handle(message, frames)
+            if number % BURST == 0:
+                # The loop's other tasks must not starve.
+                await asyncio.sleep(0)
 
     def keep_only(self, addresses: set[str]) -> None:
         """Close the connections to all mailboxes but these."""
         for address in set(self._outboxes) - addresses:
-            self._outboxes.pop(address).close()
+            outbox = self._outboxes.pop(address)
+            outbox.socket.close()
+        self._addresses = {
+            channel: address
+            for channel, address in self._addresses.items()
+            if address in self._outboxes
+        }
 
     def close(self) -> None:
         """Close all sockets; queued messages are dropped."""
+        if self._ticking is not None:
+            self._ticking.cancel()
         self.keep_only(set())
         self._inbox.close()
         if self._doorkeeper is not None:
             self._doorkeeper.close()
         self._context.term()
 
+    # ----------------------------------------------------------------------------- channels
+
+    def _outbox(self, address: str) -> _Outbox:
+        outbox = self._outboxes.get(address)
+        if outbox is None:
+            channel = os.urandom(CHANNEL_BYTES)
+            outbox = _Outbox(self._connect(address), Outgoing(channel, SEND_QUEUE_LIMIT))
+            self._outboxes[address] = outbox
+            self._addresses[channel] = address
+            self._probe(outbox, outbox.channel.hello())
+        return outbox
+
+    def _origin(self, channel: bytes) -> _Origin:
+        origin = self._origins.get(channel)
+        if origin is None:
+            origin = self._origins[channel] = _Origin(Incoming(channel))
+            if len(self._origins) > MAX_ORIGINS:
+                self._origins.popitem(last=False)
+        # Each asks now and then, so that the order is that of the last signs of life, nearly.
+        self._origins.move_to_end(channel)
+        return origin
+
+    def _on_receipt(self, head: Head) -> None:
+        address = self._addresses.get(head.channel)
+        if address is not None:
+            outbox = self._outboxes[address]
+            for again, content in outbox.channel.on_receipt(head, _now_s()):
+                _push(outbox, again, content)
+
+    def _confirm(self, origin: _Origin) -> None:
+        """Send a receipt if one is due, else see to it that it will be sent."""
+        if origin.address is not None and not self._inbox.closed:
+            receipt = origin.channel.receipt(_now_s())
+            if receipt is not None:
+                _push(self._outbox(origin.address), receipt, (b"",))
+        self._tick_later()
+
+    def _probe(self, outbox: _Outbox, probe: Head) -> None:
+        _push(outbox, probe, [self.address.encode("ascii")])
+
+    def _tick_later(self) -> None:
+        if self._ticking is None and not self._inbox.closed:
+            self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = None
+        for outbox in list(self._outboxes.values()):
+            probe = outbox.channel.probe(_now_s())
+            if probe is not None:
+                self._probe(outbox, probe)
+        for origin in list(self._origins.values()):
+            if origin.channel.next_deadline_s is not None:
+                self._confirm(origin)
+        if any(each.channel.next_deadline_s is not None for each in self._outboxes.values()):
+            self._tick_later()
+
     def _connect(self, address: str) -> zmq.Socket[bytes]:
         outbox = zmq.Socket(self._send_context, zmq.PUSH)
         outbox.setsockopt(zmq.SNDHWM, SEND_QUEUE_LIMIT)
         outbox.setsockopt(zmq.LINGER, 0)
+        outbox.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        outbox.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         if self._keys is not None:
             outbox.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret)
             outbox.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public)
             outbox.setsockopt(zmq.CURVE_SERVERKEY, self._keys.public)
         outbox.connect(address)
         return outbox
+
+
+def _push(outbox: _Outbox, head: Head, content: Sequence[bytes]) -> None:
+    try:
+        outbox.socket.send_multipart([head.encode() + content[0], *content[1:]], zmq.NOBLOCK)
+    except zmq.Again:
+        # Messages are kept, and asked for again; everything else is repeated anyway.
+        logger.warning("sending pauses, queue full")
+
+
+def _address(content: bytes) -> str:
+    """Raises ValueError: it is no mailbox's address."""
+    address = content.decode("ascii")
+    if ADDRESS.fullmatch(address) is None:
+        raise ValueError("a probe must say where its sender has its mailbox")
+    return address
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 class _Doorkeeper:
