@@ -16,6 +16,7 @@ import itertools
 import logging
 import os
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -111,6 +112,8 @@ class Mailbox:
         self._outboxes: dict[str, _Outbox] = {}
         self._addresses: dict[bytes, str] = {}
         self._origins: OrderedDict[bytes, _Origin] = OrderedDict()
+        # The first that it is used in.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._ticking: asyncio.TimerHandle | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[WireMessage] = msgspec.msgpack.Decoder(WireMessage)
@@ -246,7 +249,9 @@ class Mailbox:
 
     def _tick_later(self) -> None:
         if self._ticking is None and not self._inbox.closed:
-            self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+            if self._loop is None:
+                self._loop = asyncio.get_running_loop()
+            self._ticking = self._loop.call_later(TICK_S, self._tick)
 
     def _tick(self) -> None:
         self._ticking = None
@@ -291,7 +296,7 @@ def _address(content: bytes) -> str:
 
 
 def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+    return time.monotonic()
 
 
 class _Doorkeeper:
