@@ -52,6 +52,14 @@ unit: model
 test-slow: model ## Run the slow tests
 	@$(BIN)/python -m pytest -m "slow and not soak" $(ARGS)
 
+.PHONY: sim-test
+sim-test: install ## Run some hundred clusters in virtual time, under faults
+	@$(BIN)/python -m pytest tests/hostile $(ARGS)
+
+.PHONY: sim-soak
+sim-soak: install ## Run 100,000 of them into bench/results/sim_soak.json
+	@exec $(BIN)/python -m bench.sim_soak $(ARGS)
+
 .PHONY: bench-migration
 bench-migration: model ## Measure migration's downtime into bench/results/migration.json
 	@exec $(BIN)/sterna bench migration $(ARGS)

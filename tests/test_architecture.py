@@ -114,6 +114,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "simulator": VOCABULARY
     | {"policy", "engine", "global_scheduler", "llumlet", "frontend", "workload", "metrics"},
+    "hostile": VOCABULARY
+    | {
+        "policy",
+        "migration",
+        "engine",
+        "fleet",
+        "llumlet",
+        "sending",
+        "instance_core",
+        "scheduler_core",
+        "supervisor_core",
+        "frontend",
+    },
     "cli": VOCABULARY
     | {"__init__", "policy", "engine", "transport", "workload", "metrics", "runtime", "simulator"},
 }

@@ -1,0 +1,78 @@
+"""What clients ask for, and tokens that show whether they were made from the right history.
+
+Each token is a function of all output tokens before it and of the request's *salt*. A seeded
+request has one salt, so that its answer is known beforehand; for another one each token's salt is
+drawn, as sampling would: its answer is right when each token was made from exactly the tokens that
+the client has. So every token travels with the digest of the history that it was made
+from. `WRONG` is what an engine answers whose KV cache is not the request's.
+"""
+
+import msgspec
+
+from sterna.types import FrontendId, Priority, RequestId
+
+VOCABULARY = 50_000
+WRONG = VOCABULARY
+"""A token that no request has."""
+
+EMPTY = 0x9E3779B97F4A7C15
+"""The digest of no tokens."""
+
+_MASK = (1 << 64) - 1
+
+
+def extend(digest: int, token_id: int) -> int:
+    """The digest of a history with one more token."""
+    digest = ((digest ^ token_id) * 0xD6E8FEB86659FD93 + 0x632BE59BD9B4E019) & _MASK
+    return digest ^ (digest >> 32)
+
+
+def next_token(digest: int, salt: int) -> int:
+    """The token that follows the history."""
+    mixed = ((digest ^ salt) * 0x9FB21C651E98DF25) & _MASK
+    return (mixed >> 28) % VOCABULARY
+
+
+class Ask(msgspec.Struct, frozen=True, array_like=True):
+    """A request as its client sends it: the payload of an AddRequest, as `engine.payload_parts`
+    expects it to begin.
+
+    Attributes:
+        salt: of a seeded request; None for another one.
+    """
+
+    request_id: RequestId
+    frontend_id: FrontendId
+    prompt_tokens: int
+    output_tokens: int
+    arrival_s: float
+    priority: Priority
+    salt: int | None
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens, each with the digest of what it was made from."""
+
+    request_id: RequestId
+    token_ids: list[int]
+    digests: list[int]
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """One payload of a TokenBatch, which holds one output."""
+
+    engine_index: int
+    outputs: list[Output]
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_ask = msgspec.msgpack.Decoder(Ask).decode
+
+
+def decode_output(payload: bytes) -> Output:
+    """The output of a TokenBatch's payload."""
+    (output,) = _decode_answer(payload).outputs
+    return output
+
+
+_decode_answer = msgspec.msgpack.Decoder(Answer).decode

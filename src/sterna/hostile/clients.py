@@ -1,0 +1,73 @@
+"""Clients: whom they ask for what, and when they go away."""
+
+from random import Random
+
+from sterna.hostile import settings
+from sterna.hostile.actors import FrontendProcess
+from sterna.hostile.answers import Ask
+from sterna.hostile.platform import Platform
+from sterna.types import HIGH, NORMAL, RequestId
+
+
+class Clients:
+    """Send requests for some time, in bursts."""
+
+    def __init__(
+        self, platform: Platform, num_requests: int, from_s: float, until_s: float
+    ) -> None:
+        self._platform = platform
+        self._world = platform.world
+        self.num_to_come = num_requests
+        self._num_asked = 0
+        rng = self._rng
+        num_bursts = rng.randint(1, 4)
+        bursts_s = [rng.uniform(from_s, until_s) for _ in range(num_bursts)]
+        for _ in range(num_requests):
+            is_in_burst = rng.random() < 0.5
+            time_s = rng.choice(bursts_s) if is_in_burst else rng.uniform(from_s, until_s)
+            self._world.timeline.push(time_s, None, "", self._ask)
+
+    @property
+    def _rng(self) -> Random:
+        return self._world.rng
+
+    def _ask(self) -> None:
+        """Send a request to any front end that accepts connections; else try again soon."""
+        rng = self._rng
+        frontends = [
+            each
+            for each in self._platform.members()
+            if isinstance(each, FrontendProcess) and each.is_served and not each.is_hung
+        ]
+        if not frontends:
+            self._world.timeline.push(0.1, None, "", self._ask)
+            return
+        self.num_to_come -= 1
+        frontend = rng.choice(frontends)
+        request_id = RequestId(f"r{self._num_asked}")
+        self._num_asked += 1
+        is_long = rng.random() < 0.15
+        ask = Ask(
+            request_id=request_id,
+            frontend_id=frontend.frontend_id,
+            prompt_tokens=rng.randint(1, 60 if is_long else 20),
+            output_tokens=rng.randint(1, 90 if is_long else 40),
+            arrival_s=self._world.timeline.now_s,
+            priority=HIGH if rng.random() < 0.2 else NORMAL,
+            salt=None if rng.random() < settings.UNSEEDED_SHARE else rng.getrandbits(32),
+        )
+        timeline = self._world.timeline
+        self._world.ledger.accept(ask, frontend.name, timeline.now_s)
+        timeline.push(0.0, frontend, f"accepts {request_id}", lambda: frontend.on_client(ask))
+        if rng.random() < 0.12:
+            delay_s = rng.expovariate(1.0) * 0.5
+            timeline.push(
+                delay_s,
+                frontend,
+                f"{request_id} is aborted",
+                lambda: self._go(frontend, request_id),
+            )
+
+    def _go(self, frontend: FrontendProcess, request_id: RequestId) -> None:
+        if self._world.ledger.on_client_gone(request_id):
+            frontend.on_client_gone(request_id)

@@ -1,0 +1,248 @@
+"""What goes wrong, and what operators want meanwhile, drawn from the seed.
+
+One component is down at a time, unless asked for more: the next one dies, hangs or is cut off when
+all is whole again. What the migration protocol claims to bear (lost, repeated, overtaken messages,
+failed copies), slow links and operators' orders come at any time.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+
+from sterna.hostile.actors import Actor, FrontendProcess, InstanceProcess
+from sterna.hostile.network import Conditions
+from sterna.hostile.platform import Platform
+from sterna.hostile.timeline import Process
+from sterna.messages import (
+    DrainInstance,
+    MigrateRequest,
+    RestartInstances,
+    StartInstances,
+    WireMessage,
+)
+from sterna.migration.messages import Mode
+
+
+class Fault(Enum):
+    """What may happen to a component."""
+
+    KILL = "killed"
+    KILL_AT_EFFECT = "killed in the middle of what it does"
+    HANG = "stopped for a time"
+    STALL = "an engine steps nothing"
+    CUT_OFF = "two components cannot reach each other"
+
+
+class Trouble(Enum):
+    """What is borne at any time."""
+
+    MIGRATION_MESSAGES = "migration messages are lost, repeated and overtaken"
+    COPIES = "copies fail"
+    SLOW = "the network is slow"
+    STARTS = "instances do not start"
+
+
+class Order(Enum):
+    """What operators want."""
+
+    MIGRATE = "move a request"
+    DRAIN = "drain an instance"
+    UNDO = "let a drained instance serve on"
+    START = "start an instance"
+    RESTART = "replace all instances"
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """Which faults there are, and how often.
+
+    Attributes:
+        interval_s: mean time between two tries to break something.
+        overlap: whether a component may die while another is down.
+    """
+
+    faults: tuple[Fault, ...] = tuple(Fault)
+    troubles: tuple[Trouble, ...] = tuple(Trouble)
+    orders: tuple[Order, ...] = tuple(Order)
+    interval_s: float = 0.3
+    overlap: bool = False
+
+
+class Adversary:
+    """Breaks things until `until_s`."""
+
+    def __init__(self, platform: Platform, plan: FaultPlan, until_s: float) -> None:
+        self._platform = platform
+        self._world = platform.world
+        self._plan = plan
+        self._until_s = until_s
+        self._cut_off_until_s = 0.0
+        self._num_orders = 0
+
+    @property
+    def _rng(self) -> Random:
+        return self._world.rng
+
+    def begin(self) -> None:
+        """Break the first thing soon."""
+        self._schedule()
+
+    def _schedule(self) -> None:
+        delay_s = self._rng.expovariate(1.0) * self._plan.interval_s
+        self._world.timeline.push(delay_s, None, "", self._act)
+
+    def _act(self) -> None:
+        if self._world.timeline.now_s >= self._until_s:
+            self._heal()
+            return
+        kinds: list[Fault | Trouble | Order] = [
+            *self._plan.faults,
+            *self._plan.faults,
+            *self._plan.troubles,
+            *self._plan.orders,
+        ]
+        if kinds:
+            kind = self._rng.choice(kinds)
+            if self._do(kind):
+                self._world.counts[f"{type(kind).__name__.lower()}: {kind.value}"] += 1
+        self._schedule()
+
+    def _heal(self) -> None:
+        self._world.timeline.note("", "all heals")
+        self._world.network.heal()
+        self._world.copies.failure_share = 0.0
+        self._platform.start_failure_share = 0.0
+        for process in self._world.processes.values():
+            process.crash_after = None
+
+    def _do(self, kind: Fault | Trouble | Order) -> bool:
+        if isinstance(kind, Fault):
+            return (self._plan.overlap or self._is_whole()) and self._break(kind)
+        if isinstance(kind, Trouble):
+            self._trouble(kind)
+            return True
+        return self._order(kind)
+
+    # -------------------------------------------------------------------------------- faults
+
+    def _is_whole(self) -> bool:
+        platform = self._platform
+        supervisor = platform.supervisor
+        if supervisor is None or not supervisor.is_alive or not supervisor.is_whole:
+            return False
+        if self._world.timeline.now_s < self._cut_off_until_s:
+            return False
+        processes = [*platform.members(), supervisor]
+        if any(each.is_hung or each.crash_after is not None for each in processes):
+            return False
+        hosted = [each.name for each in platform.instances() if not each.engine.is_stalled]
+        return all(each in hosted for each in supervisor.core.fleet.members)
+
+    def _break(self, fault: Fault) -> bool:
+        process = self._victim()
+        if process is None:
+            return False
+        rng, platform = self._rng, self._platform
+        match fault:
+            case Fault.KILL:
+                platform.kill(process)
+            case Fault.KILL_AT_EFFECT:
+                process.crash_after = rng.randint(0, 60)
+            case Fault.HANG:
+                longest_s = 3.0 if isinstance(process, InstanceProcess) else 1.5
+                platform.hang(process, rng.uniform(0.02, longest_s))
+            case Fault.STALL:
+                if not isinstance(process, InstanceProcess):
+                    return False
+                platform.stall(process)
+            case Fault.CUT_OFF:
+                other = self._victim()
+                if other is None or other is process:
+                    return False
+                duration_s = rng.uniform(0.05, 2.0)
+                self._cut_off_until_s = self._world.timeline.now_s + duration_s
+                self._world.network.cut_off(process.name, other.name, duration_s)
+                self._world.timeline.note(process.name, f"cut off from {other.name}")
+        return True
+
+    def _victim(self) -> Process | None:
+        """Instances half of the time, else any other component."""
+        platform, rng = self._platform, self._rng
+        instances: list[Process] = [*platform.instances()]
+        supervisor = platform.supervisor
+        others: list[Process] = [each for each in platform.members() if each not in instances]
+        if supervisor is not None and supervisor.is_alive:
+            others.append(supervisor)
+        pool = instances if rng.random() < 0.5 else others
+        return rng.choice(pool) if pool else None
+
+    # ------------------------------------------------------------------------------ troubles
+
+    def _trouble(self, trouble: Trouble) -> None:
+        rng, network = self._rng, self._world.network
+        is_over = rng.random() < 0.4
+        conditions = network.conditions
+        match trouble:
+            case Trouble.MIGRATION_MESSAGES:
+                worse = Conditions(conditions.latency_s)
+                if not is_over:
+                    worse.loss = rng.choice((0.0, 0.05, 0.3))
+                    worse.repetition = rng.choice((0.0, 0.1, 0.5))
+                    worse.overtaking_s = rng.choice((0.0, 0.02, 0.5, 4.0))
+                network.conditions = worse
+            case Trouble.SLOW:
+                conditions.latency_s = 0.0005 if is_over else rng.choice((0.0001, 0.005, 0.05))
+            case Trouble.COPIES:
+                self._world.copies.failure_share = 0.0 if is_over else rng.choice((0.1, 0.5))
+            case Trouble.STARTS:
+                share = 0.0 if is_over else rng.choice((0.2, 0.7))
+                self._platform.start_failure_share = share
+
+    # -------------------------------------------------------------------------------- orders
+
+    def _order(self, order: Order) -> bool:
+        rng, platform = self._rng, self._platform
+        frontends = [
+            each
+            for each in platform.members()
+            if isinstance(each, FrontendProcess) and not each.is_hung
+        ]
+        instances = platform.instances()
+        if not frontends or not instances:
+            return False
+        frontend = rng.choice(frontends)
+        self._num_orders += 1
+        number, reply_to = self._num_orders, frontend.name
+        one = rng.choice(instances)
+        match order:
+            case Order.MIGRATE:
+                return self._order_migration(frontend, number)
+            case Order.DRAIN | Order.UNDO:
+                is_undo = order is Order.UNDO
+                message = DrainInstance(reply_to, number, one.instance_id, is_undo)
+                return _to_supervisor(frontend, message)
+            case Order.START:
+                return _to_supervisor(frontend, StartInstances(reply_to, number, 1))
+            case Order.RESTART:
+                has_surge = rng.random() < 0.7
+                return _to_supervisor(frontend, RestartInstances(reply_to, number, has_surge))
+
+    def _order_migration(self, frontend: FrontendProcess, number: int) -> bool:
+        rng = self._rng
+        instances = self._platform.instances()
+        source, destination = rng.choice(instances), rng.choice(instances)
+        requests = sorted(each.request_id for each in source.engine.core.requests())
+        if not requests:
+            return False
+        mode = rng.choice((Mode.LIVE, Mode.LIVE, Mode.STOP_AND_COPY, Mode.RECOMPUTE))
+        order = MigrateRequest(
+            frontend.name, number, rng.choice(requests), destination.instance_id, mode
+        )
+        frontend.send(source.name, order)
+        return True
+
+
+def _to_supervisor(frontend: Actor, message: WireMessage) -> bool:
+    assert isinstance(frontend, FrontendProcess)
+    frontend.send(frontend.membership.supervisor, message)
+    return True

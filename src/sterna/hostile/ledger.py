@@ -1,0 +1,172 @@
+"""Every accepted request, and what its client was told: the promises that clients can see."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from sterna.frontend.effects import Failure
+from sterna.frontend.histories import ATTEMPT_MARK
+from sterna.hostile.answers import EMPTY, WRONG, Ask, extend, next_token
+from sterna.hostile.violations import Violation
+from sterna.types import InstanceId, RequestId
+
+
+class Status(Enum):
+    """How a request stands, as its client sees it."""
+
+    OPEN = "open"
+    FINISHED = "finished"
+    FAILED = "failed"
+    ABORTED = "aborted by its client"
+    CUT = "cut by the death of its front end"
+
+
+@dataclass(slots=True)
+class Record:
+    """One request.
+
+    Attributes:
+        attempt_id: under which instances know it (`frontend.histories`).
+        frontend: the name of its front end's process.
+        hosts: instances that have had it.
+        digest: of the tokens that its client has.
+    """
+
+    ask: Ask
+    attempt_id: RequestId
+    frontend: str
+    accepted_s: float
+    status: Status = Status.OPEN
+    num_tokens: int = 0
+    digest: int = EMPTY
+    hosts: set[InstanceId] = field(default_factory=set)
+    failure: Failure | None = None
+
+
+class Ledger:
+    """All requests."""
+
+    def __init__(self) -> None:
+        self.records: dict[RequestId, Record] = {}
+        self.dead_instances: set[InstanceId] = set()
+
+    @property
+    def open(self) -> list[Record]:
+        """Requests that have not ended."""
+        return [each for each in self.records.values() if each.status is Status.OPEN]
+
+    def count(self, status: Status) -> int:
+        """How many requests stand like this."""
+        return sum(each.status is status for each in self.records.values())
+
+    def accept(self, ask: Ask, frontend: str, now_s: float) -> None:
+        """A front end took the request."""
+        self.records[ask.request_id] = Record(ask, ask.request_id, frontend, now_s)
+
+    def on_sent(self, request_id: RequestId, instance_id: InstanceId) -> None:
+        """An instance has got the request, or an attempt of it."""
+        self._record(request_id).hosts.add(instance_id)
+
+    def on_sent_again(self, request_id: RequestId, attempt_id: RequestId, num_tokens: int) -> None:
+        """The request goes on behind so many tokens, under another id.
+
+        Raises:
+            Violation: its client has not exactly these, or waits for nothing.
+        """
+        record = self.records[request_id]
+        if record.status is not Status.OPEN:
+            raise Violation(f"{request_id} is sent again after its end: {record.status.value}")
+        if num_tokens != record.num_tokens:
+            raise Violation(
+                f"{request_id} goes on behind {num_tokens} tokens, and its client has "
+                f"{record.num_tokens}"
+            )
+        record.attempt_id = attempt_id
+
+    def on_client_gone(self, request_id: RequestId) -> bool:
+        """The client aborts the request; returns whether it had not ended yet."""
+        record = self.records[request_id]
+        is_open = record.status is Status.OPEN
+        if is_open:
+            record.status = Status.ABORTED
+        return is_open
+
+    def on_frontend_death(self, frontend: str) -> None:
+        """The front end's streams are cut."""
+        for record in self.open:
+            if record.frontend == frontend:
+                record.status = Status.CUT
+
+    def on_engine_abort(self, request_id: RequestId) -> None:
+        """An instance ends the request in its engine.
+
+        Raises:
+            Violation: its client still waits for it.
+        """
+        record = self._record(request_id)
+        if record.status is Status.OPEN and record.attempt_id == request_id:
+            raise Violation(f"{request_id} was ended on an instance, and its client waits for it")
+
+    def on_tokens(
+        self,
+        request_id: RequestId,
+        token_ids: Sequence[int],
+        digests: Sequence[int],
+        *,
+        is_finished: bool,
+    ) -> None:
+        """The client gets these tokens next.
+
+        Raises:
+            Violation: they are not what a lone engine would have said.
+        """
+        record = self.records[request_id]
+        if record.status is not Status.OPEN:
+            raise Violation(f"{request_id} got tokens after its end: {record.status.value}")
+        salt = record.ask.salt
+        for token_id, digest in zip(token_ids, digests, strict=True):
+            place = f"token {record.num_tokens} of {request_id}"
+            if digest != record.digest:
+                raise Violation(f"{place} was made from another history than its client has")
+            if token_id == WRONG or (salt is not None and token_id != next_token(digest, salt)):
+                raise Violation(f"{place} is wrong")
+            record.digest = extend(digest, token_id)
+            record.num_tokens += 1
+        if record.num_tokens > record.ask.output_tokens:
+            raise Violation(f"{request_id} got more tokens than it has")
+        if is_finished:
+            if record.num_tokens != record.ask.output_tokens:
+                raise Violation(
+                    f"{request_id} ended after {record.num_tokens} of "
+                    f"{record.ask.output_tokens} tokens"
+                )
+            record.status = Status.FINISHED
+
+    def on_failure(self, request_id: RequestId, failure: Failure) -> None:
+        """The client is told that its request has failed.
+
+        Raises:
+            Violation: the rules do not allow it.
+        """
+        record = self.records[request_id]
+        if record.status is not Status.OPEN:
+            raise Violation(f"{request_id} failed after its end: {record.status.value}")
+        record.status, record.failure = Status.FAILED, failure
+        num_deaths = len(record.hosts & self.dead_instances)
+        if failure is not Failure.KILLED_INSTANCES or num_deaths < 2:
+            raise Violation(f"{request_id} failed: {failure.value}")
+
+    def _record(self, attempt_id: RequestId) -> Record:
+        return self.records[RequestId(attempt_id.split(ATTEMPT_MARK)[0])]
+
+    def check_ended(self, now_s: float) -> None:
+        """After all has healed.
+
+        Raises:
+            Violation: a request has not ended.
+        """
+        for record in self.open:
+            raise Violation(
+                f"{record.ask.request_id} has not ended after {now_s - record.accepted_s:.1f} s: "
+                f"{record.num_tokens} of {record.ask.output_tokens} tokens came"
+            )

@@ -1,0 +1,226 @@
+"""Ray in virtual time: processes begin after some time, and their deaths are noticed after some.
+
+A process that hangs is killed before its death is told of; so is an instance whose engine steps
+nothing any more.
+"""
+
+from collections.abc import Callable
+from random import Random
+
+from sterna.fleet import Fleet
+from sterna.hostile.actors import Actor, FrontendProcess, InstanceProcess, SchedulerProcess
+from sterna.hostile.settings import DELAYS
+from sterna.hostile.supervisor import SupervisorProcess
+from sterna.hostile.timeline import Process
+from sterna.hostile.world import World
+from sterna.types import InstanceId
+
+Action = Callable[[], None]
+Member = InstanceProcess | FrontendProcess | SchedulerProcess
+
+
+class Platform:
+    """Starts, watches and kills the processes of one cluster.
+
+    Args:
+        num_places: so many instances can be there at once.
+    """
+
+    def __init__(self, world: World, num_frontends: int, num_places: int) -> None:
+        self.world = world
+        self.num_frontends = num_frontends
+        self.start_failure_share = 0.0
+        self.supervisor: SupervisorProcess | None = None
+        self._num_places = num_places
+        self._num_supervisors = 0
+        self._starting: set[InstanceId] = set()
+        self._watches: dict[str, tuple[Actor, Action]] = {}
+
+    @property
+    def _rng(self) -> Random:
+        return self.world.rng
+
+    def begin(self, fleet: Fleet) -> None:
+        """Start the first supervisor, which starts the others."""
+        self._new_supervisor().start(fleet, self.num_frontends)
+
+    def members(self) -> list[Member]:
+        """The members that live, in the order of their births."""
+        processes = self.world.processes.values()
+        return [each for each in processes if isinstance(each, Member) and each.is_alive]
+
+    def instances(self) -> list[InstanceProcess]:
+        """The instances that live."""
+        return [each for each in self.members() if isinstance(each, InstanceProcess)]
+
+    # -------------------------------------------------------------------------------- starts
+
+    def start_instance(
+        self,
+        supervisor: Actor,
+        instance_id: InstanceId,
+        on_up: Action,
+        on_failed: Action,
+        on_pending: Callable[[str | None], None],
+    ) -> None:
+        """Start the instance as soon as there is a place; then tell the supervisor, if it lives."""
+        self._starting.add(instance_id)
+        self._seek_place(supervisor, instance_id, on_up, on_failed, on_pending)
+
+    def _seek_place(
+        self,
+        supervisor: Actor,
+        instance_id: InstanceId,
+        on_up: Action,
+        on_failed: Action,
+        on_pending: Callable[[str | None], None],
+    ) -> None:
+        if instance_id not in self._starting:
+            return
+        num_before = sorted(self._starting, key=_number).index(instance_id)
+        if len(self.instances()) + num_before >= self._num_places:
+            self._tell(supervisor, 0.0, "pending", lambda: on_pending("no place"))
+            self._later(
+                0.2,
+                lambda: self._seek_place(supervisor, instance_id, on_up, on_failed, on_pending),
+            )
+            return
+        self._tell(supervisor, 0.0, "placed", lambda: on_pending(None))
+
+        def come_up() -> None:
+            if instance_id not in self._starting:
+                return
+            self._starting.discard(instance_id)
+            if self._rng.random() < self.start_failure_share:
+                self._tell(supervisor, 0.01, "start failed", on_failed)
+                return
+            process = InstanceProcess(instance_id, self.world)
+            self._add(process)
+            self._tell(supervisor, self._rng.random() * 0.05, "started", on_up)
+
+        self._later(self._rng.uniform(*DELAYS.start_instance), come_up)
+
+    def cancel(self, instance_id: InstanceId) -> None:
+        """Give up a start."""
+        self._starting.discard(instance_id)
+
+    def start_other(self, supervisor: Actor, make: Callable[[], Member], on_up: Action) -> None:
+        """Start a scheduler or a front end; then tell the supervisor."""
+
+        def come_up() -> None:
+            # One that a dead supervisor began is killed by its successor before it is up.
+            if supervisor.is_alive:
+                self._add(make())
+                self._tell(supervisor, self._rng.random() * 0.01, "started", on_up)
+
+        self._later(self._rng.uniform(*DELAYS.start_other), come_up)
+
+    def _add(self, process: Process) -> None:
+        self.world.processes[process.name] = process
+        self.world.timeline.note(process.name, "up")
+
+    def _new_supervisor(self) -> SupervisorProcess:
+        name = f"v{self._num_supervisors}"
+        self._num_supervisors += 1
+        self.supervisor = SupervisorProcess(name, self.world, self)
+        self._add(self.supervisor)
+        return self.supervisor
+
+    # -------------------------------------------------------------------------------- deaths
+
+    def find_members(self) -> list[Member]:
+        """The members that answer; who does not, or is not up yet, is killed."""
+        self._starting.clear()
+        for each in self.members():
+            if each.is_hung:
+                self.kill(each)
+        return self.members()
+
+    def close(self, instance_id: InstanceId) -> None:
+        """End an instance in good order: no request may be lost by that."""
+        process = self.world.processes[instance_id]
+        delay_s = self._rng.uniform(*DELAYS.close)
+        self._later(delay_s, lambda: self.kill(process, is_in_order=True))
+
+    def watch(self, supervisor: Actor, process: Process, on_death: Action) -> None:
+        """Tell the supervisor when the process is dead."""
+        self._watches[process.name] = (supervisor, on_death)
+        if not process.is_alive:
+            self._notice(process)
+
+    def kill(self, process: Process, *, is_in_order: bool = False) -> None:
+        """End the process; nothing of it acts any more."""
+        if not process.is_alive:
+            return
+        process.is_alive = False
+        process.frozen.clear()
+        world = self.world
+        world.timeline.note(process.name, "dead")
+        world.counts[f"ended: {type(process).__name__.removesuffix('Process').lower()}"] += 1
+        world.network.on_death(process)
+        world.copies.on_death(process)
+        if isinstance(process, InstanceProcess) and not is_in_order:
+            world.ledger.dead_instances.add(process.instance_id)
+        elif isinstance(process, FrontendProcess):
+            world.ledger.on_frontend_death(process.name)
+        if process is self.supervisor:
+            self._later(self._rng.uniform(*DELAYS.successor), self._succeed)
+        else:
+            self._notice(process)
+
+    def _succeed(self) -> None:
+        self._watches.clear()
+        self.world.counts["supervisor succeeded"] += 1
+        self._new_supervisor().take_over(self.num_frontends)
+
+    def _notice(self, process: Process) -> None:
+        watch = self._watches.pop(process.name, None)
+        if watch is not None:
+            supervisor, on_death = watch
+            delay_s = self._rng.uniform(*DELAYS.notice_death)
+            self._tell(supervisor, delay_s, f"{process.name} is dead", on_death)
+
+    # ---------------------------------------------------------------------------------- hangs
+
+    def hang(self, process: Process, duration_s: float) -> None:
+        """The process does nothing for so long; an instance that does not for too long is killed,
+        as are others that never go on."""
+        process.is_hung = True
+        self.world.timeline.note(process.name, f"hangs for {duration_s:.2f} s")
+        self._later(duration_s, lambda: self._go_on(process))
+        if isinstance(process, InstanceProcess):
+            self._later(self._rng.uniform(*DELAYS.notice_hang), lambda: self._fence(process))
+
+    def _go_on(self, process: Process) -> None:
+        if not process.is_hung or not process.is_alive:
+            return
+        process.is_hung = False
+        frozen, process.frozen = process.frozen, []
+        for what, action in frozen:
+            self.world.timeline.push(0.0, process, what, action)
+
+    def stall(self, instance: InstanceProcess) -> None:
+        """The engine steps nothing any more, and the instance answers as ever."""
+        self.world.timeline.note(instance.name, "its engine steps nothing")
+        instance.engine.stall(True)
+        self._later(self._rng.uniform(*DELAYS.notice_hang), lambda: self._fence(instance))
+
+    def _fence(self, instance: InstanceProcess) -> None:
+        if instance.is_hung or instance.engine.is_stalled:
+            self.world.counts["instance fenced"] += instance.is_alive
+            if self.world.cores.is_fenced:
+                self.kill(instance)
+            else:
+                self._notice(instance)
+
+    # ---------------------------------------------------------------------------------- time
+
+    def _tell(self, supervisor: Actor, delay_s: float, what: str, action: Action) -> None:
+        self.world.timeline.push(delay_s, supervisor, what, action)
+
+    def _later(self, delay_s: float, action: Action) -> None:
+        self.world.timeline.push(delay_s, None, "", action)
+
+
+def _number(instance_id: InstanceId) -> int:
+    return int(instance_id.removeprefix("i"))

@@ -1,0 +1,153 @@
+"""One seed from the first process to the last check."""
+
+import traceback
+from dataclasses import dataclass, field
+from random import Random
+
+from sterna.config import ScalingConfig
+from sterna.fleet import Fleet
+from sterna.hostile.actors import InstanceProcess
+from sterna.hostile.checkers import Checkers, check_rest
+from sterna.hostile.clients import Clients
+from sterna.hostile.copies import Copies
+from sterna.hostile.faults import Adversary, FaultPlan
+from sterna.hostile.ledger import Ledger, Status
+from sterna.hostile.network import Network
+from sterna.hostile.platform import Platform
+from sterna.hostile.timeline import Crashed, Timeline
+from sterna.hostile.violations import Violation
+from sterna.hostile.world import Cores, World
+
+FAULTS_BEGIN_S = 2.5
+HEAL_S = 8.0
+LIVENESS_LIMIT_S = 60.0
+"""Time after the last fault by which every request has ended."""
+
+REST_S = 6.0
+"""Time after the last request's end by which nothing is left of any."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of one seed.
+
+    Attributes:
+        violation: the broken promise, or None.
+        where: the stack of the error, when it was one in the code under test.
+        digest: a hash of all events.
+        counts: how often what happened: faults, migrations, ends of requests.
+        trace: the last events.
+    """
+
+    seed: int
+    violation: str | None
+    where: str
+    digest: str
+    num_events: int
+    end_s: float
+    counts: dict[str, int]
+    trace: list[str] = field(default_factory=list)
+
+
+def run_seed(seed: int, plan: FaultPlan | None = None, cores: Cores | None = None) -> Result:
+    """Run the seed; a broken promise is in the result."""
+    return Run(seed, plan or FaultPlan(), cores or Cores()).result()
+
+
+class Run:
+    """The world of one seed, and its loop."""
+
+    def __init__(self, seed: int, plan: FaultPlan, cores: Cores) -> None:
+        self._seed = seed
+        rng = Random(seed)
+        self._timeline = timeline = Timeline()
+        network = Network(timeline, rng)
+        self._ledger = ledger = Ledger()
+        num_instances = rng.randint(2, 4)
+        scaling = None
+        if rng.random() < 0.3:
+            scaling = ScalingConfig(
+                min_instances=2,
+                max_instances=5,
+                low_freeness_steps=15.0,
+                high_freeness_steps=60.0,
+                period_s=1.0,
+            )
+        self._world = World(
+            rng, timeline, network, Copies(timeline, network, rng), ledger, cores, scaling
+        )
+        self._platform = Platform(self._world, rng.randint(1, 3), num_instances + rng.randint(0, 3))
+        fleet = Fleet(
+            num_instances,
+            min_instances=2 if scaling else 1,
+            max_instances=scaling.max_instances if scaling else None,
+        )
+        self._platform.begin(fleet)
+        num_requests = rng.randint(5, 40)
+        self._clients = Clients(self._platform, num_requests, FAULTS_BEGIN_S, HEAL_S)
+        timeline.push(
+            FAULTS_BEGIN_S, None, "", lambda: Adversary(self._platform, plan, HEAL_S).begin()
+        )
+        self._checkers = Checkers(self._platform)
+
+    def result(self) -> Result:
+        """Run to the end."""
+        violation, where = None, ""
+        try:
+            self._run()
+        except Violation as broken:
+            violation = str(broken)
+        except Exception as error:
+            violation = f"{type(error).__name__}: {error}"
+            where = traceback.format_exc()
+        timeline = self._timeline
+        return Result(
+            self._seed,
+            violation,
+            where,
+            timeline.digest,
+            timeline.num_events,
+            timeline.now_s,
+            self._counts(),
+            list(timeline.trace()) if violation else [],
+        )
+
+    def _counts(self) -> dict[str, int]:
+        requests = {f"request {each.value}": self._ledger.count(each) for each in Status}
+        num_preemptions = 0
+        for process in self._world.processes.values():
+            if isinstance(process, InstanceProcess):
+                num_preemptions += process.engine.num_preemptions
+        return {**self._world.counts, **requests, "preemptions": num_preemptions}
+
+    def _run(self) -> None:
+        timeline = self._timeline
+        while timeline.now_s < HEAL_S or self._clients.num_to_come or self._ledger.open:
+            self._step()
+            if timeline.now_s > HEAL_S + LIVENESS_LIMIT_S:
+                self._ledger.check_ended(timeline.now_s)
+        rest_s = timeline.now_s + REST_S
+        while timeline.now_s < rest_s:
+            self._step()
+        check_rest(self._platform)
+
+    def _step(self) -> None:
+        """Let the next event happen, and look at what it has touched."""
+        timeline = self._timeline
+        process, what, action = timeline.pop()
+        if process is None:
+            action()
+            return
+        if not process.is_alive:
+            return
+        if process.is_hung:
+            process.frozen.append((what, action))
+            return
+        if what != "":
+            timeline.note(process.name, what)
+        try:
+            action()
+        except Crashed as crashed:
+            self._platform.kill(crashed.process)
+        if isinstance(process, InstanceProcess):
+            self._checkers.check(process)

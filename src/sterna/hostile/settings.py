@@ -1,0 +1,80 @@
+"""How large the simulated cluster is, and how long things take in it.
+
+Small, so that memory runs out, and quick, so that much happens in a few seconds. Time-outs stand in
+the same relation to each other as those of `sterna serve`.
+"""
+
+from dataclasses import dataclass, replace
+
+from sterna.config import FrontendConfig, LlumletConfig, MigrationConfig, PolicyConfig
+from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
+from sterna.engine.emulated.step_time import StepTime
+from sterna.policy.presets import STERNA
+
+ENGINE = EmulatedEngineConfig(
+    num_blocks=40,
+    block_size=4,
+    max_num_seqs=8,
+    max_num_batched_tokens=48,
+    step_mode=StepMode.CHUNKED,
+    preemption=Preemption.LEAST_URGENT,
+    keeps_block_free=False,
+)
+
+STEP_TIME = StepTime(
+    prefill_s=0.02,
+    prefill_token_s=0.0005,
+    prefill_pair_s=0.0,
+    prefill_min_s=0.02,
+    decode_s=0.02,
+    decode_request_s=0.001,
+    decode_token_s=0.0,
+)
+
+POLICY: PolicyConfig = replace(
+    STERNA,
+    source_freeness_steps=12.0,
+    destination_freeness_steps=12.0,
+    target_load_tokens=dict.fromkeys(STERNA.target_load_tokens, 80),
+    num_concurrent_migrations=2,
+)
+
+LLUMLET = LlumletConfig(
+    policy=POLICY,
+    migration=MigrationConfig(
+        last_stage_max_blocks=1, max_stages=6, lease_s=3.0, query_interval_s=0.3
+    ),
+    retry_backoff_s=0.3,
+    drain_limit_s=4.0,
+)
+
+FRONTEND = FrontendConfig(
+    scheduler_timeout_s=0.5,
+    scheduler_retry_s=1.0,
+    hold_timeout_s=20.0,
+    gap_timeout_s=1.5,
+)
+
+UNSEEDED_SHARE = 0.3
+"""Of the requests: those whose tokens come out differently each time."""
+
+COPY_TIMEOUT_S = 1.5
+"""A stage that gets no bytes for so long has failed."""
+
+COPY_BLOCK_S = 0.004
+"""Time that a copied block takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """How long Ray takes, as bounds between which each time is drawn, in seconds."""
+
+    start_instance: tuple[float, float] = (0.2, 1.5)
+    start_other: tuple[float, float] = (0.1, 0.8)
+    notice_death: tuple[float, float] = (0.02, 0.4)
+    notice_hang: tuple[float, float] = (0.6, 1.0)
+    successor: tuple[float, float] = (0.1, 1.0)
+    close: tuple[float, float] = (0.0, 0.1)
+
+
+DELAYS = Delays()

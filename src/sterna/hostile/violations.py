@@ -1,0 +1,5 @@
+"""What the checkers say when a promise was broken."""
+
+
+class Violation(AssertionError):
+    """A promise was broken; the message says which, and by whom."""
