@@ -1,10 +1,16 @@
 """What surrounds a llumlet: whose requests are on an instance, and whom it answers."""
 
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
 from sterna.config import LlumletConfig
-from sterna.instance_core import AddToEngine, InstanceCore
+from sterna.instance_core import AddToEngine, InstanceCore, InstanceEffect
 from sterna.messages import (
     AddRequest,
     Frontend,
+    HandedBack,
     Instance,
     Membership,
     OwnerQuery,
@@ -12,9 +18,11 @@ from sterna.messages import (
     TokenBatch,
     TokenSpan,
 )
+from sterna.migration.messages import AbortRequest
 from sterna.policy.presets import STERNA
 from sterna.sending import ToMailbox
-from sterna.types import FrontendId, InstanceId, RequestId
+from sterna.types import FrontendId, Immovable, InstanceId, InstanceView, RequestId
+from tests.test_llumlet import running, view
 
 I0 = InstanceId("i0")
 F0, F1 = FrontendId(0), FrontendId(1)
@@ -67,3 +75,76 @@ def test_a_request_that_comes_after_its_front_ends_death_is_not_begun() -> None:
     effects = under_test.on_message(AddRequest(F0, R, 0), [b"payload"], 0.0)
     assert not [each for each in effects if isinstance(each, AddToEngine)]
     assert not under_test.requests()
+
+
+# --------------------------------------------- what cannot move, on an instance that is to end
+
+I1 = InstanceId("i1")
+LIMIT_S = 60.0
+
+
+def emptied(
+    immovable: Immovable | None, *others: Instance, hands_back: bool = True
+) -> tuple[InstanceCore, list[InstanceEffect]]:
+    """An instance with one request of front end 0, which is being emptied since 0 s, beside these
+    others; and what it does when the limit has come."""
+    config = LlumletConfig(policy=STERNA, drain_limit_s=LIMIT_S, hands_back=hands_back)
+    under_test = InstanceCore(I0, config)
+    frontend = Frontend(F0, "mailbox of 0")
+    itself = Instance(I0, "i0", is_terminating=True, emptied_since=1)
+    under_test.on_membership(Membership(1, (itself, *others), (frontend,), None), 0.0)
+    under_test.on_message(AddRequest(F0, R, 0), [b"payload"], 0.0)
+    assert parted(under_test.on_view(seen(immovable), 1.0)) == []
+    return under_test, under_test.on_tick(LIMIT_S)
+
+
+def seen(immovable: Immovable | None) -> InstanceView:
+    return replace(view(structs.replace(running(R), immovable=immovable)), instance_id=I0)
+
+
+def parted(effects: list[InstanceEffect]) -> list[InstanceEffect]:
+    return [
+        each
+        for each in effects
+        if isinstance(each, AbortRequest)
+        or (isinstance(each, ToMailbox) and isinstance(each.message, HandedBack))
+    ]
+
+
+SUCCESSOR = Instance(I1, "i1")
+LASTING = Immovable.UNSUPPORTED_REQUEST_FEATURE
+
+
+def test_what_cannot_move_is_handed_back_when_the_limit_has_come() -> None:
+    under_test, effects = emptied(LASTING, SUCCESSOR)
+    assert parted(effects) == [
+        AbortRequest(R),
+        ToMailbox("mailbox of 0", HandedBack(I0, (R,))),
+    ]
+    assert not under_test.requests()
+    # Until the engine has let go of it, views still show it.
+    assert parted(under_test.on_view(seen(LASTING), LIMIT_S + 1.0)) == []
+
+
+@pytest.mark.parametrize("immovable", [None, Immovable.PREFILLING, Immovable.MIGRATING])
+def test_what_can_move_or_will_be_able_to_is_not_handed_back(immovable: Immovable | None) -> None:
+    under_test, effects = emptied(immovable, SUCCESSOR)
+    assert parted(effects) == []
+    assert under_test.requests() == {R}
+
+
+@pytest.mark.parametrize(
+    "others", [(), (Instance(I1, "i1", is_terminating=True),)], ids=["alone", "both are to end"]
+)
+def test_nothing_is_handed_back_where_no_other_instance_could_have_it(
+    others: tuple[Instance, ...],
+) -> None:
+    under_test, effects = emptied(LASTING, *others)
+    assert parted(effects) == []
+    assert under_test.requests() == {R}
+
+
+def test_nothing_is_handed_back_to_front_ends_that_continue_nothing() -> None:
+    under_test, effects = emptied(LASTING, SUCCESSOR, hands_back=False)
+    assert parted(effects) == []
+    assert under_test.requests() == {R}

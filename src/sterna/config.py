@@ -234,6 +234,9 @@ class LlumletConfig:
         retry_backoff_s: a request whose migration aborted is not chosen again for so long.
         drain_limit_s: what is still on an instance that has been emptied for so long moves
             without its KV cache, which is computed again; None: it waits for memory elsewhere.
+        hands_back: what is then left and cannot move at all is handed back to its front end, which
+            sends it to another instance behind the tokens that its client has. Else it stays until
+            it has ended, as where front ends continue nothing (`FrontendConfig`).
     """
 
     policy: PolicyConfig
@@ -242,6 +245,7 @@ class LlumletConfig:
     heartbeat_interval_s: float = 1.0
     retry_backoff_s: float = 1.0
     drain_limit_s: float | None = None
+    hands_back: bool = True
 
     def __post_init__(self) -> None:
         if self.report_interval_s is not None:

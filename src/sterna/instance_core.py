@@ -25,6 +25,7 @@ from sterna.messages import (
     CallUtility,
     Emptied,
     Farewell,
+    HandedBack,
     ListRequests,
     LoadReport,
     Membership,
@@ -117,6 +118,7 @@ class InstanceCore:
 
     def __init__(self, instance_id: InstanceId, config: LlumletConfig) -> None:
         self._instance_id = instance_id
+        self._hands_back = config.hands_back
         self._llumlet = self._new_llumlet(config)
         self._membership = Membership(0, (), (), None)
         self._addresses: dict[InstanceId, str] = {}
@@ -346,7 +348,7 @@ class InstanceCore:
         """The state between two steps has changed."""
         self._view = view
         effects = self._translate(self._llumlet.on_view(view, now_s), now_s)
-        return [*effects, *self._tell_if_emptied()]
+        return [*effects, *self._hand_back(view), *self._tell_if_emptied()]
 
     def on_utility_result(
         self, frontend_id: FrontendId, call_id: int, payload: bytes
@@ -362,7 +364,31 @@ class InstanceCore:
 
     def on_tick(self, now_s: float) -> list[InstanceEffect]:
         """Time has passed; due at `next_deadline_s`, harmless at any other time."""
-        return self._translate(self._llumlet.on_tick(now_s), now_s)
+        effects = self._translate(self._llumlet.on_tick(now_s), now_s)
+        return effects if self._view is None else [*effects, *self._hand_back(self._view)]
+
+    def _hand_back(self, view: InstanceView) -> list[InstanceEffect]:
+        """Part from the requests that keep the instance from being emptied, and will for as long
+        as they run; but not where no other instance could have them."""
+        if not (self._hands_back and self._llumlet.has_overstayed and self._has_successor()):
+            return []
+        migrating = self._llumlet.migrating_requests()
+        effects: list[InstanceEffect] = []
+        for request in (*view.running, *view.queuing):
+            request_id = request.request_id
+            is_stuck = request.immovable is not None and request.immovable.is_lasting
+            if not is_stuck or request_id in migrating or request_id not in self._requests:
+                continue
+            frontend_id = self._requests.pop(request_id)
+            handed_back = HandedBack(self._instance_id, (request_id,))
+            effects += [AbortRequest(request_id), *self._to_frontend(frontend_id, handed_back)]
+        return effects
+
+    def _has_successor(self) -> bool:
+        return any(
+            not each.is_terminating and each.instance_id != self._instance_id
+            for each in self._membership.instances
+        )
 
     # ------------------------------------------------------------------------------ effects
 

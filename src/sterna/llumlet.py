@@ -121,6 +121,15 @@ class Llumlet:
         return self._coordinator.has_machines
 
     @property
+    def has_overstayed(self) -> bool:
+        """Whether the instance has been emptied for longer than `drain_limit_s`."""
+        return self._has_overstayed
+
+    def migrating_requests(self) -> frozenset[RequestId]:
+        """Requests of migrations that have not ended."""
+        return frozenset(self._coordinator.requests())
+
+    @property
     def num_outgoing(self) -> int:
         """Migrations from here that have not ended."""
         return self._coordinator.num_outgoing

@@ -128,6 +128,14 @@ class RequestsMoved(msgspec.Struct, frozen=True, tag=True):
     request_ids: tuple[RequestId, ...]
 
 
+class HandedBack(msgspec.Struct, frozen=True, tag=True):
+    """Instance -> front end: these requests cannot stay here, nor be migrated; they run here no
+    more, and are to go on elsewhere behind the tokens that their clients have."""
+
+    instance_id: InstanceId
+    request_ids: tuple[RequestId, ...]
+
+
 class OwnerQuery(msgspec.Struct, frozen=True, tag=True):
     """Front end -> instance, after another instance died: do you have any of these requests?"""
 
@@ -390,6 +398,7 @@ WireMessage = (
     | Farewell
     | UtilityResult
     | RequestsMoved
+    | HandedBack
     | OwnerQuery
     | OwnerReply
     | LoadReport

@@ -43,6 +43,14 @@ class Immovable(Enum):
     UNSUPPORTED_ENGINE_FEATURE = "the engine runs with a feature whose state cannot move"
     UNSUPPORTED_REQUEST_FEATURE = "the request uses a feature whose state cannot move"
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the request will never be movable where it is."""
+        return self in (
+            Immovable.UNSUPPORTED_ENGINE_FEATURE,
+            Immovable.UNSUPPORTED_REQUEST_FEATURE,
+        )
+
 
 class RequestView(msgspec.Struct, frozen=True):
     """What policies see of one request on one instance.

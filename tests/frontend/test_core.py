@@ -21,6 +21,7 @@ from sterna.messages import (
     Dispatched,
     DispatchRequest,
     Farewell,
+    HandedBack,
     Instance,
     Membership,
     OwnerQuery,
@@ -405,3 +406,30 @@ def test_a_suspect_that_waits_for_its_trial_can_be_aborted():
     assert under_test.core.on_abort([R2], 0.0) == []
     assert under_test.core.num_delivered(R2) is None
     assert len(under_test.tokens(I2, 0, 10, of=RequestId("r1+2"), ends=True)) == 1
+
+
+# ------------------------------------------------------------------------------- handed back
+
+
+def test_a_request_that_is_handed_back_goes_on_elsewhere_behind_its_tokens():
+    under_test = started(I0, I1)
+    under_test.tokens(I0, 0, 10, 11)
+    effects = under_test.core.on_message(membership(2, I0, I1, emptied=I0), (), 2.0)
+    assert effects == []
+    effects = under_test.core.on_message(HandedBack(I0, (R1,)), (), 3.0)
+    assert effects[:3] == [abort(I0), *again(I1, 1, 10, 11)]
+    # What the instance had still sent is void.
+    assert under_test.tokens(I0, 2, 12) == [abort(I0)]
+    assert under_test.tokens(I1, 2, 99, of=AGAIN) == [Deliver(R1, output(R1, 99), 0, False)]
+
+
+def test_what_is_handed_back_after_its_client_has_gone_is_over():
+    under_test = started(I0, I1)
+    under_test.core.on_abort([R1], 1.0)
+    assert under_test.core.on_message(HandedBack(I0, (R1,)), (), 2.0) == []
+
+
+def test_a_front_end_that_continues_nothing_fails_what_is_handed_back():
+    under_test = started(I0, I1, config=ABORT)
+    effects = under_test.core.on_message(HandedBack(I0, (R1,)), (), 2.0)
+    assert effects == [abort(I0), Fail(R1, Failure.HANDED_BACK)]

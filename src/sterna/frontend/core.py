@@ -11,6 +11,7 @@ has (`histories`), when
 
 - it died with its instance: nobody has it any more;
 - some of its tokens were lost: it moved on from an instance that died before it had sent them;
+- its instance has handed it back: it could not move, and the instance is to end;
 - an instance goes on from other tokens than the client has: it took the request back from a
   destination that died, whose tokens had already reached the client. Seeded and greedy requests
   come to the same tokens again; a stream of others would become a mixture of two.
@@ -32,6 +33,7 @@ from sterna.messages import (
     AbortRequests,
     Dispatched,
     DispatchRequest,
+    HandedBack,
     Membership,
     OwnerReply,
     RequestsMoved,
@@ -39,7 +41,7 @@ from sterna.messages import (
 )
 from sterna.types import FrontendId, InstanceId, RequestId
 
-RequestMessage = TokenBatch | Dispatched | RequestsMoved | OwnerReply | Membership
+RequestMessage = TokenBatch | Dispatched | RequestsMoved | HandedBack | OwnerReply | Membership
 """What the cluster says to a front end about its requests."""
 
 
@@ -128,6 +130,8 @@ class FrontendCore:
                 effects = self._dispatcher.on_dispatched(message, now_s)
             case RequestsMoved(instance_id, request_ids):
                 effects = self._dispatcher.on_moved(instance_id, request_ids, now_s)
+            case HandedBack():
+                effects = self._on_handed_back(message, now_s)
             case OwnerReply():
                 effects = self._dispatcher.on_owner_reply(message)
             case Membership():
@@ -194,7 +198,7 @@ class FrontendCore:
             if histories.has(histories.request_of(attempt_id)):
                 self._streams.close(attempt_id)
                 effects += self._dispatcher.on_abort([attempt_id])
-                effects += self._send_again(histories.on_contradiction(attempt_id), now_s)
+                effects += self._send_again(histories.anew(attempt_id), now_s)
         return effects
 
     def _note(self, delivery: Deliver, histories: Histories) -> Deliver:
@@ -212,6 +216,21 @@ class FrontendCore:
         return replace(delivery, request_id=request_id, payload=payload)
 
     # ---------------------------------------------------------------------- what was lost
+
+    def _on_handed_back(self, message: HandedBack, now_s: float) -> list[Effect]:
+        """The instance has parted from these requests; what it still sends of them is void."""
+        effects: list[Effect] = []
+        for attempt_id in message.request_ids:
+            if self._streams.num_delivered(attempt_id) is None:
+                # Its client has gone, or it goes on elsewhere already.
+                continue
+            self._streams.close(attempt_id)
+            effects += self._dispatcher.on_abort([attempt_id])
+            if self._histories is None:
+                effects.append(Fail(attempt_id, Failure.HANDED_BACK))
+            else:
+                effects += self._send_again(self._histories.anew(attempt_id), now_s)
+        return effects
 
     def _send_again(self, again: Attempt, now_s: float) -> list[Effect]:
         """Send a request anew."""

@@ -20,6 +20,7 @@ class Failure(Enum):
     NO_INSTANCE = "no instance was there to serve it"
     OWNER_DIED = "its instance died and no other instance has it"
     KILLED_INSTANCES = "instances died while they served it, again and again"
+    HANDED_BACK = "its instance was to end, and it could not be moved"
     TOKENS_LOST = "some of its tokens never arrived"
     RESUMABLE = "a request whose input is streamed cannot be served"
 

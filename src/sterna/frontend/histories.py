@@ -168,8 +168,8 @@ class Histories:
         history.num_at_gap = len(history.token_ids)
         return self._again(history)
 
-    def on_contradiction(self, attempt_id: RequestId) -> Attempt:
-        """This open attempt goes on from other tokens than its client has; returns it anew."""
+    def anew(self, attempt_id: RequestId) -> Attempt:
+        """Return this open attempt anew: what becomes of it where it is does not count."""
         return self._again(self._histories[self.request_of(attempt_id)])
 
     def due(self) -> list[Attempt]:
