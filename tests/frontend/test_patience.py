@@ -17,7 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from sterna.frontend.patience import patient
+from sterna.frontend.patience import Places, patient
 
 HANG_S = 20.0
 """No wait of a test takes so long unless something hangs."""
@@ -56,12 +56,15 @@ class Application:
 
 @asynccontextmanager
 async def served(
-    protocol: type[Any], head_s: float = HANG_S, reader_s: float = HANG_S
+    protocol: type[Any],
+    head_s: float = HANG_S,
+    reader_s: float = HANG_S,
+    max_connections: int = 100,
 ) -> AsyncIterator[tuple[Application, int]]:
     application = Application()
     config = uvicorn.Config(application, lifespan="off", log_level="error", timeout_keep_alive=1)
     config.load()
-    config.http_protocol_class = patient(protocol, head_s, reader_s)
+    config.http_protocol_class = patient(protocol, Places(max_connections), head_s, reader_s)
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -213,3 +216,31 @@ def test_an_answer_may_take_longer_than_a_head(protocol: type[Any]) -> None:
             await ended
 
     asyncio.run(test())
+
+
+@both
+def test_where_descriptors_are_short_those_inside_are_served_and_others_are_not_let_in(
+    protocol: type[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with served(protocol, max_connections=3) as (_, port):
+            inside = [await dial(port, b"") for _ in range(3)]
+            for _ in range(4):
+                assert await until_cut(await dial(port, b"")) == b""
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(inside[0], SHORT)
+            answer = b""
+            while b"short" not in answer:
+                answer += await loop.sock_recv(inside[0], 1 << 14)
+            for client in inside:
+                client.close()
+            while "taken again" not in caplog.text:
+                with contextlib.suppress(httpx.TransportError):
+                    assert await is_answered(port)
+
+    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+        asyncio.run(test())
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == 2, lines
+    assert "file descriptors are short connections=4" in lines[0]
+    assert lines[1].startswith("connections are taken again refused=")

@@ -12,27 +12,63 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+ROOM_AGAIN = 0.9
+"""Of the places: with fewer taken, there is room again."""
 
-def patient(protocol: type[Any], head_timeout_s: float, reader_timeout_s: float) -> type[Any]:
+
+class Places:
+    """Room for so many connections: what the process may open, less what it needs itself."""
+
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections = max_connections
+        self._num_refused = 0
+
+    def has_room(self, num_connections: int) -> bool:
+        """Whether there is a place among so many, the newest counted; there is one line in the log
+        for each time that there is none left."""
+        if num_connections > self._max_connections:
+            if self._num_refused == 0:
+                logger.error(
+                    "connections are refused, file descriptors are short connections=%d; allow "
+                    "more with ulimit -n, or add front ends",
+                    num_connections,
+                )
+            self._num_refused += 1
+            return False
+        if self._num_refused and num_connections < ROOM_AGAIN * self._max_connections:
+            logger.warning("connections are taken again refused=%d", self._num_refused)
+            self._num_refused = 0
+        return True
+
+
+def patient(
+    protocol: type[Any], places: Places, head_timeout_s: float, reader_timeout_s: float
+) -> type[Any]:
     """Return uvicorn's protocol for HTTP, with bounds to its patience.
 
     Args:
         head_timeout_s: for a request's line and headers.
         reader_timeout_s: for the client to read some of what is there for it.
     """
-    attributes = {"head_timeout_s": head_timeout_s, "reader_timeout_s": reader_timeout_s}
+    attributes = {
+        "places": places,
+        "head_timeout_s": head_timeout_s,
+        "reader_timeout_s": reader_timeout_s,
+    }
     return type("PatientProtocol", (_Patience, protocol), attributes)
 
 
 class _Patience(asyncio.Protocol):
     """Comes before uvicorn's protocol class; the attributes without a value here are that one's."""
 
+    places: Places
     head_timeout_s: float
     reader_timeout_s: float
     transport: Any
     loop: asyncio.AbstractEventLoop
     client: tuple[str, int] | None
     cycle: Any
+    connections: set[Any]
 
     _head_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
@@ -40,7 +76,10 @@ class _Patience(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         super().connection_made(transport)
-        self._await_head()
+        if self.places.has_room(len(self.connections)):
+            self._await_head()
+        else:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""

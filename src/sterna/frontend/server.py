@@ -7,8 +7,10 @@ awaits engines, where here the router stands in for one.
 
 import asyncio
 import logging
+import resource
 import secrets
 import socket
+import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -45,7 +47,7 @@ from sterna.frontend.gate import Gate
 from sterna.frontend.key_check import KeyCheck
 from sterna.frontend.keys import ApiKeys
 from sterna.frontend.overload import OverloadMiddleware, expected
-from sterna.frontend.patience import patient
+from sterna.frontend.patience import Places, patient
 from sterna.frontend.queue_limit import QueueLimit
 from sterna.frontend.router import Router
 from sterna.frontend.tiers import TierMiddleware, admitted_priority
@@ -54,6 +56,9 @@ from sterna.messages import Membership
 from sterna.types import FrontendId
 
 logger = logging.getLogger(__name__)
+
+OWN_DESCRIPTORS = 256
+"""Of a front end: files, sockets to the instances, what vLLM and Ray hold."""
 
 
 class ClusterClient(AsyncLLM):  # type: ignore[misc]
@@ -335,9 +340,21 @@ def _http_config(app: Gate, args: Namespace, ours: FrontendConfig) -> uvicorn.Co
     config.h11_max_header_count = args.h11_max_header_count
     config.load()
     config.http_protocol_class = patient(
-        config.http_protocol_class, ours.door.head_timeout_s, ours.door.reader_timeout_s
+        config.http_protocol_class,
+        Places(_max_connections()),
+        ours.door.head_timeout_s,
+        ours.door.reader_timeout_s,
     )
     return config
+
+
+def _max_connections() -> int:
+    """Return how many clients may be connected: the process needs descriptors of its own, and a
+    peer that cannot be reached for want of one is worse than a client that is turned away."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(1, soft - OWN_DESCRIPTORS)
 
 
 def _certificate_refresher(config: uvicorn.Config, args: Namespace) -> SSLCertRefresher | None:

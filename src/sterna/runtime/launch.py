@@ -1,5 +1,6 @@
 """Runs a cluster from the command line: Ray up, everything started, everything ended."""
 
+import contextlib
 import logging
 import os
 import pickle
@@ -14,7 +15,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from types import FrameType
-from typing import Self, TypeVar
+from typing import Self, TextIO, TypeVar
 
 import psutil
 import ray
@@ -22,6 +23,7 @@ import ray
 from sterna.config import ClusterConfig
 from sterna.errors import ConfigurationError, InstanceStartError, SternaError
 from sterna.mailbox import draw_keys
+from sterna.runtime import open_files
 from sterna.runtime.actors import configure_logging
 from sterna.runtime.cluster import ClusterActor
 from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, ForkServer
@@ -106,6 +108,7 @@ class Run:
 
     def __enter__(self) -> Self:
         configure_logging("INFO")
+        open_files.raise_limit()
         _on_signal(self._stop.on_signal)
         self._metrics_folder = tempfile.TemporaryDirectory(prefix="sterna-metrics-")
         self._reaper = Reaper()
@@ -361,13 +364,13 @@ def _print_ready(config: ClusterConfig, args: Namespace) -> None:
         host = f"[{host}]"
     scheme = "https" if args.ssl_certfile else "http"
     key = ' -H "Authorization: Bearer $API_KEY"' if args.api_key_table else ""
-    print(
+    _say(
         f"ready after {elapsed_s:.0f} s: {config.num_instances} instances, "
         f"try: curl {scheme}://{host}:{args.port}/v1/chat/completions{key} "
         "-H 'Content-Type: application/json' "
         f'-d \'{{"model": "{_model_name(args)}", '
         '"messages": [{"role": "user", "content": "Hello!"}]}\'',
-        flush=True,
+        sys.stdout,
     )
 
 
@@ -385,8 +388,10 @@ def _engine_name(args: Namespace) -> str:
     )
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _say(line: str, stream: TextIO | None = None) -> None:
+    # A full disk under the log is no reason to end.
+    with contextlib.suppress(OSError):
+        print(line, file=stream or sys.stderr, flush=True)
 
 
 def _close(cluster: ray.actor.ActorHandle) -> None:
