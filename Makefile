@@ -60,6 +60,10 @@ sim-test: install ## Run some hundred clusters in virtual time, under faults
 sim-soak: install ## Run 100,000 of them into bench/results/sim_soak.json
 	@exec $(BIN)/python -m bench.sim_soak $(ARGS)
 
+.PHONY: soak
+soak: model ## Half an hour of all kinds of clients: nothing may grow (SOAK_SECONDS=180 for less)
+	@SOAK_SECONDS=$(or $(SOAK_SECONDS),1800) $(BIN)/python -m pytest -m soak -s $(ARGS)
+
 .PHONY: bench-migration
 bench-migration: model ## Measure migration's downtime into bench/results/migration.json
 	@exec $(BIN)/sterna bench migration $(ARGS)

@@ -97,10 +97,16 @@ class _Plane:
             outgoing = self._outgoing.get(endpoint)
             if self._is_closed or (outgoing is not None and outgoing.submit(copy)):
                 return
-            outgoing = Outgoing(peer, self._parts, self._forget_outgoing)
+            try:
+                outgoing = Outgoing(peer, self._parts, self._forget_outgoing)
+                outgoing.submit(copy)
+                outgoing.thread.start()
+            except (OSError, RuntimeError) as error:
+                # There is no descriptor left, or no thread.
+                _logger.error("kv connection not opened peer=%s error=%s", peer.address, error)
+                self._parts.ledger.fail(copy, f"cannot connect to {peer.address}: {error}")
+                return
             self._outgoing[endpoint] = outgoing
-            outgoing.submit(copy)
-            outgoing.thread.start()
 
     def receive(self, transfer: Transfer, block_ids: Sequence[int]) -> None:
         if len(set(block_ids)) != len(block_ids):

@@ -1,0 +1,100 @@
+"""A server whose disk is full, or that may not open more files: less of it, and no crash."""
+
+import contextlib
+import resource
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serve.emulated.quick import MODEL, quick_server
+from tests.serve.emulated.test_overload import frontend
+from tests.serve.server import (
+    START_TIMEOUT_S,
+    ServerProcess,
+    free_port,
+    serve_command,
+    until,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+
+HELLO = {"model": MODEL, "prompt": "Hello", "max_tokens": 3}
+SOFT_LIMIT = 1024
+"""What shells usually allow."""
+
+
+def is_answering(server: ServerProcess) -> bool:
+    with contextlib.suppress(OSError), server.http() as http:
+        return bool(http.post("/v1/completions", json=HELLO).status_code == 200)
+    return False
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(SOFT_LIMIT, hard), hard))
+    try:
+        with quick_server(tmp_path_factory.mktemp("files"), "--instances", "2") as server:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            yield server
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_limit_of_open_files_is_raised_at_the_start(server: ServerProcess) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, _ = frontend(server).rlimit(resource.RLIMIT_NOFILE)
+    assert soft == min(65_536, hard) or soft == 65_536
+
+
+def test_a_front_end_without_descriptors_lives_and_answers_when_it_has_some_again(
+    server: ServerProcess,
+) -> None:
+    """The limit is taken from under it, below what it counts on: worse than what can happen."""
+    process = frontend(server)
+    before = process.rlimit(resource.RLIMIT_NOFILE)
+    process.rlimit(resource.RLIMIT_NOFILE, (process.num_fds() + 20, before[1]))
+    clients = []
+    try:
+        for _ in range(60):
+            client = socket.create_connection(("127.0.0.1", server.port))
+            clients.append(client)
+        until(lambda: process.num_fds() >= process.rlimit(resource.RLIMIT_NOFILE)[0] - 2, "full")
+    finally:
+        for client in clients:
+            client.close()
+        process.rlimit(resource.RLIMIT_NOFILE, before)
+    until(lambda: is_answering(server), "it answers again")
+    assert frontend(server).pid == process.pid
+
+
+def test_a_server_whose_log_has_no_room_serves_and_ends(tmp_path: Path) -> None:
+    """/dev/full answers every write as a full disk does."""
+    port = free_port()
+    command = serve_command(
+        *("--engine", "emulated", "--instances", "1", "--port", str(port)),
+        *("--shutdown-timeout", "0"),
+    )
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=full,
+            start_new_session=True,
+        )
+    asked = ServerProcess.__new__(ServerProcess)
+    asked.url = f"http://127.0.0.1:{port}"
+    try:
+        until(
+            lambda: process.poll() is not None or is_answering(asked), "it answers", START_TIMEOUT_S
+        )
+        assert process.poll() is None, "it has ended"
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
