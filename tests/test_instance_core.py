@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from sterna.config import LlumletConfig
+from sterna.config import LlumletConfig, PolicyConfig
 from sterna.instance_core import AddToEngine, InstanceCore, InstanceEffect
 from sterna.messages import (
     AddRequest,
@@ -19,7 +19,7 @@ from sterna.messages import (
     TokenSpan,
 )
 from sterna.migration.messages import AbortRequest
-from sterna.policy.presets import STERNA
+from sterna.policy.presets import INFAAS_PP, STERNA
 from sterna.sending import ToMailbox
 from sterna.types import FrontendId, Immovable, InstanceId, InstanceView, RequestId
 from tests.test_llumlet import running, view
@@ -84,11 +84,14 @@ LIMIT_S = 60.0
 
 
 def emptied(
-    immovable: Immovable | None, *others: Instance, hands_back: bool = True
+    immovable: Immovable | None,
+    *others: Instance,
+    hands_back: bool = True,
+    policy: PolicyConfig = STERNA,
 ) -> tuple[InstanceCore, list[InstanceEffect]]:
     """An instance with one request of front end 0, which is being emptied since 0 s, beside these
     others; and what it does when the limit has come."""
-    config = LlumletConfig(policy=STERNA, drain_limit_s=LIMIT_S, hands_back=hands_back)
+    config = LlumletConfig(policy=policy, drain_limit_s=LIMIT_S, hands_back=hands_back)
     under_test = InstanceCore(I0, config)
     frontend = Frontend(F0, "mailbox of 0")
     itself = Instance(I0, "i0", is_terminating=True, emptied_since=1)
@@ -131,6 +134,12 @@ def test_what_can_move_or_will_be_able_to_is_not_handed_back(immovable: Immovabl
     under_test, effects = emptied(immovable, SUCCESSOR)
     assert parted(effects) == []
     assert under_test.requests() == {R}
+
+
+def test_where_nothing_migrates_everything_is_handed_back() -> None:
+    under_test, effects = emptied(None, SUCCESSOR, policy=INFAAS_PP)
+    assert len(parted(effects)) == 2
+    assert not under_test.requests()
 
 
 @pytest.mark.parametrize(

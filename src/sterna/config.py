@@ -234,7 +234,7 @@ class LlumletConfig:
         retry_backoff_s: a request whose migration aborted is not chosen again for so long.
         drain_limit_s: what is still on an instance that has been emptied for so long moves
             without its KV cache, which is computed again; None: it waits for memory elsewhere.
-        hands_back: what is then left and cannot move at all is handed back to its front end, which
+        hands_back: what is then left and will never migrate is handed back to its front end, which
             sends it to another instance behind the tokens that its client has. Else it stays until
             it has ended, as where front ends continue nothing (`FrontendConfig`).
     """

@@ -119,6 +119,7 @@ class InstanceCore:
     def __init__(self, instance_id: InstanceId, config: LlumletConfig) -> None:
         self._instance_id = instance_id
         self._hands_back = config.hands_back
+        self._migrates = config.policy.migrates
         self._llumlet = self._new_llumlet(config)
         self._membership = Membership(0, (), (), None)
         self._addresses: dict[InstanceId, str] = {}
@@ -376,7 +377,8 @@ class InstanceCore:
         effects: list[InstanceEffect] = []
         for request in (*view.running, *view.queuing):
             request_id = request.request_id
-            is_stuck = request.immovable is not None and request.immovable.is_lasting
+            is_lasting = request.immovable is not None and request.immovable.is_lasting
+            is_stuck = is_lasting or not self._migrates
             if not is_stuck or request_id in migrating or request_id not in self._requests:
                 continue
             frontend_id = self._requests.pop(request_id)
