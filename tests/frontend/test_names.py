@@ -43,3 +43,17 @@ def test_part_of_a_name_is_not_a_name(name: str):
 def test_an_id_of_the_default_form_is_known_by_its_response_id():
     request_id = RequestId("chatcmpl-8d3c7e8f0a1b4c5d9e6f7a8b9c0d1e2f-0a1b2c3d")
     assert meant("chatcmpl-8d3c7e8f0a1b4c5d9e6f7a8b9c0d1e2f", [request_id]) == [request_id]
+
+
+@pytest.mark.parametrize(
+    "name", ["tern", "chatcmpl-tern", "chatcmpl-tern-9f86d081", "chatcmpl-tern-9f86d081+2"]
+)
+def test_a_request_that_was_sent_again_keeps_its_names(name: str):
+    attempt = RequestId("chatcmpl-tern-9f86d081+2")
+    assert meant(name, [*CHOICES, attempt]) == [attempt]
+
+
+def test_a_clients_own_plus_sign_is_part_of_its_name():
+    request_id = RequestId("chatcmpl-a+1-9f86d081")
+    assert meant("a+1", [request_id]) == [request_id]
+    assert meant("a", [request_id]) == []

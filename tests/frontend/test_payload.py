@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("vllm")
 
@@ -10,7 +11,13 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.serial_utils import MsgpackEncoder
 
-from sterna.engine.payload_parts import pack_frames, unpack_frames
+from sterna.engine.payload_parts import (
+    pack_frames,
+    renamed_output,
+    renamed_request,
+    token_ids_of,
+    unpack_frames,
+)
 from sterna.engine.vllm import payload
 
 pytestmark = pytest.mark.vllm
@@ -160,3 +167,39 @@ def test_outputs_of_different_weights_are_not_merged():
 
 def test_the_envelope_has_vllms_fields_in_vllms_order():
     assert payload._Envelope.__struct_fields__ == EngineCoreOutputs.__struct_fields__
+
+
+def test_tokens_are_read_without_vllms_types():
+    outputs = EngineCoreOutputs(outputs=[EngineCoreOutput("r1", [17, 18])], timestamp=2.5)
+    assert token_ids_of(payload.encode_outputs(outputs)) == [17, 18]
+    assert token_ids_of(payload.encode_outputs(outputs_with_logprobs(num_logprobs=500))) == [17]
+    pooled = EngineCoreOutputs(outputs=[EngineCoreOutput("r1", [])])
+    assert token_ids_of(payload.encode_outputs(pooled)) == []
+
+
+@pytest.mark.parametrize("num_logprobs", [2, 500], ids=["one_frame", "several_frames"])
+def test_an_output_is_renamed_and_nothing_else_changes(num_logprobs: int):
+    blob = payload.encode_outputs(outputs_with_logprobs(num_logprobs))
+    renamed = renamed_output(blob, "another")
+    assert payload.decode_outputs(renamed).outputs[0].request_id == "another"
+    assert renamed_output(renamed, "r1") == blob
+
+
+def test_a_request_is_renamed_and_nothing_else_changes():
+    request = EngineCoreRequest(
+        request_id="r1",
+        prompt_token_ids=[1, 2],
+        mm_features=None,
+        sampling_params=SamplingParams(temperature=0.5, seed=3, stop=["x"]),
+        pooling_params=None,
+        arrival_time=1.0,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+        prompt_embeds=torch.ones(64, 64),
+    )
+    blob = payload.encode_request(request)
+    assert len(unpack_frames(blob)) > 1
+    renamed = renamed_request(blob, "r1+1")
+    assert payload.decode_request(renamed).request_id == "r1+1"
+    assert renamed_request(renamed, "r1") == blob

@@ -21,6 +21,7 @@ from sterna.config import (
     FrontendConfig,
     LlumletConfig,
     MigrationConfig,
+    OnInstanceFailure,
     TransportConfig,
 )
 from sterna.engine.vllm.guard import is_cpu_build, vllm_imports
@@ -203,6 +204,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_scaling_options(group)
     add_door_options(group)
+    group.add_argument(
+        "--on-instance-failure",
+        choices=[each.value for each in OnInstanceFailure],
+        default=FrontendConfig().on_instance_failure.value,
+        help="what becomes of the requests of an instance that dies: they go on elsewhere behind "
+        "the tokens that their clients have, or they fail, as in the paper (default: %(default)s)",
+    )
     add_failure_options(group)
 
 
@@ -232,7 +240,10 @@ def cluster_config(args: Namespace) -> ClusterConfig:
             policy=policy, migration=MigrationConfig(), drain_limit_s=args.drain_timeout
         ),
         transport=transport,
-        frontend=FrontendConfig(door=door_config(args)),
+        frontend=FrontendConfig(
+            door=door_config(args),
+            on_instance_failure=OnInstanceFailure(args.on_instance_failure),
+        ),
         num_instances=num_instances(args, scaling),
         num_frontends=args.frontends,
         num_gpus_per_instance=num_gpus,

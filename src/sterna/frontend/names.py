@@ -8,6 +8,7 @@ vLLM derives from it one engine request for each prompt and each of `n` choices:
     a prompt                                          cmpl-tern-0       (prompt 0 of a batch)
     engine request   chatcmpl-tern-9f86d081           cmpl-tern-0-9f86d081
     of n choices     2_chatcmpl-tern-9f86d081         2_cmpl-tern-0-9f86d081
+    sent again       chatcmpl-tern-9f86d081+1         (`histories`: its instance died)
 
 Any of these names is understood; one that stands for several engine requests means all of them.
 """
@@ -15,22 +16,25 @@ Any of these names is understood; one that stands for several engine requests me
 import re
 from collections.abc import Iterable
 
+from sterna.frontend.histories import ATTEMPT_MARK
 from sterna.types import RequestId
 
 _CHOICE = re.compile(r"^\d+_")
 _RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
 _PROMPT_NUMBER = re.compile(r"-\d+$")
+_ATTEMPT = re.compile(r"(?<=-[0-9a-f]{8})" + re.escape(ATTEMPT_MARK) + r"\d+$")
 _KIND = re.compile(r"^(?:[a-z]+-|resp_)")
 
 
 def names_of(request_id: RequestId) -> set[str]:
     """Return every name by which somebody may mean this engine request."""
-    parent = _CHOICE.sub("", request_id)
+    original = _ATTEMPT.sub("", request_id)
+    parent = _CHOICE.sub("", original)
     prompt = _RANDOM_SUFFIX.sub("", parent)
-    names = {request_id, parent, prompt}
+    names = {request_id, original, parent, prompt}
     if prompt.startswith("cmpl-"):
         names.add(_PROMPT_NUMBER.sub("", prompt))
-    names |= {_KIND.sub("", name) for name in names if name != request_id}
+    names |= {_KIND.sub("", name) for name in names if name not in (request_id, original)}
     return {name for name in names if name}
 
 

@@ -61,8 +61,7 @@ def knows_its_instances(server: ServerProcess, *expected: str) -> bool:
     return states == dict.fromkeys(expected, "running")
 
 
-def test_a_killed_instance_ends_its_streams_clearly_and_is_replaced(server: ServerProcess) -> None:
-    """ "The requests running on the failed instance are aborted"."""
+def test_the_streams_of_a_killed_instance_go_on_and_it_is_replaced(server: ServerProcess) -> None:
     outcomes: list[str] = []
 
     def stream() -> None:
@@ -79,7 +78,7 @@ def test_a_killed_instance_ends_its_streams_clearly_and_is_replaced(server: Serv
     psutil.Process(int(ready[1])).kill()
     for thread in threads:
         thread.join(HANG_TIMEOUT_S)
-    assert sorted(outcomes) == ["APIError", "length"]
+    assert outcomes == ["length", "length"]
     # An id is never used again.
     until(
         lambda: knows_its_instances(server, "i1", "i2"), "the replacement serves", START_TIMEOUT_S
@@ -135,8 +134,7 @@ def test_an_instance_that_dies_while_it_is_drained_is_not_replaced(server: Serve
     ask(server.url, "POST", "/admin/drain", None, {"instance": busy})
     until(lambda: _state(server, busy) == "terminating", "it is being drained")
     psutil.Process(int(ready[1])).kill()
-    with pytest.raises(openai.APIError):
-        list(stream)
+    assert list(stream)[-1].choices[0].finish_reason == "length"
     (idle,) = {"i0", "i1"} - {busy}
     until(lambda: knows_its_instances(server, idle), "the other one is all there is")
     assert answers(server)
