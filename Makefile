@@ -72,6 +72,10 @@ bench-migration: model ## Measure migration's downtime into bench/results/migrat
 reproduce: install ## Run the paper's evaluation into bench/results/paper and docs/evaluation.md
 	@exec $(BIN)/sterna reproduce $(ARGS)
 
+.PHONY: model-check
+model-check: install ## Check the model of the migration handshake exhaustively (needs spin)
+	@exec $(BIN)/python -m bench.model_check $(ARGS)
+
 .PHONY: lint
 lint: install ## Check style
 	@$(BIN)/ruff check .
