@@ -13,12 +13,23 @@ from sterna.messages import (
     HandedBack,
     Instance,
     Membership,
+    MigrateRequest,
+    MigrationMessage,
     OwnerQuery,
     OwnerReply,
     TokenBatch,
     TokenSpan,
 )
-from sterna.migration.messages import AbortRequest
+from sterna.migration.messages import (
+    AbortRequest,
+    Drained,
+    Inspect,
+    Inspected,
+    Mode,
+    Progress,
+    ReservationId,
+    Reserved,
+)
 from sterna.policy.presets import INFAAS_PP, STERNA
 from sterna.sending import ToMailbox
 from sterna.types import FrontendId, Immovable, InstanceId, InstanceView, RequestId
@@ -44,6 +55,36 @@ def test_a_front_end_that_is_not_known_yet_is_answered_when_it_is() -> None:
     assert under_test.on_message(OwnerQuery(F0, 7, (R,)), [], 0.0) == []
     effects = under_test.on_message(membership(1, F0), [], 0.0)
     assert ToMailbox("mailbox of 0", OwnerReply(I0, 7, ())) in effects
+
+
+def test_a_request_whose_commit_is_under_way_is_not_said_to_be_here() -> None:
+    """The peer may have adopted it and died: its late Committed would free what was claimed, and
+    nobody would have the request."""
+    under_test = core()
+    peer, there = InstanceId("i1"), Instance(InstanceId("i1"), "i1")
+    under_test.on_membership(
+        structs.replace(membership(1, F0), instances=(Instance(I0, "i0"), there)), 0.0
+    )
+    under_test.on_message(AddRequest(F0, R, 1), [b"request"], 0.0)
+    order = MigrateRequest("mailbox of 0", 1, R, peer, Mode.RECOMPUTE)
+    (inspect,) = [
+        each for each in under_test.on_message(order, [], 0.0) if isinstance(each, Inspect)
+    ]
+    migration_id = inspect.migration_id
+    progress = Progress(is_queuing=True, num_full_blocks=0, num_blocks=0, num_preemptions=0)
+    under_test.on_outcome(migration_id, Inspected(progress, b"request"), 0.0)
+    reserved = Reserved(migration_id, ReservationId(1), 0, ("i1",))
+    under_test.on_message(MigrationMessage(peer, reserved), [], 0.0)
+
+    def answer() -> OwnerReply:
+        (effect,) = under_test.on_message(OwnerQuery(F0, 7, (R,)), [], 0.0)
+        assert isinstance(effect, ToMailbox)
+        assert isinstance(effect.message, OwnerReply)
+        return effect.message
+
+    assert answer() == OwnerReply(I0, 7, (R,))
+    under_test.on_outcome(migration_id, Drained(0, b"state"), 0.0)
+    assert answer() == OwnerReply(I0, 7, (), arriving=(R,))
 
 
 def test_tokens_for_a_front_end_that_is_not_known_yet_are_kept_in_order() -> None:

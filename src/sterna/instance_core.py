@@ -276,9 +276,13 @@ class InstanceCore:
     def _answer_owner_query(
         self, frontend_id: FrontendId, query_id: int, request_ids: Iterable[RequestId]
     ) -> list[InstanceEffect]:
-        here = tuple(each for each in request_ids if each in self._requests)
-        coming = self._llumlet.arriving_requests() - self._requests.keys()
-        arriving = tuple(each for each in request_ids if each in coming)
+        # What is committed may be the peer's already, and have died with it: to claim it would end
+        # the doubt, and the verdict of the dead, still under way, would free it here.
+        committing = self._llumlet.committing_requests()
+        sure = self._requests.keys() - committing
+        unsure = (self._llumlet.arriving_requests() | committing) - sure
+        here = tuple(each for each in request_ids if each in sure)
+        arriving = tuple(each for each in request_ids if each in unsure)
         reply = OwnerReply(self._instance_id, query_id, here, arriving)
         return self._to_frontend(frontend_id, reply)
 

@@ -149,6 +149,10 @@ class Llumlet:
         """Whether a migration begins as soon as a view shows a request that can move."""
         return self._num_free_slots() > 0 and self._paused_until_s is None
 
+    def committing_requests(self) -> frozenset[RequestId]:
+        """Requests that the engine still has, but that may be a peer's already."""
+        return self._coordinator.committing_requests()
+
     def arriving_requests(self) -> frozenset[RequestId]:
         """Requests that the engine does not have yet, but may come to have."""
         return self._coordinator.arriving_requests()

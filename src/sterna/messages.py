@@ -148,7 +148,7 @@ class OwnerReply(msgspec.Struct, frozen=True, tag=True):
     """Instance -> front end: which of the queried requests are here.
 
     Attributes:
-        arriving: those that may come to be here, by a migration that has not ended.
+        arriving: those that may come to be here, or to stay, by a migration that has not ended.
     """
 
     instance_id: InstanceId

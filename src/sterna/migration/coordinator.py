@@ -114,6 +114,13 @@ class MigrationCoordinator:
         leaving = {s.request_id for s in self._sources.values() if not s.is_settled}
         return frozenset(leaving | {d.request_id for d in self._destinations.values()})
 
+    def committing_requests(self) -> frozenset[RequestId]:
+        """Requests that wait here, drained, for a verdict: they may run on the peer already, and
+        may have died with it."""
+        return frozenset(
+            source.request_id for source in self._sources.values() if source.is_holding_request
+        )
+
     def arriving_requests(self) -> frozenset[RequestId]:
         """Requests that the engine does not have yet, but may come to have.
 
