@@ -12,6 +12,7 @@ BENCHMARKS = {
     "migration": "downtime and cost of migrations between two real instances",
     "priorities": "what priorities give to urgent requests and cost the others, on real instances",
     "autoscaling": "a load step up and down on one to three real instances",
+    "chaos": "streams while processes of the server are killed, stopped and cut off",
     "draining": "streams over a drain and a rolling restart, compared token by token",
     "instance-start": "an instance more: as a new process, as a fork, out of the warm pool",
     "fidelity": "how near simulations come to the points of the paper's Figure 11",

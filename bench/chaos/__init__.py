@@ -1,0 +1,1 @@
+"""Faults on the processes of a real server, and what its clients see of them."""

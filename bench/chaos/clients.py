@@ -1,0 +1,217 @@
+"""Streams whose every token is known beforehand, and what a client sees of each.
+
+A request is asked once of a lone engine; its answer is what every later one must be, whatever
+happens to the instances meanwhile. Greedy requests, seeded ones, with penalties and log
+probabilities, with two answers, and with a grammar take turns.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from bench.serving.client import END, EventReader
+from bench.serving.target import Target, refusal
+
+PROMPT_TOKENS = 24
+PROMPT_TOKEN_IDS = (1_000, 30_000)
+STREAM_TIMEOUT_S = 120.0
+"""A stream on which nothing comes for so long has failed."""
+
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0, "ignore_eos": True},
+    "seeded": {"temperature": 0.8, "ignore_eos": True},
+    "penalties": {
+        "temperature": 0.0,
+        "presence_penalty": 0.6,
+        "frequency_penalty": 0.4,
+        "logprobs": 2,
+        "ignore_eos": True,
+    },
+    "two answers": {"temperature": 0.7, "n": 2, "ignore_eos": True},
+    "grammar": {
+        "temperature": 0.0,
+        "structured_outputs": {"regex": "([A-Z][a-z]{2,8} [0-9]{1,4}, ){80}"},
+    },
+}
+PLAIN_KINDS = ("greedy", "seeded")
+"""Those that an engine without a model can answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request, of which there is one right answer."""
+
+    number: int
+    kind: str
+    body: dict[str, Any]
+
+
+def questions(
+    model: str, count: int, max_tokens: int, seed: int, kinds: Sequence[str]
+) -> list[Question]:
+    """So many, of all kinds in turn."""
+    found = []
+    for number in range(count):
+        kind = kinds[number % len(kinds)]
+        draws = np.random.default_rng([seed, number])
+        body = {
+            "model": model,
+            "prompt": draws.integers(*PROMPT_TOKEN_IDS, PROMPT_TOKENS).tolist(),
+            "max_tokens": max_tokens,
+            "seed": number,
+            "stream": True,
+            "return_token_ids": True,
+            **KINDS[kind],
+        }
+        found.append(Question(number, kind, body))
+    return found
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of one request. Times are by the loop's clock.
+
+    Attributes:
+        response_id: by which the server calls it; None until the first event.
+        tokens: of each choice, by its index.
+        times_s: when something came, of each choice.
+        error: None when the stream ended as it should.
+    """
+
+    question: Question
+    sent_s: float
+    response_id: str | None = None
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    times_s: dict[int, list[float]] = field(default_factory=dict)
+    error: str | None = None
+    ended_s: float | None = None
+
+    def gap_s(self, begin_s: float, end_s: float) -> float | None:
+        """The longest time from one event of a choice to the next that overlaps this interval;
+        None where no choice has any."""
+        gaps = [
+            after - before
+            for times_s in self.times_s.values()
+            for before, after in pairwise(times_s)
+            if before < end_s and after > begin_s
+        ]
+        return max(gaps, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """How an answer differs from the right one, in tokens."""
+
+    lost: int = 0
+    repeated: int = 0
+    changed: int = 0
+
+
+def differences(expected: Sequence[int], found: Sequence[int]) -> Differences:
+    """Of two token sequences: what is missing, what is there twice, what is neither.
+
+    Tokens are missing where the rest goes on as it should behind them; they are repeated where
+    the rest goes on as it should before them.
+    """
+    if list(expected) == list(found):
+        return Differences()
+    same = 0
+    for one, other in zip(expected, found, strict=False):
+        if one != other:
+            break
+        same += 1
+    rest_expected, rest_found = list(expected[same:]), list(found[same:])
+    shorter = len(rest_expected) - len(rest_found)
+    if shorter > 0 and rest_expected[shorter:] == rest_found:
+        return Differences(lost=shorter)
+    if shorter < 0 and rest_found[-shorter:] == rest_expected:
+        return Differences(repeated=-shorter)
+    return Differences(changed=max(len(rest_expected), len(rest_found)))
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+class _Event(msgspec.Struct):
+    id: str | None = None
+    choices: list[_Choice] = []
+    error: dict[str, Any] | None = None
+
+
+_EVENTS = msgspec.json.Decoder(_Event)
+
+
+async def ask(session: aiohttp.ClientSession, target: Target, answer: Answer) -> None:
+    """Send the request, and follow its stream to the end, whichever it is."""
+    try:
+        await _follow(session, target, answer)
+    except TimeoutError:
+        answer.error = f"nothing came for {STREAM_TIMEOUT_S:g} s"
+    except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+        answer.error = str(error) or type(error).__name__
+    answer.ended_s = _now_s()
+
+
+async def _follow(session: aiohttp.ClientSession, target: Target, answer: Answer) -> None:
+    finished: set[int] = set()
+    url = f"{target.url}/v1/completions"
+    async with session.post(url, json=answer.question.body) as response:
+        if response.status != 200:
+            answer.error = refusal(response.status, await response.read())
+            return
+        reader = EventReader()
+        async for piece in response.content.iter_any():
+            now_s = _now_s()
+            for data in reader.feed(piece):
+                if data == END:
+                    continue
+                event = _EVENTS.decode(data)
+                if event.error is not None:
+                    answer.error = str(event.error.get("message", event.error))
+                answer.response_id = event.id or answer.response_id
+                for choice in event.choices:
+                    answer.tokens.setdefault(choice.index, []).extend(choice.token_ids or ())
+                    answer.times_s.setdefault(choice.index, []).append(now_s)
+                    if choice.finish_reason is not None:
+                        finished.add(choice.index)
+    if answer.error is None and len(finished) != answer.question.body.get("n", 1):
+        answer.error = "the stream ended before its answer did"
+
+
+async def ask_all(target: Target, asked: Sequence[Question], *, num_at_once: int) -> list[Answer]:
+    """The answers to all questions, so many of which are under way at a time."""
+    answers: list[Answer] = []
+    waiting = list(reversed(asked))
+
+    async def work(session: aiohttp.ClientSession) -> None:
+        while waiting:
+            answer = Answer(waiting.pop(), _now_s())
+            answers.append(answer)
+            await ask(session, target, answer)
+
+    async with session_of(target) as session, asyncio.TaskGroup() as group:
+        for _ in range(num_at_once):
+            group.create_task(work(session))
+    return answers
+
+
+def session_of(target: Target) -> aiohttp.ClientSession:
+    """Connections for streams."""
+    return target.session(
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=STREAM_TIMEOUT_S, sock_read=STREAM_TIMEOUT_S
+        )
+    )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,104 @@
+"""What is done to the processes of a server: killed, stopped, cut off."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import psutil
+
+TITLES = {
+    "scheduler": "ray::_SchedulerActor",
+    "supervisor": "ray::_ClusterActor",
+}
+"""What Ray writes over the command line of an actor's process."""
+
+STOPPED_S = 5.0
+"""A stopped process is let go on after so long, if it is still there: it must do no harm then."""
+
+_PIDFD_GETFD = 438
+"""A system call that Python has no name for: another process's open file, as one of our own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that was done.
+
+    Attributes:
+        victim: an instance's id, or what the process is.
+        at_s: by the clock of the clients.
+        back_s: after how long the server was whole again; None where it never was.
+        affected: ids of the responses that were on the victim, an instance.
+    """
+
+    kind: str
+    victim: str
+    at_s: float
+    back_s: float | None
+    affected: tuple[str, ...] = ()
+
+
+class Processes:
+    """The processes of the server that this program has started."""
+
+    def __init__(self) -> None:
+        self._own = psutil.Process()
+
+    def of_instance(self, instance_id: str, pids: Mapping[str, int]) -> psutil.Process | None:
+        """An instance's, by what the server said of it."""
+        with contextlib.suppress(KeyError, psutil.NoSuchProcess):
+            return psutil.Process(pids[instance_id])
+        return None
+
+    def titled(self, title: str) -> psutil.Process | None:
+        """The one whose title begins so."""
+        for process in self._own.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if " ".join(process.cmdline()[:1]).startswith(title):
+                    return process
+        return None
+
+
+def kill(process: psutil.Process) -> None:
+    """End it at once, whatever it is doing."""
+    process.send_signal(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def stopped(process: psutil.Process) -> Iterator[None]:
+    """It does nothing for as long as the context lasts, and its connections stay open."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+
+
+def cut(process: psutil.Process) -> int:
+    """Break the process's TCP connections to other processes of this machine, in the middle of
+    whatever they carry; returns how many.
+
+    Raises:
+        OSError: the system does not let us.
+    """
+    pidfd = os.pidfd_open(process.pid)
+    libc = ctypes.CDLL(None, use_errno=True)
+    num_cut = 0
+    try:
+        for connection in process.net_connections("tcp"):
+            if connection.status != psutil.CONN_ESTABLISHED or connection.fd < 0:
+                continue
+            fd = libc.syscall(_PIDFD_GETFD, pidfd, connection.fd, 0)
+            if fd < 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+            with socket.socket(fileno=fd) as theirs, contextlib.suppress(OSError):
+                theirs.shutdown(socket.SHUT_RDWR)
+                num_cut += 1
+    finally:
+        os.close(pidfd)
+    return num_cut

@@ -1,0 +1,173 @@
+"""What a storm of faults comes to: rows, summary, table."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from bench import results_io
+from bench.chaos.clients import Answer, differences
+from bench.chaos.faults import Fault
+
+MOVED, DIED, ALL = "planned move", "death or hang of an instance", "all"
+DEADLY = ("kill", "stop")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A migration that was ordered, and done: of which request, from when to when."""
+
+    request_id: str
+    begin_s: float
+    end_s: float
+
+
+def rows_of(
+    faults: Sequence[Fault], moves: Sequence[Move], answers: Sequence[Answer], recovery_s: float
+) -> list[dict[str, Any]]:
+    """A row for moves, and for each kind of fault: how often, the longest gap of each affected
+    stream, and the time until the server was whole again.
+
+    A stream is affected by a fault on the instance that it was on; by another one, when it was
+    open at all.
+    """
+    rows = [_row(MOVED, len(moves), _gaps_of_moves(moves, answers), [])]
+    for kind in sorted({each.kind for each in faults}):
+        those = [each for each in faults if each.kind == kind]
+        gaps_s = [gap_s for each in those for gap_s in _gaps_of(each, answers, recovery_s)]
+        back_s = [each.back_s for each in those if each.back_s is not None]
+        rows.append(_row(kind, len(those), gaps_s, back_s))
+        rows[-1]["never_whole"] = len(those) - len(back_s)
+    return rows
+
+
+def summary_of(
+    rows: Sequence[Mapping[str, Any]],
+    answers: Sequence[Answer],
+    expected: Mapping[int, Mapping[int, Sequence[int]]],
+) -> dict[str, Any]:
+    """What became of the requests, and of their tokens.
+
+    Args:
+        expected: the right tokens by question and choice.
+    """
+    found = {"lost": 0, "repeated": 0, "changed": 0}
+    for answer in answers:
+        right = expected[answer.question.number]
+        for index, tokens in right.items():
+            came = answer.tokens.get(index, [])
+            # Of an answer that failed, what came before must be right all the same.
+            until = len(tokens) if answer.error is None else len(came)
+            each = differences(tokens[:until], came)
+            found["lost"] += each.lost
+            found["repeated"] += each.repeated
+            found["changed"] += each.changed
+    by_event = {row["event"]: row["gap_s"] for row in rows if row["n"]}
+    deadly = [row for row in rows if row["event"] in DEADLY and row["n"]]
+    return {
+        "requests": len(answers),
+        "failed": sum(each.error is not None for each in answers),
+        "tokens_lost": found["lost"],
+        "tokens_repeated": found["repeated"],
+        "tokens_changed": found["changed"],
+        "tokens": sum(len(tokens) for each in answers for tokens in each.tokens.values()),
+        "faults": sum(row["events"] for row in rows if row["event"] != MOVED),
+        "gap_s": {
+            "steps": _distribution(_steps(answers)),
+            **by_event,
+            "instance_died_p99": max((row["gap_s"]["p99"] for row in deadly), default=None),
+        },
+    }
+
+
+def _row(
+    event: str, count: int, gaps_s: Sequence[float], back_s: Sequence[float]
+) -> dict[str, Any]:
+    return {
+        "event": event,
+        "events": count,
+        "n": len(gaps_s),
+        "gap_s": _distribution(gaps_s),
+        "back_s": _distribution(back_s),
+    }
+
+
+def _distribution(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    return {**results_io.summary(values), "max": round(max(values), 4)}
+
+
+def _gaps_of(fault: Fault, answers: Iterable[Answer], recovery_s: float) -> list[float]:
+    end_s = fault.at_s + recovery_s
+    gaps = []
+    for answer in answers:
+        is_on_instance = answer.response_id in fault.affected
+        if is_on_instance or (fault.kind not in (*DEADLY, "cut") and _is_open(answer, fault.at_s)):
+            gap_s = answer.gap_s(fault.at_s, end_s)
+            if gap_s is not None:
+                gaps.append(gap_s)
+    return gaps
+
+
+def _gaps_of_moves(moves: Iterable[Move], answers: Sequence[Answer]) -> list[float]:
+    gaps = []
+    for move in moves:
+        for answer in answers:
+            if answer.response_id is not None and move.request_id.startswith(answer.response_id):
+                gap_s = answer.gap_s(move.begin_s, move.end_s)
+                if gap_s is not None:
+                    gaps.append(gap_s)
+    return gaps
+
+
+def _is_open(answer: Answer, at_s: float) -> bool:
+    return answer.sent_s <= at_s and (answer.ended_s is None or answer.ended_s > at_s)
+
+
+def _steps(answers: Iterable[Answer]) -> list[float]:
+    """All times from one event of a choice to the next."""
+    return [
+        after - before
+        for answer in answers
+        for times_s in answer.times_s.values()
+        for before, after in pairwise(times_s)
+    ]
+
+
+# ------------------------------------------------------------------------------------ the page
+
+TITLES = {
+    MOVED: "a request is moved on purpose",
+    "kill": "an instance is killed",
+    "stop": "an instance is stopped (SIGSTOP)",
+    "cut": "an instance's connections are cut",
+    "scheduler": "the global scheduler is killed",
+    "supervisor": "the supervisor is killed",
+}
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """The table of `chaos.json`."""
+    hardware, config, summary = document["hardware"], document["config"], document["summary"]
+    steps = summary["gap_s"]["steps"]
+    lines = [
+        f"Measured on {document['date'][:10]} at commit {document['commit']}: {hardware['cpu']}, "
+        f"{hardware['num_cores']} cores; `sterna serve {' '.join(config['server'])}`, "
+        f"{config['minutes']:g} minutes, {config['streams']} streams at once. "
+        f"**{summary['requests']} requests, {summary['failed']} failed; of {summary['tokens']:,} "
+        f"tokens {summary['tokens_lost']} lost, {summary['tokens_repeated']} repeated, "
+        f"{summary['tokens_changed']} changed.** From one token to the next: median "
+        f"{1000 * steps['median']:.0f} ms, P99 {1000 * steps['p99']:.0f} ms.",
+        "",
+        "| what happens | how often | streams | longest gap, median, s | P99, s | max, s | "
+        "whole again after, median, s |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in document["rows"]:
+        gap, back = row["gap_s"], row["back_s"]
+        gaps = ["–"] * 3 if gap is None else [f"{gap[k]:.2f}" for k in ("median", "p99", "max")]
+        whole = "–" if back is None else f"{back['median']:.1f}"
+        cells = (TITLES[row["event"]], str(row["events"]), str(row["n"]), *gaps, whole)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

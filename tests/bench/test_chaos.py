@@ -1,0 +1,180 @@
+"""`sterna bench chaos`: what it sees of streams, what it does to processes, what comes of both."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.chaos.__main__ import main
+from bench.chaos.clients import Answer, Differences, Question, differences, questions
+from bench.chaos.faults import Fault, cut, kill, stopped
+from bench.chaos.report import MOVED, Move, markdown, rows_of, summary_of
+
+tokens = st.lists(st.integers(0, 3), max_size=12)
+
+
+def test_equal_answers_do_not_differ() -> None:
+    assert differences([1, 2, 3], [1, 2, 3]) == Differences()
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([1, 2, 5, 6], Differences(lost=2)),
+        ([1, 2, 3, 4], Differences(lost=2)),
+        ([], Differences(lost=6)),
+        ([1, 2, 3, 2, 3, 4, 5, 6], Differences(repeated=2)),
+        ([1, 2, 3, 9, 9, 9], Differences(changed=3)),
+    ],
+)
+def test_what_differs_is_lost_repeated_or_changed(found: list[int], expected: Differences) -> None:
+    assert differences([1, 2, 3, 4, 5, 6], found) == expected
+
+
+@given(tokens, tokens)
+def test_only_equal_answers_do_not_differ(one: list[int], other: list[int]) -> None:
+    assert (differences(one, other) == Differences()) == (one == other)
+
+
+def answer(response_id: str, times_s: list[float], *, error: str | None = None) -> Answer:
+    question = Question(0, "greedy", {"max_tokens": len(times_s)})
+    return Answer(
+        question,
+        sent_s=times_s[0] - 0.5,
+        response_id=response_id,
+        tokens={0: list(range(len(times_s)))},
+        times_s={0: times_s},
+        error=error,
+        ended_s=times_s[-1],
+    )
+
+
+STEADY = answer("cmpl-a", [1.0, 1.1, 1.2, 1.3, 1.4])
+INTERRUPTED = answer("cmpl-b", [1.0, 1.1, 3.6, 3.7])
+
+
+def test_a_gap_is_the_longest_one_that_overlaps() -> None:
+    assert INTERRUPTED.gap_s(1.2, 2.0) == 2.5
+    assert INTERRUPTED.gap_s(3.65, 3.66) == pytest.approx(0.1)
+    assert INTERRUPTED.gap_s(5.0, 6.0) is None
+
+
+def test_rows_tell_the_gaps_of_the_streams_that_were_hit() -> None:
+    faults = [
+        Fault("kill", "i0", 1.15, 9.0, ("cmpl-b",)),
+        Fault("scheduler", "scheduler", 1.05, None),
+    ]
+    moves = [Move("cmpl-a-0-1234", 1.15, 1.25)]
+    moved, killed, scheduler = rows_of(faults, moves, [STEADY, INTERRUPTED], 0.02)
+    assert (moved["event"], moved["n"], moved["gap_s"]["max"]) == (MOVED, 1, 0.1)
+    assert (killed["n"], killed["gap_s"]["max"], killed["back_s"]["median"]) == (1, 2.5, 9.0)
+    assert (scheduler["n"], scheduler["gap_s"]["max"], scheduler["never_whole"]) == (2, 0.1, 1)
+
+
+def test_the_summary_counts_requests_and_tokens() -> None:
+    broken = answer("cmpl-c", [1.0, 1.1], error="cut")
+    wrong = answer("cmpl-d", [1.0, 1.1, 1.2, 1.3, 1.4])
+    wrong.tokens[0][4] = 99
+    answers = [STEADY, INTERRUPTED, broken, wrong]
+    rows = rows_of([Fault("kill", "i0", 1.15, 9.0, ("cmpl-b",))], [], answers, 1.0)
+    found = summary_of(rows, answers, {0: {0: [0, 1, 2, 3, 4]}})
+    assert (found["requests"], found["failed"], found["faults"]) == (4, 1, 1)
+    assert (found["tokens_lost"], found["tokens_repeated"], found["tokens_changed"]) == (1, 0, 1)
+    assert found["gap_s"]["instance_died_p99"] == 2.5
+
+
+def test_the_page_has_a_line_for_each_event() -> None:
+    answers = [STEADY, INTERRUPTED]
+    rows = rows_of([Fault("kill", "i0", 1.15, 9.0, ("cmpl-b",))], [], answers, 1.0)
+    document = {
+        "date": "2026-11-22T00:00:00",
+        "commit": "abc",
+        "hardware": {"cpu": "a processor", "num_cores": 2},
+        "config": {"server": ["--dtype", "float32"], "minutes": 10.0, "streams": 6},
+        "rows": rows,
+        "summary": summary_of(rows, answers, {0: {0: [0, 1, 2, 3, 4]}}),
+    }
+    text = markdown(json.loads(json.dumps(document)))
+    assert "| an instance is killed | 1 | 1 | 2.50 | 2.50 | 2.50 | 9.0 |" in text
+    assert "| a request is moved on purpose | 0 | 0 | – | – | – | – |" in text
+
+
+def test_questions_are_of_all_kinds_in_turn_and_the_same_each_time() -> None:
+    asked = questions("terns", 4, 10, 1, ["greedy", "seeded"])
+    assert [each.kind for each in asked] == ["greedy", "seeded"] * 2
+    assert asked == questions("terns", 4, 10, 1, ["greedy", "seeded"])
+    assert len({str(each.body["prompt"]) for each in asked}) == 4
+
+
+# -------------------------------------------------------------------------- faults on processes
+
+PEER = """
+import socket, sys
+wire = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+print("connected", flush=True)
+print("heard", wire.recv(10), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def peer():
+    """A process that is connected to us, and waits to hear something."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        process = subprocess.Popen(
+            [sys.executable, "-c", PEER, port],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        wire, _ = server.accept()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "connected\n"
+        with wire:
+            yield process, wire
+        process.kill()
+        process.communicate()
+
+
+def test_a_cut_breaks_the_connections_of_a_process_that_lives_on(peer) -> None:
+    process, wire = peer
+    assert cut(psutil.Process(process.pid)) == 1
+    assert process.stdout.readline() == "heard b''\n"
+    assert wire.recv(10) == b""
+    assert process.poll() is None
+
+
+def test_a_stopped_process_keeps_its_connections_and_goes_on_afterwards(peer) -> None:
+    process, wire = peer
+    with stopped(psutil.Process(process.pid)):
+        while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+            pass
+        wire.sendall(b"terns")
+    assert process.stdout.readline() == "heard b'terns'\n"
+
+
+def test_a_killed_process_ends(peer) -> None:
+    process, wire = peer
+    kill(psutil.Process(process.pid))
+    assert process.wait(10.0) == -9
+    assert wire.recv(10) == b""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_a_minute_of_faults_on_emulated_instances_fails_nothing(tmp_path: Path) -> None:
+    assert main(["--quick", "--results", str(tmp_path)]) == 0
+    summary = json.loads((tmp_path / "chaos.json").read_text())["summary"]
+    assert summary["requests"] > 0
+    assert summary["faults"] > 0
+    differing = ("failed", "tokens_lost", "tokens_repeated", "tokens_changed")
+    assert [summary[each] for each in differing] == [0, 0, 0, 0]
