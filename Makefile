@@ -64,6 +64,10 @@ sim-soak: install ## Run 100,000 of them into bench/results/sim_soak.json
 soak: model ## Half an hour of all kinds of clients: nothing may grow (SOAK_SECONDS=180 for less)
 	@SOAK_SECONDS=$(or $(SOAK_SECONDS),1800) $(BIN)/python -m pytest -m soak -s $(ARGS)
 
+.PHONY: chaos
+chaos: model ## Hit the processes of a real server for ten minutes into bench/results/chaos.json
+	@exec $(BIN)/sterna bench chaos $(ARGS)
+
 .PHONY: bench-migration
 bench-migration: model ## Measure migration's downtime into bench/results/migration.json
 	@exec $(BIN)/sterna bench migration $(ARGS)

@@ -235,14 +235,18 @@ def cluster_config(args: Namespace) -> ClusterConfig:
     policy = with_classes(replace(policy, **changes), args.classes)
     transport = TransportConfig(kind=args.transport, bandwidth_share=args.migration_bandwidth_share)
     num_gpus = 0 if args.emulated is not None else _num_gpus(args)
+    on_failure = OnInstanceFailure(args.on_instance_failure)
     config = ClusterConfig(
         llumlet=LlumletConfig(
-            policy=policy, migration=MigrationConfig(), drain_limit_s=args.drain_timeout
+            policy=policy,
+            migration=MigrationConfig(),
+            drain_limit_s=args.drain_timeout,
+            hands_back=on_failure is OnInstanceFailure.CONTINUE,
         ),
         transport=transport,
         frontend=FrontendConfig(
             door=door_config(args),
-            on_instance_failure=OnInstanceFailure(args.on_instance_failure),
+            on_instance_failure=on_failure,
         ),
         num_instances=num_instances(args, scaling),
         num_frontends=args.frontends,
