@@ -92,17 +92,20 @@ inline source_undo(is_client, is_peer_told) {
 /* `_keep_drained`: step it again, or free it for its client. */
 inline keep_drained() {
     stop_copying();
-#ifndef BREAK_RELEASES_BEFORE_COMMITTED
-    assert(at_a == DRAINED);
     if
-    :: s_has_client_aborted -> 
+#ifdef BREAK_RELEASES_BEFORE_COMMITTED
+    :: at_a == GONE -> skip
+#endif
+    :: at_a == DRAINED && s_has_client_aborted ->
         assert(client_gone || is_ended || is_continued);
         at_a = GONE; a_frees(); is_ended = is_ended | !is_continued
-    :: !s_has_client_aborted && drained_queuing -> at_a = QUEUING
-    :: !s_has_client_aborted && !drained_queuing -> at_a = RUNNING
+    :: at_a == DRAINED && !s_has_client_aborted && drained_queuing -> at_a = QUEUING
+    :: at_a == DRAINED && !s_has_client_aborted && !drained_queuing -> at_a = RUNNING
+#ifndef BREAK_RELEASES_BEFORE_COMMITTED
+    :: else -> assert(false)
+#endif
     fi;
     drained_queuing = 0;
-#endif
     source_over()
 }
 

@@ -9,8 +9,8 @@ doubt**. All instances are asked for all requests in doubt, and
 - a request is out of doubt when an instance has it: if that has given it away since, the next
   owner says so, or dies, which puts it in doubt again;
 - one that is only arriving somewhere, or leaving with its commit under way, stays in doubt, and
-  is asked for again, for it may never get there, or be gone: unless that instance then shows that it runs there. What comes over one connection is in
-  order, so that is fresh;
+  is asked for again, for it may never get there, or be gone: unless that instance then shows that
+  it runs there. What comes over one connection is in order, so that is fresh;
 - a request that nobody claims has died with its instance. It is given up only when every live
   instance has denied it, never because one is slow to answer;
 - a request that moves, or another death, voids the answers so far: the instance that denied it
