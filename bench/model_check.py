@@ -82,14 +82,14 @@ class Explored:
 
 
 SHORT = (
-    Check("short safety", num_stages=1, num_reservations=1, has_recovery=False),
-    Check("short liveness", num_stages=1, num_reservations=1, num_faults=1),
+    Check("short safety", 1, 1, has_recovery=False),
+    Check("short liveness", 1, 1, num_faults=1, has_recovery=False),
 )
 FULL = (
     Check("two stages", num_stages=2, num_reservations=1),
     Check("late copies of Reserve", num_stages=1, num_reservations=2),
     Check("a fault in any stage", num_stages=2, num_reservations=2, num_faults=1),
-    Check("two faults", num_stages=1, num_reservations=2, num_faults=2),
+    Check("two faults", num_stages=2, num_reservations=1, num_faults=2, has_recovery=False),
 )
 
 
@@ -188,6 +188,7 @@ def _row(check: Check, explored: Explored) -> dict[str, Any]:
         "violated": explored.violated is not None,
         "stages": check.num_stages,
         "reservations": check.num_reservations,
+        "recovery": check.has_recovery,
         "faults": "any number" if check.num_faults is None else check.num_faults,
         "n": 1,
         "states": explored.num_states,

@@ -13,8 +13,15 @@
 #define IS_FORGOTTEN \
     (!SOURCE_HAS_MACHINE && !DESTINATION_HAS_MACHINE && at_a != DRAINED && b_reserved == 0 \
     && listening == 0 && copying == 0)
+/* Without the front end's search a request may die with its instance. */
+#ifdef WITHOUT_RECOVERY
+#define MAY_BE_LOST (!a_is_alive || !b_is_alive)
+#else
+#define MAY_BE_LOST false
+#endif
 #define HAS_ENDED_WELL \
-    (is_in_doubt == 0 && ((IS_UNWANTED && NUM_OWNERS == 0) || (!IS_UNWANTED && NUM_OWNERS == 1)))
+    (is_in_doubt == 0 && ((!IS_UNWANTED && NUM_OWNERS == 1) \
+        || ((IS_UNWANTED || MAY_BE_LOST) && NUM_OWNERS == 0)))
 
 #ifdef FAULTS
 ltl ends_well { <>[] (IS_FORGOTTEN && HAS_ENDED_WELL) }
