@@ -1,4 +1,4 @@
-"""Some hundred clusters under faults: every promise is kept, and a seed tells the same each time."""
+"""Some hundred clusters under faults: all promises are kept, and a seed tells the same each time."""
 
 import os
 import subprocess

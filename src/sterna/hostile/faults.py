@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from random import Random
 
-from sterna.hostile.actors import Actor, FrontendProcess, InstanceProcess
+from sterna.fleet import Phase
+from sterna.hostile.actors import Actor, FrontendProcess, InstanceProcess, SchedulerProcess
 from sterna.hostile.network import Conditions
 from sterna.hostile.platform import Platform
 from sterna.hostile.timeline import Process
@@ -52,19 +53,31 @@ class Order(Enum):
     RESTART = "replace all instances"
 
 
+WEIGHTS: dict[Fault | Trouble | Order, float] = {
+    **dict.fromkeys(Fault, 4.0),
+    **dict.fromkeys(Trouble, 1.0),
+    Order.MIGRATE: 12.0,
+    Order.DRAIN: 1.0,
+    Order.UNDO: 1.0,
+    Order.START: 0.5,
+    Order.RESTART: 0.3,
+}
+"""How often each is tried. Much of what may break is broken in the middle of a migration."""
+
+
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
     """Which faults there are, and how often.
 
     Attributes:
-        interval_s: mean time between two tries to break something.
+        interval_s: mean time between two tries to do something.
         overlap: whether a component may die while another is down.
     """
 
     faults: tuple[Fault, ...] = tuple(Fault)
     troubles: tuple[Trouble, ...] = tuple(Trouble)
     orders: tuple[Order, ...] = tuple(Order)
-    interval_s: float = 0.3
+    interval_s: float = 0.06
     overlap: bool = False
 
 
@@ -95,14 +108,9 @@ class Adversary:
         if self._world.timeline.now_s >= self._until_s:
             self._heal()
             return
-        kinds: list[Fault | Trouble | Order] = [
-            *self._plan.faults,
-            *self._plan.faults,
-            *self._plan.troubles,
-            *self._plan.orders,
-        ]
+        kinds = [*self._plan.faults, *self._plan.troubles, *self._plan.orders]
         if kinds:
-            kind = self._rng.choice(kinds)
+            (kind,) = self._rng.choices(kinds, [WEIGHTS[each] for each in kinds])
             if self._do(kind):
                 self._world.counts[f"{type(kind).__name__.lower()}: {kind.value}"] += 1
         self._schedule()
@@ -136,7 +144,8 @@ class Adversary:
         if any(each.is_hung or each.crash_after is not None for each in processes):
             return False
         hosted = [each.name for each in platform.instances() if not each.engine.is_stalled]
-        return all(each in hosted for each in supervisor.core.fleet.members)
+        serving = supervisor.core.fleet.in_phase(Phase.SERVING, Phase.TERMINATING)
+        return all(each in hosted for each in serving)
 
     def _break(self, fault: Fault) -> bool:
         process = self._victim()
@@ -147,7 +156,7 @@ class Adversary:
             case Fault.KILL:
                 platform.kill(process)
             case Fault.KILL_AT_EFFECT:
-                process.crash_after = rng.randint(0, 60)
+                self._crash_soon(process)
             case Fault.HANG:
                 longest_s = 3.0 if isinstance(process, InstanceProcess) else 1.5
                 platform.hang(process, rng.uniform(0.02, longest_s))
@@ -165,15 +174,31 @@ class Adversary:
                 self._world.timeline.note(process.name, f"cut off from {other.name}")
         return True
 
+    def _crash_soon(self, process: Process) -> None:
+        """Let it die in place of one of its next effects, if it has so many soon."""
+        most = 60 if isinstance(process, InstanceProcess) else 10
+        process.crash_after = self._rng.randint(0, most)
+
+        def give_up() -> None:
+            process.crash_after = None
+
+        self._world.timeline.push(1.0, None, "", give_up)
+
     def _victim(self) -> Process | None:
-        """Instances half of the time, else any other component."""
+        """Any kind of component; of instances rather one that migrates."""
         platform, rng = self._platform, self._rng
-        instances: list[Process] = [*platform.instances()]
+        instances = platform.instances()
+        migrating = [each for each in instances if each.core.has_open_migrations]
+        members = platform.members()
         supervisor = platform.supervisor
-        others: list[Process] = [each for each in platform.members() if each not in instances]
-        if supervisor is not None and supervisor.is_alive:
-            others.append(supervisor)
-        pool = instances if rng.random() < 0.5 else others
+        pools: list[tuple[float, list[Process]]] = [
+            (0.3, [*instances]),
+            (0.2, [*migrating]),
+            (0.15, [each for each in members if isinstance(each, SchedulerProcess)]),
+            (0.2, [each for each in members if isinstance(each, FrontendProcess)]),
+            (0.15, [supervisor] if supervisor is not None and supervisor.is_alive else []),
+        ]
+        (pool,) = rng.choices([each for _, each in pools], [share for share, _ in pools])
         return rng.choice(pool) if pool else None
 
     # ------------------------------------------------------------------------------ troubles

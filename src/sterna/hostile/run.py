@@ -83,7 +83,7 @@ class Run:
             max_instances=scaling.max_instances if scaling else None,
         )
         self._platform.begin(fleet)
-        num_requests = rng.randint(5, 40)
+        num_requests = rng.randint(5, 60)
         self._clients = Clients(self._platform, num_requests, FAULTS_BEGIN_S, HEAL_S)
         timeline.push(
             FAULTS_BEGIN_S, None, "", lambda: Adversary(self._platform, plan, HEAL_S).begin()

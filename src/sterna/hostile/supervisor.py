@@ -86,12 +86,11 @@ class SupervisorProcess(Actor):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has, to its knowledge, all that it wants."""
-        phases = {member.phase for member in self.core.fleet.members.values()}
+        """Whether, to its knowledge, nobody is missed: an instance that dies has others beside
+        it, though more may be on their way."""
         return (
             self._scheduler is not None
             and len(self._frontends) == self._platform.num_frontends
-            and Phase.STARTING not in phases
             and len(self.core.fleet.in_phase(Phase.SERVING)) >= 2
         )
 
