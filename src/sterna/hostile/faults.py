@@ -125,7 +125,8 @@ class Adversary:
 
     def _do(self, kind: Fault | Trouble | Order) -> bool:
         if isinstance(kind, Fault):
-            return (self._plan.overlap or self._is_whole()) and self._break(kind)
+            may_break = self._has_somebody() if self._plan.overlap else self._is_whole()
+            return may_break and self._break(kind)
         if isinstance(kind, Trouble):
             self._trouble(kind)
             return True
@@ -146,6 +147,19 @@ class Adversary:
         hosted = [each.name for each in platform.instances() if not each.engine.is_stalled]
         serving = supervisor.core.fleet.in_phase(Phase.SERVING, Phase.TERMINATING)
         return all(each in hosted for each in serving)
+
+    def _has_somebody(self) -> bool:
+        """Whether enough is left to go on from: three that live know who belongs to the cluster,
+        and two of them are instances that could serve."""
+        well = [each for each in self._platform.members() if not each.is_hung]
+        instances = [
+            each
+            for each in well
+            if isinstance(each, InstanceProcess)
+            and each.membership.version > 0
+            and not each.engine.is_stalled
+        ]
+        return len(well) > 3 and len(instances) > 2
 
     def _break(self, fault: Fault) -> bool:
         process = self._victim()
