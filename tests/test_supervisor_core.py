@@ -62,9 +62,18 @@ def test_an_operator_is_answered_also_when_nothing_was_begun() -> None:
     assert reply == ToMailbox("operator", AdminReply(3, b"null", error))
 
 
+def test_what_a_dead_supervisor_said_last_never_overrules_its_successor() -> None:
+    """It was still under way when the successor asked for the newest that anybody knew: whoever
+    hears it first would not listen to a successor that goes on with the same numbers."""
+    predecessor = SupervisorCore(serving(I0, I1))
+    heard = announced(predecessor)
+    under_way = [announced(predecessor) for _ in range(10)]
+    successor = SupervisorCore.successor(heard)
+    assert announced(successor).version > max(each.version for each in under_way)
+
+
 def test_a_successor_replaces_what_died_meanwhile() -> None:
     core = SupervisorCore.successor(announced(SupervisorCore(serving(I0, I1))))
-    assert core.version == 1
     assert core.take_over({I0}, 0.0) == [Announce(), Announce(), Start(I2, 0)]
 
 

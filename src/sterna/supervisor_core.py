@@ -34,6 +34,10 @@ from sterna.types import InstanceId
 NUM_INSTANCES_AT_ONCE = 100
 """What an operator may ask for in one go: more is a slip of the keyboard."""
 
+TAKEOVER_GAP = 1000
+"""By so much a successor's memberships are newer than the newest that anybody knew of: its
+predecessor may have sent a few more, which are still under way and must not count as news."""
+
 Order = DrainInstance | StartInstances | RestartInstances
 
 
@@ -196,7 +200,8 @@ class SupervisorCore:
     def successor(cls, membership: Membership) -> "SupervisorCore":
         """The supervisor that goes on where the one that announced this was."""
         state = state_of(membership)
-        return cls(state.fleet, state.options, membership.version, state.emptied_since)
+        version = membership.version + TAKEOVER_GAP
+        return cls(state.fleet, state.options, version, state.emptied_since)
 
     def take_over(self, found: Collection[InstanceId], now_s: float) -> list[SupervisorEffect]:
         """These instances are up, and no others.
