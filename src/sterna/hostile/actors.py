@@ -321,8 +321,9 @@ class FrontendProcess(Actor):
         self._carry_out(self.core.on_request(question, encode(ask), self.now_s))
 
     def on_client_gone(self, request_id: RequestId) -> None:
-        """A client aborts its request."""
-        self._carry_out(self.core.on_abort([request_id], self.now_s))
+        """A client aborts its request, if that has not ended."""
+        if self.world.ledger.on_client_gone(request_id):
+            self._carry_out(self.core.on_abort([request_id], self.now_s))
 
     def _carry_out(self, effects: Iterable[FrontendEffect]) -> None:
         for effect in effects:

@@ -65,9 +65,5 @@ class Clients:
                 delay_s,
                 frontend,
                 f"{request_id} is aborted",
-                lambda: self._go(frontend, request_id),
+                lambda: frontend.on_client_gone(request_id),
             )
-
-    def _go(self, frontend: FrontendProcess, request_id: RequestId) -> None:
-        if self._world.ledger.on_client_gone(request_id):
-            frontend.on_client_gone(request_id)

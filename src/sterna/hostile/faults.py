@@ -44,9 +44,10 @@ class Trouble(Enum):
 
 
 class Order(Enum):
-    """What operators want."""
+    """What operators and clients want."""
 
     MIGRATE = "move a request"
+    ABORT = "end a request where requests move"
     DRAIN = "drain an instance"
     UNDO = "let a drained instance serve on"
     START = "start an instance"
@@ -57,6 +58,7 @@ WEIGHTS: dict[Fault | Trouble | Order, float] = {
     **dict.fromkeys(Fault, 4.0),
     **dict.fromkeys(Trouble, 1.0),
     Order.MIGRATE: 12.0,
+    Order.ABORT: 1.0,
     Order.DRAIN: 1.0,
     Order.UNDO: 1.0,
     Order.START: 0.5,
@@ -108,7 +110,8 @@ class Adversary:
         if self._world.timeline.now_s >= self._until_s:
             self._heal()
             return
-        kinds = [*self._plan.faults, *self._plan.troubles, *self._plan.orders]
+        plan = self._plan
+        kinds: list[Fault | Trouble | Order] = [*plan.faults, *plan.troubles, *plan.orders]
         if kinds:
             (kind,) = self._rng.choices(kinds, [WEIGHTS[each] for each in kinds])
             if self._do(kind):
@@ -166,6 +169,9 @@ class Adversary:
         if process is None:
             return False
         rng, platform = self._rng, self._platform
+        if fault in (Fault.HANG, Fault.CUT_OFF):
+            # Tokens may come so late that they are taken for lost.
+            self._world.ledger.is_calm = False
         match fault:
             case Fault.KILL:
                 platform.kill(process)
@@ -256,6 +262,8 @@ class Adversary:
         match order:
             case Order.MIGRATE:
                 return self._order_migration(frontend, number)
+            case Order.ABORT:
+                return self._abort()
             case Order.DRAIN | Order.UNDO:
                 is_undo = order is Order.UNDO
                 message = DrainInstance(reply_to, number, one.instance_id, is_undo)
@@ -265,6 +273,23 @@ class Adversary:
             case Order.RESTART:
                 has_surge = rng.random() < 0.7
                 return _to_supervisor(frontend, RestartInstances(reply_to, number, has_surge))
+
+    def _abort(self) -> bool:
+        """Have a client go away whose request is, or may be, on its way."""
+        ledger = self._world.ledger
+        migrating = [each for each in self._platform.instances() if each.core.has_open_migrations]
+        record = ledger.one_of(
+            self._rng,
+            [r.request_id for each in migrating for r in each.engine.core.requests()],
+        )
+        if record is None:
+            return False
+        frontend = self._world.processes[record.frontend]
+        assert isinstance(frontend, FrontendProcess)
+        request_id = record.ask.request_id
+        what = f"{request_id} is aborted"
+        self._world.timeline.push(0.0, frontend, what, lambda: frontend.on_client_gone(request_id))
+        return True
 
     def _order_migration(self, frontend: FrontendProcess, number: int) -> bool:
         rng = self._rng

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from random import Random
 
 from sterna.frontend.effects import Failure
 from sterna.frontend.histories import ATTEMPT_MARK
@@ -40,14 +41,20 @@ class Record:
     num_tokens: int = 0
     digest: int = EMPTY
     hosts: set[InstanceId] = field(default_factory=set)
-    failure: Failure | None = None
 
 
 class Ledger:
-    """All requests."""
+    """All requests.
+
+    Attributes:
+        dead_instances: those that failed; not those that were ended in good order.
+        is_calm: whether nothing has kept tokens from coming in time, but deaths.
+    """
 
     def __init__(self) -> None:
         self.records: dict[RequestId, Record] = {}
+        self.num_open = 0
+        self.is_calm = True
         self.dead_instances: set[InstanceId] = set()
 
     @property
@@ -61,6 +68,7 @@ class Ledger:
 
     def accept(self, ask: Ask, frontend: str, now_s: float) -> None:
         """A front end took the request."""
+        self.num_open += 1
         self.records[ask.request_id] = Record(ask, ask.request_id, frontend, now_s)
 
     def on_sent(self, request_id: RequestId, instance_id: InstanceId) -> None:
@@ -81,6 +89,8 @@ class Ledger:
                 f"{request_id} goes on behind {num_tokens} tokens, and its client has "
                 f"{record.num_tokens}"
             )
+        if self.is_calm and not record.hosts & self.dead_instances:
+            raise Violation(f"{request_id} is sent again, and no instance that had it has failed")
         record.attempt_id = attempt_id
 
     def on_client_gone(self, request_id: RequestId) -> bool:
@@ -88,14 +98,14 @@ class Ledger:
         record = self.records[request_id]
         is_open = record.status is Status.OPEN
         if is_open:
-            record.status = Status.ABORTED
+            self._end(record, Status.ABORTED)
         return is_open
 
     def on_frontend_death(self, frontend: str) -> None:
         """The front end's streams are cut."""
         for record in self.open:
             if record.frontend == frontend:
-                record.status = Status.CUT
+                self._end(record, Status.CUT)
 
     def on_engine_abort(self, request_id: RequestId) -> None:
         """An instance ends the request in its engine.
@@ -140,7 +150,7 @@ class Ledger:
                     f"{request_id} ended after {record.num_tokens} of "
                     f"{record.ask.output_tokens} tokens"
                 )
-            record.status = Status.FINISHED
+            self._end(record, Status.FINISHED)
 
     def on_failure(self, request_id: RequestId, failure: Failure) -> None:
         """The client is told that its request has failed.
@@ -151,10 +161,20 @@ class Ledger:
         record = self.records[request_id]
         if record.status is not Status.OPEN:
             raise Violation(f"{request_id} failed after its end: {record.status.value}")
-        record.status, record.failure = Status.FAILED, failure
+        self._end(record, Status.FAILED)
         num_deaths = len(record.hosts & self.dead_instances)
         if failure is not Failure.KILLED_INSTANCES or num_deaths < 2:
             raise Violation(f"{request_id} failed: {failure.value}")
+
+    def one_of(self, rng: Random, attempt_ids: Sequence[RequestId]) -> Record | None:
+        """One of these whose client waits for it, or None."""
+        records = [self._record(each) for each in attempt_ids]
+        waiting = [each for each in records if each.status is Status.OPEN]
+        return rng.choice(waiting) if waiting else None
+
+    def _end(self, record: Record, status: Status) -> None:
+        record.status = status
+        self.num_open -= 1
 
     def _record(self, attempt_id: RequestId) -> Record:
         return self.records[RequestId(attempt_id.split(ATTEMPT_MARK)[0])]

@@ -45,7 +45,7 @@ from sterna.migration.messages import (
 )
 from sterna.migration.source import MigrationSource, SourceState
 from sterna.supervisor_core import SupervisorCore, SupervisorEffect
-from sterna.types import FrontendId, InstanceId, MigrationId
+from sterna.types import FrontendId, InstanceId, MigrationId, RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +116,6 @@ class SaysEmptiedTooSoon(InstanceCore):
         return 0
 
 
-class EndsWithOpenMigrations(InstanceCore):
-    """Says that it may end while a peer waits for its answer."""
-
-    def _tell_if_emptied(self) -> list[InstanceEffect]:
-        llumlet = self._llumlet
-        self._llumlet = _NoMigrations()  # type: ignore[assignment]
-        effects = super()._tell_if_emptied()
-        self._llumlet = llumlet
-        return effects
-
-
-class _NoMigrations:
-    has_open_migrations = False
-
-
 class ForgetsUnknownFrontends(InstanceCore):
     """Drops what is for a front end that it does not know yet."""
 
@@ -140,15 +125,6 @@ class ForgetsUnknownFrontends(InstanceCore):
         if frontend_id not in self._frontends:
             return []
         return super()._to_frontend(frontend_id, message, frames)
-
-
-class DeniesWhatArrives(InstanceCore):
-    """Does not claim, when asked, what it is about to adopt."""
-
-    def _new_llumlet(self, config: LlumletConfig) -> Llumlet:
-        llumlet = super()._new_llumlet(config)
-        llumlet.arriving_requests = frozenset  # type: ignore[method-assign]
-        return llumlet
 
 
 # ------------------------------------------------------------------------------------- machines
@@ -331,15 +307,21 @@ class WaitsForTheScheduler(FrontendCore):
         self._dispatcher.__class__ = _NeverBypasses
 
 
-class DeliversRepeats(FrontendCore):
-    """Does not say how many tokens the client has already."""
+class _Repeating(Streams):
+    @staticmethod
+    def _deliver(stream: Any, request_id: RequestId, span: Any, outcome: Any) -> bool:
+        _, end, is_finished, payload = span
+        outcome.deliveries.append(Deliver(request_id, payload, 0, is_finished))
+        stream.next_index = max(stream.next_index, end)
+        return not is_finished
 
-    def _conclude(self, effects: Iterable[FrontendEffect], *args: Any) -> list[FrontendEffect]:
-        concluded = super()._conclude(effects, *args)
-        return [
-            replace(each, num_repeated=0) if isinstance(each, Deliver) else each
-            for each in concluded
-        ]
+
+class DeliversRepeats(FrontendCore):
+    """Delivers tokens that the client has already."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._streams.__class__ = _Repeating
 
 
 class _Unordered(Streams):
@@ -420,9 +402,7 @@ MISTAKES = (
     _on_instances("the destination adopts after it said aborted", AdoptsAfterItSaidAborted),
     _on_instances("the destination has no lease", HasNoLease),
     _on_instances("the instance does not wait for farewells", SaysEmptiedTooSoon),
-    _on_instances("the instance ends while a peer waits for it", EndsWithOpenMigrations),
     _on_instances("what is for unknown front ends is dropped", ForgetsUnknownFrontends),
-    _on_instances("the instance denies what it is about to adopt", DeniesWhatArrives),
     Mistake("the engine does not tell of preemptions", Cores(engine=TellsPresenceOnly)),
     Mistake("state of the request does not move along", Cores(engine=LosesState)),
     Mistake("a stream waits for a scheduler that died", Cores(frontend=WaitsForTheScheduler)),

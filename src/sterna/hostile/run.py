@@ -122,7 +122,7 @@ class Run:
 
     def _run(self) -> None:
         timeline = self._timeline
-        while timeline.now_s < HEAL_S or self._clients.num_to_come or self._ledger.open:
+        while timeline.now_s < HEAL_S or self._clients.num_to_come or self._ledger.num_open:
             self._step()
             if timeline.now_s > HEAL_S + LIVENESS_LIMIT_S:
                 self._ledger.check_ended(timeline.now_s)
