@@ -1,4 +1,4 @@
-"""Some hundred clusters under faults: all promises are kept, and a seed tells the same each time."""
+"""Some hundred clusters under faults: all promises are kept, by the same events each time."""
 
 import os
 import subprocess

@@ -39,6 +39,7 @@ from sterna.migration.messages import (
     Reason,
     Received,
     Release,
+    Reserve,
     Resume,
     Send,
     Tick,
@@ -232,6 +233,19 @@ class AdoptsBeforeTheLastBlocks(_WithMachines):
     destination = _Hasty
 
 
+class _Talkative(MigrationDestination):
+    def _between_stages(self, event: Event, now_s: float) -> list[Effect]:
+        is_last_in_place = self.state is DestinationState.RECEIVED and self._is_last
+        match event:
+            case Received(Reserve(stage=stage)) if is_last_in_place and stage == self._stage:
+                return [self._answer_copied()]
+        return super()._between_stages(event, now_s)
+
+
+class TellsOfALastStage(_WithMachines):
+    destination = _Talkative
+
+
 class _Changeable(MigrationDestination):
     def _give_up(self, reason: Reason) -> list[Effect]:
         if self.state is DestinationState.COMMITTING:
@@ -400,6 +414,7 @@ MISTAKES = (
     _on_instances("the destination forgets that it adopted", ForgetsThatItAdopted),
     _on_instances("the destination adopts before the last blocks came", AdoptsBeforeTheLastBlocks),
     _on_instances("the destination adopts after it said aborted", AdoptsAfterItSaidAborted),
+    _on_instances("the destination tells of a last stage that it was copied", TellsOfALastStage),
     _on_instances("the destination has no lease", HasNoLease),
     _on_instances("the instance does not wait for farewells", SaysEmptiedTooSoon),
     _on_instances("what is for unknown front ends is dropped", ForgetsUnknownFrontends),

@@ -1,0 +1,52 @@
+"""The simulator finds what it is there to find: each planted mistake breaks a promise in some seed.
+
+`python -m bench.sim_soak --planted` says after how many seeds each is found; here those that are
+found within seconds are looked for at every run, and all of them by `make test-slow`.
+"""
+
+import pytest
+
+from sterna.hostile.planted import MISTAKES, Mistake
+from sterna.hostile.run import run_seed
+
+NUM_SEEDS_QUICK = 30
+NUM_SEEDS = 1500
+
+QUICK = (
+    "source blocks freed before the last stage was sent",
+    "the source resumes because nothing was heard",
+    "state of the request does not move along",
+    "a stream waits for a scheduler that died",
+)
+
+
+def violation(mistake: Mistake, num_seeds: int) -> str | None:
+    """The first broken promise in so many seeds."""
+    for seed in range(num_seeds):
+        result = run_seed(seed, cores=mistake.cores)
+        if result.violation is not None:
+            return result.violation
+    return None
+
+
+def named(name: str) -> Mistake:
+    (mistake,) = (each for each in MISTAKES if each.name == name)
+    return mistake
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_mistake_is_found_soon(name: str) -> None:
+    assert violation(named(name), NUM_SEEDS_QUICK) is not None
+
+
+def test_the_violation_says_what_is_wrong() -> None:
+    found = violation(named("the source resumes because nothing was heard"), NUM_SEEDS_QUICK)
+    assert found is not None
+    assert "two owners" in found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", [each.name for each in MISTAKES if each.name not in QUICK])
+def test_every_planted_mistake_is_found(name: str) -> None:
+    assert violation(named(name), NUM_SEEDS) is not None
