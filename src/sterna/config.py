@@ -284,6 +284,8 @@ class DoorConfig:
         body_timeout_s: a request whose body is not there after so long is refused.
         head_timeout_s: a connection without a whole request line and headers for so long is cut.
         reader_timeout_s: a connection whose client reads nothing of its answer for so long is cut.
+        resume_window_s: how long streams are kept for clients that come back; None: not at all.
+        max_kept_bytes: of all streams that are kept.
     """
 
     max_queued_requests: int | None = 2048
@@ -292,6 +294,8 @@ class DoorConfig:
     body_timeout_s: float = 300.0
     head_timeout_s: float = 60.0
     reader_timeout_s: float = 60.0
+    resume_window_s: float | None = None
+    max_kept_bytes: int = 256 << 20
 
     def __post_init__(self) -> None:
         if self.max_queued_requests is not None:
@@ -305,6 +309,9 @@ class DoorConfig:
         for option in ("max_body_bytes", "body_timeout_s", "head_timeout_s", "reader_timeout_s"):
             value = getattr(self, option)
             _require(value > 0, option, value, "positive")
+        if self.resume_window_s is not None:
+            _require(self.resume_window_s > 0, "resume_window_s", self.resume_window_s, "positive")
+        _require(self.max_kept_bytes > 0, "max_kept_bytes", self.max_kept_bytes, "positive")
 
 
 @dataclass(frozen=True, slots=True)

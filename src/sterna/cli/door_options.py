@@ -36,6 +36,19 @@ def add_door_options(group: Any) -> None:
         help="a client that reads nothing of its answer for so long is cut off "
         "(default: %(default)g)",
     )
+    group.add_argument(
+        "--resumable-streams",
+        action="store_true",
+        help="clients whose connection broke may read their streams on, by X-Request-Id and "
+        "Last-Event-ID",
+    )
+    group.add_argument(
+        "--resume-window",
+        type=float,
+        metavar="SECONDS",
+        default=60.0,
+        help="how long streams are kept for clients to come back (default: %(default)g)",
+    )
 
 
 def door_config(args: Namespace) -> DoorConfig:
@@ -52,8 +65,16 @@ def door_config(args: Namespace) -> DoorConfig:
         raise ConfigurationError(f"--max-body-mib must be positive, not {args.max_body_mib:g}")
     if not args.reader_timeout > 0:
         raise ConfigurationError(f"--reader-timeout must be positive, not {args.reader_timeout:g}")
+    if not args.resume_window > 0:
+        raise ConfigurationError(f"--resume-window must be positive, not {args.resume_window:g}")
+    if args.resumable_streams and args.frontends > 1:
+        raise ConfigurationError(
+            "--resumable-streams needs --frontends 1: a client that comes back must find the "
+            "front end that has its stream"
+        )
     return DoorConfig(
         max_queued_requests=args.max_queued_requests or None,
         max_body_bytes=math.ceil(args.max_body_mib * MIB),
         reader_timeout_s=args.reader_timeout,
+        resume_window_s=args.resume_window if args.resumable_streams else None,
     )

@@ -22,6 +22,7 @@ import uvicorn
 import vllm.envs as envs
 from fastapi import FastAPI
 from starlette.middleware import Middleware
+from starlette.types import ASGIApp
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
@@ -49,6 +50,7 @@ from sterna.frontend.keys import ApiKeys
 from sterna.frontend.overload import OverloadMiddleware, expected
 from sterna.frontend.patience import Places, patient
 from sterna.frontend.queue_limit import QueueLimit
+from sterna.frontend.resumable import ResumableStreams
 from sterna.frontend.router import Router
 from sterna.frontend.tiers import TierMiddleware, admitted_priority
 from sterna.mailbox import Mailbox
@@ -223,7 +225,10 @@ class FrontendServer:
 
     async def _answer(self, app: FastAPI, client: AsyncLLM, sock: socket.socket) -> None:
         door = self._config.door
-        self._gate = Gate(BodyLimit(app, door.max_body_bytes, door.body_timeout_s))
+        inside: ASGIApp = app
+        if door.resume_window_s is not None:
+            inside = ResumableStreams(app, door.resume_window_s, door.max_kept_bytes)
+        self._gate = Gate(BodyLimit(inside, door.max_body_bytes, door.body_timeout_s))
         config = _http_config(self._gate, self._args, self._config)
         app.state.server = server = _Server(config, self._listening)
         companions = [

@@ -1,0 +1,140 @@
+"""The events of streams, kept for clients that come back. Pure.
+
+A stream's events are numbered from 1, and each says its number (`id:`, server-sent events). Its log
+is kept while it grows and for a window afterwards; one whose clients are all gone grows for the
+window, and is given up then. Logs of streams that nobody follows go first when all of them together
+take too much memory.
+"""
+
+from dataclasses import dataclass, field
+
+SEPARATOR = b"\n\n"
+"""Between two events."""
+
+
+@dataclass(slots=True, eq=False)
+class EventLog:
+    """One stream.
+
+    Attributes:
+        owner: the credentials of the client that began it; nobody else may read on.
+        events: complete, with their numbers; the first one is number 1.
+        num_bytes: of the events.
+        num_followers: clients that read it.
+        is_finished: no event will follow.
+        left_s: when the last follower left, or it was finished, whichever was later; None while
+            somebody follows it.
+    """
+
+    owner: bytes
+    events: list[bytes] = field(default_factory=list)
+    num_bytes: int = 0
+    num_followers: int = 0
+    is_finished: bool = False
+    left_s: float | None = None
+    _rest: bytes = b""
+
+    def feed(self, content: bytes) -> int:
+        """Take what the server wrote next; returns how many bytes the log has grown."""
+        before = self.num_bytes
+        *complete, self._rest = (self._rest + content).split(SEPARATOR)
+        for event in complete:
+            if event.strip():
+                numbered = b"id: %d\n%s%s" % (len(self.events) + 1, event, SEPARATOR)
+                self.events.append(numbered)
+                self.num_bytes += len(numbered)
+        return self.num_bytes - before
+
+
+class EventLogs:
+    """All streams of a front end that can be read on.
+
+    Args:
+        window_s: how long a log is kept for clients to come back.
+        max_bytes: of all events together.
+    """
+
+    def __init__(self, window_s: float, max_bytes: int) -> None:
+        self._window_s = window_s
+        self._max_bytes = max_bytes
+        self._logs: dict[str, EventLog] = {}
+        self._num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all events that are kept."""
+        return self._num_bytes
+
+    def open(self, request_id: str, owner: bytes) -> EventLog | None:
+        """Begin the log of a new stream; None when there is one of that id."""
+        if request_id in self._logs:
+            return None
+        log = self._logs[request_id] = EventLog(owner)
+        return log
+
+    def find(self, request_id: str) -> EventLog | None:
+        """Return the stream, if it is kept; whoever asks must be its owner."""
+        return self._logs.get(request_id)
+
+    def feed(self, request_id: str, content: bytes) -> list[str]:
+        """The stream goes on; returns which others had to be given up for it."""
+        log = self._logs.get(request_id)
+        if log is None:
+            return []
+        self._num_bytes += log.feed(content)
+        given_up = []
+        while self._num_bytes > self._max_bytes:
+            unwanted = [
+                (not each.is_finished, each.left_s, name)
+                for name, each in self._logs.items()
+                if each.left_s is not None and name != request_id
+            ]
+            if not unwanted:
+                break
+            *_, name = min(unwanted)
+            self._forget(name)
+            given_up.append(name)
+        return given_up
+
+    def on_finished(self, request_id: str, now_s: float) -> None:
+        """No event of this stream will follow."""
+        log = self._logs.get(request_id)
+        if log is not None:
+            log.is_finished = True
+            if log.num_followers == 0:
+                log.left_s = now_s
+
+    def on_follower(self, log: EventLog) -> None:
+        """A client reads the stream."""
+        log.num_followers += 1
+        log.left_s = None
+
+    def on_left(self, log: EventLog, now_s: float) -> None:
+        """A client reads it no more."""
+        log.num_followers -= 1
+        if log.num_followers == 0:
+            log.left_s = now_s
+
+    def forget(self, request_id: str) -> None:
+        """The stream cannot be read on, and need not be kept."""
+        if request_id in self._logs:
+            self._forget(request_id)
+
+    def expired(self, now_s: float) -> list[str]:
+        """Forget the streams for which nobody has come back in time; returns which."""
+        names = [
+            name
+            for name, each in self._logs.items()
+            if each.left_s is not None and each.left_s + self._window_s <= now_s
+        ]
+        for name in names:
+            self._forget(name)
+        return names
+
+    def next_deadline_s(self) -> float | None:
+        """When `expired` may next return something, or None when somebody follows every stream."""
+        lefts_s = [each.left_s for each in self._logs.values() if each.left_s is not None]
+        return min(lefts_s) + self._window_s if lefts_s else None
+
+    def _forget(self, request_id: str) -> None:
+        self._num_bytes -= self._logs.pop(request_id).num_bytes

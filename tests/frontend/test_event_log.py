@@ -1,0 +1,91 @@
+"""What is kept of streams, for how long, and for whom."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sterna.frontend.event_log import EventLog, EventLogs
+
+ME, SOMEBODY = b"me", b"somebody"
+
+
+def logs(window_s: float = 60.0, max_bytes: int = 10_000) -> EventLogs:
+    return EventLogs(window_s, max_bytes)
+
+
+@given(st.lists(st.text("ab c", min_size=1).filter(str.strip), max_size=8), st.data())
+def test_events_are_numbered_however_they_are_cut(texts: list[str], data: st.DataObject) -> None:
+    content = b"".join(b"data: %s\n\n" % each.encode() for each in texts)
+    log = EventLog(ME)
+    while content:
+        size = data.draw(st.integers(1, len(content)))
+        log.feed(content[:size])
+        content = content[size:]
+    assert log.events == [
+        b"id: %d\ndata: %s\n\n" % (number, each.encode()) for number, each in enumerate(texts, 1)
+    ]
+    assert log.num_bytes == sum(map(len, log.events))
+
+
+def test_an_id_is_of_one_stream() -> None:
+    kept = logs()
+    assert kept.open("r", ME) is not None
+    assert kept.open("r", ME) is None
+    kept.forget("r")
+    assert kept.open("r", SOMEBODY) is not None
+
+
+def test_a_stream_is_found_by_its_id() -> None:
+    kept = logs()
+    log = kept.open("r", ME)
+    assert kept.find("r") is log
+    assert kept.find("other") is None
+
+
+def test_a_stream_is_kept_for_the_window_after_the_last_follower() -> None:
+    kept = logs(window_s=60.0)
+    log = kept.open("r", ME)
+    assert log is not None
+    kept.on_follower(log)
+    kept.on_follower(log)
+    kept.on_left(log, 10.0)
+    assert kept.next_deadline_s() is None
+    kept.on_left(log, 20.0)
+    assert kept.next_deadline_s() == 80.0
+    assert kept.expired(79.0) == []
+    kept.on_follower(log)
+    assert kept.expired(100.0) == []
+    kept.on_left(log, 100.0)
+    assert kept.expired(160.0) == ["r"]
+    assert kept.find("r") is None
+
+
+def test_the_window_of_a_stream_that_ends_alone_begins_at_its_end() -> None:
+    kept = logs(window_s=60.0)
+    log = kept.open("r", ME)
+    assert log is not None
+    kept.on_follower(log)
+    kept.on_left(log, 10.0)
+    kept.on_finished("r", 30.0)
+    assert kept.expired(80.0) == []
+    assert kept.expired(90.0) == ["r"]
+
+
+def test_memory_is_bounded_by_giving_up_what_nobody_follows() -> None:
+    """Finished streams first, of these the one that was left first."""
+    kept = logs(max_bytes=1_000)
+    for number, name in enumerate(("growing", "early", "late")):
+        log = kept.open(name, ME)
+        assert log is not None
+        kept.on_follower(log)
+        kept.feed(name, b"data: %s\n\n" % (b"x" * 300))
+        kept.on_left(log, float(number))
+    kept.on_finished("early", 1.0)
+    kept.on_finished("late", 2.0)
+    followed = kept.open("followed", ME)
+    assert followed is not None
+    kept.on_follower(followed)
+    assert kept.feed("followed", b"data: %s\n\n" % (b"x" * 300)) == ["early"]
+    assert kept.feed("followed", b"data: %s\n\n" % (b"x" * 500)) == ["late", "growing"]
+    assert kept.num_bytes == followed.num_bytes
+    # What somebody reads is kept, whatever it takes: its client's connection bounds it.
+    assert kept.feed("followed", b"data: %s\n\n" % (b"x" * 5000)) == []

@@ -1,0 +1,248 @@
+"""Clients that leave a stream and read it on, on a real ASGI application."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from sterna.frontend.resumable import ResumableStreams
+
+PATH = "/v1/completions"
+HANG_S = 20.0
+
+
+class Server:
+    """An application whose stream goes on when the test says so."""
+
+    def __init__(self, window_s: float = 60.0) -> None:
+        self.go_on = asyncio.Semaphore(0)
+        self.num_begun = 0
+        self.ended = asyncio.Event()
+        self.was_cancelled = False
+        inner = Starlette(routes=[Route(PATH, self._answer, methods=["POST"])])
+        self.app = ResumableStreams(inner, window_s, 1 << 20)
+
+    async def _answer(self, request: Request) -> Response:
+        body = await request.json()
+        self.num_begun += 1
+        if "error" in body:
+            return JSONResponse({"error": "no"}, 400)
+        if not body.get("stream"):
+            return JSONResponse({"id": request.headers.get("X-Request-Id")})
+        return StreamingResponse(self._events(body["events"]), media_type="text/event-stream")
+
+    async def _events(self, count: int) -> AsyncIterator[str]:
+        try:
+            for number in range(count):
+                await self.go_on.acquire()
+                yield f"data: {number}\n\n"
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+        finally:
+            self.ended.set()
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.go_on.release()
+
+
+class Client:
+    """One connection, which can be dropped at any moment."""
+
+    def __init__(self, server: Server, body: dict[str, Any], **headers: str) -> None:
+        self._gone = asyncio.Event()
+        self._news = asyncio.Event()
+        self._body: bytes | None = json.dumps(body).encode()
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.content = b""
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": PATH,
+            "raw_path": PATH.encode(),
+            "query_string": b"",
+            "headers": [
+                (name.replace("_", "-").lower().encode(), value.encode())
+                for name, value in headers.items()
+            ],
+        }
+        self.task = asyncio.create_task(server.app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode().lower(): v.decode() for name, v in message["headers"]}
+        else:
+            self.content += message.get("body", b"")
+        self._news.set()
+
+    async def until(self, num_events: int) -> None:
+        """Wait until it has so many."""
+        while len(self.events) < num_events:
+            self._news.clear()
+            await self._news.wait()
+
+    async def leave(self) -> None:
+        self._gone.set()
+        await self.task
+
+    @property
+    def events(self) -> list[tuple[int, str]]:
+        """Number and data of each."""
+        found = []
+        for event in self.content.decode().split("\n\n"):
+            if event:
+                number, data = event.split("\n")
+                found.append((int(number.removeprefix("id: ")), data.removeprefix("data: ")))
+        return found
+
+
+def played(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def within() -> None:
+        async with asyncio.timeout(HANG_S):
+            await scenario()
+
+    asyncio.run(within())
+
+
+def stream(events: int) -> dict[str, Any]:
+    return {"stream": True, "events": events}
+
+
+def test_events_say_their_numbers_and_the_answer_its_id() -> None:
+    async def scenario() -> None:
+        server = Server()
+        server.step(3)
+        client = Client(server, stream(3))
+        await client.task
+        assert client.status == 200
+        assert client.events == [(1, "0"), (2, "1"), (3, "2")]
+        assert client.headers["x-request-id"]
+
+    played(scenario)
+
+
+def test_a_client_that_comes_back_gets_the_rest_each_event_once() -> None:
+    async def scenario() -> None:
+        server = Server()
+        first = Client(server, stream(6), x_request_id="tern")
+        server.step(2)
+        await first.until(2)
+        await first.leave()
+        # It goes on meanwhile, and afterwards.
+        server.step(2)
+        second = Client(server, {}, x_request_id="tern", last_event_id="2")
+        await second.until(2)
+        server.step(2)
+        await second.task
+        assert first.events + second.events == [(n + 1, str(n)) for n in range(6)]
+        assert server.num_begun == 1
+
+    played(scenario)
+
+
+def test_a_finished_stream_can_be_read_again_from_anywhere() -> None:
+    async def scenario() -> None:
+        server = Server()
+        server.step(3)
+        await Client(server, stream(3), x_request_id="tern").task
+        for last in range(4):
+            again = Client(server, {}, x_request_id="tern", last_event_id=str(last))
+            await again.task
+            assert (again.status, len(again.events)) == (200, 3 - last)
+
+    played(scenario)
+
+
+def test_nobody_who_comes_back_ends_the_stream_after_the_window() -> None:
+    async def scenario() -> None:
+        server = Server(window_s=0.01)
+        client = Client(server, stream(3), x_request_id="tern")
+        server.step()
+        await client.until(1)
+        await client.leave()
+        await server.ended.wait()
+        assert server.was_cancelled
+        late = Client(server, {}, x_request_id="tern", last_event_id="1")
+        await late.task
+        assert late.status == 404
+
+    played(scenario)
+
+
+def test_another_client_cannot_read_the_stream() -> None:
+    async def scenario() -> None:
+        server = Server()
+        server.step(1)
+        await Client(server, stream(1), x_request_id="tern", authorization="Bearer mine").task
+        thief = Client(server, {}, x_request_id="tern", last_event_id="0", authorization="Bearer a")
+        await thief.task
+        assert thief.status == 404
+        owner = {"authorization": "Bearer mine", "last_event_id": "0"}
+        back = Client(server, {}, x_request_id="tern", **owner)
+        await back.task
+        assert back.events == [(1, "0")]
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("last", ["2", "-1", "one", ""])
+def test_an_event_that_never_was_is_a_bad_request(last: str) -> None:
+    async def scenario() -> None:
+        server = Server()
+        server.step(1)
+        await Client(server, stream(1), x_request_id="tern").task
+        client = Client(server, {}, x_request_id="tern", last_event_id=last)
+        await client.task
+        assert client.status == 400
+        assert "Last-Event-ID must be a number up to 1" in client.content.decode()
+
+    played(scenario)
+
+
+def test_an_id_that_is_in_use_begins_no_second_stream() -> None:
+    async def scenario() -> None:
+        server = Server()
+        server.step(1)
+        await Client(server, stream(1), x_request_id="tern").task
+        second = Client(server, stream(1), x_request_id="tern")
+        await second.task
+        assert second.status == 409
+        assert server.num_begun == 1
+
+    played(scenario)
+
+
+def test_an_error_is_answered_as_it_is_and_not_kept() -> None:
+    async def scenario() -> None:
+        server = Server()
+        for _ in range(2):
+            client = Client(server, {"stream": True, "error": 1}, x_request_id="tern")
+            await client.task
+            assert (client.status, client.content) == (400, b'{"error":"no"}')
+
+    played(scenario)
+
+
+def test_what_is_no_stream_passes() -> None:
+    async def scenario() -> None:
+        client = Client(Server(), {"stream": False}, x_request_id="tern")
+        await client.task
+        assert (client.status, client.content) == (200, b'{"id":"tern"}')
+
+    played(scenario)
