@@ -18,9 +18,11 @@ from sterna.errors import InstanceStartError
 from sterna.fleet import Announce, CancelStart, Close, Fleet, GiveUpGeneration, Phase, Start
 from sterna.mailbox import Mailbox
 from sterna.messages import Heartbeat, WireMessage
+from sterna.progress import ProcessIdentity
 from sterna.runtime.actors import configure_logging, remote_class
 from sterna.runtime.instance_actors import InstanceActors
 from sterna.runtime.placement import find_again
+from sterna.runtime.process import own_identity
 from sterna.runtime.services import Services
 from sterna.runtime.takeover import find_members
 from sterna.runtime.tasks import Tasks
@@ -320,6 +322,10 @@ class _ClusterActor:
     async def run(self) -> None:
         """Return never: whoever waits for it learns of the supervisor's death."""
         await self._cluster.failed()
+
+    async def process(self) -> ProcessIdentity:
+        """Return the actor's process."""
+        return own_identity()
 
     async def drain(self, timeout_s: float) -> int:
         """See `Cluster.drain`."""

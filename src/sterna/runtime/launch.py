@@ -1,11 +1,14 @@
-"""Runs a cluster from the command line: Ray up, everything started, everything ended."""
+"""Runs a cluster from the command line: Ray up, everything started, everything ended.
 
-import contextlib
+The process of `sterna serve` owns what a run needs on its machine (Ray, the fork server, the
+reaper), and keeps alive what may die of it: Ray's GCS and the driver, which does all that concerns
+the cluster. When this process ends, however it comes about, everything does.
+"""
+
 import logging
 import os
 import pickle
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -15,32 +18,27 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
 from types import FrameType
-from typing import Self, TextIO, TypeVar
+from typing import Self, TypeVar
 
 import psutil
 import ray
 
 from sterna.config import ClusterConfig
-from sterna.errors import ConfigurationError, InstanceStartError, SternaError
+from sterna.errors import ConfigurationError, SternaError
 from sterna.mailbox import draw_keys
 from sterna.runtime import open_files
 from sterna.runtime.actors import configure_logging
-from sterna.runtime.cluster import ClusterActor
+from sterna.runtime.driver_process import DriverProcess
 from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, ForkServer
+from sterna.runtime.gcs import Gcs
+from sterna.runtime.orders import NAMESPACE, Serve, say
 from sterna.runtime.reaper import Reaper
-
-CLOSE_TIMEOUT_S = 5.0
-"""What a server has for ending in good order; then it is killed."""
 
 NUM_RAY_STARTS = 3
 """Ray gives its processes 30 s to come up, which a busy machine may exceed."""
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Ray's smallest object store: no payload goes through it."""
-
-MAX_DEATHS = 3
-DEATHS_WITHIN_S = 60.0
-"""Of supervisors: with more of them in so long, another successor would not help."""
 
 POLL_INTERVAL_S = 0.2
 """How soon a signal is seen while something else is waited for."""
@@ -55,13 +53,6 @@ T = TypeVar("T")
 
 class RayStartError(SternaError):
     """Ray could not be started; the message has its reason."""
-
-
-class SupervisorDiedError(SternaError):
-    """The supervisor has ended, and all that it had started; the message has Ray's reason."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"the supervisor died, and the server with it: {reason}")
 
 
 class Stop:
@@ -103,8 +94,8 @@ class Run:
         self._has_fork_server = has_fork_server
         self._open = ExitStack()
         self._stop = Stop()
-        self._cluster: ray.actor.ActorHandle | None = None
-        self._deaths_s: list[float] = []
+        self._gcs = Gcs()
+        self._driver: DriverProcess | None = None
 
     def __enter__(self) -> Self:
         configure_logging("INFO")
@@ -120,9 +111,12 @@ class Run:
     def __exit__(self, *error: object) -> None:
         _ignore_signals()
         self._reaper.note_descendants()
+        if self._driver is not None:
+            self._driver.close()
         ray.shutdown()
         self._open.close()
         self._reaper.close()
+        self._gcs.close()
         self._metrics_folder.cleanup()
 
     def read_and_serve(self, read: Callable[[], tuple[ClusterConfig, Namespace]]) -> int:
@@ -146,24 +140,34 @@ class Run:
         config = replace(config, mailbox_keys=draw_keys())
         logging.getLogger("sterna").setLevel(config.log_level)
         _check_resources(config)
-        _say(f"starting {config.num_instances} instances of {_engine_name(args)}")
-        assert self._cluster is not None
-        start = self._cluster.start.remote(config, pickle.dumps(args), args.emulated)
-        if not _await_start(start, self._stop):
-            return 0
-        self._reaper.note_descendants()
-        _print_ready(config, args)
-        self._await_end(config, args)
-        self._drain(config, args)
-        _say("stopping")
-        _close(self._cluster)
-        return 0
+        say(f"starting {config.num_instances} instances of {_engine_name(args)}")
+        assert self._driver is not None
+        self._driver.serve(
+            Serve(config, pickle.dumps(args), args.emulated, float(args.shutdown_timeout))
+        )
+        return self._keep_up(self._driver, lambda: _print_ready(config, args))
+
+    def _keep_up(self, driver: DriverProcess, on_ready: Callable[[], None]) -> int:
+        """Keep Ray's GCS and the driver up until the driver ends; returns its exit status."""
+        while True:
+            if self._stop.is_set():
+                driver.stop(is_urgent=self._stop.is_urgent())
+            for news in driver.news(POLL_INTERVAL_S):
+                self._reaper.note_descendants()
+                if news.is_ready:
+                    on_ready()
+            if self._gcs.keep_up():
+                driver.listen_again()
+            if (status := driver.keep_up()) is not None:
+                return status
 
     def _start_ray(self) -> None:
         """Ray's own start cannot be told to end, so a signal breaks it off."""
+        # It imports what it needs meanwhile.
+        self._driver = DriverProcess(self._environment, self._metrics_folder.name)
         _on_signal(self._break_off)
         try:
-            start_ray(self._stop, self._reaper)
+            start_ray(self._stop, self._reaper, self._gcs)
         except (KeyboardInterrupt, SystemExit):
             # Ray puts a handler of its own for SIGTERM before it has started.
             self._stop.on_signal(signal.SIGTERM)
@@ -171,79 +175,11 @@ class Run:
             _on_signal(self._stop.on_signal)
         self._reaper.note_descendants()
         if not self._stop.is_set():
-            self._cluster = self._new_cluster()
+            self._driver.use_ray(ray.get_runtime_context().gcs_address)
 
     def _break_off(self, number: int) -> None:
         self._stop.on_signal(number)
         raise KeyboardInterrupt
-
-    def _await_end(self, config: ClusterConfig, args: Namespace) -> None:
-        """Return after a signal. A supervisor that dies has a successor, which takes over what it
-        finds.
-
-        Raises:
-            SupervisorDiedError: one died and could not be replaced.
-        """
-        assert self._cluster is not None
-        ended = self._cluster.run.remote()
-        while not self._stop.is_set():
-            done, _ = ray.wait([ended], timeout=POLL_INTERVAL_S)
-            if done:
-                logger.error("supervisor lost reason=%s", _reason_of_end(ended))
-                self._replace_supervisor(config, args)
-                ended = self._cluster.run.remote()
-
-    def _replace_supervisor(self, config: ClusterConfig, args: Namespace) -> None:
-        """Raises SupervisorDiedError: the successor could not take over, or too many have died."""
-        assert self._cluster is not None
-        now_s = time.monotonic()
-        self._deaths_s = [each for each in self._deaths_s if now_s - each < DEATHS_WITHIN_S]
-        self._deaths_s.append(now_s)
-        if len(self._deaths_s) > MAX_DEATHS:
-            raise SupervisorDiedError(f"{MAX_DEATHS} successors died, too")
-        # A broken one must not act beside its successor.
-        ray.kill(self._cluster)
-        self._cluster = self._new_cluster(is_successor=True)
-        taking_over = self._cluster.take_over.remote(config, pickle.dumps(args), args.emulated)
-        # Also when the server is to end: streams have the time to.
-        while not self._stop.is_urgent():
-            done, _ = ray.wait([taking_over], timeout=POLL_INTERVAL_S)
-            if not done:
-                continue
-            try:
-                ray.get(taking_over)
-            except ray.exceptions.RayError:
-                raise SupervisorDiedError(_reason_of_end(taking_over)) from None
-            self._reaper.note_descendants()
-            return
-
-    def _new_cluster(self, *, is_successor: bool = False) -> ray.actor.ActorHandle:
-        return ClusterActor.remote(
-            self._environment, self._metrics_folder.name, is_successor=is_successor
-        )
-
-    def _drain(self, config: ClusterConfig, args: Namespace) -> None:
-        """Let requests finish, unless the signal does not leave the time."""
-        timeout_s = args.shutdown_timeout
-        if self._stop.is_urgent() or timeout_s <= 0:
-            return
-        _say(f"shutting down: requests have {timeout_s:g} s to finish; Ctrl-C cuts them")
-        deadline_s = time.monotonic() + timeout_s
-        num_left = None
-        while num_left is None and not self._stop.is_urgent():
-            assert self._cluster is not None
-            left_s = max(0.0, deadline_s - time.monotonic())
-            draining = self._cluster.drain.remote(left_s)
-            while not ray.wait([draining], timeout=POLL_INTERVAL_S)[0]:
-                if self._stop.is_urgent():
-                    return
-            try:
-                num_left = ray.get(draining)
-            except ray.exceptions.RayError:
-                logger.error("supervisor lost reason=%s", _reason_of_end(draining))
-                self._replace_supervisor(config, args)
-        if num_left:
-            _say(f"{num_left} requests did not finish within {timeout_s:g} s and are cut")
 
     def _wait(self, future: "Future[T]") -> T | None:
         """Return the future's result; None when a signal came first."""
@@ -273,7 +209,7 @@ def _on_signal(act: Callable[[int], None]) -> None:
         signal.signal(signal_number, lambda number, _: act(number))
 
 
-def start_ray(stop: Stop, reaper: Reaper) -> None:
+def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs) -> None:
     """Start a Ray on this machine, again when its processes came up too slowly.
 
     Raises:
@@ -286,13 +222,15 @@ def start_ray(stop: Stop, reaper: Reaper) -> None:
     # A worker that is to be a fork waits for the fork server's imports.
     os.environ.setdefault("RAY_worker_register_timeout_seconds", "300")
     for attempt in range(1, NUM_RAY_STARTS + 1):
+        gcs.prepare()
         try:
             ray.init(
                 # Its own, also where another Ray runs on this machine.
                 address="local",
-                namespace="sterna",
+                namespace=NAMESPACE,
                 include_dashboard=False,
-                log_to_driver=True,
+                # The driver shows what actors print.
+                log_to_driver=False,
                 logging_level="warning",
                 object_store_memory=OBJECT_STORE_BYTES,
                 configure_logging=True,
@@ -326,35 +264,6 @@ def _check_resources(config: ClusterConfig) -> None:
         )
 
 
-def _await_start(start: ray.ObjectRef, stop: Stop) -> bool:
-    """Wait until everything is up; False when a signal came first."""
-    while not stop.is_set():
-        done, _ = ray.wait([start], timeout=POLL_INTERVAL_S)
-        if done:
-            break
-    else:
-        return False
-    try:
-        ray.get(start)
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, SternaError):
-            raise cause from None
-        raise InstanceStartError(str(cause)) from error
-    except ray.exceptions.RayError:
-        raise SupervisorDiedError(_reason_of_end(start)) from None
-    return True
-
-
-def _reason_of_end(call: ray.ObjectRef) -> str:
-    """Return why a call of the supervisor has ended, in one line."""
-    try:
-        ray.get(call)
-    except ray.exceptions.RayError as error:
-        return str(error).strip().splitlines()[0]
-    return "it returned"
-
-
 def _print_ready(config: ClusterConfig, args: Namespace) -> None:
     elapsed_s = time.time() - psutil.Process().create_time()
     host = {None: "127.0.0.1", "": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(
@@ -364,7 +273,7 @@ def _print_ready(config: ClusterConfig, args: Namespace) -> None:
         host = f"[{host}]"
     scheme = "https" if args.ssl_certfile else "http"
     key = ' -H "Authorization: Bearer $API_KEY"' if args.api_key_table else ""
-    _say(
+    say(
         f"ready after {elapsed_s:.0f} s: {config.num_instances} instances, "
         f"try: curl {scheme}://{host}:{args.port}/v1/chat/completions{key} "
         "-H 'Content-Type: application/json' "
@@ -386,20 +295,6 @@ def _engine_name(args: Namespace) -> str:
         f"an emulated engine ({args.profile}) that answers with the {vocabulary.num_ids} tokens "
         f"of {_model_name(args)} from id {vocabulary.first_id} on"
     )
-
-
-def _say(line: str, stream: TextIO | None = None) -> None:
-    # A full disk under the log is no reason to end.
-    with contextlib.suppress(OSError):
-        print(line, file=stream or sys.stderr, flush=True)
-
-
-def _close(cluster: ray.actor.ActorHandle) -> None:
-    """Ask everything to end; what does not is killed with Ray."""
-    try:
-        ray.get(cluster.close.remote(), timeout=CLOSE_TIMEOUT_S)
-    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-        logger.warning("not everything ended by itself reason=%s", type(error).__name__)
 
 
 def _ignore_signals() -> None:

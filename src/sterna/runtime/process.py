@@ -5,15 +5,19 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 import ray
 
-from sterna.progress import ProcessIdentity, ProcessState
+from sterna.config import WatchConfig
+from sterna.progress import ProcessIdentity, ProcessState, Progress
 
 logger = logging.getLogger(__name__)
+
+_ONLY = "the process"
 
 POLL_INTERVAL_S = 0.01
 """Pace of looking whether a process that was killed has ended."""
@@ -24,9 +28,15 @@ COMPLAINT_INTERVAL_S = 10.0
 
 def own_identity() -> ProcessIdentity:
     """Return the identity of this process, which is an actor's."""
-    stat = _stat(os.getpid())
-    assert stat is not None
-    return ProcessIdentity(ray.get_runtime_context().get_node_id(), os.getpid(), stat[1])
+    identity = identity_of(os.getpid(), ray.get_runtime_context().get_node_id())
+    assert identity is not None
+    return identity
+
+
+def identity_of(process_id: int, node_id: str = "") -> ProcessIdentity | None:
+    """Return the identity of a process of this node; None where there is none."""
+    stat = _stat(process_id)
+    return None if stat is None else ProcessIdentity(node_id, process_id, stat[1])
 
 
 def state_of_process(process: ProcessIdentity) -> ProcessState:
@@ -37,6 +47,25 @@ def state_of_process(process: ProcessIdentity) -> ProcessState:
         return ProcessState.GONE
     # A debugger's stop ("t") is somebody's wish, and no failure.
     return ProcessState.STOPPED if stat[0] == "T" else ProcessState.RUNNING
+
+
+class ProcessWatch:
+    """Watches one process of this node, for who looks at it several times a second.
+
+    Args:
+        stopped_timeout_s: how long it may be stopped.
+    """
+
+    def __init__(self, process: ProcessIdentity, stopped_timeout_s: float) -> None:
+        self._process = process
+        self._progress = Progress(WatchConfig(stopped_timeout_s=stopped_timeout_s))
+        self._progress.on_joined(_ONLY)
+
+    def why_halted(self) -> str | None:
+        """Say, once, that it has ended or is stopped, and why it counts as lost."""
+        now_s = time.monotonic()
+        self._progress.on_state(_ONLY, state_of_process(self._process), now_s)
+        return next((each.reason for each in self._progress.on_time(now_s)), None)
 
 
 async def end_process(process: ProcessIdentity) -> None:
@@ -70,8 +99,8 @@ def _family(process: ProcessIdentity) -> list[ProcessIdentity]:
     family = [process]
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(process.process_id).children(recursive=True):
-            if (stat := _stat(child.pid)) is not None:
-                family.append(ProcessIdentity(process.node_id, child.pid, stat[1]))
+            if (identity := identity_of(child.pid, process.node_id)) is not None:
+                family.append(identity)
     return family
 
 

@@ -1,0 +1,314 @@
+"""The driver of a run: has its supervisor started, drained and closed, and replaces one that died.
+
+It is a process of its own, beside that of `sterna serve`, which starts it, tells it what to do and
+replaces it: nothing that serves depends on it, so that its death is noticed by nobody else. The
+supervisor outlives it, and another driver finds that by its name.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import pickle
+import queue
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+
+import ray
+
+from sterna.errors import InstanceStartError, SternaError
+from sterna.progress import ProcessIdentity
+from sterna.runtime.actors import configure_logging
+from sterna.runtime.cluster import ClusterActor
+from sterna.runtime.instance_actors import surviving_as
+from sterna.runtime.orders import (
+    DEATHS_WITHIN_S,
+    MAX_DEATHS,
+    NAMESPACE,
+    Changed,
+    ListenAgain,
+    Order,
+    Serve,
+    Stop,
+    UseRay,
+    say,
+)
+from sterna.runtime.process import ProcessWatch, end_process
+
+CLOSE_TIMEOUT_S = 5.0
+"""What a server has for ending in good order; then it is killed."""
+
+POLL_INTERVAL_S = 0.2
+"""How soon an order is seen while something else is waited for."""
+
+STOPPED_TIMEOUT_S = 2.0
+"""A supervisor that is stopped for so long is replaced."""
+
+LISTEN_TIMEOUT_S = 30.0
+"""What a new GCS has for coming up."""
+
+SUPERVISOR = "supervisor "
+"""How the names of supervisors begin."""
+
+logger = logging.getLogger("sterna.launch")
+
+
+class SupervisorDiedError(SternaError):
+    """The supervisor has ended, and all that it had started; the message has Ray's reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the supervisor died, and the server with it: {reason}")
+
+
+class Orders:
+    """What the process of `sterna serve` wants; its end is the driver's."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._orders: queue.SimpleQueue[UseRay | Serve | None] = queue.SimpleQueue()
+        self.is_stopping = False
+        self.is_urgent = False
+        threading.Thread(target=self._read, name="orders", daemon=True).start()
+
+    def next(self) -> UseRay | Serve | None:
+        """Wait for the next order; None: it is to end."""
+        return self._orders.get()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                order: Order = pickle.loads(self._connection.recv_bytes())
+            except (EOFError, OSError):
+                os._exit(1)
+            match order:
+                case Stop(is_urgent):
+                    self.is_urgent = self.is_urgent or is_urgent
+                    self.is_stopping = True
+                    self._orders.put(None)
+                case ListenAgain():
+                    threading.Thread(target=_listen_again, name="listen", daemon=True).start()
+                case _:
+                    self._orders.put(order)
+
+
+class Driver:
+    """Drives one run, from its start or from where another driver died."""
+
+    _cluster: ray.actor.ActorHandle
+    _ray: UseRay
+    _serve: Serve
+
+    def __init__(self, orders: Orders, news: Connection) -> None:
+        self._orders = orders
+        self._news = news
+        self._deaths_s: list[float] = []
+
+    def run(self) -> int:
+        """Follow the orders; returns the exit status.
+
+        Raises:
+            SternaError: the server did not start, or a supervisor could not be replaced.
+        """
+        if not isinstance(connect := self._orders.next(), UseRay):
+            return 0
+        self._ray = connect
+        ray.init(
+            address=connect.address,
+            namespace=NAMESPACE,
+            log_to_driver=True,
+            logging_level="warning",
+            configure_logging=True,
+        )
+        # The actors that another driver has started belong to another job of Ray's.
+        ray._private.worker.global_worker._filter_logs_by_job = False
+        if not connect.is_resumed:
+            self._begin_cluster()
+        if not isinstance(serve := self._orders.next(), Serve):
+            return 0
+        self._serve = serve
+        logging.getLogger("sterna").setLevel(serve.config.log_level)
+        if connect.is_resumed:
+            self._find_cluster()
+        else:
+            start = self._cluster.start.remote(serve.config, serve.args, serve.emulated)
+            if not self._await_start(start):
+                return 0
+        self._news.send(Changed(is_ready=not connect.is_resumed))
+        self._await_end()
+        self._drain()
+        say("stopping")
+        _close(self._cluster)
+        return 0
+
+    # ---------------------------------------------------------------------------- supervisor
+
+    def _begin_cluster(self, *, is_successor: bool = False) -> None:
+        # A name that was never used, also not by another driver; the latest one sorts last.
+        name = f"{SUPERVISOR}{time.time_ns():020}"
+        self._cluster = ClusterActor.options(**surviving_as(name)).remote(
+            self._ray.environment, self._ray.metrics_folder, is_successor=is_successor
+        )
+
+    def _find_cluster(self) -> None:
+        """Go on with the supervisor that another driver has started."""
+        names = [each for each in ray.util.list_named_actors() if each.startswith(SUPERVISOR)]
+        try:
+            self._cluster = ray.get_actor(max(names, default=SUPERVISOR))
+        except ValueError:
+            # It has died as well.
+            self._take_over()
+
+    def _await_start(self, start: ray.ObjectRef) -> bool:
+        """Wait until everything is up; False when it is to end first."""
+        while not self._orders.is_stopping:
+            done, _ = ray.wait([start], timeout=POLL_INTERVAL_S)
+            if done:
+                break
+        else:
+            return False
+        try:
+            ray.get(start)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, SternaError):
+                raise cause from None
+            raise InstanceStartError(str(cause)) from error
+        except ray.exceptions.RayError:
+            raise SupervisorDiedError(_reason_of_end(start)) from None
+        return True
+
+    def _await_end(self) -> None:
+        """Return when it is to end. A supervisor that dies has a successor, which takes over what
+        it finds.
+
+        Raises:
+            SupervisorDiedError: one died and could not be replaced.
+        """
+        while (reason := self._until_lost()) is not None:
+            logger.error("supervisor lost reason=%s", reason)
+            self._replace_supervisor()
+
+    def _until_lost(self) -> str | None:
+        """Wait until the supervisor has died, or is stopped; returns why it is lost, or None when
+        it is to end."""
+        ended, asked = self._cluster.run.remote(), self._cluster.process.remote()
+        own_node = ray.get_runtime_context().get_node_id()
+        process: ProcessIdentity | None = None
+        watch: ProcessWatch | None = None
+        while not self._orders.is_stopping:
+            if ray.wait([ended], timeout=POLL_INTERVAL_S)[0]:
+                return _reason_of_end(ended)
+            if process is None and ray.wait([asked], timeout=0)[0]:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    process = ray.get(asked)
+                if process is not None and process.node_id == own_node:
+                    watch = ProcessWatch(process, STOPPED_TIMEOUT_S)
+            if watch is not None and (reason := watch.why_halted()) is not None:
+                assert process is not None
+                asyncio.run(end_process(process))
+                return reason
+        return None
+
+    def _replace_supervisor(self) -> None:
+        """Raises SupervisorDiedError: the successor could not take over, or too many have died."""
+        now_s = time.monotonic()
+        self._deaths_s = [each for each in self._deaths_s if now_s - each < DEATHS_WITHIN_S]
+        self._deaths_s.append(now_s)
+        if len(self._deaths_s) > MAX_DEATHS:
+            raise SupervisorDiedError(f"{MAX_DEATHS} successors died, too")
+        # A broken one must not act beside its successor.
+        ray.kill(self._cluster)
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Raises SupervisorDiedError: the successor could not take over."""
+        self._begin_cluster(is_successor=True)
+        serve = self._serve
+        taking_over = self._cluster.take_over.remote(serve.config, serve.args, serve.emulated)
+        # Also when the server is to end: streams have the time to.
+        while not self._orders.is_urgent:
+            done, _ = ray.wait([taking_over], timeout=POLL_INTERVAL_S)
+            if not done:
+                continue
+            try:
+                ray.get(taking_over)
+            except ray.exceptions.RayError:
+                raise SupervisorDiedError(_reason_of_end(taking_over)) from None
+            self._news.send(Changed(is_ready=False))
+            return
+
+    def _drain(self) -> None:
+        """Let requests finish, unless the order does not leave the time."""
+        timeout_s = self._serve.shutdown_timeout_s
+        if self._orders.is_urgent or timeout_s <= 0:
+            return
+        say(f"shutting down: requests have {timeout_s:g} s to finish; Ctrl-C cuts them")
+        deadline_s = time.monotonic() + timeout_s
+        num_left = None
+        while num_left is None and not self._orders.is_urgent:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            draining = self._cluster.drain.remote(left_s)
+            while not ray.wait([draining], timeout=POLL_INTERVAL_S)[0]:
+                if self._orders.is_urgent:
+                    return
+            try:
+                num_left = ray.get(draining)
+            except ray.exceptions.RayError:
+                logger.error("supervisor lost reason=%s", _reason_of_end(draining))
+                self._replace_supervisor()
+        if num_left:
+            say(f"{num_left} requests did not finish within {timeout_s:g} s and are cut")
+
+
+def _listen_again() -> None:
+    """Have Ray go on to show what actors print: its own subscription ends with the GCS that it was
+    made at."""
+    deadline_s = time.monotonic() + LISTEN_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        # One that is still connecting subscribes by itself.
+        subscriber = getattr(ray._private.worker.global_worker, "gcs_log_subscriber", None)
+        try:
+            if subscriber is not None:
+                subscriber.subscribe()
+            return
+        except ray.exceptions.RpcError:
+            time.sleep(POLL_INTERVAL_S)
+    logger.warning("what actors print is not shown any more: Ray's GCS does not answer")
+
+
+def _reason_of_end(call: ray.ObjectRef) -> str:
+    """Return why a call of the supervisor has ended, in one line."""
+    try:
+        ray.get(call)
+    except ray.exceptions.RayError as error:
+        return str(error).strip().splitlines()[0]
+    return "it returned"
+
+
+def _close(cluster: ray.actor.ActorHandle) -> None:
+    """Ask everything to end; what does not is killed with Ray."""
+    try:
+        ray.get(cluster.close.remote(), timeout=CLOSE_TIMEOUT_S)
+    except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+        logger.warning("not everything ended by itself reason=%s", type(error).__name__)
+
+
+def main() -> int:
+    """Run the driver of the process that has started this one; returns the exit status."""
+    configure_logging("INFO")
+    orders, news = (Connection(int(each)) for each in sys.argv[1:3])
+    try:
+        return Driver(Orders(orders), news).run()
+    except SternaError as error:
+        say(f"sterna: error: {error}")
+        return 1
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # What Ray's client leaves behind ends with the process that started Ray.
+    os._exit(status)

@@ -1,0 +1,159 @@
+"""The driver, seen from the process that starts it: told what to do, and replaced when it dies."""
+
+import logging
+import subprocess
+import sys
+import time
+from multiprocessing import Pipe
+
+from ray import cloudpickle
+
+from sterna.runtime.orders import (
+    DEATHS_WITHIN_S,
+    MAX_DEATHS,
+    Changed,
+    ListenAgain,
+    Order,
+    Serve,
+    Stop,
+    UseRay,
+)
+from sterna.runtime.process import ProcessWatch, identity_of
+
+CLOSE_TIMEOUT_S = 8.0
+"""What a driver has for ending in a hurry; then it is killed."""
+
+STOPPED_TIMEOUT_S = 5.0
+"""One that is stopped for so long is replaced."""
+
+logger = logging.getLogger("sterna.launch")
+
+
+class DriverProcess:
+    """One driver at a time.
+
+    Args:
+        environment: environment variables of processes that run vLLM.
+        metrics_folder: where front ends keep their counters.
+    """
+
+    def __init__(self, environment: dict[str, str], metrics_folder: str) -> None:
+        self._environment = environment
+        self._metrics_folder = metrics_folder
+        self._ray_address: str | None = None
+        self._serve: Serve | None = None
+        self._has_served = False
+        self._stop: Stop | None = None
+        self._urgent_until_s: float | None = None
+        self._deaths_s: list[float] = []
+        self._begin()
+
+    def use_ray(self, address: str) -> None:
+        """Have it connect to this Ray, and begin what takes time."""
+        self._ray_address = address
+        self._send(
+            UseRay(address, self._environment, self._metrics_folder, is_resumed=self._has_served)
+        )
+
+    def serve(self, serve: Serve) -> None:
+        """Have it serve this."""
+        self._serve = serve
+        self._send(serve)
+
+    def stop(self, *, is_urgent: bool) -> None:
+        """Have it end what it serves; requests may finish first unless it is urgent."""
+        stop = Stop(is_urgent)
+        if self._stop is not None and self._stop.is_urgent >= is_urgent:
+            return
+        self._stop = stop
+        if is_urgent:
+            self._urgent_until_s = time.monotonic() + CLOSE_TIMEOUT_S
+        self._send(stop)
+
+    def listen_again(self) -> None:
+        """Have it go on to show what actors print: Ray's GCS is another one."""
+        self._send(ListenAgain())
+
+    def news(self, timeout_s: float) -> list[Changed]:
+        """Return what it has told, after so long at the latest."""
+        try:
+            if not self._news.poll(timeout_s):
+                return []
+            news: Changed = self._news.recv()
+        except (EOFError, OSError):
+            # It has died; whoever asks must not do so without a pause.
+            self._process.wait()
+            return []
+        self._has_served = True
+        return [news]
+
+    def keep_up(self) -> int | None:
+        """Replace it if it has died. Returns an exit status when the run is to end: it has ended by
+        itself, or died where it cannot be replaced."""
+        self._kill_if_halted()
+        status = self._process.poll()
+        if status is None:
+            return None
+        if status >= 0:
+            return status
+        is_urgent = self._stop is not None and self._stop.is_urgent
+        if is_urgent or not self._has_served:
+            logger.error("the driver died, and the server with it signal=%d", -status)
+            return 1
+        now_s = time.monotonic()
+        self._deaths_s = [each for each in self._deaths_s if now_s - each < DEATHS_WITHIN_S]
+        self._deaths_s.append(now_s)
+        if len(self._deaths_s) > MAX_DEATHS:
+            logger.error("the driver died, and %d successors, too", MAX_DEATHS)
+            return 1
+        logger.error("driver lost, another one goes on signal=%d", -status)
+        self._begin()
+        assert self._ray_address is not None
+        assert self._serve is not None
+        self.use_ray(self._ray_address)
+        self.serve(self._serve)
+        if self._stop is not None:
+            self._send(self._stop)
+        return None
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        self._orders.close()
+        self._news.close()
+
+    # ---------------------------------------------------------------------------- internals
+
+    def _begin(self) -> None:
+        orders, self._orders = Pipe(duplex=False)
+        self._news, news = Pipe(duplex=False)
+        ends = (orders.fileno(), news.fileno())
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "sterna.runtime.driver", *map(str, ends)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=ends,
+            # Signals of the terminal are for the process that has started it.
+            start_new_session=True,
+        )
+        orders.close()
+        news.close()
+        identity = identity_of(self._process.pid)
+        # A child of this process has an entry until somebody waits for it.
+        assert identity is not None
+        self._watch = ProcessWatch(identity, STOPPED_TIMEOUT_S)
+
+    def _kill_if_halted(self) -> None:
+        is_late = self._urgent_until_s is not None and time.monotonic() > self._urgent_until_s
+        if self._watch.why_halted() is not None or is_late:
+            # One that has ended by itself keeps its status.
+            self._process.kill()
+            self._process.wait()
+
+    def _send(self, order: Order) -> None:
+        try:
+            # As Ray packs it: a configuration has what pickle by itself refuses.
+            self._orders.send_bytes(cloudpickle.dumps(order))
+        except OSError:
+            # It has died; its successor is told anew.
+            return

@@ -1,0 +1,221 @@
+"""Any one component fails under load, and no client of another notices: one server of emulated
+engines goes through all of it."""
+
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from sterna.cli.admin import ServerError
+from tests.models import small_model
+from tests.serve.load import Load, Seen
+from tests.serve.server import (
+    END_TIMEOUT_S,
+    HANG_TIMEOUT_S,
+    START_TIMEOUT_S,
+    STERNA_IS_READY,
+    ServerProcess,
+    free_port,
+    is_port_free,
+    serve_command,
+    until,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+
+NUM_INSTANCES = 3
+NUM_CLIENTS = 6
+STEP_TIMEOUT_S = 4.0
+MORE_WAIT_S = 1.0
+""" "None waits more than a second longer"."""
+
+PROFILE = """
+name: quick
+description: an engine with steps of some milliseconds, and steps without end for long prompts
+source: made up for this test
+engine:
+  num_blocks: 400
+  step_mode: chunked
+  max_num_batched_tokens: 512
+step_time:
+  prefill_s: 0.002
+  prefill_token_s: 1.0e-5
+  prefill_pair_s: 1.0e-3
+  prefill_min_s: 0.004
+  decode_s: 0.02
+  decode_request_s: 1.0e-5
+  decode_token_s: 1.0e-8
+copy_time:
+  block_s: 0.0002
+  stage_s: 0.004
+"""
+ENDLESS_PROMPT = "terns " * 400
+"""Its first step takes a minute: to who looks at it, the engine hangs."""
+
+
+def temporary_folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("sterna-*"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    small_model()
+    profile: Path = tmp_path_factory.mktemp("profile") / "quick.yaml"
+    profile.write_text(PROFILE)
+    port = free_port()
+    server = ServerProcess(
+        serve_command(
+            *("--engine", "emulated", "--profile", str(profile), "--port", str(port)),
+            *("--instances", str(NUM_INSTANCES), "--frontends", "2", "--shutdown-timeout", "0"),
+            *("--step-timeout", str(STEP_TIMEOUT_S)),
+        ),
+        port=port,
+    )
+    try:
+        server.until_line(STERNA_IS_READY, START_TIMEOUT_S)
+        with Load(server, NUM_CLIENTS) as load:
+            # What is done for the first time takes longer.
+            load.until_ended(2 * NUM_CLIENTS)
+        yield server
+    finally:
+        server.end()
+
+
+def processes_of(server: ServerProcess, what: str) -> list[psutil.Process]:
+    """The processes with this in their command lines, or in the titles that Ray gives them."""
+    return [each for each in server.processes() if what in _command(each)]
+
+
+def process_of(server: ServerProcess, what: str) -> psutil.Process:
+    (found,) = processes_of(server, what)
+    return found
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        # It has ended meanwhile.
+        return ""
+
+
+def serving(server: ServerProcess) -> set[str]:
+    """The instances that serve, and no others are there."""
+    try:
+        states = {each["id"]: each["state"] for each in server.instances()}
+    except (ServerError, httpx.HTTPError):
+        return set()
+    return set(states) if set(states.values()) == {"running"} else set()
+
+
+def instance_process(server: ServerProcess, instance_id: str) -> psutil.Process:
+    ready = server.until_line(rf"instance {instance_id} pid=(\d+)", HANG_TIMEOUT_S)
+    return psutil.Process(int(ready[1]))
+
+
+def until_whole(server: ServerProcess) -> set[str]:
+    until(lambda: len(serving(server)) == NUM_INSTANCES, "all serve", START_TIMEOUT_S)
+    return serving(server)
+
+
+def assert_nobody_noticed(before: Seen, after: Seen) -> None:
+    assert after.failures == []
+    assert after.num_ended > 0
+    assert after.longest_wait_s < before.longest_wait_s + MORE_WAIT_S
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_while_there_is_no_scheduler_requests_are_dispatched_by_the_front_ends(
+    server: ServerProcess, number: signal.Signals
+) -> None:
+    """ "[The system] temporarily falls back to a scheduler-bypassing mode" (Section 5, Fault
+    tolerance)."""
+    with Load(server, NUM_CLIENTS) as load:
+        before = load.until_ended(3 * NUM_CLIENTS)
+        scheduler = process_of(server, "ray::_SchedulerActor")
+        scheduler.send_signal(number)
+        assert_nobody_noticed(before, load.until_ended(3 * NUM_CLIENTS))
+        until(lambda: not scheduler.is_running(), "it has ended, if it was stopped only")
+        until(lambda: len(serving(server)) == NUM_INSTANCES, "another scheduler knows them all")
+        assert_nobody_noticed(before, load.until_ended(NUM_CLIENTS))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("what", ["ray::_ClusterActor", "sterna.runtime.driver", "gcs_server"])
+def test_what_only_manages_is_replaced_and_no_stream_notices(
+    server: ServerProcess, what: str, number: signal.Signals
+) -> None:
+    """The supervisor, the driver, and Ray's own memory of the cluster."""
+    with Load(server, NUM_CLIENTS) as load:
+        before = load.until_ended(3 * NUM_CLIENTS)
+        old = process_of(server, what)
+        old.send_signal(number)
+        until(lambda: not old.is_running(), "it has ended, if it was stopped only")
+        until(lambda: bool(processes_of(server, what)), "there is another")
+        assert_nobody_noticed(before, load.until_ended(3 * NUM_CLIENTS))
+    # All that they do works again: whoever dies next is noticed, and replaced.
+    before_ids = until_whole(server)
+    victim = max(before_ids)
+    instance_process(server, victim).kill()
+    until(lambda: victim not in serving(server), "its death is known")
+    assert before_ids - until_whole(server) == {victim}
+
+
+def test_a_stopped_instance_is_ended_within_a_second_and_replaced(server: ServerProcess) -> None:
+    victim = min(until_whole(server))
+    process = instance_process(server, victim)
+    process.suspend()
+    # SIGKILL also ends what is stopped: it will not go on and step its requests a second time.
+    assert process.wait(1.0) is None
+    server.until_line(
+        f"instance lost instance={victim} reason=its process is stopped", HANG_TIMEOUT_S
+    )
+    assert victim not in until_whole(server)
+
+
+def test_an_instance_that_answers_and_steps_nothing_is_ended_and_replaced(
+    server: ServerProcess,
+) -> None:
+    before_ids = until_whole(server)
+    body = {"model": "SmolLM2-135M-Instruct", "prompt": ENDLESS_PROMPT, "max_tokens": 3}
+    with server.http(timeout=START_TIMEOUT_S) as http:
+        answer = http.post("/v1/completions", json=body)
+    assert answer.status_code == 500
+    lost = server.until_line(
+        r"instance lost instance=(i\d+) reason=its engine has work and has ended no step",
+        HANG_TIMEOUT_S,
+    )
+    assert lost[1] in before_ids
+    assert lost[1] not in until_whole(server)
+
+
+def test_what_a_dead_front_end_had_is_freed_and_the_other_goes_on(server: ServerProcess) -> None:
+    """Whose clients are whose is left to the kernel: with so many, both have some."""
+    with Load(server, 16) as load:
+        load.until_ended(16)
+        processes_of(server, "ray::_FrontendActor")[0].kill()
+        after = load.until_ended(32)
+    assert 0 < len(after.failures) <= 16
+    assert after.num_ended > 0
+    # Else the dead one's requests would go on for nobody.
+    until(lambda: len(serving(server)) == NUM_INSTANCES, "a front end answers")
+    until(server.is_empty, "all requests are freed")
+    until(lambda: len(processes_of(server, "ray::_FrontendActor")) == 2, "there is another")
+
+
+def test_after_all_of_it_ctrl_c_leaves_nothing_behind(server: ServerProcess) -> None:
+    """The last test of this module: it ends the server."""
+    folders = temporary_folders()
+    family = server.processes()
+    server.interrupt()
+    assert server.until_end() == 0
+    _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
+    assert not alive
+    assert is_port_free(server.port)
+    # Its counters, its sockets, and what Ray's GCS knew.
+    assert len(folders - temporary_folders()) >= 2
+    assert "Traceback" not in server.log
