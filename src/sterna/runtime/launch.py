@@ -9,6 +9,7 @@ import logging
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import threading
 import time
