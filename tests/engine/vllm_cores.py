@@ -11,11 +11,12 @@ from tests.models import tiny_random_llama
 
 
 @contextmanager
-def tiny_core(folder: Path, **options: Any) -> Iterator[Any]:
+def tiny_core(folder: Path, *, load_format: str = "dummy", **options: Any) -> Iterator[Any]:
     """An engine core with these engine options beside those that keep it small.
 
     Args:
         folder: where its model is written.
+        load_format: "auto" for weights with which every token depends on all those before.
         options: of vLLM's `EngineArgs`; `max_model_len` is needed.
     """
     from sterna.cli.serve import engine_environment
@@ -30,7 +31,7 @@ def tiny_core(folder: Path, **options: Any) -> Iterator[Any]:
     config = EngineArgs(
         model=str(model),
         dtype="float32",
-        load_format="dummy",
+        load_format=load_format,
         kv_cache_memory_bytes=64 << 20,
         enable_prefix_caching=False,
         enforce_eager=True,
