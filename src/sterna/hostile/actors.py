@@ -1,5 +1,6 @@
 """The actors but the supervisor: production cores, interpreted in virtual time."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -7,7 +8,6 @@ from sterna.frontend.core import RequestMessage
 from sterna.frontend.effects import Deliver, Fail, SendAgain, ToInstance, ToScheduler
 from sterna.frontend.effects import Effect as FrontendEffect
 from sterna.hostile.answers import Ask, decode_ask, decode_output, encode
-from sterna.hostile.engine import EngineListener
 from sterna.hostile.settings import ENGINE, FRONTEND, LLUMLET, POLICY
 from sterna.hostile.timeline import Crashed, Process
 from sterna.hostile.violations import Violation
@@ -49,7 +49,7 @@ from sterna.sending import KeepOnly, ToMailbox, Unexpected
 from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
 
 
-class Actor(Process):
+class Actor(Process, ABC):
     """A process with a mailbox, effects and one timer."""
 
     def __init__(self, name: str, world: World) -> None:
@@ -58,17 +58,17 @@ class Actor(Process):
         self._tick_s: float | None = None
         world.network.join(self, self.receive)
 
+    @abstractmethod
     def receive(self, message: WireMessage, frames: Sequence[bytes]) -> None:
         """A message has arrived."""
-        raise NotImplementedError
 
+    @abstractmethod
     def next_deadline_s(self) -> float | None:
         """When `on_time` is due, or None."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_time(self) -> None:
         """Time has passed."""
-        raise NotImplementedError
 
     @property
     def now_s(self) -> float:
@@ -113,7 +113,7 @@ class Actor(Process):
         self.schedule_tick()
 
 
-class InstanceProcess(Actor, EngineListener):
+class InstanceProcess(Actor):
     """An instance: its core and an engine."""
 
     def __init__(self, name: str, world: World) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from typing import Protocol
 
 import msgspec
 
@@ -95,30 +96,25 @@ class Prepared:
     incoming: dict[int, Incoming] = field(default_factory=dict)
 
 
-class EngineListener:
+class EngineListener(Protocol):
     """Hears what an engine does, in order; see `InstanceProcess`."""
 
     def on_outputs(
         self, frontend_id: FrontendId, spans: tuple[TokenSpan, ...], payloads: list[bytes]
     ) -> None:
         """A step has produced these."""
-        raise NotImplementedError
 
     def on_view(self, view: InstanceView) -> None:
         """The state between two steps has changed."""
-        raise NotImplementedError
 
     def on_adopted(self, frontend_id: FrontendId, request_id: RequestId) -> None:
         """A migrated request is here."""
-        raise NotImplementedError
 
     def on_effect_done(self, migration_id: MigrationId, event: Event) -> None:
         """The outcome of an effect."""
-        raise NotImplementedError
 
     def on_transfer(self, migration_id: MigrationId, event: Event) -> None:
         """Something happened to a copy."""
-        raise NotImplementedError
 
 
 class HostileEngine:
