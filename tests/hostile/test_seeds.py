@@ -8,7 +8,7 @@ import pytest
 
 from sterna.hostile.run import Result, run_seed
 
-NUM_BATCHES = 6
+NUM_BATCHES = 5
 SEEDS_A_BATCH = 50
 
 
