@@ -248,7 +248,12 @@ class _FrontendActor:
 
     async def run(self) -> None:
         """Serve until stopped."""
-        await self._server.wait()
+        try:
+            await self._server.wait()
+        except Exception:
+            # The supervisor hears of it in one line.
+            logger.exception("front end failed")
+            raise
 
     async def status(self) -> MemberStatus | None:
         """Return what a supervisor asks that takes the place of another; None while starting."""
