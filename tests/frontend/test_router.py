@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 import zmq
 import zmq.asyncio
 
@@ -179,6 +180,25 @@ def test_a_request_is_dispatched_by_its_demand_and_priority_and_sent_untouched(r
         assert (ask.scheduling_priority, ask.execution_priority) == (HIGH, HIGH)
 
     run(test)
+
+
+def test_deadlines_that_are_over_when_they_are_set_break_nothing(tmp_path: Path):
+    """An overloaded front end has them. Ray's actors run on uvloop, whose timers differ."""
+
+    async def test() -> None:
+        config = replace(CONFIG, scheduler_timeout_s=1e-9, scheduler_retry_s=1e-9)
+        async with world(tmp_path, config) as each:
+            each.cluster.scheduler.target = None
+            for number in range(100):
+                await each.client.add(request(f"r{number}"))
+                each.cluster.announce(each.cluster.i0, each.cluster.i1)
+            for _ in range(50):
+                # The local rule gives each of the two its half.
+                await each.cluster.i0.get(AddRequest)
+                await each.cluster.i1.get(AddRequest)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(within(test()))
 
 
 def test_a_request_without_a_priority_is_normal(run):

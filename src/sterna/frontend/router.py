@@ -99,6 +99,7 @@ class Router:
         self._queue = queue or QueueLimit(None, 0.0)
         self._unstarted: set[RequestId] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._tick_at_s = 0.0
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         self._input_address = f"ipc://{folder}/input"
@@ -282,10 +283,13 @@ class Router:
         """Wake at the next deadline, or earlier: a deadline that has moved back costs one
         needless wake-up, which is cheaper than a timer made anew at every token."""
         next_s = self._core.next_deadline_s
-        if next_s is None or (self._timer is not None and self._timer.when() <= next_s):
+        # A timer's own time is not asked for: for one that is due already, uvloop gives a handle
+        # that has none.
+        if next_s is None or (self._timer is not None and self._tick_at_s <= next_s):
             return
         if self._timer is not None:
             self._timer.cancel()
+        self._tick_at_s = next_s
         self._timer = asyncio.get_running_loop().call_at(next_s, self._tick)
 
     def _tick(self) -> None:
