@@ -22,7 +22,13 @@ from sterna.engine.emulated.core import EmulatedCore
 from sterna.engine.emulated.requests import EmulatedRequest, RequestState
 from sterna.engine.emulated.steps import Step, Token
 from sterna.hostile.answers import EMPTY, WRONG, Answer, Ask, Output, encode, extend, next_token
-from sterna.hostile.settings import COPY_TIMEOUT_S, ENGINE, STEP_TIME
+from sterna.hostile.settings import (
+    COPY_TIMEOUT_S,
+    ENGINE,
+    LONG_STEP_FACTOR,
+    LONG_STEP_SHARE,
+    STEP_TIME,
+)
 from sterna.hostile.timeline import Process, Timeline
 from sterna.messages import TokenSpan
 from sterna.migration.messages import (
@@ -385,12 +391,18 @@ class HostileEngine:
         step = self.core.begin_step()
         self._note_prefills(step)
         if self.core.is_stepping:
-            self._wake_in(step.duration_s * self._rng.uniform(0.8, 1.3))
+            self._wake_in(step.duration_s * self._slowness())
         view = self.core.view(InstanceId(self._process.name), is_terminating=self._is_terminating)
         if view != self._last_view:
             self._last_view = view
             self._tell(lambda: self.listener.on_view(view))
         self._is_between_steps = False
+
+    def _slowness(self) -> float:
+        """By what factor a step takes longer; a few take very long, and all that waits for
+        their end with them."""
+        factor = self._rng.uniform(0.8, 1.3)
+        return factor * LONG_STEP_FACTOR if self._rng.random() < LONG_STEP_SHARE else factor
 
     def _note_prefills(self, step: Step) -> None:
         for request_id in step.admitted:

@@ -31,6 +31,11 @@ STEP_TIME = StepTime(
     decode_token_s=0.0,
 )
 
+LONG_STEP_SHARE = 0.01
+"""Of the steps: those that take `LONG_STEP_FACTOR` times as long."""
+
+LONG_STEP_FACTOR = 15.0
+
 POLICY: PolicyConfig = replace(
     STERNA,
     source_freeness_steps=12.0,
