@@ -89,7 +89,7 @@ FULL = (
     Check("two stages", num_stages=2, num_reservations=1),
     Check("late copies of Reserve", num_stages=1, num_reservations=2, has_recovery=False),
     Check("a fault in any stage", num_stages=2, num_reservations=2, num_faults=1),
-    Check("two faults", num_stages=2, num_reservations=1, num_faults=2, has_recovery=False),
+    Check("two faults", num_stages=1, num_reservations=2, num_faults=2, has_recovery=False),
 )
 
 

@@ -87,14 +87,14 @@ inline adopt(has_blocks) {
 #define IS_MINE(reservation) (d_reservation == (reservation))
 #endif
 
-/* The coordinator's `_open`. A reservation beyond the bound is not made: the message is lost. */
+/* The coordinator's `_open`. A reservation beyond the bound is refused. */
 inline open_machine(kind) {
     if
     :: FAULT -> SPEND; answer(Aborted, ABORTED(0, 0)) /* BUSY, TERMINATING, DUPLICATE_REQUEST. */
     :: num_reservations < RESERVATIONS ->
         num_reservations++; d_reservation = num_reservations;
         reserve(0, kind)
-    :: num_reservations == RESERVATIONS
+    :: num_reservations == RESERVATIONS -> answer(Aborted, ABORTED(0, 0))
     fi
 }
 
