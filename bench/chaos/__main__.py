@@ -2,7 +2,7 @@
 
 The right answers come from a lone engine. Then, for `--minutes`, one fault after the other is done
 to a server of two instances: an instance is killed, stopped, or cut off from everybody; the
-scheduler or the supervisor is killed. Between two of them the server has become whole again, and
+scheduler, the supervisor, the driver or Ray's GCS is killed. Between two of them the server has become whole again, and
 requests are moved on purpose. Everything in float32, in which what shares a batch does not change
 what is generated.
 
@@ -36,7 +36,7 @@ from bench.chaos.clients import (
     questions,
     session_of,
 )
-from bench.chaos.faults import STOPPED_S, TITLES, Fault, Processes, cut, kill, stopped
+from bench.chaos.faults import MARKS, STOPPED_S, Fault, Processes, cut, kill, stopped
 from bench.chaos.report import Move, markdown, rows_of, summary_of
 from bench.command import end_like_ctrl_c, ended, positive
 from bench.marked_text import write_marked
@@ -50,8 +50,8 @@ NAME = "chaos"
 COMMAND = f"sterna bench {NAME}"
 
 INSTANCE_FAULTS = ("kill", "stop", "cut")
-FAULTS = (*INSTANCE_FAULTS, "scheduler", "supervisor")
-WEIGHTS = (3, 2, 2, 1, 1)
+FAULTS = (*INSTANCE_FAULTS, *MARKS)
+WEIGHTS = (3, 2, 2, 1, 1, 1, 1)
 
 CALM_S = (6.0, 12.0)
 """Between the moment when the server is whole again and the next fault."""
@@ -196,7 +196,7 @@ class _Storm:
                 process = processes.of_instance(victim, self._pids())
             else:
                 victim = kind
-                process = processes.titled(TITLES[kind])
+                process = processes.marked(MARKS[kind])
             if process is None:
                 continue
             affected = await self._responses_on(session, victim)

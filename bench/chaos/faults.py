@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import psutil
 
-TITLES = {
+MARKS = {
     "scheduler": "ray::_SchedulerActor",
     "supervisor": "ray::_ClusterActor",
+    "driver": "sterna.runtime.driver",
+    "gcs": "gcs/gcs_server",
 }
-"""What Ray writes over the command line of an actor's process."""
+"""What stands in the command line of a process; Ray writes an actor's name there."""
 
 STOPPED_S = 5.0
 """A stopped process is let go on after so long, if it is still there: it must do no harm then."""
@@ -53,11 +55,11 @@ class Processes:
             return psutil.Process(pids[instance_id])
         return None
 
-    def titled(self, title: str) -> psutil.Process | None:
-        """The one whose title begins so."""
+    def marked(self, mark: str) -> psutil.Process | None:
+        """The one with this in its command line."""
         for process in self._own.children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if " ".join(process.cmdline()[:1]).startswith(title):
+                if mark in " ".join(process.cmdline()):
                     return process
         return None
 

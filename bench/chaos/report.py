@@ -144,6 +144,8 @@ TITLES = {
     "cut": "an instance's connections are cut",
     "scheduler": "the global scheduler is killed",
     "supervisor": "the supervisor is killed",
+    "driver": "the driver is killed",
+    "gcs": "Ray's GCS is killed",
 }
 
 
