@@ -2,9 +2,9 @@
 
 The right answers come from a lone engine. Then, for `--minutes`, one fault after the other is done
 to a server of two instances: an instance is killed, stopped, or cut off from everybody; the
-scheduler, the supervisor, the driver or Ray's GCS is killed. Between two of them the server has become whole again, and
-requests are moved on purpose. Everything in float32, in which what shares a batch does not change
-what is generated.
+scheduler, the supervisor, the driver or Ray's GCS is killed. Between two of them the server has
+become whole again, and requests are moved on purpose. Everything in float32, in which what shares a
+batch does not change what is generated.
 
     sterna bench chaos [--minutes 10] [--quick]
 
