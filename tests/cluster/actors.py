@@ -159,7 +159,8 @@ class _ProbedInstance(_InstanceActor):
             }
 
         counts: dict[str, int] = await asyncio.wrap_future(engine._thread.call(look))
-        coordinator = instance._llumlet._coordinator
+        decisions = instance._core
+        coordinator = decisions._llumlet._coordinator
         transfers = engine._transfers
         return counts | {
             "prepared requests": len(engine._prepared),
@@ -170,9 +171,9 @@ class _ProbedInstance(_InstanceActor):
             "outgoing machines": len(coordinator._sources),
             "incoming machines": len(coordinator._destinations),
             "migrations with effects": len(instance._effects._waiting),
-            "requests of front ends": len(instance._requests),
-            "orders": len(instance._orders),
-            "drain times": len(instance._drained_s),
+            "requests of front ends": len(decisions._requests),
+            "orders": len(decisions._orders),
+            "drain times": len(decisions._drained_s),
         }
 
     async def worker_requests(self) -> list[str]:
