@@ -53,6 +53,9 @@ INSTANCE_FAULTS = ("kill", "stop", "cut")
 FAULTS = (*INSTANCE_FAULTS, *MARKS)
 WEIGHTS = (3, 2, 2, 1, 1, 1, 1)
 
+FLOAT32 = ("--dtype", "float32", "--max-model-len", "2048")
+"""For longer sequences an instance would need more memory than it takes by default."""
+
 CALM_S = (6.0, 12.0)
 """Between the moment when the server is whole again and the next fault."""
 
@@ -84,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> None:
     log = LOGS / NAME / "server.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    engine = ["--engine", "emulated"] if options.quick else ["--dtype", "float32"]
+    engine = ["--engine", "emulated"] if options.quick else [*FLOAT32]
     kinds = PLAIN_KINDS if options.quick else tuple(KINDS)
     minutes = 1.0 if options.quick else options.minutes
     with served([*engine, "--instances", "1"], log=log.with_name("lone.log")) as url:
