@@ -53,6 +53,18 @@ def answers(server: ServerProcess) -> bool:
     return answer.usage.completion_tokens == 3
 
 
+def busy_instance(server: ServerProcess) -> str:
+    """The one that has the one request, once its load report says so."""
+    busy: list[str] = []
+
+    def is_known() -> bool:
+        busy[:] = [each["id"] for each in server.instances() if each["running"]]
+        return len(busy) == 1
+
+    until(is_known, "an instance has the request")
+    return busy[0]
+
+
 def knows_its_instances(server: ServerProcess, *expected: str) -> bool:
     try:
         states = {each["id"]: each["state"] for each in server.instances()}
@@ -110,7 +122,7 @@ def test_a_killed_supervisor_has_a_successor_that_goes_on_in_the_middle(
     notices."""
     stream = iter(server.stream(max_tokens=1000))
     next(stream)
-    (busy,) = [each["id"] for each in server.instances() if each["running"]]
+    busy = busy_instance(server)
     ask(server.url, "POST", "/admin/drain", None, {"instance": busy})
     ask(server.url, "POST", "/admin/start", None, {"instances": 1})
     process_of(server, "_ClusterActor").kill()
@@ -128,7 +140,7 @@ def test_a_killed_supervisor_has_a_successor_that_goes_on_in_the_middle(
 def test_an_instance_that_dies_while_it_is_drained_is_not_replaced(server: ServerProcess) -> None:
     stream = iter(server.stream(max_tokens=1500))
     next(stream)
-    (busy,) = [each["id"] for each in server.instances() if each["running"]]
+    busy = busy_instance(server)
     ready = server.until_line(rf"instance {busy} pid=(\d+)", HANG_TIMEOUT_S)
     # Without migration the drain waits for the stream's end.
     ask(server.url, "POST", "/admin/drain", None, {"instance": busy})
@@ -143,7 +155,7 @@ def test_an_instance_that_dies_while_it_is_drained_is_not_replaced(server: Serve
 def test_a_drain_survives_the_scheduler(server: ServerProcess) -> None:
     stream = iter(server.stream(max_tokens=300))
     next(stream)
-    (busy,) = [each["id"] for each in server.instances() if each["running"]]
+    busy = busy_instance(server)
     ask(server.url, "POST", "/admin/drain", None, {"instance": busy})
     process_of(server, "_SchedulerActor").kill()
     assert sum(bool(chunk.choices) for chunk in stream) >= 290
