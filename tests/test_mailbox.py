@@ -314,6 +314,7 @@ async def _pump(
             await sink.drain()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [None, draw_keys()], ids=["plain", "keys"])
 def test_whatever_is_lost_when_a_connection_is_cut_arrives_all_the_same(
     keys: MailboxKeys | None,
