@@ -424,7 +424,9 @@ class FleetUnderWeather(RuleBasedStateMachine):
             self.now_s += 100.0
             self.take(fleet.on_time(self.now_s))
             for instance_id in fleet.in_phase(Phase.STARTING):
-                self.take(fleet.on_started(instance_id, self.now_s))
+                # What one start brings may call off another.
+                if instance_id in fleet.members:
+                    self.take(fleet.on_started(instance_id, self.now_s))
             for instance_id in fleet.in_phase(Phase.TERMINATING):
                 self.take(fleet.on_emptied(instance_id, self.now_s))
             for instance_id in fleet.in_phase(Phase.CLOSING):
