@@ -157,11 +157,22 @@ def test_a_successor_goes_on_with_what_it_finds() -> None:
     fleet.on_add(1, 4.0)
     restored = msgspec.msgpack.decode(msgspec.msgpack.encode(fleet), type=Fleet)
     assert restored == fleet
-    assert restored.on_found(I0, 5.0) == [Close(I0)]
-    assert started(restored.on_gone(I1, 5.0)) == [InstanceId("i4")]
-    assert restored.on_found(I2, 5.0) == []
-    restored.on_found(I3, 5.0)
+    effects = restored.on_takeover({I0, I2, I3}, 5.0)
+    assert closed(effects) == [I0]
+    assert started(effects) == [InstanceId("i4")]
     assert phases(restored)[I3] is Phase.SERVING
+
+
+def test_a_start_that_has_ended_is_not_called_off_by_what_a_successor_finds_besides() -> None:
+    """It waited for its place when its supervisor died, and is up when the successor looks."""
+    fleet = serving(2)
+    fleet.on_pool(1, 2.0)
+    fleet.on_add(1, 3.0)
+    fleet.on_pending(I3, "no node has a GPU")
+    fleet.num_spares = 0
+    effects = fleet.on_takeover({I0, I1, I2, I3}, 4.0)
+    assert not any(isinstance(each, CancelStart) for each in effects)
+    assert closed(effects) == [I3]
 
 
 def test_what_is_not_needed_any_more_and_has_no_place_yet_is_given_up_first() -> None:
@@ -189,6 +200,17 @@ def test_a_successor_that_an_undone_drain_makes_needless_ends() -> None:
     fleet.on_undo(I0, 3.0)
     assert closed(fleet.on_started(I2, 4.0)) == [I2]
     assert phases(fleet)[I0] is Phase.SERVING
+
+
+def test_one_whose_drain_is_undone_when_it_has_been_replaced_takes_a_warm_ones_place() -> None:
+    fleet = serving(2, min_instances=2, max_instances=2)
+    assert started(fleet.on_terminate(I0, Cause.OPERATOR, 2.0)) == [I2]
+    fleet.on_started(I2, 3.0)
+    fleet.on_undo(I0, 4.0)
+    assert list(phases(fleet).values()) == [Phase.SERVING] * 3
+    # It serves until it is drained again, beyond what is wanted, and no more than that is up.
+    assert started(fleet.on_pool(1, 5.0)) == []
+    assert started(fleet.on_gone(I0, 6.0)) == [I3]
 
 
 # ------------------------------------------------------------------------------- warm instances
@@ -395,12 +417,8 @@ class FleetUnderWeather(RuleBasedStateMachine):
     def supervisor_dies(self, data: st.DataObject) -> None:
         """Its successor has its state, and finds who lives."""
         self.fleet = msgspec.msgpack.decode(msgspec.msgpack.encode(self.fleet), type=Fleet)
-        for instance_id in list(self.fleet.members):
-            if data.draw(st.booleans()):
-                effects = self.fleet.on_found(instance_id, self.time())
-            else:
-                effects = self.fleet.on_gone(instance_id, self.time())
-            self.take(effects)
+        found = [each for each in self.fleet.members if data.draw(st.booleans())]
+        self.take(self.fleet.on_takeover(found, self.time()))
 
     @precondition(lambda self: not self.fleet.is_restarting)
     @rule(has_surge=st.booleans())
@@ -432,8 +450,9 @@ class FleetUnderWeather(RuleBasedStateMachine):
             for instance_id in fleet.in_phase(Phase.CLOSING):
                 self.take(fleet.on_gone(instance_id, self.now_s))
         assert not fleet.is_restarting
-        assert len(fleet.in_phase(Phase.SERVING)) >= fleet.wanted
-        assert len(fleet.in_phase(Phase.SPARE)) == fleet.num_spares
+        num_surplus = len(fleet.in_phase(Phase.SERVING)) - fleet.wanted
+        assert num_surplus >= 0
+        assert len(fleet.in_phase(Phase.SPARE)) == max(0, fleet.num_spares - num_surplus)
         assert not fleet.in_phase(Phase.STARTING, Phase.TERMINATING, Phase.CLOSING)
 
 

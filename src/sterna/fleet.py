@@ -17,7 +17,7 @@ is emptied, else after it has ended. A generation of which no instance has come 
 when one fails to start: options that do not work must not cost an instance that does.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -109,7 +109,8 @@ class Fleet:
     """The instances of one cluster.
 
     Attributes:
-        wanted: instances that should take requests.
+        wanted: instances that should take requests. More do where a drain was undone after its
+            instance had been replaced; they count for the warm pool.
         min_instances: `wanted` never goes below it.
         max_instances: `wanted` never goes above it; None: no limit.
         num_spares: the size of the warm pool.
@@ -252,25 +253,24 @@ class Fleet:
 
     def on_started(self, instance_id: InstanceId, now_s: float) -> list[FleetEffect]:
         """The instance is up."""
-        member = self.members[instance_id]
-        member.phase, member.pending = Phase.SPARE, None
-        if member.generation == self._generation:
-            self._proven_generation = member.generation
-        self._num_failures = 0
+        self._set_up(instance_id)
         return [Announce(), *self._reconcile(now_s)]
 
-    def never_use(self, instance_ids: Iterable[InstanceId]) -> None:
-        """These names are taken already, by instances that nobody told of."""
-        numbers = [int(each.removeprefix("i")) for each in instance_ids]
-        self._num_begun = max([self._num_begun, *(number + 1 for number in numbers)])
+    def on_takeover(self, found: Collection[InstanceId], now_s: float) -> list[FleetEffect]:
+        """The supervisor died; its successor has found these instances up, and no others.
 
-    def on_found(self, instance_id: InstanceId, now_s: float) -> list[FleetEffect]:
-        """An instance is up whose supervisor died; its successor has found it."""
-        member = self.members[instance_id]
-        if member.phase is Phase.STARTING:
-            return self.on_started(instance_id, now_s)
-        # The order to end may have died with the one who gave it.
-        return [Close(instance_id)] if member.phase is Phase.CLOSING else []
+        All at once: what one of them brings could else call off the start of another, which is up.
+        Those that are no members came up when nobody could tell of them any more; their names are
+        not used again.
+        """
+        unknown = [int(each.removeprefix("i")) for each in found if each not in self.members]
+        self._num_begun = max([self._num_begun, *(number + 1 for number in unknown)])
+        self.members = {each: self.members[each] for each in self.members if each in found}
+        for instance_id in self.in_phase(Phase.STARTING):
+            self._set_up(instance_id)
+        # The orders to end may have died with the one who gave them.
+        closing = map(Close, self.in_phase(Phase.CLOSING))
+        return [Announce(), *closing, *self._reconcile(now_s)]
 
     def on_start_failed(
         self, instance_id: InstanceId, reason: str, now_s: float
@@ -406,6 +406,13 @@ class Fleet:
 
     def _is_outdated(self, member: Member) -> bool:
         return member.generation != self._generation
+
+    def _set_up(self, instance_id: InstanceId) -> None:
+        member = self.members[instance_id]
+        member.phase, member.pending = Phase.SPARE, None
+        if member.generation == self._generation:
+            self._proven_generation = member.generation
+        self._num_failures = 0
 
     @staticmethod
     def _set_terminating(member: Member, cause: Cause) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from sterna.errors import FleetError, SternaError
-from sterna.fleet import Announce, Cause, Fleet, FleetEffect, Phase
+from sterna.fleet import Cause, Fleet, FleetEffect, Phase
 from sterna.messages import (
     Absent,
     AddInstances,
@@ -209,14 +209,7 @@ class SupervisorCore:
         Those that the fleet does not know came up when nobody could tell of them any more: they
         are to be killed, and their names are not used again.
         """
-        self.fleet.never_use([each for each in found if each not in self.fleet.members])
-        effects: list[SupervisorEffect] = [Announce()]
-        for instance_id in list(self.fleet.members):
-            if instance_id in found:
-                effects += self.fleet.on_found(instance_id, now_s)
-            else:
-                effects += self.fleet.on_gone(instance_id, now_s)
-        return effects
+        return [*self.fleet.on_takeover(found, now_s)]
 
     # --------------------------------------------------------------------------- membership
 
