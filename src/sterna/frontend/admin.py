@@ -37,6 +37,7 @@ from sterna.errors import (
     UnknownInstanceError,
     UnknownRequestError,
 )
+from sterna.frontend.error_response import error_response
 from sterna.frontend.keys import ApiKeys
 from sterna.frontend.operators import Operators
 from sterna.migration.messages import Mode
@@ -192,10 +193,4 @@ class _AdminRoute(APIRoute):
 
 def _error_response(error: SternaError) -> Response:
     status = _STATUS.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
-    body = {
-        "message": str(error),
-        "type": f"{status.phrase.replace(' ', '')}Error",
-        "param": None,
-        "code": status.value,
-    }
-    return JSONResponse({"error": body}, status_code=status.value)
+    return error_response(status, str(error))

@@ -11,6 +11,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sterna.frontend.error_response import error_response
+
 METHODS = frozenset({"POST", "PUT", "PATCH"})
 """Others have no body that anybody would read; uvicorn takes only 64 KiB of one."""
 
@@ -98,5 +100,4 @@ def replaying(body: bytes, receive: Receive) -> Receive:
 
 def _refusal(status: HTTPStatus, kind: str, message: str) -> JSONResponse:
     """Return OpenAI's error object; what else the client sends is not read."""
-    error = {"message": message, "type": kind, "param": None, "code": status.value}
-    return JSONResponse({"error": error}, status.value, {"Connection": "close"})
+    return error_response(status, message, kind=kind, headers={"Connection": "close"})

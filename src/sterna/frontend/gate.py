@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
-from starlette.responses import JSONResponse
+from sterna.frontend.error_response import error_response
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -79,13 +79,9 @@ class Gate:
             # Before it is accepted, to close a connection is to refuse it.
             await send({"type": "websocket.close", "code": 1012})
             return
-        status = HTTPStatus.SERVICE_UNAVAILABLE
-        error = {
-            "message": "the server is shutting down",
-            "type": "ServiceUnavailableError",
-            "param": None,
-            "code": status.value,
-        }
-        headers = {"Retry-After": str(RETRY_AFTER_S), "Connection": "close"}
-        response = JSONResponse({"error": error}, status.value, headers)
+        response = error_response(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            "the server is shutting down",
+            headers={"Retry-After": str(RETRY_AFTER_S), "Connection": "close"},
+        )
         await response(scope, receive, send)

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sterna.classes import PriorityClasses
+from sterna.frontend.error_response import error_response
 from sterna.frontend.queue_limit import Full, QueueLimit, Ticket
 from sterna.frontend.tiers import used_class
 
@@ -104,16 +105,12 @@ def _is_inference(scope: Scope) -> bool:
 
 
 def _refusal(full: Full) -> JSONResponse:
-    status = HTTPStatus.TOO_MANY_REQUESTS
-    error = {
-        "message": f"too many requests wait ({full.num_waiting}); try again in "
-        f"{full.retry_after_s} s",
-        "type": "RateLimitError",
-        "param": None,
-        "code": status.value,
-    }
-    headers = {"Retry-After": str(full.retry_after_s)}
-    return JSONResponse({"error": error}, status.value, headers)
+    return error_response(
+        HTTPStatus.TOO_MANY_REQUESTS,
+        f"too many requests wait ({full.num_waiting}); try again in {full.retry_after_s} s",
+        kind="RateLimitError",
+        headers={"Retry-After": str(full.retry_after_s)},
+    )
 
 
 def _now_s() -> float:

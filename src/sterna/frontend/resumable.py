@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sterna.frontend.bodies import replaying
+from sterna.frontend.error_response import error_response
 from sterna.frontend.event_log import EventLog, EventLogs
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class ResumableStreams:
         request_id = headers.get(REQUEST_ID, uuid.uuid4().hex)
         if _REQUEST_ID.fullmatch(request_id) is None:
             text = f"{REQUEST_ID} must have 1 to 200 visible ASCII characters"
-            await _refusal(HTTPStatus.BAD_REQUEST, text)(scope, receive, send)
+            await error_response(HTTPStatus.BAD_REQUEST, text)(scope, receive, send)
             return
         log = self._logs.open(request_id, _owner(headers))
         if log is None:
@@ -86,7 +86,7 @@ class ResumableStreams:
                 f"a stream of this {REQUEST_ID} is kept already: send {LAST_EVENT_ID} to read it "
                 "on (0 from its beginning), or take another id"
             )
-            await _refusal(HTTPStatus.CONFLICT, text)(scope, receive, send)
+            await error_response(HTTPStatus.CONFLICT, text)(scope, receive, send)
             return
         named: MutableMapping[str, Any] = {**scope, "headers": [*scope["headers"]]}
         MutableHeaders(scope=named)[REQUEST_ID] = request_id
@@ -136,10 +136,10 @@ class ResumableStreams:
                 f"no stream of this {REQUEST_ID} is kept here: it has ended too long ago, or "
                 "never was; send the request anew"
             )
-            answer: ASGIApp = _refusal(HTTPStatus.NOT_FOUND, text)
+            answer: ASGIApp = error_response(HTTPStatus.NOT_FOUND, text)
         elif not last.isdecimal() or int(last) > len(log.events):
             text = f"{LAST_EVENT_ID} must be a number up to {len(log.events)}, not {last[:50]!r}"
-            answer = _refusal(HTTPStatus.BAD_REQUEST, text)
+            answer = error_response(HTTPStatus.BAD_REQUEST, text)
         else:
             await self._follow(self._runs[request_id], int(last), scope, receive, send)
             return
@@ -292,16 +292,6 @@ def _with_id(start: Message, request_id: str) -> Message:
 
 def _content(body: bytes) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": True}
-
-
-def _refusal(status: HTTPStatus, text: str) -> JSONResponse:
-    error = {
-        "message": text,
-        "type": f"{status.phrase.replace(' ', '')}Error",
-        "param": None,
-        "code": status.value,
-    }
-    return JSONResponse({"error": error}, status.value)
 
 
 def _now_s() -> float:

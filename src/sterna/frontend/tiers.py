@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from sterna.classes import TIER_OF_CHOICE, PriorityClass, PriorityClasses
 from sterna.errors import SternaError
 from sterna.frontend.bodies import replaying
 from sterna.frontend.echo import echoing, echoing_responses
+from sterna.frontend.error_response import error_response
 from sterna.frontend.keys import ApiKeys
 
 PRIORITY_HEADER = "X-Vllm-Priority"
@@ -251,11 +253,4 @@ def _with_tier(scope: Scope, body: bytes, tier: str) -> tuple[Scope, bytes]:
 
 
 def _refusal(error: TierError) -> JSONResponse:
-    """Return OpenAI's error object, as vLLM makes it."""
-    body = {
-        "message": str(error),
-        "type": "BadRequestError",
-        "param": "service_tier",
-        "code": 400,
-    }
-    return JSONResponse({"error": body}, status_code=400)
+    return error_response(HTTPStatus.BAD_REQUEST, str(error), parameter="service_tier")
