@@ -50,6 +50,10 @@ TICK_S = 0.1
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 4000
 """ZeroMQ's own, by which it gives up a connection on which nothing comes through any more."""
 
+CONNECT_TIMEOUT_MS, HANDSHAKE_TIMEOUT_MS = 3000, 5000
+"""After so long a connection that does not come about is tried anew. The kernel would wait longer and
+longer between its attempts, and be a minute late where a link is whole again."""
+
 MAX_FRAME_BYTES = 512 << 20
 """Of one frame: far above the largest request that a front end lets in, with its images as tensors.
 The connection of a peer that sends more is cut."""
@@ -271,6 +275,8 @@ class Mailbox:
         outbox.setsockopt(zmq.LINGER, 0)
         outbox.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         outbox.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        outbox.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
+        outbox.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
         if self._keys is not None:
             outbox.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret)
             outbox.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public)
