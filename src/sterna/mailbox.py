@@ -51,8 +51,8 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 4000
 """ZeroMQ's own, by which it gives up a connection on which nothing comes through any more."""
 
 CONNECT_TIMEOUT_MS, HANDSHAKE_TIMEOUT_MS = 3000, 5000
-"""After so long a connection that does not come about is tried anew. The kernel would wait longer and
-longer between its attempts, and be a minute late where a link is whole again."""
+"""After so long a connection that does not come about is tried anew. The kernel would wait longer
+and longer between its attempts, and be a minute late where a link is whole again."""
 
 MAX_FRAME_BYTES = 512 << 20
 """Of one frame: far above the largest request that a front end lets in, with its images as tensors.
