@@ -6,7 +6,7 @@ differ in nothing but the policy's priorities (`sterna`, `llumnix-base`); client
 all the same. Each run has a server of its own, so that no prompt is in a cache and no run is what
 the one before left behind.
 
-    sterna bench priorities [--pairs 5] [--rate 1.2] [--quick]
+    sterna bench priorities [--pairs 5] [--rate 1.2] [--quick] [--continue]
 
 `bench/results/priorities.json` has a row for each class, metric and side over all runs; `runs` the
 same of every run, and `summary` the ratios of the pairs, whose scatter is the noise. The rate is by
@@ -15,6 +15,7 @@ Run it on a quiet machine.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +25,16 @@ from typing import TYPE_CHECKING, Any
 from bench import results_io
 from bench.command import end_like_ctrl_c, ended
 from bench.command import positive as count
-from bench.priorities_report import CLASSES, METRICS, goals_of, markdown, plot, run_json, summary_of
+from bench.priorities_report import (
+    CLASSES,
+    METRICS,
+    cells_of,
+    goals_of,
+    markdown,
+    plot,
+    run_json,
+    summary_of,
+)
 from bench.serving.comparing import (
     add_common_options,
     results_folder,
@@ -37,7 +47,6 @@ from sterna.errors import ConfigurationError
 from sterna.types import HIGH
 
 if TYPE_CHECKING:
-    from bench.serving.measured import Measured
     from sterna.workload.trace import Trace
 
 NAME = "priorities"
@@ -48,6 +57,9 @@ CALIBRATION_SEED = 1_000_000
 """Of other prompts than those of the runs, which must be in no cache."""
 
 INTERVAL_S = 1.0
+
+FOUND = ("rate", "capacity", "requests", "model", "target_load")
+"""Of the configuration: what is found out before the first pair, or by it."""
 
 QUICK_RATE, QUICK_SECONDS = 4.0, 15.0
 
@@ -75,6 +87,7 @@ class _Plan:
         serve: options of all servers.
         rate: None where it is to be found.
         load_share: of the requests a second that the instances get done, where it is.
+        is_continued: whether the pairs that the folder's results have count.
     """
 
     serve: tuple[str, ...]
@@ -88,6 +101,7 @@ class _Plan:
     seed: int
     target_load: int | None
     folder: Path
+    is_continued: bool
 
     @property
     def seeds(self) -> range:
@@ -108,7 +122,7 @@ class _Benchmark:
 
         self._plan = plan
         self._notes = Notes()
-        self._measured: list[tuple[int, str, Measured]] = []
+        self._runs: list[dict[str, Any]] = []
         self._facts: dict[str, Any] = {}
 
     def run(self) -> None:
@@ -116,27 +130,65 @@ class _Benchmark:
         from bench.serving.loads import bursty_trace
 
         plan = self._plan
-        rate = self._calibrated() if plan.rate is None else plan.rate
+        if plan.is_continued:
+            self._continue()
+        elif plan.rate is not None:
+            self._facts["rate"] = plan.rate
+        else:
+            self._facts["rate"] = self._calibrated()
+        rate = self._facts["rate"]
         traces = [
             bursty_trace(
                 rate, plan.seconds, cv=plan.cv, high_fraction=plan.high_fraction, seed=seed
             )
             for seed in plan.seeds
         ]
-        self._facts |= {"rate": rate, "requests": sum(map(len, traces))}
+        self._facts["requests"] = sum(map(len, traces))
         for seed, trace in zip(plan.seeds, traces, strict=True):
             if not (trace.priority == HIGH).any():
                 raise ConfigurationError(
                     f"none of {len(trace)} requests of seed {seed} is high: raise --rate, "
                     "--seconds or --high-fraction"
                 )
+        known = {run["pair"] for run in self._runs}
         for pair, (seed, trace) in enumerate(zip(plan.seeds, traces, strict=True), start=1):
+            if pair in known:
+                continue
             # What drifts with time falls on both sides alike.
             for side in POLICIES if pair % 2 else reversed(POLICIES):
                 self._notes.say(f"pair {pair} of {plan.pairs}, priorities {side}: starting")
                 self._measure(pair, side, trace, seed)
             self._write()
         write_report(NAME, plan.folder, markdown, plot)
+
+    def _continue(self) -> None:
+        """Take over the pairs that are there.
+
+        Raises:
+            ConfigurationError: there are none, or they were measured with other options.
+        """
+        folder = self._plan.folder
+        try:
+            document = results_io.read(NAME, folder)
+        except FileNotFoundError:
+            raise ConfigurationError(
+                f"{folder} has no results that could be continued: leave out --continue"
+            ) from None
+        config = document["config"]
+        differing = [
+            name
+            for name, value in self._settings().items()
+            if json.loads(json.dumps(value)) != config.get(name)
+        ]
+        if differing or config["seeds"][0] != self._plan.seed:
+            raise ConfigurationError(
+                f"these results were measured with another {(differing or ['seed'])[0]}: give the "
+                "same options, or leave out --continue"
+            )
+        self._facts = {name: config[name] for name in FOUND if name in config}
+        self._runs = document["runs"]
+        num_pairs = len({run["pair"] for run in self._runs})
+        self._notes.say(f"{num_pairs} pairs are there, at {config['rate']:g} requests a second")
 
     def _calibrated(self) -> float:
         """A share of the rate at which requests end that came all at once."""
@@ -168,7 +220,7 @@ class _Benchmark:
                 self._facts["target_load"] = server.target_load()
             server.warm_up()
             done = server.measure(trace, f"{pair} {side}", seed=seed, interval_s=INTERVAL_S)
-        self._measured.append((pair, side, done))
+        self._runs.append(run_json(pair, side, done))
         self._notes.say_outcome(done)
         high = done.run.summary(HIGH)
         if high.ttft_s is not None and high.tpot_s is not None:
@@ -183,35 +235,29 @@ class _Benchmark:
         return LOGS / NAME / f"{name}.log"
 
     def _write(self) -> None:
-        from bench.serving.measured import cell, values_of
-
-        runs = [run_json(pair, side, done) for pair, side, done in self._measured]
+        runs = self._runs
         for run in runs:
             if not all(each["tpot_s"]["n"] for each in run["classes"].values()):
                 raise ConfigurationError(
                     f"pair {run['pair']}, priorities {run['priorities']}: of a class no request "
                     f"ended; {self._log('*').parent} has what the servers said"
                 )
-        pooled = {}
-        for side in POLICIES:
-            those = [done.run for _, each, done in self._measured if each == side]
-            pooled[side] = {
-                name: {metric: cell(values_of(those, metric, priority)) for metric in METRICS}
-                for name, priority in CLASSES.items()
-            }
-        summary = summary_of(pooled, runs)
+        sides = {side: cells_of(runs, side) for side in POLICIES}
+        summary = summary_of(runs)
         rows = [
-            {"class": name, "metric": metric, "priorities": side, **pooled[side][name][metric]}
+            {"class": name, "metric": metric, "priorities": side, **sides[side][name][metric]}
             for name in CLASSES
             for metric in METRICS
             for side in POLICIES
         ]
         more = {"goals": [asdict(each) for each in goals_of(summary)], "runs": runs}
         folder = self._plan.folder
-        path = results_io.write(NAME, self._config(), rows, folder, summary=summary, more=more)
+        config = {**self._settings(), **self._facts, "seeds": list(self._plan.seeds)}
+        path = results_io.write(NAME, config, rows, folder, summary=summary, more=more)
         self._notes.say(f"written: {path}")
 
-    def _config(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
+        """What all pairs have in common, and is given."""
         from bench.serving.loads import INPUT_TOKENS, OUTPUT_TOKENS
 
         plan = self._plan
@@ -219,13 +265,12 @@ class _Benchmark:
             "serve": list(plan.serve),
             "policies": POLICIES,
             "instances": plan.instances,
-            **self._facts,
+            "seconds": plan.seconds,
             "arrivals": f"gamma:{plan.cv:g}",
             "cv": plan.cv,
             "input_tokens": INPUT_TOKENS,
             "output_tokens": OUTPUT_TOKENS,
             "high_fraction": plan.high_fraction,
-            "seeds": list(plan.seeds),
         }
 
 
@@ -248,6 +293,7 @@ def _plan(options: argparse.Namespace) -> _Plan:
         seed=options.seed,
         target_load=options.target_load,
         folder=results_folder(options),
+        is_continued=options.is_continued,
     )
 
 
@@ -259,6 +305,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_common_options(parser, quick="one short pair on emulated instances")
     parser.add_argument("--pairs", type=count, default=5, help="of runs (default: %(default)s)")
+    parser.add_argument(
+        "--continue",
+        dest="is_continued",
+        action="store_true",
+        help="measure only the pairs that the results lack; with the same options",
+    )
     parser.add_argument("--instances", type=count, default=2, help="default: %(default)s")
     parser.add_argument(
         "--target-load", type=count, metavar="TOKENS", help="default: what `sterna serve` finds"

@@ -1,7 +1,7 @@
 """What the runs of `sterna bench priorities` come to: rows, summary, goals, table and plot.
 
-All of it is computed from the cells of the runs, each the numbers of one class's latencies in one
-run: `{n, median, p99, mean}` in seconds.
+All of it is computed from the cells of the runs, so that a measurement can be continued: each cell
+has the numbers of one class's latencies in one run, `{n, median, p99, mean}` in seconds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +30,6 @@ STUDENTS_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.
 
 TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "request_s": "request latency"}
 
-Cells = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""By class and metric."""
-
 
 def run_json(pair: int, side: str, done: "Measured") -> dict[str, Any]:
     """The numbers of a run: the cells of each class, and what happened meanwhile."""
@@ -54,16 +51,28 @@ def run_json(pair: int, side: str, done: "Measured") -> dict[str, Any]:
     }
 
 
-def summary_of(pooled: Mapping[str, Cells], runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def cells_of(runs: Sequence[Mapping[str, Any]], side: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """The cells of a side: each number is the mean of its runs'."""
+    those = [run["classes"] for run in runs if run["priorities"] == side]
+
+    def mean_cell(name: str, metric: str) -> dict[str, Any]:
+        cells = [each[name][metric] for each in those]
+        means = {key: round(fmean(each[key] for each in cells), 4) for key in cells[0]}
+        return {**means, "n": sum(each["n"] for each in cells)}
+
+    return {name: {metric: mean_cell(name, metric) for metric in METRICS} for name in CLASSES}
+
+
+def summary_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """For each class: the numbers of either side, and their ratios, on over off.
 
     Args:
-        pooled: the cells of either side over all of its runs.
         runs: each with its `pair`, `priorities` (on or off), and cells as `classes`.
     """
+    sides = {side: cells_of(runs, side) for side in SIDES}
     return {
         name: {
-            **{side: _numbers(pooled[side][name]) for side in SIDES},
+            **{side: _numbers(sides[side][name]) for side in SIDES},
             "ratio": _ratios(runs, name),
         }
         for name in CLASSES
@@ -181,7 +190,7 @@ def _headline(document: Mapping[str, Any]) -> str:
         f"target load {config['target_load']['tokens']:,} tokens, "
         f"{config['target_load']['from']}. {len(runs) // 2} pairs of runs of the same requests; "
         f"{failed} requests failed; other programs kept up to {busiest:.1f} cores busy. "
-        "Numbers are over all runs; the ratio is the geometric mean of the pairs'."
+        "Numbers are the means of the runs'; the ratio is the geometric mean of the pairs'."
     )
 
 
