@@ -1,10 +1,16 @@
 """How many instances there are, as the command line says it."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 
-from sterna.cli.scaling_options import add_scaling_options, num_instances, scaling_config
+from sterna.cli.scaling_options import (
+    add_scaling_options,
+    num_instances,
+    scaling_config,
+    wants_fork_server,
+)
 from sterna.config import ScalingConfig
 from sterna.errors import ConfigurationError
 
@@ -68,3 +74,32 @@ def test_every_option_of_auto_scaling_has_its_place() -> None:
 def test_options_that_contradict_are_refused_by_their_names(options: list[str], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         scaling_config(parsed(*options))
+
+
+@pytest.mark.parametrize(
+    ("content", "typed", "expected"),
+    [
+        ("fork-server: true", [], True),
+        ("no_fork_server: true", [], False),
+        ("no-fork-server: true", ["--fork-server"], True),
+        ("fork-server: true", ["--no-fork-server"], False),
+        ("port: 8001", ["--fork-server"], True),
+    ],
+)
+@pytest.mark.parametrize("is_one_word", [True, False])
+def test_the_fork_server_may_be_chosen_in_a_config_file(
+    content: str, typed: list[str], expected: bool, is_one_word: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(content)
+    config = [f"--config={path}"] if is_one_word else ["--config", str(path)]
+    assert wants_fork_server([*config, *typed]) is expected
+    assert wants_fork_server([*typed, *config]) is expected
+
+
+def test_a_config_file_that_cannot_be_read_is_left_to_who_reads_the_options(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    assert wants_fork_server(["--config", str(path), "--fork-server"])
+    path.write_text("[: not yaml")
+    assert wants_fork_server(["--config", str(path), "--fork-server"])
+    assert wants_fork_server(["--fork-server", "--config"])

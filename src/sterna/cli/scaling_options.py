@@ -1,10 +1,16 @@
 """The options of `sterna serve` about how many instances there are."""
 
 import argparse
+import itertools
 from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from sterna.config import ScalingConfig
+from sterna.engine.vllm.guard import is_cpu_build
 from sterna.errors import ConfigurationError
 
 DEFAULT_INSTANCES = 2
@@ -92,6 +98,29 @@ def add_scaling_options(group: Any) -> None:
         default=0.0,
         help="asked of Ray for each instance, which waits where no node has them; 0: any share",
     )
+
+
+def wants_fork_server(arguments: Sequence[str]) -> bool:
+    """Return whether vLLM is to be imported once for all processes; asked before the options are
+    read, which needs that import itself."""
+    # As vLLM reads them: what is typed overrules the file.
+    options = [*_switches_in_file(arguments), *arguments]
+    choices = [each for each in options if each in ("--fork-server", "--no-fork-server")]
+    # On CUDA a fork has not been tried: the driver's state must not have been touched before.
+    return choices[-1] == "--fork-server" if choices else is_cpu_build()
+
+
+def _switches_in_file(arguments: Sequence[str]) -> list[str]:
+    """Return the switches that the file of `--config` turns on."""
+    paths = [path for option, path in itertools.pairwise(arguments) if option == "--config"]
+    paths += [each.removeprefix("--config=") for each in arguments if each.startswith("--config=")]
+    try:
+        content = yaml.safe_load(Path(paths[0]).read_text("utf-8")) if paths else {}
+    except (OSError, ValueError, yaml.YAMLError):
+        # Whoever reads the options says so.
+        return []
+    options = content if isinstance(content, dict) else {}
+    return [f"--{name}".replace("_", "-") for name, value in options.items() if value is True]
 
 
 def scaling_config(args: Namespace) -> ScalingConfig | None:

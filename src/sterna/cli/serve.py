@@ -13,7 +13,12 @@ from typing import Any
 from sterna.cli.classes import add_class_options, settle_classes, with_classes
 from sterna.cli.door_options import add_door_options, door_config
 from sterna.cli.failure_options import add_failure_options, watch_config
-from sterna.cli.scaling_options import add_scaling_options, num_instances, scaling_config
+from sterna.cli.scaling_options import (
+    add_scaling_options,
+    num_instances,
+    scaling_config,
+    wants_fork_server,
+)
 from sterna.cli.simulate_options import DEFAULT_PROFILE
 from sterna.cli.target_load import with_target_load
 from sterna.config import (
@@ -77,16 +82,8 @@ def serve(arguments: Sequence[str]) -> int:
         engine = checked_engine_config(args)
         return with_target_load(config, args, engine), args
 
-    with Run(environment, has_fork_server=_wants_fork_server(arguments)) as run:
+    with Run(environment, has_fork_server=wants_fork_server(arguments)) as run:
         return run.read_and_serve(read)
-
-
-def _wants_fork_server(arguments: Sequence[str]) -> bool:
-    """Whether vLLM is to be imported once for all processes; asked before the options are read,
-    which needs that import itself."""
-    choices = [each for each in arguments if each in ("--fork-server", "--no-fork-server")]
-    # On CUDA a fork has not been tried: the driver's state must not have been touched before.
-    return choices[-1] == "--fork-server" if choices else is_cpu_build()
 
 
 def parse(
