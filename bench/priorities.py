@@ -58,7 +58,7 @@ CALIBRATION_SEED = 1_000_000
 
 INTERVAL_S = 1.0
 
-FOUND = ("rate", "capacity", "requests", "model", "target_load")
+FOUND = ("rate", "capacity", "model", "target_load")
 """Of the configuration: what is found out before the first pair, or by it."""
 
 QUICK_RATE, QUICK_SECONDS = 4.0, 15.0
@@ -123,6 +123,7 @@ class _Benchmark:
         self._plan = plan
         self._notes = Notes()
         self._runs: list[dict[str, Any]] = []
+        self._lengths: list[int] = []
         self._facts: dict[str, Any] = {}
 
     def run(self) -> None:
@@ -143,7 +144,7 @@ class _Benchmark:
             )
             for seed in plan.seeds
         ]
-        self._facts["requests"] = sum(map(len, traces))
+        self._lengths = list(map(len, traces))
         for seed, trace in zip(plan.seeds, traces, strict=True):
             if not (trace.priority == HIGH).any():
                 raise ConfigurationError(
@@ -252,7 +253,13 @@ class _Benchmark:
         ]
         more = {"goals": [asdict(each) for each in goals_of(summary)], "runs": runs}
         folder = self._plan.folder
-        config = {**self._settings(), **self._facts, "seeds": list(self._plan.seeds)}
+        pairs = sorted({run["pair"] for run in runs})
+        config = {
+            **self._settings(),
+            **self._facts,
+            "requests": sum(self._lengths[pair - 1] for pair in pairs),
+            "seeds": [self._plan.seeds[pair - 1] for pair in pairs],
+        }
         path = results_io.write(NAME, config, rows, folder, summary=summary, more=more)
         self._notes.say(f"written: {path}")
 
