@@ -3,7 +3,14 @@
 from sterna.fleet import Announce, Cause, Fleet, Member, Phase, Start
 from sterna.messages import AdminReply, Emptied, Frontend, Instance, Membership, StartInstances
 from sterna.sending import KeepOnly, ToMailbox
-from sterna.supervisor_core import Hosted, Others, SupervisorCore, SupervisorState, state_of
+from sterna.supervisor_core import (
+    Hosted,
+    Others,
+    SupervisorCore,
+    SupervisorState,
+    next_number,
+    state_of,
+)
 from sterna.types import FrontendId, InstanceId
 
 I0, I1, I2 = InstanceId("i0"), InstanceId("i1"), InstanceId("i2")
@@ -82,3 +89,10 @@ def test_a_successor_never_uses_the_name_of_an_instance_that_nobody_told_of() ->
     core = SupervisorCore.successor(announced(SupervisorCore(serving(I0, I1))))
     effects = core.take_over({I0, I2}, 0.0)
     assert [each for each in effects if isinstance(each, Start)] == [Start(InstanceId("i3"), 0)]
+
+
+def test_a_successor_never_uses_the_number_of_an_actor_that_nobody_told_of() -> None:
+    """Its predecessor began the third front end and died before it could say so."""
+    assert next_number(2, []) == 2
+    assert next_number(2, [0, 1]) == 2
+    assert next_number(2, [0, 2]) == 3

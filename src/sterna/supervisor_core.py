@@ -6,7 +6,7 @@ this carries, from which a successor goes on. `runtime.cluster` carries the effe
 `hostile` in virtual time.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -112,6 +112,16 @@ class SupervisorState(msgspec.Struct, frozen=True):
     def encode(self) -> bytes:
         """Return the state that a `Membership` carries."""
         return msgspec.msgpack.encode(self)
+
+
+def next_number(num_begun: int, numbers_found: Iterable[int]) -> int:
+    """Return the number of the next actor of a kind, so that no name is used twice.
+
+    Args:
+        num_begun: as the predecessor announced it last; it may have begun more since.
+        numbers_found: of all that are there, those that are not up included.
+    """
+    return max([num_begun, *(number + 1 for number in numbers_found)])
 
 
 def state_of(membership: Membership) -> SupervisorState:

@@ -6,7 +6,7 @@ from sterna.fleet import Fleet
 from sterna.messages import Membership
 from sterna.progress import ProcessIdentity
 from sterna.runtime.member_status import MemberStatus
-from sterna.runtime.takeover import Found, NothingFoundError
+from sterna.runtime.takeover import FRONTEND, SCHEDULER, Found, NothingFoundError, numbers_in
 from sterna.supervisor_core import SupervisorState, state_of
 from sterna.types import FrontendId, InstanceId
 
@@ -41,3 +41,8 @@ def test_where_nobody_knows_anything_there_is_nothing_to_take_over() -> None:
     found.scheduler = (None, MemberStatus("c", Membership(0, (), (), None), PROCESS))
     with pytest.raises(NothingFoundError):
         found.membership()
+
+
+def test_the_numbers_of_all_that_are_there_are_known() -> None:
+    names = ["front end 0", "scheduler 7", "front end 12", "instance i3"]
+    assert numbers_in(names) == {FRONTEND: [0, 12], SCHEDULER: [7]}

@@ -24,7 +24,7 @@ from sterna.runtime.instance_actors import InstanceActors
 from sterna.runtime.placement import find_again
 from sterna.runtime.process import own_identity
 from sterna.runtime.services import Services
-from sterna.runtime.takeover import find_members
+from sterna.runtime.takeover import FRONTEND, SCHEDULER, find_members
 from sterna.runtime.tasks import Tasks
 from sterna.runtime.watch import Watch
 from sterna.sending import KeepOnly, ToMailbox, Unexpected
@@ -33,6 +33,7 @@ from sterna.supervisor_core import (
     OperatorDrains,
     SupervisorCore,
     SupervisorEffect,
+    next_number,
     state_of,
 )
 from sterna.types import InstanceId
@@ -120,8 +121,12 @@ class Cluster:
         membership = found.membership()
         state = state_of(membership)
         self._core = SupervisorCore.successor(membership)
-        self._services.num_frontends_begun = state.num_frontends_begun
-        self._services.num_schedulers_begun = state.num_schedulers_begun
+        self._services.num_frontends_begun = next_number(
+            state.num_frontends_begun, found.numbers[FRONTEND]
+        )
+        self._services.num_schedulers_begun = next_number(
+            state.num_schedulers_begun, found.numbers[SCHEDULER]
+        )
         self._services.ready_response = state.ready_response
         self._configure(config, args, emulated)
         known = list(self._fleet.members)

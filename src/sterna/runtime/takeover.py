@@ -6,6 +6,7 @@ Every `Membership` carries the supervisor's whole state, so that its members kee
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,11 +32,16 @@ class NothingFoundError(SternaError):
 
 @dataclass(slots=True)
 class Found:
-    """The actors that are up, with their status."""
+    """The actors that are up, with their status.
+
+    Attributes:
+        numbers: of all actors that there were, by the beginning of their names.
+    """
 
     instances: dict[InstanceId, tuple[Any, MemberStatus]] = field(default_factory=dict)
     frontends: dict[FrontendId, tuple[Any, MemberStatus]] = field(default_factory=dict)
     scheduler: tuple[Any, MemberStatus] | None = None
+    numbers: dict[str, list[int]] = field(default_factory=dict)
 
     def membership(self) -> Membership:
         """The newest membership that anybody knows.
@@ -60,7 +66,7 @@ async def find_members() -> Found:
     """Ask all actors how they are, and kill those that are not up or do not answer."""
     names = [name for name in ray.util.list_named_actors() if name.startswith(_KINDS)]
     statuses = await asyncio.gather(*map(_ask, names))
-    found = Found()
+    found = Found(numbers=numbers_in(names))
     for name, status in zip(names, statuses, strict=True):
         if status is None:
             continue
@@ -71,6 +77,14 @@ async def find_members() -> Found:
         else:
             found.scheduler = status
     return found
+
+
+def numbers_in(names: Sequence[str]) -> dict[str, list[int]]:
+    """Return the numbers of the front ends and schedulers with these names."""
+    return {
+        kind: [int(name.removeprefix(kind)) for name in names if name.startswith(kind)]
+        for kind in (FRONTEND, SCHEDULER)
+    }
 
 
 _KINDS = (INSTANCE, FRONTEND, SCHEDULER)
