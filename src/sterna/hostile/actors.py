@@ -230,8 +230,9 @@ class InstanceProcess(Actor):
 class SchedulerProcess(Actor):
     """The scheduler."""
 
-    def __init__(self, name: str, world: World) -> None:
+    def __init__(self, name: str, world: World, number: int) -> None:
         super().__init__(name, world)
+        self.number = number
         self.core = world.cores.scheduler(
             POLICY,
             now_s=self.now_s,
@@ -303,7 +304,7 @@ class FrontendProcess(Actor):
         return self.core.next_deadline_s
 
     def on_time(self) -> None:
-        self._carry_out(self.core.on_time(self.now_s))
+        self._carry_out(self.core.on_time(self.now_s), is_by_time=True)
 
     # ------------------------------------------------------------------------------- clients
 
@@ -325,7 +326,7 @@ class FrontendProcess(Actor):
         if self.world.ledger.on_client_gone(request_id):
             self._carry_out(self.core.on_abort([request_id], self.now_s))
 
-    def _carry_out(self, effects: Iterable[FrontendEffect]) -> None:
+    def _carry_out(self, effects: Iterable[FrontendEffect], *, is_by_time: bool = False) -> None:
         for effect in effects:
             self.begin_effect()
             match effect:
@@ -346,7 +347,9 @@ class FrontendProcess(Actor):
                     )
                 case SendAgain(request_id, attempt_id, num_tokens):
                     self.world.counts["request sent again"] += 1
-                    self.world.ledger.on_sent_again(request_id, attempt_id, num_tokens)
+                    self.world.ledger.on_sent_again(
+                        request_id, attempt_id, num_tokens, is_by_time=is_by_time
+                    )
                 case Fail(request_id, failure):
                     self.world.counts[f"request failed: {failure.value}"] += 1
                     self.world.ledger.on_failure(request_id, failure)

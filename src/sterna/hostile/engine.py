@@ -139,6 +139,7 @@ class HostileEngine:
         self.name = process.name
         self.is_alive = True
         self.is_stalled = False
+        self.long_step_share = LONG_STEP_SHARE
         self.num_refused = 0
         self._process = process
         self.listener = listener
@@ -148,7 +149,7 @@ class HostileEngine:
         self._is_awake = False
         self._is_between_steps = False
         self._last_told_s = 0.0
-        self._is_terminating = False
+        self.is_terminating = False
         self._last_view: InstanceView | None = None
 
     # ----------------------------------------------------------------------------- requests
@@ -200,7 +201,7 @@ class HostileEngine:
         """Have views say that the instance is being emptied."""
 
         def set_terminating() -> None:
-            self._is_terminating = is_terminating
+            self.is_terminating = is_terminating
 
         self._do(set_terminating)
 
@@ -392,7 +393,7 @@ class HostileEngine:
         self._note_prefills(step)
         if self.core.is_stepping:
             self._wake_in(step.duration_s * self._slowness())
-        view = self.core.view(InstanceId(self._process.name), is_terminating=self._is_terminating)
+        view = self.core.view(InstanceId(self._process.name), is_terminating=self.is_terminating)
         if view != self._last_view:
             self._last_view = view
             self._tell(lambda: self.listener.on_view(view))
@@ -402,7 +403,8 @@ class HostileEngine:
         """By what factor a step takes longer; a few take very long, and all that waits for
         their end with them."""
         factor = self._rng.uniform(0.8, 1.3)
-        return factor * LONG_STEP_FACTOR if self._rng.random() < LONG_STEP_SHARE else factor
+        is_long = self._rng.random() < self.long_step_share
+        return factor * LONG_STEP_FACTOR if is_long else factor
 
     def _note_prefills(self, step: Step) -> None:
         for request_id in step.admitted:

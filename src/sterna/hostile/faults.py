@@ -2,17 +2,21 @@
 
 One component is down at a time, unless asked for more: the next one dies, hangs or is cut off when
 all is whole again. What the migration protocol claims to bear (lost, repeated, overtaken messages,
-failed copies), slow links and operators' orders come at any time.
+failed copies), slow links, long steps and operators' orders come at any time. Each seed has
+a liking for some kinds of trouble and leaves others out, so that what one kind would cover up, or
+keep from happening, happens where it is missing.
 """
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from random import Random
 
 from sterna.fleet import Phase
 from sterna.hostile.actors import Actor, FrontendProcess, InstanceProcess, SchedulerProcess
 from sterna.hostile.network import Conditions
 from sterna.hostile.platform import Platform
+from sterna.hostile.settings import LONG_STEP_SHARE
 from sterna.hostile.timeline import Process
 from sterna.messages import (
     DrainInstance,
@@ -22,6 +26,7 @@ from sterna.messages import (
     WireMessage,
 )
 from sterna.migration.messages import Mode
+from sterna.types import InstanceId
 
 
 class Fault(Enum):
@@ -40,6 +45,7 @@ class Trouble(Enum):
     MIGRATION_MESSAGES = "migration messages are lost, repeated and overtaken"
     COPIES = "copies fail"
     SLOW = "the network is slow"
+    STEPS = "many steps take long"
     STARTS = "instances do not start"
 
 
@@ -65,6 +71,15 @@ WEIGHTS: dict[Fault | Trouble | Order, float] = {
     Order.RESTART: 0.3,
 }
 """How often each is tried. Much of what may break is broken in the middle of a migration."""
+
+LIKINGS = (0.0, 0.3, 1.0, 1.0, 3.0)
+"""By one of these each seed changes each weight."""
+
+CHANGE_OF_MIND_SHARE = 0.5
+"""Of the drains that are undone soon, and then wanted again."""
+
+CHANGE_OF_MIND_S = 0.3
+"""Mean time until then, each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +108,9 @@ class Adversary:
         self._until_s = until_s
         self._cut_off_until_s = 0.0
         self._num_orders = 0
+        kinds: list[Fault | Trouble | Order] = [*plan.faults, *plan.troubles, *plan.orders]
+        weights = {each: WEIGHTS[each] * self._rng.choice(LIKINGS) for each in kinds}
+        self._weights = {each: weight for each, weight in weights.items() if weight > 0}
 
     @property
     def _rng(self) -> Random:
@@ -110,10 +128,8 @@ class Adversary:
         if self._world.timeline.now_s >= self._until_s:
             self._heal()
             return
-        plan = self._plan
-        kinds: list[Fault | Trouble | Order] = [*plan.faults, *plan.troubles, *plan.orders]
-        if kinds:
-            (kind,) = self._rng.choices(kinds, [WEIGHTS[each] for each in kinds])
+        if self._weights:
+            (kind,) = self._rng.choices([*self._weights], [*self._weights.values()])
             if self._do(kind):
                 self._world.counts[f"{type(kind).__name__.lower()}: {kind.value}"] += 1
         self._schedule()
@@ -123,6 +139,7 @@ class Adversary:
         self._world.network.heal()
         self._world.copies.failure_share = 0.0
         self._platform.start_failure_share = 0.0
+        self._set_long_steps(LONG_STEP_SHARE)
         for process in self._world.processes.values():
             process.crash_after = None
 
@@ -205,17 +222,19 @@ class Adversary:
         self._world.timeline.push(1.0, None, "", give_up)
 
     def _victim(self) -> Process | None:
-        """Any kind of component; of instances rather one that migrates."""
+        """Any kind of component; of instances rather one that migrates or is being emptied."""
         platform, rng = self._platform, self._rng
         instances = platform.instances()
         migrating = [each for each in instances if each.core.has_open_migrations]
         members = platform.members()
         supervisor = platform.supervisor
+        terminating = [each for each in instances if each.engine.is_terminating]
         pools: list[tuple[float, list[Process]]] = [
-            (0.3, [*instances]),
+            (0.25, [*instances]),
             (0.2, [*migrating]),
+            (0.1, [*terminating]),
             (0.15, [each for each in members if isinstance(each, SchedulerProcess)]),
-            (0.2, [each for each in members if isinstance(each, FrontendProcess)]),
+            (0.15, [each for each in members if isinstance(each, FrontendProcess)]),
             (0.15, [supervisor] if supervisor is not None and supervisor.is_alive else []),
         ]
         (pool,) = rng.choices([each for _, each in pools], [share for share, _ in pools])
@@ -242,20 +261,19 @@ class Adversary:
             case Trouble.STARTS:
                 share = 0.0 if is_over else rng.choice((0.2, 0.7))
                 self._platform.start_failure_share = share
+            case Trouble.STEPS:
+                self._set_long_steps(LONG_STEP_SHARE if is_over else rng.choice((0.1, 0.4)))
+
+    def _set_long_steps(self, share: float) -> None:
+        for each in self._platform.instances():
+            each.engine.long_step_share = share
 
     # -------------------------------------------------------------------------------- orders
 
     def _order(self, order: Order) -> bool:
-        rng, platform = self._rng, self._platform
-        frontends = [
-            each
-            for each in platform.members()
-            if isinstance(each, FrontendProcess) and not each.is_hung
-        ]
-        instances = platform.instances()
-        if not frontends or not instances:
+        rng, frontend, instances = self._rng, self._frontend(), self._platform.instances()
+        if frontend is None or not instances:
             return False
-        frontend = rng.choice(frontends)
         self._num_orders += 1
         number, reply_to = self._num_orders, frontend.name
         one = rng.choice(instances)
@@ -266,6 +284,8 @@ class Adversary:
                 return self._abort()
             case Order.DRAIN | Order.UNDO:
                 is_undo = order is Order.UNDO
+                if not is_undo and rng.random() < CHANGE_OF_MIND_SHARE:
+                    self._change_mind(one.instance_id)
                 message = DrainInstance(reply_to, number, one.instance_id, is_undo)
                 return _to_supervisor(frontend, message)
             case Order.START:
@@ -273,6 +293,30 @@ class Adversary:
             case Order.RESTART:
                 has_surge = rng.random() < 0.7
                 return _to_supervisor(frontend, RestartInstances(reply_to, number, has_surge))
+
+    def _frontend(self) -> FrontendProcess | None:
+        """One through which an operator can say something."""
+        members = self._platform.members()
+        all_of_them = [each for each in members if isinstance(each, FrontendProcess)]
+        frontends = [each for each in all_of_them if not each.is_hung]
+        return self._rng.choice(frontends) if frontends else None
+
+    def _change_mind(self, instance_id: InstanceId) -> None:
+        """Soon let the instance, which is being drained, serve on; then have it drained again."""
+
+        def order(is_undo: bool) -> None:
+            frontend = self._frontend()
+            if frontend is not None and self._world.timeline.now_s < self._until_s:
+                self._num_orders += 1
+                _to_supervisor(
+                    frontend,
+                    DrainInstance(frontend.name, self._num_orders, instance_id, is_undo),
+                )
+
+        delay_s = 0.0
+        for is_undo in (True, False):
+            delay_s += self._rng.expovariate(1.0) * CHANGE_OF_MIND_S
+            self._world.timeline.push(delay_s, None, "", partial(order, is_undo))
 
     def _abort(self) -> bool:
         """Have a client go away whose request is, or may be, on its way."""

@@ -1,6 +1,6 @@
 """Every accepted request, and what its client was told: the promises that clients can see."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
@@ -48,6 +48,7 @@ class Ledger:
 
     Attributes:
         dead_instances: those that failed; not those that were ended in good order.
+        given_up: instances that were told of as dead, and lived.
         is_calm: whether nothing has kept tokens from coming in time, but deaths.
     """
 
@@ -56,6 +57,7 @@ class Ledger:
         self.num_open = 0
         self.is_calm = True
         self.dead_instances: set[InstanceId] = set()
+        self.given_up: set[InstanceId] = set()
 
     @property
     def open(self) -> list[Record]:
@@ -75,11 +77,17 @@ class Ledger:
         """An instance has got the request, or an attempt of it."""
         self._record(request_id).hosts.add(instance_id)
 
-    def on_sent_again(self, request_id: RequestId, attempt_id: RequestId, num_tokens: int) -> None:
+    def on_sent_again(
+        self, request_id: RequestId, attempt_id: RequestId, num_tokens: int, *, is_by_time: bool
+    ) -> None:
         """The request goes on behind so many tokens, under another id.
 
+        Args:
+            is_by_time: because something has not come in time.
+
         Raises:
-            Violation: its client has not exactly these, or waits for nothing.
+            Violation: its client has not exactly these, or waits for nothing, or there was no
+                need, or the request may still be stepped by one that nobody can tell to stop.
         """
         record = self.records[request_id]
         if record.status is not Status.OPEN:
@@ -89,7 +97,10 @@ class Ledger:
                 f"{request_id} goes on behind {num_tokens} tokens, and its client has "
                 f"{record.num_tokens}"
             )
-        if self.is_calm and not record.hosts & self.dead_instances:
+        if given_up := record.hosts & self.given_up:
+            raise Violation(f"{request_id} is sent again, and {min(given_up)} that has it lives")
+        may_be_late = is_by_time and not self.is_calm
+        if not may_be_late and not record.hosts & self.dead_instances:
             raise Violation(f"{request_id} is sent again, and no instance that had it has failed")
         record.attempt_id = attempt_id
 
@@ -106,6 +117,17 @@ class Ledger:
         for record in self.open:
             if record.frontend == frontend:
                 self._end(record, Status.CUT)
+
+    def on_ended_in_order(self, instance_id: InstanceId, attempt_ids: Iterable[RequestId]) -> None:
+        """An instance is ended as one that nobody needs any more.
+
+        Raises:
+            Violation: a client waits for one of these requests, which it has.
+        """
+        for attempt_id in attempt_ids:
+            record = self._record(attempt_id)
+            if record.status is Status.OPEN and record.attempt_id == attempt_id:
+                raise Violation(f"{instance_id} is ended and has {attempt_id}")
 
     def on_engine_abort(self, request_id: RequestId) -> None:
         """An instance ends the request in its engine.

@@ -132,7 +132,9 @@ class Platform:
         """The members that answer; who does not, or is not up yet, is killed."""
         self._starting.clear()
         for each in self.members():
-            if each.is_hung:
+            # A front end needs a membership to come up.
+            is_up = not isinstance(each, FrontendProcess) or each.membership.version >= 0
+            if each.is_hung or not is_up:
                 self.kill(each)
         return self.members()
 
@@ -159,8 +161,12 @@ class Platform:
         world.counts[f"ended: {type(process).__name__.removesuffix('Process').lower()}"] += 1
         world.network.on_death(process)
         world.copies.on_death(process)
-        if isinstance(process, InstanceProcess) and not is_in_order:
-            world.ledger.dead_instances.add(process.instance_id)
+        if isinstance(process, InstanceProcess):
+            if is_in_order:
+                left = [each.request_id for each in process.engine.core.requests()]
+                world.ledger.on_ended_in_order(process.instance_id, left)
+            else:
+                world.ledger.dead_instances.add(process.instance_id)
         elif isinstance(process, FrontendProcess):
             world.ledger.on_frontend_death(process.name)
         if process is self.supervisor:
@@ -177,6 +183,8 @@ class Platform:
         watch = self._watches.pop(process.name, None)
         if watch is not None:
             supervisor, on_death = watch
+            if isinstance(process, InstanceProcess) and process.is_alive:
+                self.world.ledger.given_up.add(process.instance_id)
             delay_s = self._rng.uniform(*DELAYS.notice_death)
             self._tell(supervisor, delay_s, f"{process.name} is dead", on_death)
 

@@ -32,7 +32,7 @@ STEP_TIME = StepTime(
 )
 
 LONG_STEP_SHARE = 0.01
-"""Of the steps: those that take `LONG_STEP_FACTOR` times as long."""
+"""Of the steps: those that take `LONG_STEP_FACTOR` times as long, while nothing makes it more."""
 
 LONG_STEP_FACTOR = 15.0
 

@@ -22,7 +22,14 @@ from sterna.hostile.violations import Violation
 from sterna.hostile.world import World
 from sterna.messages import Frontend, WireMessage
 from sterna.sending import KeepOnly, ToMailbox, Unexpected
-from sterna.supervisor_core import Hosted, Others, SupervisorCore, SupervisorEffect, state_of
+from sterna.supervisor_core import (
+    Hosted,
+    Others,
+    SupervisorCore,
+    SupervisorEffect,
+    next_number,
+    state_of,
+)
 from sterna.types import FrontendId, InstanceId
 
 if TYPE_CHECKING:
@@ -55,6 +62,7 @@ class SupervisorProcess(Actor):
 
     def take_over(self, num_frontends: int) -> None:
         """Go on where another supervisor was, with the members that live."""
+        before = self._platform.members()
         found = self._platform.find_members()
         memberships = [each.membership for each in found]
         newest = max(memberships, key=lambda each: each.version, default=None)
@@ -62,8 +70,14 @@ class SupervisorProcess(Actor):
             raise Violation("no member of the cluster knows who belongs to it")
         state = state_of(newest)
         self.core = self.world.cores.supervisor.successor(newest)
-        self._num_frontends_begun = state.num_frontends_begun
-        self._num_schedulers_begun = state.num_schedulers_begun
+        self._num_frontends_begun = next_number(
+            state.num_frontends_begun,
+            [each.frontend_id for each in before if isinstance(each, FrontendProcess)],
+        )
+        self._num_schedulers_begun = next_number(
+            state.num_schedulers_begun,
+            [each.number for each in before if isinstance(each, SchedulerProcess)],
+        )
         instances = {each.instance_id for each in found if isinstance(each, InstanceProcess)}
         effects = self.core.take_over(sorted(instances), self.now_s)
         for each in found:
@@ -162,7 +176,8 @@ class SupervisorProcess(Actor):
         self._platform.start_instance(self, instance_id, on_up, on_failed, on_pending)
 
     def _start_scheduler(self) -> None:
-        name = f"s{self._num_schedulers_begun}"
+        number = self._num_schedulers_begun
+        name = f"s{number}"
         self._num_schedulers_begun += 1
 
         def on_up() -> None:
@@ -170,7 +185,7 @@ class SupervisorProcess(Actor):
             self._watch(self.world.processes[name])
             self._announce()
 
-        self._platform.start_other(self, lambda: SchedulerProcess(name, self.world), on_up)
+        self._platform.start_other(self, lambda: SchedulerProcess(name, self.world, number), on_up)
 
     def _start_frontend(self) -> None:
         frontend_id = FrontendId(self._num_frontends_begun)
