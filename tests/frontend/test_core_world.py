@@ -316,7 +316,8 @@ class World(RuleBasedStateMachine):
                     self.receive_from(instance)
             if self.core.next_deadline_s is not None:
                 self.deadline_comes()
-            if self.streams.keys() == self.ended.keys() and not self.attempts():
+            has_ended = self.streams.keys() == self.ended.keys() and not self.attempts()
+            if has_ended and self.core.next_deadline_s is None:
                 break
         assert self.streams.keys() == self.ended.keys(), "a request never ended"
         assert not self.attempts(), "an instance steps what nobody waits for"

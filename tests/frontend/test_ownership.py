@@ -60,10 +60,28 @@ def test_the_requests_of_the_last_instance_fail():
 def test_a_slow_instance_is_waited_for():
     under_test = ownership(I0, I1)
     under_test.on_instances([I1], 5.0)
-    assert under_test.on_time(6.0) == []
+    assert under_test.on_time(6.0) == [query(I1, 1)]
     assert under_test.next_deadline_s == 7.0
     under_test.on_owner_reply(OwnerReply(I1, 1, ()))
     assert under_test.on_time(7.0) == [DIED]
+
+
+def test_whoever_does_not_answer_is_asked_the_same_again():
+    """A query or an answer may be lost. The answer that comes at last, to whichever of them, counts:
+    under another number each would void the one that is under way."""
+    under_test = ownership(I0, I1, I2)
+    under_test.on_sent(R2, I0)
+    under_test.on_instances([I1, I2], 5.0)
+    under_test.on_owner_reply(OwnerReply(I2, 2, ()))
+    assert under_test.on_time(6.0) == [query(I1, 1, R1, R2)]
+    under_test.on_ended(R2)
+    assert under_test.on_time(7.0) == [query(I1, 1, R1, R2)]
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, (R1,))) == []
+    assert under_test.owner(R1) == I1
+    # The answer to the question that was repeated.
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, ())) == []
+    assert under_test.owner(R1) == I1
+    assert under_test.next_deadline_s is None
 
 
 def test_an_instance_that_dies_unanswering_is_not_waited_for():
@@ -150,7 +168,7 @@ def test_an_answer_to_a_voided_query_does_not_count():
     under_test.on_instances([I1], 5.0)
     under_test.on_moved(I1, [R1], 5.5)
     under_test.on_owner_reply(OwnerReply(I1, 1, ()))
-    assert under_test.on_time(6.5) == [Fail(R2, Failure.OWNER_DIED)]
+    assert under_test.on_time(6.5) == [Fail(R2, Failure.OWNER_DIED), query(I1, 2)]
 
 
 def test_a_second_death_voids_the_answers_so_far():

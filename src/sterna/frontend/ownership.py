@@ -12,7 +12,7 @@ doubt**. All instances are asked for all requests in doubt, and
   is asked for again, for it may never get there, or be gone: unless that instance then shows that
   it runs there. What comes over one connection is in order, so that is fresh;
 - a request that nobody claims has died with its instance. It is given up only when every live
-  instance has denied it, never because one is slow to answer;
+  instance has denied it, never because one is slow to answer: that is asked the same again;
 - a request that moves, or another death, voids the answers so far: the instance that denied it
   may have it since.
 
@@ -185,6 +185,7 @@ class Ownership:
         """Decide upon the doubts whose deadline has come."""
         due = [each for each, doubt in self._doubts.items() if doubt.deadline_s <= now_s]
         asked_again: list[RequestId] = []
+        unanswered: list[RequestId] = []
         effects: list[Effect] = []
         for request_id in due:
             doubt = self._doubts[request_id]
@@ -196,9 +197,10 @@ class Ownership:
                 del self._doubts[request_id]
                 doubt.deadline_s = now_s + self._owner_timeout_s
                 self._doubts[request_id] = doubt
+                unanswered.append(request_id)
             else:
                 effects += self._decide(request_id)
-        return effects + self._query(asked_again)
+        return effects + self._repeat_queries(unanswered) + self._query(asked_again)
 
     def _decide(self, request_id: RequestId) -> list[Effect]:
         """Give the request up if all who were asked have denied it."""
@@ -240,6 +242,18 @@ class Ownership:
             for request_id in unasked:
                 self._doubts[request_id].queries[instance_id] = query_id
                 self._doubts[request_id].unanswered.add(instance_id)
+        return effects
+
+    def _repeat_queries(self, request_ids: Sequence[RequestId]) -> list[Effect]:
+        """Send the queries about these requests that have no answer once more, as they were: an
+        answer that is only late counts."""
+        doubts = [self._doubts[each] for each in request_ids]
+        query_ids = {doubt.queries[each] for doubt in doubts for each in doubt.unanswered}
+        effects: list[Effect] = []
+        for query_id in sorted(query_ids):
+            instance_id, asked = self._queries[query_id]
+            query = OwnerQuery(self._frontend_id, query_id, asked)
+            effects.append(ToInstance(instance_id, query))
         return effects
 
     def _own_if_known(self, request_id: RequestId, instance_id: InstanceId) -> None:

@@ -28,6 +28,7 @@ from sterna.hostile.settings import (
     LONG_STEP_FACTOR,
     LONG_STEP_SHARE,
     STEP_TIME,
+    TELL_S,
 )
 from sterna.hostile.timeline import Process, Timeline
 from sterna.messages import TokenSpan
@@ -140,6 +141,7 @@ class HostileEngine:
         self.is_alive = True
         self.is_stalled = False
         self.long_step_share = LONG_STEP_SHARE
+        self.tell_s = TELL_S
         self.num_refused = 0
         self._process = process
         self.listener = listener
@@ -435,5 +437,5 @@ class HostileEngine:
 
     def _tell(self, action: Command) -> None:
         now_s = self._timeline.now_s
-        self._last_told_s = max(self._last_told_s, now_s + self._rng.random() * 0.001)
+        self._last_told_s = max(self._last_told_s, now_s + self._rng.random() * self.tell_s)
         self._timeline.push(self._last_told_s - now_s, self._process, "engine", action)

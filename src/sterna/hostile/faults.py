@@ -7,6 +7,7 @@ a liking for some kinds of trouble and leaves others out, so that what one kind 
 keep from happening, happens where it is missing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -16,7 +17,7 @@ from sterna.fleet import Phase
 from sterna.hostile.actors import Actor, FrontendProcess, InstanceProcess, SchedulerProcess
 from sterna.hostile.network import Conditions
 from sterna.hostile.platform import Platform
-from sterna.hostile.settings import LONG_STEP_SHARE
+from sterna.hostile.settings import LONG_STEP_SHARE, TELL_S
 from sterna.hostile.timeline import Process
 from sterna.messages import (
     DrainInstance,
@@ -42,10 +43,12 @@ class Fault(Enum):
 class Trouble(Enum):
     """What is borne at any time."""
 
-    MIGRATION_MESSAGES = "migration messages are lost, repeated and overtaken"
+    MESSAGES = "messages are lost, repeated and overtaken"
     COPIES = "copies fail"
     SLOW = "the network is slow"
+    LINK = "one way from one to another is slow"
     STEPS = "many steps take long"
+    LAG = "instances hear late of what their engines did"
     STARTS = "instances do not start"
 
 
@@ -78,8 +81,8 @@ LIKINGS = (0.0, 0.3, 1.0, 1.0, 3.0)
 CHANGE_OF_MIND_SHARE = 0.5
 """Of the drains that are undone soon, and then wanted again."""
 
-CHANGE_OF_MIND_S = 0.3
-"""Mean time until then, each time."""
+CHANGE_OF_MIND_S = (0.05, 0.3)
+"""Mean time until then, each time, one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ class Adversary:
         self._world.network.heal()
         self._world.copies.failure_share = 0.0
         self._platform.start_failure_share = 0.0
-        self._set_long_steps(LONG_STEP_SHARE)
+        self._set_pace(LONG_STEP_SHARE, TELL_S)
         for process in self._world.processes.values():
             process.crash_after = None
 
@@ -228,17 +231,22 @@ class Adversary:
         migrating = [each for each in instances if each.core.has_open_migrations]
         members = platform.members()
         supervisor = platform.supervisor
-        terminating = [each for each in instances if each.engine.is_terminating]
         pools: list[tuple[float, list[Process]]] = [
             (0.25, [*instances]),
             (0.2, [*migrating]),
-            (0.1, [*terminating]),
+            (0.1, [*self._terminating()]),
             (0.15, [each for each in members if isinstance(each, SchedulerProcess)]),
             (0.15, [each for each in members if isinstance(each, FrontendProcess)]),
             (0.15, [supervisor] if supervisor is not None and supervisor.is_alive else []),
         ]
         (pool,) = rng.choices([each for _, each in pools], [share for share, _ in pools])
-        return rng.choice(pool) if pool else None
+        return self._one_of(pool)
+
+    def _terminating(self) -> list[InstanceProcess]:
+        return [each for each in self._platform.instances() if each.engine.is_terminating]
+
+    def _one_of(self, processes: Sequence[Process]) -> Process | None:
+        return self._rng.choice(processes) if processes else None
 
     # ------------------------------------------------------------------------------ troubles
 
@@ -247,7 +255,7 @@ class Adversary:
         is_over = rng.random() < 0.4
         conditions = network.conditions
         match trouble:
-            case Trouble.MIGRATION_MESSAGES:
+            case Trouble.MESSAGES:
                 worse = Conditions(conditions.latency_s)
                 if not is_over:
                     worse.loss = rng.choice((0.0, 0.05, 0.3))
@@ -261,12 +269,29 @@ class Adversary:
             case Trouble.STARTS:
                 share = 0.0 if is_over else rng.choice((0.2, 0.7))
                 self._platform.start_failure_share = share
+            case Trouble.LINK:
+                self._slow_down_a_link()
             case Trouble.STEPS:
-                self._set_long_steps(LONG_STEP_SHARE if is_over else rng.choice((0.1, 0.4)))
+                self._set_pace(LONG_STEP_SHARE if is_over else rng.choice((0.1, 0.4)), None)
+            case Trouble.LAG:
+                self._set_pace(None, TELL_S if is_over else rng.choice((0.02, 0.3)))
 
-    def _set_long_steps(self, share: float) -> None:
+    def _slow_down_a_link(self) -> None:
+        """Half of the time that by which an instance says that it is empty."""
+        sender, receiver = self._victim(), self._victim()
+        if self._rng.random() < 0.5:
+            sender, receiver = self._one_of(self._terminating()), self._platform.supervisor
+        if sender is not None and receiver is not None:
+            duration_s = self._rng.uniform(0.3, 3.0)
+            self._world.network.slow_down(sender.name, receiver.name, duration_s)
+
+    def _set_pace(self, long_step_share: float | None, tell_s: float | None) -> None:
+        """Of all engines that there are; None: as it is."""
         for each in self._platform.instances():
-            each.engine.long_step_share = share
+            if long_step_share is not None:
+                each.engine.long_step_share = long_step_share
+            if tell_s is not None:
+                each.engine.tell_s = tell_s
 
     # -------------------------------------------------------------------------------- orders
 
@@ -315,7 +340,7 @@ class Adversary:
 
         delay_s = 0.0
         for is_undo in (True, False):
-            delay_s += self._rng.expovariate(1.0) * CHANGE_OF_MIND_S
+            delay_s += self._rng.expovariate(1.0) * self._rng.choice(CHANGE_OF_MIND_S)
             self._world.timeline.push(delay_s, None, "", partial(order, is_undo))
 
     def _abort(self) -> bool:

@@ -3,7 +3,8 @@
 One connection for each sender and receiver. It delivers in order and once while both live, late
 when the link is slow or cut off for a time (TCP sends again), never to the dead, and of what the
 dead had sent only a beginning. Messages of the migration protocol fare worse, because that claims
-to bear it: they are lost, repeated and overtaken.
+to bear it: they are lost, repeated and overtaken. So do a front end's questions who has a request,
+and the answers, but for the last: there order counts.
 """
 
 from collections import deque
@@ -13,7 +14,7 @@ from functools import partial
 from random import Random
 
 from sterna.hostile.timeline import Process, Timeline
-from sterna.messages import MigrationMessage, WireMessage
+from sterna.messages import MigrationMessage, OwnerQuery, OwnerReply, WireMessage
 
 Receive = Callable[[WireMessage, Sequence[bytes]], None]
 
@@ -23,8 +24,8 @@ class Conditions:
     """How bad the network is at the moment.
 
     Attributes:
-        loss: the share of migration messages that are lost.
-        repetition: the share of migration messages that arrive twice.
+        loss: the share that is lost of the messages for which that is allowed.
+        repetition: the share of them that arrives twice.
         overtaking_s: by up to so much a migration message may be overtaken.
     """
 
@@ -33,6 +34,9 @@ class Conditions:
     repetition: float = 0.0
     overtaking_s: float = 0.0
 
+
+SLOW_LINK_S = 1.0
+"""By up to so much what goes by a slow link is later."""
 
 Packet = tuple[WireMessage, Sequence[bytes]]
 
@@ -61,6 +65,8 @@ class Network:
         self._connections: dict[tuple[str, str], _Connection] = {}
         # Until when the processes of these names cannot reach each other.
         self._cut_off_until_s: dict[tuple[str, str], float] = {}
+        # Until when what the first sends to the second is slow.
+        self._slow_until_s: dict[tuple[str, str], float] = {}
         self._num_unordered = 0
         self.conditions = Conditions()
 
@@ -75,30 +81,38 @@ class Network:
         connection = self._connections.setdefault((sender.name, address), _Connection())
         link = (sender.name, address)
         delay_s = self._rng.expovariate(1.0) * self.conditions.latency_s
+        if self._slow_until_s.get(link, 0.0) > self._timeline.now_s:
+            delay_s += self._rng.random() * SLOW_LINK_S
         if isinstance(message, MigrationMessage):
             self._send_unordered(link, connection, (message, frames), delay_s)
             return
         now_s = self._timeline.now_s
         connection.last_arrival_s = max(connection.last_arrival_s, now_s + delay_s)
-        connection.ordered.append((message, frames))
-        self._later(connection.last_arrival_s - now_s, lambda: self._arrive(link, connection, None))
+        is_certain = not isinstance(message, OwnerQuery | OwnerReply)
+        for _ in range(1 if is_certain else self._num_copies(sender.name)):
+            connection.ordered.append((message, frames))
+            self._later(
+                connection.last_arrival_s - now_s, lambda: self._arrive(link, connection, None)
+            )
 
     def _send_unordered(
         self, link: tuple[str, str], connection: _Connection, packet: Packet, delay_s: float
     ) -> None:
         conditions, rng = self.conditions, self._rng
-        if conditions.loss and rng.random() < conditions.loss:
-            self._timeline.note(link[0], "a migration message is lost")
-            return
-        num_copies = 1
-        if conditions.repetition and rng.random() < conditions.repetition:
-            num_copies = 2
-        for _ in range(num_copies):
+        for _ in range(self._num_copies(link[0])):
             late_s = rng.random() * conditions.overtaking_s if conditions.overtaking_s else 0.0
             self._num_unordered += 1
             number = self._num_unordered
             connection.unordered[number] = packet
             self._later(delay_s + late_s, partial(self._arrive, link, connection, number))
+
+    def _num_copies(self, sender: str) -> int:
+        """How many times a message arrives that may be lost and repeated."""
+        conditions, rng = self.conditions, self._rng
+        if conditions.loss and rng.random() < conditions.loss:
+            self._timeline.note(sender, "a message is lost")
+            return 0
+        return 2 if conditions.repetition and rng.random() < conditions.repetition else 1
 
     def _arrive(self, link: tuple[str, str], connection: _Connection, number: int | None) -> None:
         """Deliver the migration message of this number, or the next of the others."""
@@ -141,6 +155,10 @@ class Network:
         for link in ((one, other), (other, one)):
             self._cut_off_until_s[link] = max(until_s, self._cut_off_until_s.get(link, 0.0))
 
+    def slow_down(self, sender: str, receiver: str, duration_s: float) -> None:
+        """Let what the one sends to the other for so long take longer."""
+        self._slow_until_s[sender, receiver] = self._timeline.now_s + duration_s
+
     def is_cut_off(self, one: str, other: str) -> bool:
         """Whether the two cannot reach each other."""
         return self._cut_off_until_s.get((one, other), 0.0) > self._timeline.now_s
@@ -148,6 +166,7 @@ class Network:
     def heal(self) -> None:
         """Nothing is lost any more; who is cut off is so for as long as was said."""
         self.conditions = Conditions()
+        self._slow_until_s.clear()
 
     def _lose_end(self, connection: _Connection) -> None:
         rng = self._rng

@@ -36,6 +36,10 @@ LONG_STEP_SHARE = 0.01
 
 LONG_STEP_FACTOR = 15.0
 
+TELL_S = 0.001
+"""So much passes at most until an instance hears of what its engine did, while nothing makes it
+more."""
+
 POLICY: PolicyConfig = replace(
     STERNA,
     source_freeness_steps=12.0,

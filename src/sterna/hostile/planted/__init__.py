@@ -1,0 +1,84 @@
+"""Mistakes planted on purpose, to show that the simulator finds them.
+
+Some are mistakes of earlier implementations of the paper; the others leave out one step of our own
+arguments. Each replaces a class whose code decides; production code knows nothing of them.
+"""
+
+from dataclasses import dataclass
+
+from sterna.hostile.planted.frontends import (
+    AsksOnceForOwners,
+    BelievesOldEmptyings,
+    DeliversOutOfOrder,
+    DeliversRepeats,
+    SaysFarewellTooSoon,
+    SendsToTerminating,
+    WaitsForTheScheduler,
+)
+from sterna.hostile.planted.instances import (
+    ForgetsUnknownFrontends,
+    FreesFirst,
+    LosesState,
+    NeverFreesReservations,
+    NeverReleases,
+    NeverResumes,
+    SaysEmptiedTooSoon,
+    TellsPresenceOnly,
+)
+from sterna.hostile.planted.migrations import (
+    AdoptsAfterItSaidAborted,
+    AdoptsBeforeTheLastBlocks,
+    DoesNotAwaitDrains,
+    ForgetsThatItAdopted,
+    HasNoLease,
+    NeverAsksForTheVerdict,
+    ResumesOnTimeOut,
+    TellsOfALastStage,
+)
+from sterna.hostile.world import Cores
+from sterna.instance_core import InstanceCore
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A planted mistake.
+
+    Attributes:
+        name: what is wrong, in words.
+    """
+
+    name: str
+    cores: Cores
+
+
+def _on_instances(name: str, core: type[InstanceCore]) -> Mistake:
+    return Mistake(name, Cores(instance=core))
+
+
+MISTAKES = (
+    _on_instances("source blocks freed before the last stage was sent", FreesFirst),
+    _on_instances("reservations of aborted migrations not freed", NeverFreesReservations),
+    _on_instances("an abort in the last stage does not put the request back", NeverResumes),
+    _on_instances("the source keeps its copy after the verdict", NeverReleases),
+    _on_instances("the source resumes because nothing was heard", ResumesOnTimeOut),
+    _on_instances("the source does not wait for a drain under way", DoesNotAwaitDrains),
+    _on_instances("nobody asks for a lost verdict again", NeverAsksForTheVerdict),
+    _on_instances("the destination forgets that it adopted", ForgetsThatItAdopted),
+    _on_instances("the destination adopts before the last blocks came", AdoptsBeforeTheLastBlocks),
+    _on_instances("the destination adopts after it said aborted", AdoptsAfterItSaidAborted),
+    _on_instances("the destination tells of a last stage that it was copied", TellsOfALastStage),
+    _on_instances("the destination has no lease", HasNoLease),
+    _on_instances("the instance does not wait for farewells", SaysEmptiedTooSoon),
+    _on_instances("what is for unknown front ends is dropped", ForgetsUnknownFrontends),
+    Mistake("the engine does not tell of preemptions", Cores(engine=TellsPresenceOnly)),
+    Mistake("state of the request does not move along", Cores(engine=LosesState)),
+    Mistake("a stream waits for a scheduler that died", Cores(frontend=WaitsForTheScheduler)),
+    Mistake("the front end does not cut repeats", Cores(frontend=DeliversRepeats)),
+    Mistake("the front end does not wait for missing tokens", Cores(frontend=DeliversOutOfOrder)),
+    Mistake("the front end asks only once who has a request", Cores(frontend=AsksOnceForOwners)),
+    Mistake("the front end says farewell too soon", Cores(frontend=SaysFarewellTooSoon)),
+    Mistake("the front end sends to a terminating instance", Cores(frontend=SendsToTerminating)),
+    Mistake("the supervisor believes an old emptying", Cores(supervisor=BelievesOldEmptyings)),
+    Mistake("a silent instance is given up and not killed", Cores(is_fenced=False)),
+)
+"""All of them."""

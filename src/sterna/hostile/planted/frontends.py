@@ -1,0 +1,116 @@
+"""Mistakes of front ends and of the supervisor."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sterna.frontend.core import FrontendCore
+from sterna.frontend.dispatch import Dispatcher
+from sterna.frontend.effects import Deliver
+from sterna.frontend.effects import Effect as FrontendEffect
+from sterna.frontend.ownership import Ownership
+from sterna.frontend.streams import Streams
+from sterna.messages import Emptied, Membership, WireMessage
+from sterna.supervisor_core import SupervisorCore, SupervisorEffect
+from sterna.types import InstanceId, RequestId
+
+
+class _NeverBypasses(Dispatcher):
+    @property
+    def next_deadline_s(self) -> float | None:
+        return self._ownership.next_deadline_s
+
+    def _ask_again(self, now_s: float) -> list[FrontendEffect]:
+        return []
+
+
+class WaitsForTheScheduler(FrontendCore):
+    """Waits for an answer of the scheduler that it asked, though that may have died."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._dispatcher.__class__ = _NeverBypasses
+
+
+class _Repeating(Streams):
+    @staticmethod
+    def _deliver(stream: Any, request_id: RequestId, span: Any, outcome: Any) -> bool:
+        _, end, is_finished, payload = span
+        outcome.deliveries.append(Deliver(request_id, payload, 0, is_finished))
+        stream.next_index = max(stream.next_index, end)
+        return not is_finished
+
+
+class DeliversRepeats(FrontendCore):
+    """Delivers tokens that the client has already."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._streams.__class__ = _Repeating
+
+
+class _Unordered(Streams):
+    def _take(self, stream: Any, span: Any, *args: Any) -> None:
+        stream.next_index = max(stream.next_index, span.first_index)
+        super()._take(stream, span, *args)
+
+
+class DeliversOutOfOrder(FrontendCore):
+    """Does not wait for what is missing."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._streams.__class__ = _Unordered
+
+
+class _AsksOnce(Ownership):
+    def _repeat_queries(self, request_ids: Sequence[RequestId]) -> list[FrontendEffect]:
+        return []
+
+
+class AsksOnceForOwners(FrontendCore):
+    """Asks an instance once whether it has a request, though question or answer may be lost."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._dispatcher._ownership.__class__ = _AsksOnce
+
+
+class SaysFarewellTooSoon(FrontendCore):
+    """Says farewell to an instance that still has requests of it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._dispatcher.__class__ = _Hurried
+
+
+class _Hurried(Dispatcher):
+    def farewells(self) -> list[FrontendEffect]:
+        num_owned = self._ownership.num_owned
+        self._ownership.num_owned = _none  # type: ignore[method-assign]
+        effects = super().farewells()
+        self._ownership.num_owned = num_owned  # type: ignore[method-assign]
+        return effects
+
+
+def _none(instance_id: InstanceId) -> int:
+    return 0
+
+
+class SendsToTerminating(FrontendCore):
+    """Sends new requests to an instance to which it has said farewell."""
+
+    def on_message(self, message: Any, *args: Any) -> list[FrontendEffect]:
+        effects = super().on_message(message, *args)
+        if isinstance(message, Membership):
+            for each in self._dispatcher._instances:
+                self._dispatcher._instances[each] = False
+        return effects
+
+
+class BelievesOldEmptyings(SupervisorCore):
+    """Ends an instance that was empty once, before it was told to serve on."""
+
+    def on_message(self, message: WireMessage, now_s: float) -> list[SupervisorEffect]:
+        if isinstance(message, Emptied):
+            return [*self.fleet.on_emptied(message.instance_id, now_s)]
+        return super().on_message(message, now_s)
