@@ -331,6 +331,8 @@ class FrontendConfig:
             so long; for `ABORT`.
         gap_timeout_s: tokens that precede already received ones and do not come in so long are
             lost: the request goes on behind those that its client has, or fails.
+        trial_timeout_s: of requests that several instances may have died of, which go on one at a
+            time, the next one waits no longer than this for the one before; for `CONTINUE`.
         utility_timeout_s: a call of an engine's method fails after so long.
         admin_timeout_s: an operator's question to instances or scheduler fails after so long.
         shutdown_timeout_s: open connections are cut so long after the server was told to stop.
@@ -343,6 +345,7 @@ class FrontendConfig:
     owner_retry_s: float = 0.25
     owner_timeout_s: float = 1.0
     gap_timeout_s: float = 2.0
+    trial_timeout_s: float = 10.0
     utility_timeout_s: float = 300.0
     admin_timeout_s: float = 30.0
     shutdown_timeout_s: float = 3.0
@@ -357,6 +360,7 @@ class FrontendConfig:
             "owner_retry_s",
             "owner_timeout_s",
             "gap_timeout_s",
+            "trial_timeout_s",
             "utility_timeout_s",
             "admin_timeout_s",
             "shutdown_timeout_s",

@@ -67,7 +67,7 @@ def test_a_slow_instance_is_waited_for():
 
 
 def test_whoever_does_not_answer_is_asked_the_same_again():
-    """A query or an answer may be lost. The answer that comes at last, to whichever of them, counts:
+    """A query or an answer may be lost. The answer that comes at last counts, to whichever of them:
     under another number each would void the one that is under way."""
     under_test = ownership(I0, I1, I2)
     under_test.on_sent(R2, I0)

@@ -76,14 +76,16 @@ class FrontendCore:
         self._dispatcher = Dispatcher(frontend_id, config)
         self._streams = Streams(config.gap_timeout_s)
         is_continued = config.on_instance_failure is OnInstanceFailure.CONTINUE
-        self._histories = Histories() if is_continued else None
+        self._histories = Histories(config.trial_timeout_s) if is_continued else None
 
     # ------------------------------------------------------------------------ what is asked
 
     @property
     def next_deadline_s(self) -> float | None:
         """When `on_time` is due, or None when nothing waits."""
-        deadlines_s = (self._dispatcher.next_deadline_s, self._streams.next_deadline_s())
+        deadlines_s = [self._dispatcher.next_deadline_s, self._streams.next_deadline_s()]
+        if self._histories is not None:
+            deadlines_s.append(self._histories.next_deadline_s)
         return min((each for each in deadlines_s if each is not None), default=None)
 
     @property
@@ -264,7 +266,7 @@ class FrontendCore:
         if self._histories is not None:
             again, guilty = self._histories.on_death(dead)
             concluded += [Fail(each, Failure.KILLED_INSTANCES) for each in guilty]
-            for attempt in (*again, *self._histories.due()):
+            for attempt in (*again, *self._histories.due(now_s)):
                 concluded += self._send_again(attempt, now_s)
         return [*concluded, *self._dispatcher.farewells()]
 

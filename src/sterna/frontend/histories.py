@@ -14,7 +14,9 @@ no `PROGRESS_TOKENS` more between two of them:
 - if the second one finds only one such request, it is guilty, and fails;
 - if it finds several, all but one are innocent, or all, and nobody can tell which: they go on
   **one at a time**, the next when the one before has brought its tokens or has ended. The one
-  whose trial ends with another death is guilty.
+  whose trial ends with another death is guilty;
+- a trial may take long, where others are served first. After a time the next begins beside it, and
+  a death that finds both says nothing: they are tried again.
 
 A request that goes on to bring tokens between deaths survives any number of them.
 """
@@ -71,14 +73,28 @@ class _History:
 
 
 class Histories:
-    """The open requests of one front end."""
+    """The open requests of one front end.
 
-    def __init__(self) -> None:
+    Args:
+        trial_timeout_s: after so long a suspect's trial keeps no other one waiting.
+    """
+
+    def __init__(self, trial_timeout_s: float) -> None:
+        self._trial_timeout_s = trial_timeout_s
         self._histories: dict[RequestId, _History] = {}
         # Of attempts that are not the first.
         self._requests: dict[RequestId, RequestId] = {}
         self._suspects: deque[RequestId] = deque()
         self._on_trial: RequestId | None = None
+        self._trial_ends_s = 0.0
+        # Suspects whose trial took too long, and that have neither ended nor brought tokens since.
+        self._unjudged: set[RequestId] = set()
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `due` may next return something, or None while no suspect waits."""
+        is_awaited = self._on_trial is not None and self._suspects
+        return self._trial_ends_s if is_awaited else None
 
     def __len__(self) -> int:
         """How many requests are open."""
@@ -121,8 +137,7 @@ class Histories:
         history.token_ids.extend(token_ids)
         if history.num_at_death is not None and _has_progressed(history):
             history.num_at_death = None
-            if self._on_trial == request_id:
-                self._on_trial = None
+            self._end_trial(request_id)
 
     def close(self, request_id: RequestId) -> None:
         """The request has ended, one way or another."""
@@ -130,8 +145,7 @@ class Histories:
         if history is None:
             return
         self._requests.pop(history.attempt_id, None)
-        if self._on_trial == request_id:
-            self._on_trial = None
+        self._end_trial(request_id)
         if request_id in self._suspects:
             self._suspects.remove(request_id)
 
@@ -143,7 +157,9 @@ class Histories:
         """
         found = [each for each in map(self.request_of, attempt_ids) if each in self._histories]
         suspects = [each for each in found if self._histories[each].num_at_death is not None]
-        guilty = [each for each in suspects if each == self._on_trial or len(suspects) == 1]
+        guilty = suspects if len(suspects) == 1 else []
+        if self._unjudged.isdisjoint(suspects):
+            guilty = guilty or [each for each in suspects if each == self._on_trial]
         for request_id in guilty:
             self.close(request_id)
         again = []
@@ -152,6 +168,7 @@ class Histories:
                 continue
             history = self._histories[request_id]
             if request_id in suspects:
+                self._end_trial(request_id)
                 self._suspects.append(request_id)
                 self._requests.pop(history.attempt_id, None)
             else:
@@ -172,15 +189,25 @@ class Histories:
         """Return this open attempt anew: what becomes of it where it is does not count."""
         return self._again(self._histories[self.request_of(attempt_id)])
 
-    def due(self) -> list[Attempt]:
+    def due(self, now_s: float) -> list[Attempt]:
         """Return the suspect whose trial begins, if there is one. To be asked for after every
-        event."""
-        if self._on_trial is not None or not self._suspects:
+        event, and when `next_deadline_s` has come."""
+        if not self._suspects:
             return []
+        if self._on_trial is not None:
+            if now_s < self._trial_ends_s:
+                return []
+            self._unjudged.add(self._on_trial)
         request_id = self._on_trial = self._suspects.popleft()
+        self._trial_ends_s = now_s + self._trial_timeout_s
         history = self._histories[request_id]
         history.num_at_death = len(history.token_ids)
         return [self._again(history)]
+
+    def _end_trial(self, request_id: RequestId) -> None:
+        self._unjudged.discard(request_id)
+        if self._on_trial == request_id:
+            self._on_trial = None
 
     def _again(self, history: _History) -> Attempt:
         request_id = history.ask.request_id

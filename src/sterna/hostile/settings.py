@@ -62,6 +62,7 @@ FRONTEND = FrontendConfig(
     scheduler_retry_s=1.0,
     hold_timeout_s=20.0,
     gap_timeout_s=1.5,
+    trial_timeout_s=0.5,
 )
 
 UNSEEDED_SHARE = 0.3
