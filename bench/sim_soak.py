@@ -1,62 +1,40 @@
 """Runs many seeds of the simulator under faults (docs/fault_simulation.md), and shows one again.
 
     make sim-soak                                        100,000 seeds, into bench/results
+    make sim-soak ARGS=--continue                        go on where Ctrl-C, or a crash, ended it
     python -m bench.sim_soak --seeds 1000 --first 5000
     python -m bench.sim_soak --replay 308                one seed, with its last events
-    python -m bench.sim_soak --planted                   are mistakes found?
+    python -m bench.sim_soak --planted                   are mistakes found? (bench.sim_planted)
 
 A seed is a whole cluster: how many instances and front ends it has, who asks for what, what breaks
 and when. The same seed, at the same commit, gives the same events. `bench/results/sim_soak.json`
-says how many seeds broke a promise (`summary`), what happened in all of them, and after how many
-seeds each planted mistake was found (`rows`).
+says how many seeds broke a promise (`summary`), what happened in all of them (`happened`), and
+which promises were broken (`rows`).
 """
 
 import argparse
-import contextlib
-import multiprocessing
 import os
-import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from bench import results_io
+from bench import results_io, sim_planted, sim_progress
 from bench.command import ended, positive
+from bench.jobs import INTERRUPTED, Stop, workers
+from bench.sim_progress import Progress
 from sterna.hostile.faults import FaultPlan
-from sterna.hostile.planted import MISTAKES, Mistake
 from sterna.hostile.run import Result, run_seed
 
 SEEDS = 100_000
 MAX_VIOLATIONS = 20
 """So many failing seeds are enough to know."""
 
-MAX_SEEDS_A_MISTAKE = 2000
 SEEDS_AT_ONCE = 8
 PROGRESS_S = 5.0
 TRACE_LINES = 60
-
-
-@dataclass(slots=True)
-class Tally:
-    """What many seeds came to."""
-
-    num_seeds: int = 0
-    num_events: int = 0
-    violations: list[Result] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def add(self, result: Result) -> None:
-        """Count one seed in."""
-        self.num_seeds += 1
-        self.num_events += result.num_events
-        self.counts.update(result.counts)
-        if result.violation is not None:
-            self.violations.append(result)
+UNFINISHED = results_io.ROOT / ".cache" / "bench" / "sim_soak.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         nonlocal exit_code
-        exit_code = _show_planted(options, plan) if options.planted else _soak(options, plan)
+        if options.planted:
+            exit_code = sim_planted.search(plan, options.workers, options.results)
+        else:
+            exit_code = _soak(options, plan)
 
     return ended(run) or exit_code
 
@@ -80,6 +61,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=positive, default=SEEDS, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument(
+        "--continue",
+        action="store_true",
+        dest="is_continued",
+        help="add to what is done already of these seeds, or of others, at this commit",
+    )
     parser.add_argument(
         "--workers", type=positive, default=len(os.sched_getaffinity(0)), help="processes"
     )
@@ -94,10 +81,17 @@ def _parser() -> argparse.ArgumentParser:
         "--trace", type=positive, default=TRACE_LINES, help="so many events of a failing seed"
     )
     parser.add_argument(
+        "--progress",
+        type=Path,
+        default=UNFINISHED,
+        metavar="FILE",
+        help="where it is kept what is done (default: %(default)s)",
+    )
+    parser.add_argument(
         "--results",
         type=Path,
         metavar="FOLDER",
-        help="where sim_soak.json goes (default: bench/results, of a whole run only)",
+        help="where the result goes (default: bench/results, of a whole run only)",
     )
     return parser
 
@@ -126,110 +120,112 @@ def _replay(seed: int, plan: FaultPlan, num_lines: int) -> int:
 
 
 def _soak(options: argparse.Namespace, plan: FaultPlan) -> int:
-    begin_s = time.perf_counter()
-    tally = Tally()
-    seeds = range(options.first, options.first + options.seeds)
-    with _pool(options.workers) as pool:
-        work = pool.imap_unordered(partial(run_seed, plan=plan), seeds, chunksize=8)
-        for result in _shown(work, tally, options.seeds, begin_s):
+    """Raises ConfigurationError: there is nothing to go on from."""
+    commit = results_io.commit()
+    progress = Progress(commit, plan.overlap)
+    if options.is_continued:
+        progress = sim_progress.load(options.progress, commit, overlap=plan.overlap)
+    end = options.first + options.seeds
+    with workers(options.workers) as (pool, stop):
+        left = progress.left(options.first, end)
+        # In order, so that what is done are few ranges.
+        results = pool.imap(partial(run_seed, plan=plan), left, chunksize=SEEDS_AT_ONCE)
+        shown = _Shown(progress, progress.num_left(options.first, end), options.progress)
+        for result in _until_stop(results, stop):
+            shown.add(result)
             if result.violation is not None:
                 print(f"\nseed {result.seed}: {result.violation}\n  {_command(result.seed, plan)}")
-                if len(tally.violations) == MAX_VIOLATIONS:
+                if len(progress.violations) >= MAX_VIOLATIONS:
                     print("that is enough")
                     break
-        wall_s = time.perf_counter() - begin_s
-        is_whole = tally.num_seeds == SEEDS and options.first == 0 and not options.overlap
-        if not tally.violations and (is_whole or options.results is not None):
-            rows = [_row(each, plan, pool) for each in MISTAKES]
-            print(_write(tally, rows, wall_s, options))
+        shown.save()
+    is_interrupted = stop.is_wanted and progress.num_left(options.first, end) > 0
+    is_whole = progress.num_left(0, SEEDS) == 0 and not plan.overlap
+    if not is_interrupted and (is_whole or options.results is not None):
+        print(_write(progress, options))
     print(
-        f"{tally.num_seeds} seeds, {len(tally.violations)} violations, "
-        f"{tally.num_events} events in {wall_s:.0f} s"
+        f"{progress.num_seeds} seeds, {len(progress.violations)} violations, "
+        f"{progress.num_events} events in {progress.wall_s:.0f} s"
     )
-    return 1 if tally.violations else 0
+    if is_interrupted:
+        print("interrupted; the same command with --continue goes on from here")
+        return INTERRUPTED
+    return 1 if progress.violations else 0
 
 
-@contextlib.contextmanager
-def _pool(num_workers: int) -> Iterator[Any]:
-    """Processes that leave Ctrl-C to their parent, and end with it."""
-    context = multiprocessing.get_context("spawn")
-    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
-    with context.Pool(num_workers, ignore) as pool:
-        yield pool
-
-
-def _shown(work: Iterator[Result], tally: Tally, total: int, begin_s: float) -> Iterator[Result]:
-    """Count the results, and say every few seconds how far it is."""
-    shown_s = begin_s
-    for result in work:
-        tally.add(result)
+def _until_stop(results: Iterator[Result], stop: Stop) -> Iterator[Result]:
+    for result in results:
         yield result
-        now_s = time.perf_counter()
-        if now_s - shown_s >= PROGRESS_S:
-            shown_s = now_s
-            per_hour = tally.num_seeds / (now_s - begin_s) * 3600
-            print(
-                f"{tally.num_seeds} of {total} seeds, {per_hour:.0f} an hour, "
-                f"{len(tally.violations)} violations",
-                file=sys.stderr,
-                flush=True,
-            )
+        if stop.is_wanted:
+            return
 
 
-def _show_planted(options: argparse.Namespace, plan: FaultPlan) -> int:
-    with _pool(options.workers) as pool:
-        rows = [_row(each, plan, pool) for each in MISTAKES]
-    return 1 if any(each["found_after_seeds"] is None for each in rows) else 0
+class _Shown:
+    """Keeps the progress, and says every few seconds how far it is."""
 
+    def __init__(
+        self,
+        progress: Progress,
+        num_left: int,
+        path: Path,
+    ) -> None:
+        self._progress = progress
+        self._num_left = num_left
+        self._num_before = progress.num_seeds
+        self._wall_before_s = progress.wall_s
+        self._path = path
+        self._begin_s = self._shown_s = time.perf_counter()
 
-def _row(mistake: Mistake, plan: FaultPlan, pool: Any) -> dict[str, Any]:
-    """After how many seeds the planted mistake is found."""
-    for number, result in enumerate(_in_order(pool, plan, mistake), start=1):
-        if result.violation is not None:
-            print(f"{mistake.name}: found after {number} seeds: {result.violation}", flush=True)
-            return {
-                "planted": mistake.name,
-                "found_after_seeds": number,
-                "violation": result.violation,
-            }
-    print(f"{mistake.name}: NOT found in {MAX_SEEDS_A_MISTAKE} seeds", flush=True)
-    return {"planted": mistake.name, "found_after_seeds": None, "violation": None}
+    def add(self, result: Result) -> None:
+        """Count the seed in."""
+        self._progress.add(result)
+        if time.perf_counter() - self._shown_s >= PROGRESS_S:
+            self.save()
+            self._show()
 
+    def save(self) -> None:
+        """What is done is done."""
+        self._shown_s = time.perf_counter()
+        self._progress.wall_s = self._wall_before_s + self._shown_s - self._begin_s
+        self._progress.save(self._path)
 
-def _in_order(pool: Any, plan: FaultPlan, mistake: Mistake) -> Iterator[Result]:
-    """The first seeds with this mistake; no more are begun than whoever asks may need."""
-    run = partial(run_seed, plan=plan, cores=mistake.cores)
-    for first in range(0, MAX_SEEDS_A_MISTAKE, SEEDS_AT_ONCE):
-        yield from pool.map(run, range(first, first + SEEDS_AT_ONCE), chunksize=1)
+    def _show(self) -> None:
+        num_done = self._progress.num_seeds - self._num_before
+        per_s = num_done / (self._shown_s - self._begin_s)
+        left_s = (self._num_left - num_done) / per_s
+        print(
+            f"{num_done} of {self._num_left} seeds, {per_s * 3600:.0f} an hour, "
+            f"{left_s / 60:.0f} minutes to go, {len(self._progress.violations)} violations",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _command(seed: int, plan: FaultPlan) -> str:
     return f"python -m bench.sim_soak --replay {seed}{' --overlap' if plan.overlap else ''}"
 
 
-def _write(
-    tally: Tally, rows: Sequence[dict[str, Any]], wall_s: float, options: argparse.Namespace
-) -> Path:
+def _write(progress: Progress, options: argparse.Namespace) -> Path:
     return results_io.write(
         "sim_soak",
         {
-            "first": options.first,
+            "seeds": [list(each) for each in progress.done],
             "workers": options.workers,
             "overlap": options.overlap,
-            "max_seeds_a_mistake": MAX_SEEDS_A_MISTAKE,
         },
-        rows,
+        [
+            {"seed": seed, "violation": violation}
+            for seed, violation in sorted(progress.violations.items())
+        ],
         options.results or results_io.RESULTS,
         summary={
-            "seeds": tally.num_seeds,
-            "violations": len(tally.violations),
-            "events": tally.num_events,
-            "wall_s": round(wall_s, 1),
-            "seeds_per_hour": round(tally.num_seeds / wall_s * 3600),
-            "planted": len(rows),
-            "planted_found": sum(each["found_after_seeds"] is not None for each in rows),
+            "seeds": progress.num_seeds,
+            "violations": len(progress.violations),
+            "events": progress.num_events,
+            "wall_s": round(progress.wall_s, 1),
+            "seeds_per_hour": round(progress.num_seeds / progress.wall_s * 3600),
         },
-        more={"happened": dict(sorted(tally.counts.items()))},
+        more={"happened": dict(sorted(progress.counts.items()))},
     )
 
 

@@ -45,8 +45,11 @@ from sterna.migration.messages import (
     Send,
     StopCopying,
 )
+from sterna.migration.source import SourceState
 from sterna.sending import KeepOnly, ToMailbox, Unexpected
 from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
+
+LAST_STAGE = (SourceState.DRAINING, SourceState.COMMITTING)
 
 
 class Actor(Process, ABC):
@@ -131,6 +134,11 @@ class InstanceProcess(Actor):
     def membership(self) -> Membership:
         """The newest that it has heard of."""
         return self.core.membership
+
+    def peers_at_the_last_stage(self) -> set[InstanceId]:
+        """To whom requests are leaving that are, or are about to be, suspended."""
+        sources = self.core._llumlet._coordinator._sources.values()
+        return {each.peer for each in sources if each.state in LAST_STAGE}
 
     def receive(self, message: WireMessage, frames: Sequence[bytes]) -> None:
         self._carry_out(self.core.on_message(message, frames, self.now_s))

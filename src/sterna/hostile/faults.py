@@ -225,15 +225,18 @@ class Adversary:
         self._world.timeline.push(1.0, None, "", give_up)
 
     def _victim(self) -> Process | None:
-        """Any kind of component; of instances rather one that migrates or is being emptied."""
+        """Any kind of component; of instances rather one that is being emptied or migrates, and of
+        these rather one whose peer waits for its word, or for its engine to suspend a request."""
         platform, rng = self._platform, self._rng
         instances = platform.instances()
         migrating = [each for each in instances if each.core.has_open_migrations]
+        awaited = {peer for each in instances for peer in each.peers_at_the_last_stage()}
         members = platform.members()
         supervisor = platform.supervisor
         pools: list[tuple[float, list[Process]]] = [
-            (0.25, [*instances]),
-            (0.2, [*migrating]),
+            (0.15, [*instances]),
+            (0.15, [*migrating]),
+            (0.15, [each for each in instances if each.instance_id in awaited]),
             (0.1, [*self._terminating()]),
             (0.15, [each for each in members if isinstance(each, SchedulerProcess)]),
             (0.15, [each for each in members if isinstance(each, FrontendProcess)]),
@@ -277,10 +280,7 @@ class Adversary:
                 self._set_pace(None, TELL_S if is_over else rng.choice((0.02, 0.3)))
 
     def _slow_down_a_link(self) -> None:
-        """Half of the time that by which an instance says that it is empty."""
         sender, receiver = self._victim(), self._victim()
-        if self._rng.random() < 0.5:
-            sender, receiver = self._one_of(self._terminating()), self._platform.supervisor
         if sender is not None and receiver is not None:
             duration_s = self._rng.uniform(0.3, 3.0)
             self._world.network.slow_down(sender.name, receiver.name, duration_s)
@@ -327,7 +327,10 @@ class Adversary:
         return self._rng.choice(frontends) if frontends else None
 
     def _change_mind(self, instance_id: InstanceId) -> None:
-        """Soon let the instance, which is being drained, serve on; then have it drained again."""
+        """Soon let the instance, which is being drained, serve on; then have it drained again.
+        What it says to the supervisor meanwhile may be late."""
+        if self._platform.supervisor is not None and self._rng.random() < 0.5:
+            self._world.network.slow_down(instance_id, self._platform.supervisor.name, 1.5)
 
         def order(is_undo: bool) -> None:
             frontend = self._frontend()

@@ -185,7 +185,10 @@ class Platform:
             supervisor, on_death = watch
             if isinstance(process, InstanceProcess) and process.is_alive:
                 self.world.ledger.given_up.add(process.instance_id)
-            delay_s = self._rng.uniform(*DELAYS.notice_death)
+            is_soon = self._rng.random() < 1 / 3
+            delay_s = self._rng.uniform(
+                *(DELAYS.notice_death_soon if is_soon else DELAYS.notice_death)
+            )
             self._tell(supervisor, delay_s, f"{process.name} is dead", on_death)
 
     # ---------------------------------------------------------------------------------- hangs

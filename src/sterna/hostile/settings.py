@@ -77,11 +77,16 @@ COPY_BLOCK_S = 0.004
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """How long Ray takes, as bounds between which each time is drawn, in seconds."""
+    """How long Ray takes, as bounds between which each time is drawn, in seconds.
+
+    Attributes:
+        notice_death_soon: of one death in three.
+    """
 
     start_instance: tuple[float, float] = (0.2, 1.5)
     start_other: tuple[float, float] = (0.1, 0.8)
     notice_death: tuple[float, float] = (0.02, 0.4)
+    notice_death_soon: tuple[float, float] = (0.001, 0.02)
     notice_hang: tuple[float, float] = (0.6, 1.0)
     successor: tuple[float, float] = (0.1, 1.0)
     close: tuple[float, float] = (0.0, 0.1)
