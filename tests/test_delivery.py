@@ -24,7 +24,7 @@ CHANNEL = b"0123456789abcdef"
 
 def outgoing(*contents: bytes, capacity: int = 100) -> Outgoing:
     """With these messages sent at 0 s."""
-    channel = Outgoing(CHANNEL, capacity)
+    channel = Outgoing(CHANNEL, capacity, capacity_bytes=10_000)
     for each in contents:
         channel.send([each], 0.0)
     return channel
@@ -53,6 +53,18 @@ def test_messages_are_numbered_and_kept_until_their_receipt() -> None:
     assert channel.on_receipt(Head(RECEIPT, CHANNEL, 3), 0.1) == []
     assert channel.num_kept == 0
     assert channel.next_deadline_s is None
+
+
+def test_messages_are_kept_up_to_so_many_bytes_but_one_at_least() -> None:
+    channel = Outgoing(CHANNEL, 100, capacity_bytes=10)
+    assert channel.send([bytes(8), bytes(8)], 0.0) == Head(MESSAGE, CHANNEL, 0)
+    assert channel.send([b""], 0.0) is None
+    channel.on_receipt(Head(RECEIPT, CHANNEL, 1), 0.1)
+    assert channel.send([bytes(4)], 0.2) == Head(MESSAGE, CHANNEL, 1)
+    assert channel.send([bytes(3), bytes(3)], 0.2) == Head(MESSAGE, CHANNEL, 2)
+    assert channel.send([bytes(1)], 0.2) is None
+    channel.on_receipt(Head(RECEIPT, CHANNEL, 2), 0.3)
+    assert channel.send([bytes(4)], 0.4) == Head(MESSAGE, CHANNEL, 3)
 
 
 def test_a_gap_has_everything_sent_again_from_there() -> None:
@@ -123,7 +135,7 @@ class AChannel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
-        self.sender, self.receiver = Outgoing(CHANNEL, 50), Incoming(CHANNEL)
+        self.sender, self.receiver = Outgoing(CHANNEL, 50, 10_000), Incoming(CHANNEL)
         self.forth: list[tuple[Head, Frames]] = []
         self.back: list[Head] = []
         self.num_sent = 0

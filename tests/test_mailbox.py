@@ -245,8 +245,11 @@ def test_a_frame_above_the_limit_is_not_sent_and_not_taken(
     async def test() -> None:
         keys = draw_keys()
         async with a_pair(keys) as (one, other):
-            one.send(other.address, a_message("large"), [bytes(1001)])
-            one.send(other.address, a_message("small"), [bytes(1000)])
+            assert not one.send(other.address, a_message("large"), [bytes(1001)])
+            # What is in the message itself counts too: a peer would cut the connection, and what
+            # it has lost would be sent again, and cut again.
+            assert not one.send(other.address, a_message("l" * 1000))
+            assert one.send(other.address, a_message("small"), [bytes(1000)])
             assert await other.receive() == (a_message("small"), [bytes(1000)])
             own = {
                 "CURVE_PUBLICKEY": keys.public,

@@ -76,11 +76,14 @@ class Outgoing:
     Args:
         channel: its id, of CHANNEL_BYTES.
         capacity: messages that are kept without a receipt; more are refused.
+        capacity_bytes: and bytes in them, unless it is one message alone.
     """
 
-    def __init__(self, channel: bytes, capacity: int) -> None:
+    def __init__(self, channel: bytes, capacity: int, capacity_bytes: int) -> None:
         self._channel = channel
         self._capacity = capacity
+        self._capacity_bytes = capacity_bytes
+        self._num_bytes = 0
         self._kept: deque[Frames] = deque()
         self._first = 0
         # When the other side has been silent for too long; None while nothing is without a receipt.
@@ -98,8 +101,11 @@ class Outgoing:
 
     def send(self, frames: Frames, now_s: float) -> Head | None:
         """Number a message that is to be sent now; None when too many are without a receipt."""
-        if len(self._kept) >= self._capacity:
+        num_bytes = sum(map(len, frames))
+        has_room = self._num_bytes + num_bytes <= self._capacity_bytes or not self._kept
+        if len(self._kept) >= self._capacity or not has_room:
             return None
+        self._num_bytes += num_bytes
         head = Head(MESSAGE, self._channel, self._first + len(self._kept))
         self._kept.append(frames)
         if self._probe_due_s is None:
@@ -115,7 +121,7 @@ class Outgoing:
         if not self._first <= head.number <= last:
             return []
         for _ in range(head.number - self._first):
-            self._kept.popleft()
+            self._num_bytes -= sum(map(len, self._kept.popleft()))
         self._first = head.number
         self._probe_due_s = now_s + PROBE_AFTER_S if self._kept else None
         if head.kind != GAP:

@@ -28,12 +28,15 @@ import zmq.utils.z85
 
 from sterna.config import MailboxKeys
 from sterna.delivery import CHANNEL_BYTES, HEAD_BYTES, MESSAGE, PROBE, Head, Incoming, Outgoing
-from sterna.messages import WireMessage
+from sterna.messages import MAX_FRAME_BYTES, WireMessage
 
 logger = logging.getLogger(__name__)
 
 SEND_QUEUE_LIMIT = 100_000
 """Messages kept for a peer that does not read; more are dropped, and the log says so."""
+
+SEND_QUEUE_BYTES = 2 << 30
+"""And bytes in them; a message is kept whatever it has, where nothing else is."""
 
 MAX_ORIGINS = 100_000
 """Mailboxes that have written, of which is remembered how far they had come; the one that has been
@@ -53,10 +56,6 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 4000
 CONNECT_TIMEOUT_MS, HANDSHAKE_TIMEOUT_MS = 3000, 5000
 """After so long a connection that does not come about is tried anew. The kernel would wait longer
 and longer between its attempts, and be a minute late where a link is whole again."""
-
-MAX_FRAME_BYTES = 512 << 20
-"""Of one frame: far above the largest request that a front end lets in, with its images as tensors.
-The connection of a peer that sends more is cut."""
 
 WRAPPING_BYTES = 1024
 """What CURVE may add to a frame, and more."""
@@ -122,24 +121,26 @@ class Mailbox:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[WireMessage] = msgspec.msgpack.Decoder(WireMessage)
 
-    def send(self, address: str, message: WireMessage, frames: Frames = ()) -> None:
-        """Queue the message for the mailbox at `address`; drop it when it is too large, the queue
-        is full, or this mailbox is closed."""
+    def send(self, address: str, message: WireMessage, frames: Frames = ()) -> bool:
+        """Queue the message for the mailbox at `address`; drop it, and return False, when it is too
+        large, the queue is full, or this mailbox is closed."""
         if self._inbox.closed:
-            return
-        if any(len(frame) > MAX_FRAME_BYTES for frame in frames):
-            # The other side would cut the connection, and what else is on its way would be lost.
+            return False
+        encoded = self._encoder.encode(message)
+        if any(len(each) > MAX_FRAME_BYTES for each in (encoded, *frames)):
+            # The other side would cut the connection, and this would be sent again, and cut again.
             logger.error("message dropped, too large peer=%s type=%s", address, type(message))
-            return
-        content = [self._encoder.encode(message), *map(bytes, frames)]
+            return False
+        content = [encoded, *map(bytes, frames)]
         outbox = self._outboxes.get(address) or self._outbox(address)
         head = outbox.channel.send(content, _now_s())
         if head is None:
             logger.error("message dropped, queue full peer=%s type=%s", address, type(message))
-            return
+            return False
         _push(outbox, head, content)
         if self._ticking is None:
             self._tick_later()
+        return True
 
     async def receive(self) -> tuple[WireMessage, list[bytes]]:
         """Return the next message and its payload frames.
@@ -217,7 +218,9 @@ class Mailbox:
         outbox = self._outboxes.get(address)
         if outbox is None:
             channel = os.urandom(CHANNEL_BYTES)
-            outbox = _Outbox(self._connect(address), Outgoing(channel, SEND_QUEUE_LIMIT))
+            outbox = _Outbox(
+                self._connect(address), Outgoing(channel, SEND_QUEUE_LIMIT, SEND_QUEUE_BYTES)
+            )
             self._outboxes[address] = outbox
             self._addresses[channel] = address
             self._probe(outbox, outbox.channel.hello())

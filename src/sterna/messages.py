@@ -12,6 +12,11 @@ import msgspec
 from sterna.migration.messages import Message, Mode
 from sterna.types import FrontendId, InstanceId, InstanceLoad, Priority, RequestId
 
+MAX_FRAME_BYTES = 512 << 20
+"""Of a message's struct, and of each of its payload frames: far above the largest request that a
+front end lets in, with its images as tensors. A request or an answer that has more fails; the
+connection of a peer that sends more is cut."""
+
 # --------------------------------------------------------------- front end <-> global scheduler
 
 

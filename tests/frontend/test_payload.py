@@ -19,6 +19,8 @@ from sterna.engine.payload_parts import (
     unpack_frames,
 )
 from sterna.engine.vllm import payload
+from sterna.messages import TokenSpan
+from sterna.types import RequestId
 
 pytestmark = pytest.mark.vllm
 
@@ -78,6 +80,29 @@ def test_a_failure_ends_the_request_with_an_error():
     blob = payload.encode_failure("r1", is_pooling=False)
     (output,) = payload.decode_outputs(blob).outputs
     assert output == EngineCoreOutput("r1", [], finish_reason=FinishReason.ERROR)
+
+
+def test_an_output_that_is_too_large_for_a_message_ends_its_request():
+    output = EngineCoreOutput("r1", [10, 11], finish_reason=None)
+    span = TokenSpan(RequestId("r1"), 5, 2, False)
+    sent, content = payload.encode_span(span, output, max_bytes=1000)
+    assert sent is span
+    assert payload.decode_outputs(content).outputs[0].new_token_ids == [10, 11]
+    sent, content = payload.encode_span(span, output, max_bytes=len(content) - 1)
+    assert sent == TokenSpan(RequestId("r1"), 5, 0, True)
+    (failure,) = payload.decode_outputs(content).outputs
+    assert (failure.request_id, failure.finish_reason) == ("r1", FinishReason.ERROR)
+    assert not failure.mm_cache_miss_hashes
+
+
+def test_an_embedding_that_is_too_large_for_a_message_ends_its_request_as_vllm_wants_it():
+    output = EngineCoreOutput(
+        "r1", [], pooling_output=torch.zeros(100), finish_reason=FinishReason.STOP
+    )
+    span = TokenSpan(RequestId("r1"), 0, 0, True)
+    sent, content = payload.encode_span(span, output, max_bytes=100)
+    assert sent == span
+    assert payload.decode_outputs(content).outputs[0].mm_cache_miss_hashes == ["r1"]
 
 
 def test_a_request_comes_back_equal():

@@ -28,7 +28,9 @@ from vllm.v1.engine import (
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from sterna.config import FrontendConfig, OnInstanceFailure
+from sterna.delivery import Outgoing
 from sterna.engine.vllm.payload import decode_request
+from sterna.frontend import router as router_module
 from sterna.frontend.router import Router
 from sterna.mailbox import Mailbox
 from sterna.messages import (
@@ -384,6 +386,30 @@ def test_where_nothing_is_continued_a_request_whose_tokens_got_lost_ends_with_an
         assert message.request_ids == ("r1",)
 
     run(test, on_instance_failure=ABORT)
+
+
+def test_a_request_that_is_too_large_for_a_message_fails(run, monkeypatch):
+    monkeypatch.setattr(router_module, "MAX_FRAME_BYTES", 1000)
+
+    async def test(world: World) -> None:
+        await world.client.add(request("large", 1000))
+        output = await world.client.receive_output()
+        assert (output.request_id, output.finish_reason) == ("large", FinishReason.ERROR)
+        await world.client.add(request("small"))
+        assert (await world.cluster.i0.get_request()).request_id == "small"
+
+    run(test)
+
+
+def test_a_request_that_its_instance_does_not_take_fails(run, monkeypatch):
+    """It does not read, and what is kept for it is as much as may be."""
+
+    async def test(world: World) -> None:
+        monkeypatch.setattr(Outgoing, "send", lambda *_: None)
+        await world.client.add(request())
+        assert (await world.client.receive_output()).finish_reason == FinishReason.ERROR
+
+    run(test)
 
 
 def test_a_request_with_streamed_input_is_refused(run):

@@ -153,6 +153,14 @@ class FrontendCore:
                 effects += self._send_again(again, now_s)
         return self._conclude(effects, now_s)
 
+    def on_unsent(self, attempt_ids: Iterable[RequestId], now_s: float) -> list[Effect]:
+        """These could not be sent to their instance, which does not read what is there for it."""
+        effects: list[Effect] = []
+        for attempt_id in attempt_ids:
+            effects += self._dispatcher.on_abort([attempt_id])
+            effects.append(Fail(attempt_id, Failure.UNSENT))
+        return self._conclude(effects, now_s)
+
     # ------------------------------------------------------------------------------- tokens
 
     def _on_tokens(

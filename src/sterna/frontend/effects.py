@@ -22,6 +22,8 @@ class Failure(Enum):
     KILLED_INSTANCES = "instances died while they served it, again and again"
     HANDED_BACK = "its instance was to end, and it could not be moved"
     TOKENS_LOST = "some of its tokens never arrived"
+    TOO_LARGE = "it is larger than what can be sent to an instance"
+    UNSENT = "its instance does not take what is sent to it"
     RESUMABLE = "a request whose input is streamed cannot be served"
 
 

@@ -57,11 +57,11 @@ class Peers:
 
     def send_to_instance(
         self, instance_id: InstanceId, message: WireMessage, frames: Sequence[bytes] = ()
-    ) -> None:
-        """Send, unless the instance is gone: then what it would have done is void."""
+    ) -> bool:
+        """Send, unless the instance is gone: then what it would have done is void. Returns False
+        when an instance that is there does not get it."""
         address = self._addresses.get(instance_id)
-        if address is not None:
-            self._mailbox.send(address, message, frames)
+        return address is None or self._mailbox.send(address, message, frames)
 
     def send_to_supervisor(self, message: WireMessage) -> bool:
         """Send, and return False when there is no supervisor."""

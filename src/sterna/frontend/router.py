@@ -48,6 +48,8 @@ from sterna.frontend.queue_limit import QueueLimit
 from sterna.frontend.utilities import Utilities
 from sterna.mailbox import Mailbox
 from sterna.messages import (
+    MAX_FRAME_BYTES,
+    AddRequest,
     AdminReply,
     ClusterStats,
     DispatchRequest,
@@ -168,6 +170,9 @@ class Router:
         if request.resumable:
             self._carry_out([Fail(request_id, Failure.RESUMABLE)])
             return
+        if len(payload) > MAX_FRAME_BYTES:
+            self._carry_out([Fail(request_id, Failure.TOO_LARGE)])
+            return
         its_class = self._classes.of_vllm_priority(request.priority)
         self._num_unshown[its_class.name] += 1
         self._unstarted.add(request_id)
@@ -233,13 +238,16 @@ class Router:
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
         outputs: list[bytes] = []
+        unsent: list[RequestId] = []
         for effect in effects:
             match effect:
                 case ToScheduler(message):
                     self.peers.send_to_scheduler(message)
                 case ToInstance(instance_id, message, payload):
                     frames = () if payload is None else (payload,)
-                    self.peers.send_to_instance(instance_id, message, frames)
+                    is_sent = self.peers.send_to_instance(instance_id, message, frames)
+                    if isinstance(message, AddRequest) and not is_sent:
+                        unsent.append(message.request_id)
                 case Deliver(request_id, payload, num_repeated, is_finished):
                     if num_repeated:
                         payload = cut_leading_tokens(payload, num_repeated)
@@ -260,6 +268,8 @@ class Router:
                     outputs.append(self._failed(request_id, failure))
         for payload in merge_outputs(outputs):
             self._push(payload)
+        if unsent:
+            self._carry_out(self._core.on_unsent(unsent, _now_s()))
         self._schedule_tick()
 
     def _failed(self, request_id: RequestId, failure: Failure) -> bytes:

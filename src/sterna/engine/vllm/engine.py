@@ -30,6 +30,7 @@ from sterna.engine.vllm.payload import (
     decode_utility_call,
     encode_outputs,
     encode_request,
+    encode_span,
 )
 from sterna.engine.vllm.request_state import (
     RequestState,
@@ -41,7 +42,7 @@ from sterna.engine.vllm.scheduler import MigratingScheduler
 from sterna.engine.vllm.step_thread import StepThread
 from sterna.engine.vllm.transfers import Transfers
 from sterna.errors import InstanceStartError
-from sterna.messages import TokenSpan
+from sterna.messages import MAX_FRAME_BYTES, TokenSpan
 from sterna.migration.messages import (
     Adopt,
     Adopted,
@@ -468,8 +469,15 @@ class VllmEngine:
     def _deliver(
         self, frontend_id: FrontendId, spans: tuple[TokenSpan, ...], outputs: list[Any]
     ) -> None:
-        payloads = [encode_outputs(EngineCoreOutputs(outputs=[output])) for output in outputs]
-        self._listener.on_outputs(frontend_id, spans, payloads)
+        parts = [
+            encode_span(span, output, MAX_FRAME_BYTES)
+            for span, output in zip(spans, outputs, strict=True)
+        ]
+        for (sent, _), span in zip(parts, spans, strict=True):
+            if sent is not span:
+                logger.error("answer is too large to be sent request=%s", span.request_id)
+                self.abort([span.request_id])
+        self._listener.on_outputs(frontend_id, tuple(s for s, _ in parts), [p for _, p in parts])
 
     async def _call(self, command: Any) -> Any:
         return await asyncio.wrap_future(self._thread.call(command))

@@ -36,7 +36,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
 from sterna.engine.payload_parts import MANY_FRAMES, Buffer, pack_frames, unpack_frames
-from sterna.messages import ClusterStats
+from sterna.messages import ClusterStats, TokenSpan
 
 # vLLM's coders are not safe to share between threads, and building one costs ten times as much
 # as encoding a token.
@@ -170,6 +170,19 @@ def encode_failure(request_id: str, *, is_pooling: bool) -> bytes:
         # it takes the missing embedding for a bug and ends the server.
         output.mm_cache_miss_hashes = [request_id]
     return encode_outputs(EngineCoreOutputs(outputs=[output]))
+
+
+def encode_span(
+    span: TokenSpan, output: EngineCoreOutput, max_bytes: int
+) -> tuple[TokenSpan, bytes]:
+    """Return an output's part of a TokenBatch. Where it has too many bytes to be sent, this is
+    another span, which ends the request with vLLM's own error."""
+    payload = encode_outputs(EngineCoreOutputs(outputs=[output]))
+    if len(payload) <= max_bytes:
+        return span, payload
+    is_pooling = output.pooling_output is not None
+    ended = TokenSpan(span.request_id, span.first_index, 0, True)
+    return ended, encode_failure(span.request_id, is_pooling=is_pooling)
 
 
 def encode_cluster_stats(stats: ClusterStats) -> bytes:
