@@ -1,5 +1,6 @@
 """Servers as processes of their own: `sterna serve`, and plain vLLM to compare with."""
 
+import contextlib
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ import httpx
 import psutil
 
 from sterna.cli.admin import ask
+from sterna.folders import RUN_FOLDER_VARIABLE
 from sterna.runtime.reaper import RUN_ID_VARIABLE
 
 START_TIMEOUT_S = 400.0
@@ -48,6 +50,9 @@ ENGINE_ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 """What Sterna gives its engines, so that plain vLLM computes in the same way."""
+
+UNREADY = (".__init__", ".stand_by", ".start", ".take_over")
+"""The call that Ray shows of an actor which does not do its work yet."""
 
 STERNA_IS_READY = re.compile(r"^ready after ")
 PLAIN_IS_READY = re.compile(r"Application startup complete")
@@ -145,6 +150,24 @@ class ServerProcess:
             if _run_id(process) in run_ids and run_ids:
                 family[process.pid] = process
         return list(family.values())
+
+    def at_work(self, what: str) -> list[psutil.Process]:
+        """Return the processes with this in their command lines, or in the titles that Ray gives
+        them, the eldest first; none that is in reserve or has only begun to take its place."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                command = " ".join(process.cmdline()).strip()
+                if what in command and not command.endswith(UNREADY):
+                    found.append((process.create_time(), process.pid, process))
+        return [process for *_, process in sorted(found)]
+
+    def folder(self) -> Path:
+        """Return the one in which all of its processes have theirs."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error, KeyError):
+                return Path(process.environ()[RUN_FOLDER_VARIABLE])
+        raise AssertionError("no process of it has a folder")
 
     # ------------------------------------------------------------------------------- clients
 

@@ -11,7 +11,6 @@ import resource
 import secrets
 import socket
 import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import partial
@@ -42,6 +41,7 @@ from sterna.engine.emulated.refusals import refusal
 from sterna.engine.vllm.arguments import HARMLESS_OPTIONS, one_line, with_options
 from sterna.engine.vllm.core import engine_config
 from sterna.errors import ConfigurationError
+from sterna.folders import private_folder
 from sterna.frontend.admin import add_admin_routes
 from sterna.frontend.bodies import BodyLimit
 from sterna.frontend.gate import Gate
@@ -174,7 +174,7 @@ class FrontendServer:
             await asyncio.wait({self._serving})
 
     async def _serve(self) -> None:
-        with tempfile.TemporaryDirectory(prefix="sterna-") as folder:
+        with private_folder("frontend") as folder:
             router = Router(
                 self._frontend_id,
                 self._config,

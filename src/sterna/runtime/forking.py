@@ -4,10 +4,10 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Self
 
+from sterna.folders import private_folder
 from sterna.runtime import forked
 from sterna.runtime.forked import ADDRESS_VARIABLE
 
@@ -26,7 +26,7 @@ class ForkServer:
         self._environment = environment
 
     def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(prefix="sterna-fork-")
+        self._folder = private_folder("fork")
         address = str(Path(self._folder.name) / "socket")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sterna.runtime.fork_server", address],

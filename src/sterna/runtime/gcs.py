@@ -7,11 +7,11 @@ actors, above all) waits.
 
 import logging
 import os
-import tempfile
 from contextlib import ExitStack
 
 import ray
 
+from sterna.folders import private_folder
 from sterna.runtime.process import ProcessWatch, identity_of
 
 STORAGE_VARIABLE = "RAY_gcs_storage"
@@ -35,7 +35,7 @@ class Gcs:
         """Choose where it keeps what it knows; before Ray starts, each time that it does."""
         if self._is_own:
             # One that was used before would make a new Ray go on with the old one's actors.
-            folder = self._open.enter_context(tempfile.TemporaryDirectory(prefix="sterna-gcs-"))
+            folder = self._open.enter_context(private_folder("gcs"))
             os.environ[STORAGE_VARIABLE] = "rocksdb"
             os.environ[PATH_VARIABLE] = folder
 

@@ -10,7 +10,6 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 import threading
 import time
 from argparse import Namespace
@@ -26,6 +25,7 @@ import ray
 
 from sterna.config import ClusterConfig
 from sterna.errors import ConfigurationError, SternaError
+from sterna.folders import private_folder
 from sterna.mailbox import draw_keys
 from sterna.runtime import open_files
 from sterna.runtime.actors import configure_logging
@@ -102,8 +102,8 @@ class Run:
         configure_logging("INFO")
         open_files.raise_limit()
         _on_signal(self._stop.on_signal)
-        self._metrics_folder = tempfile.TemporaryDirectory(prefix="sterna-metrics-")
         self._reaper = Reaper()
+        self._metrics_folder = private_folder("metrics")
         if self._has_fork_server:
             metrics = {METRICS_FOLDER_VARIABLE: self._metrics_folder.name}
             self._open.enter_context(ForkServer({**self._environment, **metrics}))

@@ -3,18 +3,22 @@
 Ray ends its own processes with the driver, except for its per-node agents when the driver dies
 by SIGKILL. Every process of a run inherits one environment variable; a small process that
 outlives the driver waits for the driver's end of a pipe to close and then kills all that have
-it.
+it. Then it removes the folder in which they had theirs.
 """
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Mapping
 
 import psutil
+
+from sterna.folders import RUN_FOLDER_VARIABLE
 
 RUN_ID_VARIABLE = "STERNA_RUN_ID"
 GRACE_S = 1.0
@@ -28,10 +32,12 @@ class Reaper:
 
     def __init__(self) -> None:
         run_id = uuid.uuid4().hex
-        os.environ[RUN_ID_VARIABLE] = run_id
         environment = {k: v for k, v in os.environ.items() if k != RUN_ID_VARIABLE}
+        self._folder = tempfile.mkdtemp(prefix="sterna-")
+        os.environ[RUN_ID_VARIABLE] = run_id
+        os.environ[RUN_FOLDER_VARIABLE] = self._folder
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "sterna.runtime.reaper", run_id, str(os.getpid())],
+            [sys.executable, "-m", "sterna.runtime.reaper", run_id, str(os.getpid()), self._folder],
             stdin=subprocess.PIPE,
             env=environment,
             # A Ctrl-C in the terminal goes to the whole process group.
@@ -52,10 +58,12 @@ class Reaper:
         reap(os.environ[RUN_ID_VARIABLE], os.getpid(), {})
 
     def close(self) -> None:
-        """End what is left of the run; returns when it has ended."""
+        """End what is left of the run, and remove its folder; returns when that is done."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.environ.pop(RUN_FOLDER_VARIABLE, None)
 
 
 def reap(run_id: str, driver_pid: int, noted: Mapping[int, float]) -> None:
@@ -96,7 +104,9 @@ def main() -> None:
     for line in sys.stdin:
         process_id, created_s = line.split()
         noted[int(process_id)] = float(created_s)
-    reap(sys.argv[1], int(sys.argv[2]), noted)
+    run_id, driver_pid, folder = sys.argv[1:4]
+    reap(run_id, int(driver_pid), noted)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """However a server's driver ends, nothing of it is left: no process, no port, no file."""
 
 import signal
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -30,10 +28,6 @@ def servers() -> Iterator[list[ServerProcess]]:
         server.end()
 
 
-def metrics_folders() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("sterna-metrics-*"))
-
-
 def assert_all_gone(server: ServerProcess, family: list[psutil.Process]) -> None:
     """Within ten seconds of the signal; looks at the process table."""
     _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
@@ -45,12 +39,18 @@ def assert_all_gone(server: ServerProcess, family: list[psutil.Process]) -> None
 @pytest.mark.parametrize("way", ["ctrl-c", "sigterm", "sigkill"])
 def test_a_server_that_ends_leaves_nothing_behind(servers: list[ServerProcess], way: str) -> None:
     """Also when a stream is running: it is cut, but no process stays for it."""
-    folders = metrics_folders()
     server = start_sterna()
     servers.append(server)
     family = server.processes()
     # The driver, the reaper, the supervisor, the scheduler, two instances and a front end.
     assert len(family) >= 7
+    folder = server.folder()
+    # Counters, sockets, and what Ray's GCS knows.
+    assert {each.name.partition("-")[0] for each in folder.iterdir()} >= {
+        "frontend",
+        "gcs",
+        "metrics",
+    }
     next(iter(server.stream()))
     if way == "ctrl-c":
         server.interrupt()
@@ -59,8 +59,8 @@ def test_a_server_that_ends_leaves_nothing_behind(servers: list[ServerProcess], 
     status = server.until_end()
     assert_all_gone(server, family)
     assert status == (-signal.SIGKILL if way == "sigkill" else 0)
+    until(lambda: not folder.exists(), "its folder is gone", END_TIMEOUT_S)
     if way != "sigkill":
-        assert metrics_folders() <= folders
         assert "Traceback" not in server.log
 
 

@@ -7,14 +7,13 @@ that a copy never waits for the worker's step or its serial RPC loop.
 
 import contextlib
 import logging
-import os
-import tempfile
 import threading
 from collections.abc import Callable
 
 import msgspec
 import zmq
 
+from sterna.folders import private_folder
 from sterna.transport.interface import (
     Arrived,
     DataPlane,
@@ -121,7 +120,7 @@ class PlaneServer:
         self._notices_lock = threading.Lock()
         self._commands = self._context.socket(zmq.PULL)
         self._commands.setsockopt(zmq.LINGER, 0)
-        self._directory = tempfile.TemporaryDirectory(prefix="sterna-plane-")
+        self._directory = private_folder("plane")
         self.command_address = f"ipc://{self._directory.name}/commands"
         self._commands.bind(self.command_address)
         self.plane = make_plane(self._on_event)
@@ -187,7 +186,7 @@ class PlaneLink:
 
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-        self._directory = tempfile.TemporaryDirectory(prefix=f"sterna-notices-{os.getpid()}-")
+        self._directory = private_folder("notices")
         self.notice_address = f"ipc://{self._directory.name}/notices"
         self._ranks: list[zmq.Socket[bytes]] = []
 

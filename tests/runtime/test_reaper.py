@@ -1,0 +1,61 @@
+"""What a run leaves behind when its process is killed is removed: processes, and their folders."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sterna.folders import private_folder
+from sterna.progress import ProcessState
+from sterna.runtime.process import identity_of, state_of_process
+
+HANG_S = 30.0
+
+RUN = """
+import subprocess, sys, time
+from sterna.folders import private_folder
+from sterna.runtime.reaper import Reaper
+
+reaper = Reaper()
+folder = private_folder("metrics")
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+print(folder.name, child.pid, flush=True)
+if sys.argv[1] == "waits":
+    time.sleep(1000)
+reaper.close()
+folder.cleanup()
+"""
+
+
+@pytest.mark.parametrize("way", ["waits", "closes"])
+def test_the_end_of_a_run_is_that_of_its_processes_and_folders(way: str) -> None:
+    """It is killed, or closes its run by itself."""
+    run = subprocess.Popen([sys.executable, "-c", RUN, way], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    name, process_id = run.stdout.readline().split()
+    folder = Path(name)
+    child = identity_of(int(process_id))
+    assert child is not None
+    run_folder = folder.parent
+    assert run_folder.name.startswith("sterna-")
+    if way == "waits":
+        assert folder.is_dir()
+        run.kill()
+    assert (run.wait(HANG_S) == 0) == (way == "closes")
+    deadline_s = time.monotonic() + HANG_S
+    while run_folder.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not run_folder.exists()
+    assert state_of_process(child) is ProcessState.GONE
+
+
+def test_without_a_run_a_folder_is_its_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process on another node, which hears of a folder that is not there."""
+    monkeypatch.setenv("STERNA_RUN_FOLDER", "/nowhere")
+    folder = private_folder("metrics")
+    with folder as name:
+        assert Path(name).is_dir()
+        assert Path(name).name.startswith("sterna-metrics-")
+    assert not Path(name).exists()
