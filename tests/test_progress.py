@@ -189,3 +189,17 @@ def test_a_time_out_that_would_kill_the_healthy_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):
         WatchConfig(**options)
+
+
+def test_a_member_may_be_given_longer_to_be_silent() -> None:
+    """A front end that hangs may go on, and its end would cut its streams."""
+    progress = Progress(CONFIG)
+    progress.on_joined("scheduler")
+    progress.on_joined("front end 0", silence_timeout_s=30.0)
+    for member in ("scheduler", "front end 0"):
+        progress.on_heartbeat(Heartbeat(member, 0, is_busy=False), 0.0)
+    found = pass_time(progress, 0.0, 40.0)
+    assert [(now_s, each.member) for now_s, each in found] == [
+        (10.0, "scheduler"),
+        (30.0, "front end 0"),
+    ]

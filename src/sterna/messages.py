@@ -208,13 +208,26 @@ class Emptied(msgspec.Struct, frozen=True, tag=True):
     emptied_since: int
 
 
+HEARTBEAT_INTERVAL_S = 0.25
+"""Of every member that is watched."""
+
+SCHEDULER_NAME = "scheduler"
+"""Of the global scheduler, as a member that is watched; instances have their ids."""
+
+
+def frontend_name(frontend_id: FrontendId) -> str:
+    """Return a front end's name, as a member that is watched and as an actor."""
+    return f"front end {frontend_id}"
+
+
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """Instance -> supervisor, a few times a second: how its engine gets on.
+    """Instance, scheduler or front end -> supervisor, a few times a second: how it gets on.
 
     Attributes:
-        member: the instance.
+        member: an instance's id, or one of the names above.
         num_ended: steps, and other work on what is stepped, that have ended since the start.
-        is_busy: whether the engine has something in hand that should end soon.
+        is_busy: whether the engine has something in hand that should end soon. Who has no engine
+            has nothing in hand.
     """
 
     member: str

@@ -4,7 +4,8 @@ A member is noticed by its progress, not by an answer. Three things are looked a
 
 - the **state of its process**, seen on its node: one that is gone is dead, one that stays stopped
   (SIGSTOP) will do nothing;
-- its **heartbeats**: one whose process runs but that says nothing for long hangs as a whole;
+- its **heartbeats**, which come from the loop in which it does everything else: one whose process
+  runs but that says nothing for long hangs as a whole;
 - what its heartbeats say of its **engine**: one that has something in hand, and ends nothing for
   very long, hangs in it, however well its member answers.
 
@@ -59,6 +60,7 @@ class _Watched:
 
     Attributes:
         stopped_timeout_s: how long its process may be stopped.
+        silence_timeout_s: how long nothing may be heard of it.
         stopped_s: when it was first seen stopped, or None while it is not.
         is_gone: whether its process has ended.
         heard_s: when it was last heard of; None before the first time.
@@ -67,6 +69,7 @@ class _Watched:
     """
 
     stopped_timeout_s: float
+    silence_timeout_s: float
     stopped_s: float | None = None
     is_gone: bool = False
     heard_s: float | None = None
@@ -89,15 +92,23 @@ class Progress:
         self._watched: dict[str, _Watched] = {}
         self._looked_s: float | None = None
 
-    def on_joined(self, member: str, *, stopped_timeout_s: float | None = None) -> None:
+    def on_joined(
+        self,
+        member: str,
+        *,
+        stopped_timeout_s: float | None = None,
+        silence_timeout_s: float | None = None,
+    ) -> None:
         """Watch this member.
 
         Args:
-            stopped_timeout_s: where it is not the configured one.
+            stopped_timeout_s, silence_timeout_s: where they are not those configured.
         """
         if stopped_timeout_s is None:
             stopped_timeout_s = self._config.stopped_timeout_s
-        self._watched[member] = _Watched(stopped_timeout_s)
+        if silence_timeout_s is None:
+            silence_timeout_s = self._config.instance_timeout_s
+        self._watched[member] = _Watched(stopped_timeout_s, silence_timeout_s)
 
     def on_left(self, member: str) -> None:
         """Watch this member no more; one that is not watched is ignored."""
@@ -154,7 +165,7 @@ class Progress:
             return f"its process is stopped, for {now_s - stopped_s:.1f} s"
         if watched.heard_s is None:
             return None
-        if now_s - watched.heard_s >= self._config.instance_timeout_s:
+        if now_s - watched.heard_s >= watched.silence_timeout_s:
             return f"nothing was heard of it for {now_s - watched.heard_s:.1f} s"
         if now_s - watched.ended_s >= self._config.step_timeout_s:
             return f"its engine has work and has ended no step for {now_s - watched.ended_s:.1f} s"

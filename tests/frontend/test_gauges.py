@@ -45,6 +45,15 @@ def test_what_has_happened_since_an_instance_started_is_shown():
     assert shown == {"committed_migrations": 5, "aborted_migrations": 3, "preemptions": 7}
 
 
+def test_requests_that_went_on_elsewhere_are_counted():
+    registry = CollectorRegistry()
+    gauges = InstanceGauges(registry)
+    assert registry.get_sample_value("sterna_requests_sent_again_total") == 0
+    gauges.count_sent_again(2)
+    gauges.count_sent_again(3)
+    assert registry.get_sample_value("sterna_requests_sent_again_total") == 5
+
+
 def test_an_instance_that_is_gone_disappears():
     registry = CollectorRegistry()
     gauges = InstanceGauges(registry)

@@ -70,6 +70,36 @@ def test_an_instance_that_nobody_knows_is_unknown_and_the_others_are_named() -> 
         asyncio.run(drain("i9"))
 
 
+@pytest.mark.parametrize("successor", [None, "tcp://127.0.0.1:2"])
+def test_what_a_scheduler_was_asked_that_has_died_is_not_waited_for(successor: str | None) -> None:
+    async def ask() -> None:
+        mailbox, scheduler = Mailbox("127.0.0.1"), Mailbox("127.0.0.1")
+        peers = Peers(mailbox)
+        operators = Operators(peers, timeout_s=HANG_S)
+
+        def announce(version: int, address: str | None) -> None:
+            membership = Membership(version, (), (), address)
+            peers.on_membership(membership)
+            operators.on_membership(membership)
+
+        announce(1, scheduler.address)
+        asking = asyncio.create_task(operators.list_instances())
+        await scheduler.receive()
+        announce(2, scheduler.address)
+        await asyncio.sleep(0)
+        assert not asking.done()
+        announce(3, successor)
+        try:
+            async with asyncio.timeout(HANG_S / 2):
+                await asking
+        finally:
+            mailbox.close()
+            scheduler.close()
+
+    with pytest.raises(UnansweredError, match="the scheduler died"):
+        asyncio.run(ask())
+
+
 def test_without_a_supervisor_there_is_no_answer() -> None:
     async def ask() -> None:
         mailbox = Mailbox("127.0.0.1")

@@ -38,11 +38,13 @@ from sterna.messages import (
     AddRequest,
     CallUtility,
     CancelDispatch,
+    Heartbeat,
     Membership,
     OwnerQuery,
+    frontend_name,
 )
 from sterna.types import HIGH, NORMAL, RequestId
-from tests.frontend.scripted import ME, ScriptedCluster, ready_response, within
+from tests.frontend.scripted import ME, Actor, ScriptedCluster, ready_response, within
 
 pytestmark = pytest.mark.vllm
 
@@ -180,6 +182,20 @@ def test_a_request_is_dispatched_by_its_demand_and_priority_and_sent_untouched(r
         assert (ask.frontend_id, ask.request_id, ask.arrival_s) == (ME, "r1", 12.5)
         assert ask.demand_tokens == 64
         assert (ask.scheduling_priority, ask.execution_priority) == (HIGH, HIGH)
+
+    run(test)
+
+
+def test_the_supervisor_hears_that_everything_of_its_loop_gets_its_turn(run):
+    async def test(world: World) -> None:
+        supervisor = Actor(world.router.peers.own_address)
+        supervisor.send(Membership(99, (), (), None, supervisor=supervisor.mailbox.address))
+        try:
+            for _ in range(2):
+                beat, _ = await supervisor.get(Heartbeat)
+                assert beat == Heartbeat(frontend_name(ME), 0, is_busy=False)
+        finally:
+            supervisor.close()
 
     run(test)
 

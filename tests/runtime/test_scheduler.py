@@ -1,17 +1,20 @@
 """The global scheduler's driver: instances that start, wait in the warm pool, serve and leave."""
 
 import asyncio
+import contextlib
 from dataclasses import replace
 
 from msgspec import structs
 
 from sterna.config import ScalingConfig
 from sterna.messages import (
+    HEARTBEAT_INTERVAL_S,
     Absent,
     AddInstances,
     Dispatched,
     DispatchRequest,
     Frontend,
+    Heartbeat,
     Instance,
     LoadReport,
     Membership,
@@ -35,6 +38,10 @@ class Outbox:
 
     def send(self, address: str, message: WireMessage) -> None:
         self.sent.append((address, message))
+
+    async def deliver(self, handle: object) -> None:
+        """Nothing comes."""
+        await asyncio.Event().wait()
 
     def keep_only(self, addresses: set[str]) -> None:
         """Connections are not its matter."""
@@ -68,6 +75,21 @@ def test_an_instance_out_of_the_warm_pool_gets_requests() -> None:
     asyncio.run(scenario())
     (dispatched,) = [message for _, message in outbox.sent if isinstance(message, Dispatched)]
     assert dispatched.instance_id == I1
+
+
+def test_the_supervisor_hears_that_everything_of_its_loop_gets_its_turn() -> None:
+    outbox = Outbox()
+
+    async def scenario() -> None:
+        scheduler = Scheduler(LLUMNIX, outbox)
+        scheduler.on_membership(membership(1, I0))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HEARTBEAT_INTERVAL_S / 2):
+                await scheduler.run()
+
+    asyncio.run(scenario())
+    beats = [each for each in outbox.sent if isinstance(each[1], Heartbeat)]
+    assert beats == [("supervisor", Heartbeat("scheduler", 0, is_busy=False))]
 
 
 def test_an_instance_that_starts_counts_where_more_are_asked_for_and_a_warm_one_does_not() -> None:

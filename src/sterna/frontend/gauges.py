@@ -48,12 +48,22 @@ class InstanceGauges:
         self._requests = Counter(
             "sterna_requests", "Requests of each priority class.", ["class"], registry=registry
         )
+        self._sent_again = Counter(
+            "sterna_requests_sent_again",
+            "Times that a request went on elsewhere behind the tokens that its client had: its "
+            "instance died, or parted from it.",
+            registry=registry,
+        )
         self._shown: set[str] = set()
 
     def count(self, num_by_class: Mapping[str, int]) -> None:
         """Count so many more requests of these classes."""
         for name, num_requests in num_by_class.items():
             self._requests.labels(name).inc(num_requests)
+
+    def count_sent_again(self, num_requests: int) -> None:
+        """Count so many more requests that were sent to another instance."""
+        self._sent_again.inc(num_requests)
 
     def show(self, stats: ClusterStats) -> None:
         """Set every gauge of every instance."""

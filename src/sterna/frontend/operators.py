@@ -15,12 +15,13 @@ from sterna.errors import (
     UnknownRequestError,
 )
 from sterna.frontend.names import meant
-from sterna.frontend.peers import Peers, Questions
+from sterna.frontend.peers import SCHEDULER, SUPERVISOR, Peers, Questions
 from sterna.messages import (
     AdminReply,
     DrainInstance,
     ListInstances,
     ListRequests,
+    Membership,
     MigrateRequest,
     RestartInstances,
     StartInstances,
@@ -41,14 +42,21 @@ class Operators:
         self._peers = peers
         self._classes = classes
         self._questions: Questions[AdminReply] = Questions(timeout_s)
+        self._scheduler: str | None = None
+        self._supervisor: str | None = None
 
     def on_reply(self, reply: AdminReply) -> None:
         """An answer came."""
         self._questions.on_answer(reply.query_id, reply)
 
-    def on_instances(self, live: tuple[InstanceId, ...]) -> None:
-        """Give up what was asked of instances that are not among these."""
-        self._questions.on_instances(live)
+    def on_membership(self, membership: Membership) -> None:
+        """Give up what was asked of who is not there any more."""
+        self._questions.on_instances([each.instance_id for each in membership.instances])
+        if membership.scheduler != self._scheduler:
+            self._questions.on_gone(SCHEDULER)
+        if membership.supervisor != self._supervisor:
+            self._questions.on_gone(SUPERVISOR)
+        self._scheduler, self._supervisor = membership.scheduler, membership.supervisor
 
     async def list_instances(self) -> list[Described]:
         """Return the instances with their loads, as the scheduler knows them.
@@ -146,7 +154,7 @@ class Operators:
             if not self._peers.send_to_supervisor(message(query_id)):
                 raise UnansweredError("there is no supervisor at this moment; try again")
 
-        reply = await self._questions.ask(None, send, name="the supervisor")
+        reply = await self._questions.ask(None, send, name=SUPERVISOR)
         if reply.error is not None:
             raise FleetError(reply.error)
 

@@ -11,6 +11,10 @@ from sterna.types import InstanceId
 
 Answer = TypeVar("Answer")
 
+SCHEDULER = "the scheduler"
+SUPERVISOR = "the supervisor"
+"""How they are called when they do not answer."""
+
 
 class Peers:
     """Sends to the members of the newest membership."""
@@ -83,7 +87,8 @@ class Questions(Generic[Answer]):
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._waiting: dict[int, tuple[InstanceId | None, asyncio.Future[Answer]]] = {}
+        # By whose id or name, the ids being those of instances.
+        self._waiting: dict[int, tuple[InstanceId | None, str, asyncio.Future[Answer]]] = {}
         self._next_id = 1
 
     async def ask(
@@ -91,7 +96,7 @@ class Questions(Generic[Answer]):
         whom: InstanceId | None,
         send: Callable[[int], object],
         *,
-        name: str = "the scheduler",
+        name: str = SCHEDULER,
     ) -> Answer:
         """Number the question, send it, and wait for the answer.
 
@@ -100,13 +105,13 @@ class Questions(Generic[Answer]):
             name: that actor's, for the error.
 
         Raises:
-            UnansweredError: the instance died, or did not answer in time.
+            UnansweredError: whoever was asked died, or did not answer in time.
         """
         question_id = self._next_id
         self._next_id += 1
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[question_id] = (whom, future)
         name = name if whom is None else f"instance {whom}"
+        self._waiting[question_id] = (whom, name, future)
         try:
             send(question_id)
             async with asyncio.timeout(self._timeout_s):
@@ -120,12 +125,23 @@ class Questions(Generic[Answer]):
 
     def on_answer(self, question_id: int, answer: Answer) -> None:
         """An answer came; one that nobody waits for any more is dropped."""
-        _, future = self._waiting.get(question_id, (None, None))
+        *_, future = self._waiting.get(question_id, (None,))
         if future is not None and not future.done():
             future.set_result(answer)
 
     def on_instances(self, live: Sequence[InstanceId]) -> None:
         """Give up the questions to instances that are not among these."""
-        for whom, future in self._waiting.values():
-            if whom is not None and whom not in live and not future.done():
-                future.set_exception(UnansweredError(f"instance {whom} died; try again"))
+        for whom, name, future in self._waiting.values():
+            if whom is not None and whom not in live:
+                _give_up(name, future)
+
+    def on_gone(self, gone: str) -> None:
+        """Give up the questions to the actor of this name, which is no instance."""
+        for whom, name, future in self._waiting.values():
+            if whom is None and name == gone:
+                _give_up(name, future)
+
+
+def _give_up(name: str, future: asyncio.Future[Answer]) -> None:
+    if not future.done():
+        future.set_exception(UnansweredError(f"{name} died; try again"))

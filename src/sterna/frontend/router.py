@@ -48,14 +48,17 @@ from sterna.frontend.queue_limit import QueueLimit
 from sterna.frontend.utilities import Utilities
 from sterna.mailbox import Mailbox
 from sterna.messages import (
+    HEARTBEAT_INTERVAL_S,
     MAX_FRAME_BYTES,
     AddRequest,
     AdminReply,
     ClusterStats,
     DispatchRequest,
+    Heartbeat,
     Membership,
     UtilityResult,
     WireMessage,
+    frontend_name,
 )
 from sterna.types import FrontendId, RequestId
 
@@ -90,6 +93,7 @@ class Router:
         self._block_size = _block_size(ready)
         self._classes = classes
         self._num_unshown: Counter[str] = Counter()
+        self._num_sent_again = 0
         self.peers = Peers(mailbox)
         self.operators = Operators(self.peers, config.admin_timeout_s, classes)
         self._core = FrontendCore(frontend_id, config)
@@ -132,7 +136,15 @@ class Router:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._mailbox.deliver(self._on_message))
             group.create_task(self._serve_client())
+            group.create_task(self._beat())
             await self._broken
+
+    async def _beat(self) -> None:
+        """Tell the supervisor that everything of this loop gets its turn, forever."""
+        heartbeat = Heartbeat(frontend_name(self._frontend_id), 0, False)
+        while True:
+            self.peers.send_to_supervisor(heartbeat)
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
     def close(self) -> None:
         """Close the sockets towards vLLM; the mailbox belongs to the caller."""
@@ -223,6 +235,8 @@ class Router:
         self._gauges.show(stats)
         self._gauges.count(self._num_unshown)
         self._num_unshown.clear()
+        self._gauges.count_sent_again(self._num_sent_again)
+        self._num_sent_again = 0
         self._push(encode_cluster_stats(stats))
         self._queue.on_queuing(sum(each.num_queuing for each in stats.instances))
 
@@ -231,7 +245,7 @@ class Router:
         if not self.peers.on_membership(membership):
             return
         self._utilities.on_instances(self.peers.instances)
-        self.operators.on_instances(self.peers.instances)
+        self.operators.on_membership(membership)
         self._carry_out(self._core.on_message(membership, (), _now_s()))
 
     # -------------------------------------------------------------------------- effects
@@ -258,6 +272,7 @@ class Router:
                     if is_finished:
                         self._pooling.discard(request_id)
                 case SendAgain(request_id, attempt_id, num_tokens):
+                    self._num_sent_again += 1
                     logger.info(
                         "request sent again request=%s attempt=%s num_tokens=%d",
                         request_id,

@@ -4,11 +4,9 @@ import asyncio
 
 from sterna.engine.interface import Engine
 from sterna.mailbox import Mailbox
-from sterna.messages import Heartbeat
+from sterna.messages import HEARTBEAT_INTERVAL_S, Heartbeat
 from sterna.runtime.instance import Instance
 from sterna.types import InstanceId
-
-INTERVAL_S = 0.25
 
 
 async def beat(
@@ -25,4 +23,4 @@ async def beat(
         if supervisor is not None:
             progress = engine.progress()
             mailbox.send(supervisor, Heartbeat(instance_id, progress.num_ended, progress.is_busy))
-        await asyncio.sleep(INTERVAL_S)
+        await asyncio.sleep(HEARTBEAT_INTERVAL_S)

@@ -9,7 +9,15 @@ import msgspec
 
 from sterna.config import PolicyConfig, ScalingConfig
 from sterna.mailbox import Mailbox
-from sterna.messages import AdminReply, ListInstances, Membership, WireMessage
+from sterna.messages import (
+    HEARTBEAT_INTERVAL_S,
+    SCHEDULER_NAME,
+    AdminReply,
+    Heartbeat,
+    ListInstances,
+    Membership,
+    WireMessage,
+)
 from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.runtime.description import describe_instances
 from sterna.scheduler_core import SchedulerCore, SchedulerEffect
@@ -53,6 +61,14 @@ class Scheduler:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._mailbox.deliver(self.on_message))
             group.create_task(self._publish_stats())
+            group.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        """Tell the supervisor that everything of this loop gets its turn, forever."""
+        while True:
+            if (supervisor := self._core.membership.supervisor) is not None:
+                self._mailbox.send(supervisor, Heartbeat(SCHEDULER_NAME, 0, False))
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
     async def _publish_stats(self) -> None:
         while True:

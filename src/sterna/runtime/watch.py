@@ -61,7 +61,7 @@ class Watch:
         tasks.begin(self._look_at(self._own_node))
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """An instance says how it gets on."""
+        """A member says how it gets on."""
         self._progress.on_heartbeat(heartbeat, _now_s())
 
     async def until_ended(
@@ -71,14 +71,17 @@ class Watch:
         process: ProcessIdentity,
         *,
         stopped_timeout_s: float | None = None,
+        silence_timeout_s: float | None = None,
     ) -> str:
         """Wait until the member's `run` ends, or it has died or works no more; returns why, when
         its process has ended for certain.
 
         Args:
-            stopped_timeout_s: see `Progress.on_joined`.
+            stopped_timeout_s, silence_timeout_s: see `Progress.on_joined`.
         """
-        self._progress.on_joined(member, stopped_timeout_s=stopped_timeout_s)
+        self._progress.on_joined(
+            member, stopped_timeout_s=stopped_timeout_s, silence_timeout_s=silence_timeout_s
+        )
         self._processes[member] = process
         halted = self._halted[member] = asyncio.get_running_loop().create_future()
         if process.node_id not in (self._own_node, *self._nodes):
