@@ -24,6 +24,7 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import psutil
 
 from bench import results_io
 from bench.chaos.clients import (
@@ -214,21 +215,31 @@ class _Storm:
                     _say(f"  {cut(process)} connections")
                 else:
                     kill(process)
-            back_s = await self._until_whole(
-                session, victim, at_s, is_replaced=kind in ("kill", "stop")
-            )
+            back_s = await self._until_whole(session, victim, at_s, kind, process)
             self.faults.append(Fault(kind, victim, at_s, back_s, tuple(affected)))
             _say(f"  whole again after {'-' if back_s is None else round(back_s, 1)} s")
             self.is_calm = True
 
     async def _until_whole(
-        self, session: aiohttp.ClientSession, victim: str, at_s: float, *, is_replaced: bool
+        self,
+        session: aiohttp.ClientSession,
+        victim: str,
+        at_s: float,
+        kind: str,
+        process: psutil.Process,
     ) -> float | None:
+        """Wait until two instances serve, and what was killed has a successor that does its work;
+        returns after how long that was so."""
+        processes = Processes()
+        has_successor = kind not in MARKS
         while _now_s() < at_s + WHOLE_TIMEOUT_S:
             await asyncio.sleep(POLL_S)
+            if not has_successor:
+                has_successor = processes.marked(MARKS[kind]) not in (None, process)
+                continue
             instances = await self._instances(session)
             serving = {each["id"] for each in instances if each["state"] == "running"}
-            if len(serving) >= 2 and not (is_replaced and victim in serving):
+            if len(serving) >= 2 and not (kind in ("kill", "stop") and victim in serving):
                 return _now_s() - at_s
         return None
 

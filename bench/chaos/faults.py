@@ -16,7 +16,11 @@ MARKS = {
     "driver": "sterna.runtime.driver",
     "gcs": "gcs/gcs_server",
 }
-"""What stands in the command line of a process; Ray writes an actor's name there."""
+"""What stands in the command line of a process; Ray writes an actor's class there, and the call
+that it has in hand."""
+
+UNREADY = (".__init__", ".stand_by", ".start", ".take_over")
+"""Calls of an actor that does not do its work yet: it begins to, or is in reserve for who does."""
 
 STOPPED_S = 5.0
 """A stopped process is let go on after so long, if it is still there: it must do no harm then."""
@@ -56,12 +60,15 @@ class Processes:
         return None
 
     def marked(self, mark: str) -> psutil.Process | None:
-        """The one with this in its command line."""
+        """The one with this in its command line; of an actor, the one that does its work."""
+        found = []
         for process in self._own.children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if mark in " ".join(process.cmdline()):
-                    return process
-        return None
+                command = " ".join(process.cmdline()).strip()
+                if mark in command and not command.endswith(UNREADY):
+                    found.append((process.create_time(), process.pid, process))
+        # Until one that is to be in reserve stands by, its title does not tell it from the other.
+        return min(found)[2] if found else None
 
 
 def kill(process: psutil.Process) -> None:

@@ -391,7 +391,7 @@ class WatchConfig:
 
     instance_timeout_s: float = 10.0
     step_timeout_s: float = 120.0
-    stopped_timeout_s: float = 0.4
+    stopped_timeout_s: float = 0.2
     own_pause_s: float = 1.0
 
     def __post_init__(self) -> None:

@@ -33,8 +33,11 @@ class Seen:
 class Load:
     """Within its context, so many clients send one request after another."""
 
-    def __init__(self, server: ServerProcess, num_clients: int) -> None:
+    def __init__(
+        self, server: ServerProcess, num_clients: int, *, num_tokens: int = NUM_TOKENS
+    ) -> None:
         self._server = server
+        self._num_tokens = num_tokens
         self._vocabulary = plain_vocabulary(small_model())
         self._is_ending = threading.Event()
         self._changed = threading.Condition()
@@ -95,7 +98,7 @@ class Load:
         body = {
             "model": "SmolLM2-135M-Instruct",
             "prompt": f"Terns, number {seed}",
-            "max_tokens": NUM_TOKENS,
+            "max_tokens": self._num_tokens,
             "seed": seed,
             "stream": True,
             "return_token_ids": True,
@@ -126,5 +129,5 @@ class Load:
                 prompt_ids += choice.get("prompt_token_ids") or []
                 token_ids += choice.get("token_ids") or []
         key = stream_key(prompt_ids, seed)
-        expected = [token_at(key, index, self._vocabulary) for index in range(NUM_TOKENS)]
+        expected = [token_at(key, index, self._vocabulary) for index in range(self._num_tokens)]
         return None if token_ids == expected else f"wrong tokens: {token_ids}"

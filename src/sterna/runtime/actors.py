@@ -74,11 +74,21 @@ def _on_callback_error(on_failure: Callable[[BaseException], None]) -> None:
 
 
 class _SchedulerActor:
-    """Hosts the global scheduler."""
+    """Hosts the global scheduler, or is in reserve for one."""
+
+    def __init__(self) -> None:
+        self._has_begun = asyncio.Event()
 
     def __repr__(self) -> str:
         # Ray puts it before each line that the actor prints.
         return "scheduler"
+
+    async def stand_by(self) -> None:
+        """Import what a scheduler needs, and wait until it is started."""
+        import sterna.mailbox
+        import sterna.runtime.scheduler  # noqa: F401
+
+        await self._has_begun.wait()
 
     async def start(
         self,
@@ -93,6 +103,7 @@ class _SchedulerActor:
         from sterna.runtime.scheduler import Scheduler
 
         configure_logging(log_level)
+        self._has_begun.set()
         self._mailbox = Mailbox(host, keys)
         self._scheduler = Scheduler(policy, self._mailbox, scaling)
         self._serving = asyncio.create_task(self._serve())

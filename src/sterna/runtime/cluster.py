@@ -104,6 +104,7 @@ class Cluster:
         )
         await self._services.start_frontends(frontends)
         # Before, they would only take time from those that are needed first.
+        self._services.keep_reserve()
         self._carry_out(self._fleet.on_pool(config.num_warm_instances, _now_s()))
 
     async def take_over(
@@ -148,6 +149,7 @@ class Cluster:
             ray.kill(actor)
             _give_back_place(instance_id)
         self._services.take_over(found)
+        self._services.keep_reserve()
         logger.info("supervisor took over instances=%s", ",".join(self._fleet.members))
         self._carry_out(effects)
 
@@ -305,15 +307,25 @@ class _ClusterActor:
         self, environment: dict[str, str], metrics_folder: str, *, is_successor: bool = False
     ) -> None:
         self._cluster = Cluster(environment, metrics_folder, is_successor=is_successor)
+        self._has_begun = asyncio.Event()
 
     def __repr__(self) -> str:
         # Ray puts it before each line that the actor prints.
         return "supervisor"
 
+    async def stand_by(self) -> None:
+        """Wait, with everything imported, until it begins to act."""
+        await self._has_begun.wait()
+
+    async def has_begun(self) -> bool:
+        """Return whether it acts, or begins to."""
+        return self._has_begun.is_set()
+
     async def start(
         self, config: ClusterConfig, args: bytes, emulated: EmulatedOptions | None = None
     ) -> None:
         """See `Cluster.start`."""
+        self._has_begun.set()
         configure_logging(config.log_level)
         await self._cluster.start(config, args, emulated)
 
@@ -321,6 +333,7 @@ class _ClusterActor:
         self, config: ClusterConfig, args: bytes, emulated: EmulatedOptions | None = None
     ) -> None:
         """See `Cluster.take_over`."""
+        self._has_begun.set()
         configure_logging(config.log_level)
         await self._cluster.take_over(config, args, emulated)
 

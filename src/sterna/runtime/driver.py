@@ -5,8 +5,6 @@ replaces it: nothing that serves depends on it, so that its death is noticed by 
 supervisor outlives it, and another driver finds that by its name.
 """
 
-import asyncio
-import contextlib
 import logging
 import os
 import pickle
@@ -19,10 +17,7 @@ from multiprocessing.connection import Connection
 import ray
 
 from sterna.errors import InstanceStartError, SternaError
-from sterna.progress import ProcessIdentity
 from sterna.runtime.actors import configure_logging
-from sterna.runtime.cluster import ClusterActor
-from sterna.runtime.instance_actors import surviving_as
 from sterna.runtime.orders import (
     DEATHS_WITHIN_S,
     MAX_DEATHS,
@@ -35,7 +30,7 @@ from sterna.runtime.orders import (
     UseRay,
     say,
 )
-from sterna.runtime.process import ProcessWatch, end_process
+from sterna.runtime.supervisors import Supervisor, find_supervisors
 
 CLOSE_TIMEOUT_S = 5.0
 """What a server has for ending in good order; then it is killed."""
@@ -43,14 +38,15 @@ CLOSE_TIMEOUT_S = 5.0
 POLL_INTERVAL_S = 0.2
 """How soon an order is seen while something else is waited for."""
 
-STOPPED_TIMEOUT_S = 2.0
-"""A supervisor that is stopped for so long is replaced."""
+FIND_TIMEOUT_S = 2.0
+"""What supervisors have for telling another driver which of them acts."""
+
+RESERVE_DELAY_S = 5.0
+"""A supervisor in reserve is started so long after the one that acts: what is needed at once comes
+first."""
 
 LISTEN_TIMEOUT_S = 30.0
 """What a new GCS has for coming up."""
-
-SUPERVISOR = "supervisor "
-"""How the names of supervisors begin."""
 
 logger = logging.getLogger("sterna.launch")
 
@@ -96,7 +92,7 @@ class Orders:
 class Driver:
     """Drives one run, from its start or from where another driver died."""
 
-    _cluster: ray.actor.ActorHandle
+    _supervisor: Supervisor
     _ray: UseRay
     _serve: Serve
 
@@ -104,6 +100,8 @@ class Driver:
         self._orders = orders
         self._news = news
         self._deaths_s: list[float] = []
+        self._reserve: Supervisor | None = None
+        self._reserve_due_s = 0.0
 
     def run(self) -> int:
         """Follow the orders; returns the exit status.
@@ -124,41 +122,42 @@ class Driver:
         # The actors that another driver has started belong to another job of Ray's.
         ray._private.worker.global_worker._filter_logs_by_job = False
         if not connect.is_resumed:
-            self._begin_cluster()
+            self._supervisor = self._begin(is_successor=False)
         if not isinstance(serve := self._orders.next(), Serve):
             return 0
         self._serve = serve
         logging.getLogger("sterna").setLevel(serve.config.log_level)
         if connect.is_resumed:
-            self._find_cluster()
+            self._find()
         else:
-            start = self._cluster.start.remote(serve.config, serve.args, serve.emulated)
+            start = self._supervisor.actor.start.remote(serve.config, serve.args, serve.emulated)
             if not self._await_start(start):
                 return 0
         self._news.send(Changed(is_ready=not connect.is_resumed))
         self._await_end()
         self._drain()
         say("stopping")
-        _close(self._cluster)
+        _close(self._supervisor.actor)
         return 0
 
     # ---------------------------------------------------------------------------- supervisor
 
-    def _begin_cluster(self, *, is_successor: bool = False) -> None:
-        # A name that was never used, also not by another driver; the latest one sorts last.
-        name = f"{SUPERVISOR}{time.time_ns():020}"
-        self._cluster = ClusterActor.options(**surviving_as(name)).remote(
-            self._ray.environment, self._ray.metrics_folder, is_successor=is_successor
+    def _begin(self, *, is_successor: bool, is_reserve: bool = False) -> Supervisor:
+        return Supervisor.begin(
+            self._ray.environment,
+            self._ray.metrics_folder,
+            is_successor=is_successor,
+            is_reserve=is_reserve,
         )
 
-    def _find_cluster(self) -> None:
+    def _find(self) -> None:
         """Go on with the supervisor that another driver has started."""
-        names = [each for each in ray.util.list_named_actors() if each.startswith(SUPERVISOR)]
-        try:
-            self._cluster = ray.get_actor(max(names, default=SUPERVISOR))
-        except ValueError:
+        acting, self._reserve = find_supervisors(FIND_TIMEOUT_S)
+        if acting is None:
             # It has died as well.
             self._take_over()
+        else:
+            self._supervisor = acting
 
     def _await_start(self, start: ray.ObjectRef) -> bool:
         """Wait until everything is up; False when it is to end first."""
@@ -192,24 +191,28 @@ class Driver:
 
     def _until_lost(self) -> str | None:
         """Wait until the supervisor has died, or is stopped; returns why it is lost, or None when
-        it is to end."""
-        ended, asked = self._cluster.run.remote(), self._cluster.process.remote()
-        own_node = ray.get_runtime_context().get_node_id()
-        process: ProcessIdentity | None = None
-        watch: ProcessWatch | None = None
+        it is to end. Meanwhile another one is kept in reserve."""
+        supervisor = self._supervisor
+        ended = supervisor.actor.run.remote()
+        self._reserve_due_s = time.monotonic() + RESERVE_DELAY_S
         while not self._orders.is_stopping:
             if ray.wait([ended], timeout=POLL_INTERVAL_S)[0]:
                 return _reason_of_end(ended)
-            if process is None and ray.wait([asked], timeout=0)[0]:
-                with contextlib.suppress(ray.exceptions.RayError):
-                    process = ray.get(asked)
-                if process is not None and process.node_id == own_node:
-                    watch = ProcessWatch(process, STOPPED_TIMEOUT_S)
-            if watch is not None and (reason := watch.why_halted()) is not None:
-                assert process is not None
-                asyncio.run(end_process(process))
+            if (reason := supervisor.why_halted()) is not None:
                 return reason
+            self._keep_reserve()
         return None
+
+    def _keep_reserve(self) -> None:
+        """Have a supervisor in reserve, and replace one that has died or is stopped."""
+        now_s = time.monotonic()
+        if self._reserve is not None:
+            if self._reserve.why_halted() is not None:
+                self._reserve.end()
+                self._reserve = None
+                self._reserve_due_s = now_s + RESERVE_DELAY_S
+        elif now_s >= self._reserve_due_s:
+            self._reserve = self._begin(is_successor=True, is_reserve=True)
 
     def _replace_supervisor(self) -> None:
         """Raises SupervisorDiedError: the successor could not take over, or too many have died."""
@@ -218,25 +221,36 @@ class Driver:
         self._deaths_s.append(now_s)
         if len(self._deaths_s) > MAX_DEATHS:
             raise SupervisorDiedError(f"{MAX_DEATHS} successors died, too")
-        # A broken one must not act beside its successor.
-        ray.kill(self._cluster)
+        self._supervisor.end()
         self._take_over()
 
     def _take_over(self) -> None:
         """Raises SupervisorDiedError: the successor could not take over."""
-        self._begin_cluster(is_successor=True)
+        is_from_reserve = self._reserve is not None
+        self._supervisor = self._reserve or self._begin(is_successor=True)
+        self._reserve = None
         serve = self._serve
-        taking_over = self._cluster.take_over.remote(serve.config, serve.args, serve.emulated)
+        taking_over = self._supervisor.actor.take_over.remote(
+            serve.config, serve.args, serve.emulated
+        )
         # Also when the server is to end: streams have the time to.
         while not self._orders.is_urgent:
             done, _ = ray.wait([taking_over], timeout=POLL_INTERVAL_S)
-            if not done:
+            if not done and self._supervisor.why_halted() is None:
                 continue
             try:
+                if not done:
+                    self._supervisor.end()
                 ray.get(taking_over)
             except ray.exceptions.RayError:
-                raise SupervisorDiedError(_reason_of_end(taking_over)) from None
-            self._news.send(Changed(is_ready=False))
+                reason = _reason_of_end(taking_over)
+                if not is_from_reserve:
+                    raise SupervisorDiedError(reason) from None
+                logger.error("supervisor in reserve lost reason=%s", reason)
+                self._supervisor.end()
+                self._take_over()
+            else:
+                self._news.send(Changed(is_ready=False))
             return
 
     def _drain(self) -> None:
@@ -249,7 +263,7 @@ class Driver:
         num_left = None
         while num_left is None and not self._orders.is_urgent:
             left_s = max(0.0, deadline_s - time.monotonic())
-            draining = self._cluster.drain.remote(left_s)
+            draining = self._supervisor.actor.drain.remote(left_s)
             while not ray.wait([draining], timeout=POLL_INTERVAL_S)[0]:
                 if self._orders.is_urgent:
                     return

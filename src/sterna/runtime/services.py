@@ -12,16 +12,27 @@ import ray
 
 from sterna.config import ClusterConfig
 from sterna.fleet import RETRY_DELAYS_S
-from sterna.messages import Frontend
+from sterna.messages import SCHEDULER_NAME, Frontend, frontend_name
 from sterna.progress import ProcessIdentity
 from sterna.runtime.actors import FrontendActor, SchedulerActor
 from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, forked_runtime_env
 from sterna.runtime.instance_actors import settle, surviving_as
-from sterna.runtime.takeover import FRONTEND, SCHEDULER, Found
+from sterna.runtime.takeover import SCHEDULER, Found
 from sterna.runtime.tasks import Tasks
 from sterna.runtime.watch import Watch, forget
 from sterna.supervisor_core import Others
 from sterna.types import FrontendId
+
+FRONTEND_PATIENCE = 3.0
+"""A front end may be silent so many times as long as an instance."""
+
+RESERVE_DELAY_S = 3.0
+"""A scheduler in reserve is started so long after the one that schedules: what a death has begun
+comes first."""
+
+RESERVE_TIMEOUT_S = 20.0
+"""What the one in reserve has for beginning to schedule, its imports included; then another one is
+started."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +45,10 @@ class _Member:
 
 
 class Services:
-    """One scheduler and some front ends.
+    """One scheduler, another in reserve, and some front ends.
+
+    To start a process and import what a scheduler needs takes seconds where all processors are
+    busy with engines. The one in reserve has that behind it.
 
     Args:
         environment: environment variables of processes that run vLLM.
@@ -60,6 +74,8 @@ class Services:
         self._frontends: dict[FrontendId, _Member] = {}
         self._imported: tuple[FrontendId, Any] | None = None
         self._scheduler: _Member | None = None
+        self._reserve: Any = None
+        self._has_reserve = False
         self._is_draining = False
         self.num_frontends_begun = 0
         self.num_schedulers_begun = 0
@@ -99,25 +115,31 @@ class Services:
         await asyncio.gather(*(self._start_frontend(*each) for each in prepared))
 
     async def start_scheduler(self) -> None:
-        """Start the scheduler; returns when it schedules."""
-        name = f"{SCHEDULER}{self.num_schedulers_begun}"
-        self.num_schedulers_begun += 1
-        actor = SchedulerActor.options(**surviving_as(name)).remote()
+        """Start the scheduler, the one in reserve if there is one; returns when it schedules."""
+        reserve, self._reserve = self._reserve, None
+        actor = self._begin_scheduler() if reserve is None else reserve
         config = self._config
         try:
-            address = await actor.start.remote(
-                config.llumlet.policy,
-                config.internal_host,
-                config.log_level,
-                config.scaling,
-                config.mailbox_keys,
-            )
-            process = await actor.process.remote()
-        except ray.exceptions.RayError:
+            async with asyncio.timeout(None if reserve is None else RESERVE_TIMEOUT_S):
+                address = await actor.start.remote(
+                    config.llumlet.policy,
+                    config.internal_host,
+                    config.log_level,
+                    config.scaling,
+                    config.mailbox_keys,
+                )
+                process = await actor.process.remote()
+        except (ray.exceptions.RayError, TimeoutError):
             ray.kill(actor)
             raise
-        self._host_scheduler(name, _Member(actor, address, process))
+        self._host_scheduler(_Member(actor, address, process))
         self._on_change()
+
+    def keep_reserve(self) -> None:
+        """Have a scheduler in reserve from now on; to be called when everything is up."""
+        self._has_reserve = True
+        if self._scheduler is not None:
+            self._tasks.begin(self._keep_reserve(self._scheduler))
 
     def take_over(self, found: Found) -> None:
         """Go on with those that another supervisor has started, and replace those that lack."""
@@ -129,8 +151,7 @@ class Services:
             self._tasks.begin(self._replace("global scheduler", self.start_scheduler))
         else:
             actor, status = found.scheduler
-            name = f"{SCHEDULER}{self.num_schedulers_begun - 1}"
-            self._host_scheduler(name, _Member(actor, status.address, status.process))
+            self._host_scheduler(_Member(actor, status.address, status.process))
 
     async def drain(self, timeout_s: float) -> int:
         """Let no more requests in, and wait for the answers under way; returns how many are left
@@ -149,12 +170,38 @@ class Services:
 
     # ----------------------------------------------------------------------------- scheduler
 
-    def _host_scheduler(self, name: str, member: _Member) -> None:
-        self._scheduler = member
-        self._tasks.begin(self._watch_scheduler(name, member))
+    def _begin_scheduler(self) -> Any:
+        """Start a process for a scheduler."""
+        name = f"{SCHEDULER}{self.num_schedulers_begun}"
+        self.num_schedulers_begun += 1
+        return SchedulerActor.options(**surviving_as(name)).remote()
 
-    async def _watch_scheduler(self, name: str, member: _Member) -> None:
-        reason = await self._watch.until_ended(name, member.actor, member.process)
+    def _host_scheduler(self, member: _Member) -> None:
+        self._scheduler = member
+        self._tasks.begin(self._watch_scheduler(member))
+        if self._has_reserve:
+            self._tasks.begin(self._keep_reserve(member))
+
+    async def _keep_reserve(self, scheduler: _Member) -> None:
+        """Keep a process up that is to follow this scheduler; returns when it does."""
+        while True:
+            await asyncio.sleep(RESERVE_DELAY_S)
+            if self._scheduler is not scheduler or self._reserve is not None:
+                return
+            reserve = self._reserve = self._begin_scheduler()
+            # A successor of this supervisor must not give its name to another one.
+            self._on_change()
+            try:
+                await reserve.stand_by.remote()
+            except ray.exceptions.RayError:
+                # It has died.
+                if self._reserve is reserve:
+                    self._reserve = None
+            else:
+                return
+
+    async def _watch_scheduler(self, member: _Member) -> None:
+        reason = await self._watch.until_ended(SCHEDULER_NAME, member.actor, member.process)
         logger.error("global scheduler lost, front ends go on without reason=%s", reason)
         self._scheduler = None
         self._on_change()
@@ -166,7 +213,7 @@ class Services:
     def _import_frontend(self) -> tuple[FrontendId, Any]:
         frontend_id = FrontendId(self.num_frontends_begun)
         self.num_frontends_begun += 1
-        name = f"{FRONTEND}{frontend_id}"
+        name = frontend_name(frontend_id)
         options = {"runtime_env": forked_runtime_env(), **surviving_as(name)}
         return frontend_id, FrontendActor.options(**options).remote(name, self._environment)
 
@@ -194,11 +241,12 @@ class Services:
 
     async def _watch_frontend(self, frontend_id: FrontendId, member: _Member) -> None:
         reason = await self._watch.until_ended(
-            f"{FRONTEND}{frontend_id}",
+            frontend_name(frontend_id),
             member.actor,
             member.process,
-            # Its end would cut its clients' streams, which a stop only delays.
+            # Its end would cut its clients' streams, which a pause only delays.
             stopped_timeout_s=self._config.watch.instance_timeout_s,
+            silence_timeout_s=FRONTEND_PATIENCE * self._config.watch.instance_timeout_s,
         )
         logger.error("front end lost frontend=%d reason=%s", frontend_id, reason)
         del self._frontends[frontend_id]
@@ -223,9 +271,9 @@ class Services:
         while True:
             try:
                 await start()
-            except ray.exceptions.RayError as error:
+            except (ray.exceptions.RayError, TimeoutError) as error:
                 delay_s = next(delays_s)
-                reason = str(error).strip().splitlines()[0]
+                reason = (str(error).strip() or "it does not answer").splitlines()[0]
                 logger.error("%s not replaced, again in %.0f s reason=%s", what, delay_s, reason)
                 await asyncio.sleep(delay_s)
             else:

@@ -2,7 +2,6 @@
 engines goes through all of it."""
 
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,10 +56,6 @@ ENDLESS_PROMPT = "terns " * 400
 """Its first step takes a minute: to who looks at it, the engine hangs."""
 
 
-def temporary_folders() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("sterna-*"))
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     small_model()
@@ -88,11 +83,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def processes_of(server: ServerProcess, what: str) -> list[psutil.Process]:
     """The processes with this in their command lines, or in the titles that Ray gives them."""
     return [each for each in server.processes() if what in _command(each)]
-
-
-def process_of(server: ServerProcess, what: str) -> psutil.Process:
-    (found,) = processes_of(server, what)
-    return found
 
 
 def _command(process: psutil.Process) -> str:
@@ -163,7 +153,7 @@ def test_while_there_is_no_scheduler_requests_are_dispatched_by_the_front_ends(
     tolerance)."""
     with Load(server, NUM_CLIENTS) as load:
         before = load.until_ended(3 * NUM_CLIENTS)
-        scheduler = process_of(server, "ray::_SchedulerActor")
+        scheduler = server.at_work("ray::_SchedulerActor")[0]
         scheduler.send_signal(number)
         assert_nobody_noticed(before, load.until_ended(3 * NUM_CLIENTS))
         until(lambda: not scheduler.is_running(), "it has ended, if it was stopped only")
@@ -193,10 +183,10 @@ def test_what_only_manages_is_replaced_and_no_stream_notices(
     """The supervisor, the driver, and Ray's own memory of the cluster."""
     with Load(server, NUM_CLIENTS) as load:
         before = load.until_ended(3 * NUM_CLIENTS)
-        old = process_of(server, what)
+        old = server.at_work(what)[0]
         old.send_signal(number)
         until(lambda: not old.is_running(), "it has ended, if it was stopped only")
-        until(lambda: bool(processes_of(server, what)), "there is another")
+        until(lambda: bool(server.at_work(what)), "there is another")
         assert_nobody_noticed(before, load.until_ended(3 * NUM_CLIENTS))
     # All that they do works again: whoever dies next is noticed, and replaced.
     before_ids = until_whole(server)
@@ -207,7 +197,7 @@ def test_what_only_manages_is_replaced_and_no_stream_notices(
 
 def test_after_all_of_it_ctrl_c_leaves_nothing_behind(server: ServerProcess) -> None:
     """The last test of this module: it ends the server."""
-    folders = temporary_folders()
+    folder = server.folder()
     family = server.processes()
     server.interrupt()
     assert server.until_end() == 0
@@ -215,5 +205,5 @@ def test_after_all_of_it_ctrl_c_leaves_nothing_behind(server: ServerProcess) -> 
     assert not alive
     assert is_port_free(server.port)
     # Its counters, its sockets, and what Ray's GCS knew.
-    assert len(folders - temporary_folders()) >= 2
+    assert not folder.exists()
     assert "Traceback" not in server.log

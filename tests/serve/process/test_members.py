@@ -31,20 +31,6 @@ def server() -> Iterator[ServerProcess]:
     server.end()
 
 
-def process_of(server: ServerProcess, actor: str) -> psutil.Process:
-    """The one process of an actor class, by the title that Ray gives it."""
-    (found,) = [p for p in server.processes() if _title(p).startswith(f"ray::{actor}")]
-    return found
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline()[:1])
-    except psutil.Error:
-        # It has ended meanwhile.
-        return ""
-
-
 def answers(server: ServerProcess) -> bool:
     try:
         answer = server.client().completions.create(model=MODEL_NAME, prompt="Terns", max_tokens=3)
@@ -103,12 +89,12 @@ def test_killed_schedulers_and_front_ends_are_replaced(server: ServerProcess) ->
     there is no global scheduler."""
     stream = iter(server.stream())
     next(stream)
-    process_of(server, "_SchedulerActor").kill()
+    server.at_work("ray::_SchedulerActor")[0].kill()
     assert answers(server)
     until(lambda: knows_its_instances(server, "i0", "i1"), "a scheduler is back", START_TIMEOUT_S)
     assert next(stream).choices[0].text is not None
 
-    process_of(server, "_FrontendActor").kill()
+    server.at_work("ray::_FrontendActor")[0].kill()
     with pytest.raises(Exception, match=""):
         list(stream)
     until(lambda: answers(server), "a front end is back", START_TIMEOUT_S)
@@ -125,7 +111,7 @@ def test_a_killed_supervisor_has_a_successor_that_goes_on_in_the_middle(
     busy = busy_instance(server)
     ask(server.url, "POST", "/admin/drain", None, {"instance": busy})
     ask(server.url, "POST", "/admin/start", None, {"instances": 1})
-    process_of(server, "_ClusterActor").kill()
+    server.at_work("ray::_ClusterActor")[0].kill()
     server.until_line("supervisor took over", HANG_TIMEOUT_S)
     assert sum(bool(chunk.choices) for chunk in stream) >= 900
     (idle,) = {"i0", "i1"} - {busy}
@@ -157,7 +143,7 @@ def test_a_drain_survives_the_scheduler(server: ServerProcess) -> None:
     next(stream)
     busy = busy_instance(server)
     ask(server.url, "POST", "/admin/drain", None, {"instance": busy})
-    process_of(server, "_SchedulerActor").kill()
+    server.at_work("ray::_SchedulerActor")[0].kill()
     assert sum(bool(chunk.choices) for chunk in stream) >= 290
     (idle,) = {"i0", "i1"} - {busy}
     until(lambda: knows_its_instances(server, idle), "the drained one has ended", START_TIMEOUT_S)

@@ -1,0 +1,132 @@
+"""The scheduler and front ends that die, are stopped or hang: who is noticed when, and what other
+requests wait for."""
+
+import re
+import signal
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.serve.emulated.quick import quick_server
+from tests.serve.frozen import frozen
+from tests.serve.load import Load
+from tests.serve.server import (
+    HANG_TIMEOUT_S,
+    START_TIMEOUT_S,
+    ServerProcess,
+    until,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+
+SCHEDULER, FRONTEND = "ray::_SchedulerActor", "ray::_FrontendActor"
+INSTANCE_TIMEOUT_S = 2
+NUM_CLIENTS = 4
+NUM_TOKENS = 4
+"""A request that takes a tenth of a second: what it waits for is its dispatch."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    options = ("--instances", "2", "--frontends", "2")
+    silence = ("--instance-timeout", str(INSTANCE_TIMEOUT_S))
+    with quick_server(tmp_path_factory.mktemp("profile"), *options, *silence) as server:
+        until_whole(server)
+        yield server
+
+
+def until_whole(server: ServerProcess) -> None:
+    """Until each does its work, and a scheduler is in reserve."""
+
+    def is_whole() -> bool:
+        titles = [" ".join(_command(each)) for each in server.processes()]
+        reserves = [each for each in titles if each.strip() == f"{SCHEDULER}.stand_by"]
+        return (
+            len(server.at_work(SCHEDULER)) == len(reserves) == 1
+            and len(server.at_work(FRONTEND)) == 2
+        )
+
+    until(is_whole, "everything is up", START_TIMEOUT_S)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        # It has ended meanwhile.
+        return []
+
+
+def times_lost(server: ServerProcess, who: str, why: str) -> int:
+    return len(re.findall(rf"{who} lost.* reason=.*{why}", server.log))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_no_short_request_waits_a_second_longer_without_a_scheduler(
+    server: ServerProcess, number: signal.Signals
+) -> None:
+    until_whole(server)
+    with Load(server, NUM_CLIENTS, num_tokens=NUM_TOKENS) as load:
+        load.until_ended(10 * NUM_CLIENTS)
+        before = load.until_ended(20 * NUM_CLIENTS)
+        scheduler = server.at_work(SCHEDULER)[0]
+        scheduler.send_signal(number)
+        after = load.until_ended(20 * NUM_CLIENTS)
+        until(lambda: not scheduler.is_running(), "it has ended, if it was stopped only")
+        # The one in reserve is there at once.
+        until(lambda: bool(server.at_work(SCHEDULER)), "there is another")
+        last = load.until_ended(10 * NUM_CLIENTS)
+    assert after.failures == last.failures == []
+    extra_s = max(after.longest_wait_s, last.longest_wait_s) - before.longest_wait_s
+    print(f"waits of up to {before.longest_wait_s:.3f} s, {extra_s:+.3f} s without a scheduler")
+    assert extra_s < 1.0
+
+
+def test_a_scheduler_that_hangs_is_noticed_by_its_silence_and_replaced(
+    server: ServerProcess,
+) -> None:
+    until_whole(server)
+    num_before = times_lost(server, "global scheduler", "nothing was heard of it")
+    with Load(server, NUM_CLIENTS, num_tokens=NUM_TOKENS) as load:
+        before = load.until_ended(10 * NUM_CLIENTS)
+        with frozen(server.at_work(SCHEDULER)[0].pid):
+            until(
+                lambda: (
+                    times_lost(server, "global scheduler", "nothing was heard of it") > num_before
+                ),
+                "its silence is noticed",
+                HANG_TIMEOUT_S,
+            )
+            after = load.until_ended(10 * NUM_CLIENTS)
+    assert after.failures == []
+    assert after.longest_wait_s < before.longest_wait_s + 1.0
+    until_whole(server)
+
+
+def test_a_front_end_that_is_stopped_is_ended_and_replaced(server: ServerProcess) -> None:
+    until_whole(server)
+    frontend = server.at_work(FRONTEND)[0]
+    frontend.suspend()
+    assert frontend.wait(5 * INSTANCE_TIMEOUT_S) is None
+    until_whole(server)
+    with Load(server, NUM_CLIENTS, num_tokens=NUM_TOKENS) as load:
+        assert load.until_ended(4 * NUM_CLIENTS).failures == []
+
+
+def test_a_front_end_that_hangs_is_noticed_by_its_silence_and_replaced(
+    server: ServerProcess,
+) -> None:
+    """Later than another one would be: it may go on, and its end cuts its streams."""
+    until_whole(server)
+    frontend = server.at_work(FRONTEND)[0]
+    num_before = times_lost(server, "front end", "nothing was heard of it")
+    with frozen(frontend.pid):
+        until(
+            lambda: times_lost(server, "front end", "nothing was heard of it") > num_before,
+            "its silence is noticed",
+            HANG_TIMEOUT_S,
+        )
+    until_whole(server)
+    with Load(server, NUM_CLIENTS, num_tokens=NUM_TOKENS) as load:
+        assert load.until_ended(4 * NUM_CLIENTS).failures == []
