@@ -68,7 +68,7 @@ IMPURE_BUILTINS = {"breakpoint", "eval", "exec", "input", "open", "print"}
 NUMPYS_RANDOMNESS = {"np.random", "numpy.random"}
 
 FOUNDATION = {"types", "errors", "config", "classes"}
-VOCABULARY = FOUNDATION | {"messages", "migration.messages"}
+VOCABULARY = FOUNDATION | {"messages", "migration.messages", "stream_messages"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
@@ -77,7 +77,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"types", "errors"},
     "classes": {"types", "errors"},
     "migration.messages": {"types"},
-    "messages": {"types", "migration.messages"},
+    "stream_messages": {"types"},
+    "messages": {"types", "migration.messages", "stream_messages"},
     "delivery": set(),
     "folders": set(),
     "mailbox": VOCABULARY | {"delivery"},

@@ -10,6 +10,7 @@ can overtake each other: every span says which token it begins with.
 import msgspec
 
 from sterna.migration.messages import Message, Mode
+from sterna.stream_messages import StreamMessage
 from sterna.types import FrontendId, InstanceId, InstanceLoad, Priority, RequestId
 
 MAX_FRAME_BYTES = 512 << 20
@@ -435,4 +436,5 @@ WireMessage = (
     | RestartInstances
     | AdminReply
     | Membership
+    | StreamMessage
 )

@@ -1,6 +1,7 @@
 """A request's way through a front end's one state machine, from its arrival to its end."""
 
 import msgspec
+import pytest
 
 from sterna.config import FrontendConfig, OnInstanceFailure
 from sterna.frontend.core import FrontendCore
@@ -277,6 +278,35 @@ def test_where_nothing_is_continued_it_fails_and_nothing_is_kept():
     assert under_test.deny(I1, 1) == []
     assert under_test.core.on_time(6.0) == [Fail(R1, Failure.OWNER_DIED)]
     assert under_test.core.num_delivered(R1) is None
+
+
+# ----------------------------------------------------------------------------- of another front end
+
+
+@pytest.mark.parametrize("config", [CONFIG, ABORT])
+def test_a_request_of_another_front_end_goes_on_behind_what_its_client_has(config: FrontendConfig):
+    core = FrontendCore(ME, config)
+    core.on_message(membership(1, I0, scheduler="scheduler"), (), 0.0)
+    assert core.on_request(ask(R1), request(R1), 0.0, (10, 11)) == [
+        ToScheduler(ask(R1, num_tokens=2))
+    ]
+    assert core.on_message(Dispatched(R1, I0, 1), (), 0.0) == [
+        ToInstance(I0, AddRequest(ME, R1, 1, (10, 11)), request(R1))
+    ]
+    assert core.num_delivered(R1) == 2
+    spans = (TokenSpan(R1, 1, 2, True),)
+    assert core.on_message(TokenBatch(I0, spans), [output(R1, 11, 12)], 0.0) == [
+        Deliver(R1, output(R1, 11, 12), 1, True)
+    ]
+
+
+def test_a_request_of_another_front_end_outlives_its_instance_as_well():
+    core = FrontendCore(ME, CONFIG)
+    core.on_message(membership(1, I0), (), 0.0)
+    core.on_request(ask(R1), request(R1), 0.0, (10,))
+    core.on_message(TokenBatch(I0, (TokenSpan(R1, 1, 1, False),)), [output(R1, 11)], 0.0)
+    core.on_message(membership(2, I1), (), 0.0)
+    assert core.on_message(OwnerReply(I1, 1, ()), (), 0.0) == again(I1, 1, 10, 11)
 
 
 # -------------------------------------------------------------------- lost and contradicting tokens

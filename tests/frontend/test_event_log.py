@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sterna.frontend.event_log import EventLog, EventLogs
+from sterna.frontend.event_log import EventLog, EventLogs, last_number
 
 ME, SOMEBODY = b"me", b"somebody"
 
@@ -89,3 +89,28 @@ def test_memory_is_bounded_by_giving_up_what_nobody_follows() -> None:
     assert kept.num_bytes == followed.num_bytes
     # What somebody reads is kept, whatever it takes: its client's connection bounds it.
     assert kept.feed("followed", b"data: %s\n\n" % (b"x" * 5000)) == []
+
+
+def test_what_only_keeps_the_connection_alive_has_no_number() -> None:
+    log = EventLog(ME)
+    log.feed(b": keep-alive\n\ndata: 1\n\n: keep-alive\n\ndata: 2\n\n")
+    assert log.events == [b"id: 1\ndata: 1\n\n", b"id: 2\ndata: 2\n\n"]
+    assert log.num_comments == 2
+
+
+def test_a_stream_that_nobody_has_read_yet_is_kept_for_the_window() -> None:
+    kept = logs(window_s=60.0)
+    log = kept.open("r", ME)
+    assert log is not None
+    assert kept.next_deadline_s() is None
+    kept.on_unread(log, 10.0)
+    assert kept.next_deadline_s() == 70.0
+    kept.on_follower(log)
+    kept.on_unread(log, 20.0)
+    assert kept.next_deadline_s() is None
+
+
+def test_the_last_number_is_that_of_the_last_event() -> None:
+    assert last_number(b"id: 7\ndata: a\n\nid: 8\ndata: id: 9\n\n: keep-alive\n\n") == 8
+    assert last_number(b": keep-alive\n\n") is None
+    assert last_number(b"") is None

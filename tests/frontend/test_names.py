@@ -2,7 +2,7 @@
 
 import pytest
 
-from sterna.frontend.names import meant
+from sterna.frontend.names import client_id, meant, name_of_slot, slot_of
 from sterna.types import RequestId
 
 CHAT = RequestId("chatcmpl-tern-9f86d081")
@@ -57,3 +57,20 @@ def test_a_clients_own_plus_sign_is_part_of_its_name():
     request_id = RequestId("chatcmpl-a+1-9f86d081")
     assert meant("a+1", [request_id]) == [request_id]
     assert meant("a", [request_id]) == []
+
+
+@pytest.mark.parametrize(
+    ("slot", "name"),
+    [
+        ("chatcmpl-tern", "chatcmpl-tern"),
+        ("2_chatcmpl-tern", "chatcmpl-tern"),
+        ("cmpl-tern-0", "cmpl-tern-0"),
+        ("1_cmpl-tern-3", "cmpl-tern-3"),
+        ("chatcmpl-tern-0123abcd", "chatcmpl-tern-0123abcd"),
+    ],
+)
+def test_an_engine_request_has_a_name_that_is_the_same_in_every_run(slot: str, name: str):
+    for suffix in ("-9f86d081", "-00000000"):
+        assert slot_of(RequestId(slot + suffix)) == slot
+        assert client_id(RequestId(slot + suffix)) == name
+    assert name_of_slot(slot) == name

@@ -40,7 +40,7 @@ def add_door_options(group: Any) -> None:
         "--resumable-streams",
         action="store_true",
         help="clients whose connection broke may read their streams on, by X-Request-Id and "
-        "Last-Event-ID",
+        "Last-Event-ID, at any front end; with several, also when the one that had the stream died",
     )
     group.add_argument(
         "--resume-window",
@@ -67,11 +67,6 @@ def door_config(args: Namespace) -> DoorConfig:
         raise ConfigurationError(f"--reader-timeout must be positive, not {args.reader_timeout:g}")
     if not args.resume_window > 0:
         raise ConfigurationError(f"--resume-window must be positive, not {args.resume_window:g}")
-    if args.resumable_streams and args.frontends > 1:
-        raise ConfigurationError(
-            "--resumable-streams needs --frontends 1: a client that comes back must find the "
-            "front end that has its stream"
-        )
     return DoorConfig(
         max_queued_requests=args.max_queued_requests or None,
         max_body_bytes=math.ceil(args.max_body_mib * MIB),

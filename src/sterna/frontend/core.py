@@ -23,6 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from msgspec import structs
+
 from sterna.config import FrontendConfig, OnInstanceFailure
 from sterna.engine import payload_parts
 from sterna.frontend.dispatch import Dispatcher
@@ -105,12 +107,26 @@ class FrontendCore:
 
     # ------------------------------------------------------------------------ what happens
 
-    def on_request(self, ask: DispatchRequest, payload: bytes, now_s: float) -> list[Effect]:
-        """A client's request came; `payload` goes to its instance as it is."""
-        self._streams.open(ask.request_id)
+    def on_request(
+        self,
+        ask: DispatchRequest,
+        payload: bytes,
+        now_s: float,
+        output_token_ids: tuple[int, ...] = (),
+    ) -> list[Effect]:
+        """A client's request came; `payload` goes to its instance as it is.
+
+        Args:
+            output_token_ids: what the client has already, from another front end.
+        """
+        self._streams.open(ask.request_id, len(output_token_ids))
         if self._histories is not None:
-            self._histories.open(ask, payload)
-        return self._conclude(self._dispatcher.on_request(ask, payload, now_s), now_s)
+            self._histories.open(ask, payload, output_token_ids)
+        # Histories count the tokens themselves when they send the request again.
+        demand_tokens = ask.demand_tokens + len(output_token_ids)
+        ask = structs.replace(ask, demand_tokens=demand_tokens)
+        effects = self._dispatcher.on_request(ask, payload, now_s, output_token_ids)
+        return self._conclude(effects, now_s)
 
     def on_abort(self, request_ids: Sequence[RequestId], now_s: float) -> list[Effect]:
         """The clients of these requests have gone; unknown ones have ended already."""

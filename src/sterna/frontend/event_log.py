@@ -6,10 +6,24 @@ window, and is given up then. Logs of streams that nobody follows go first when 
 take too much memory.
 """
 
+import re
 from dataclasses import dataclass, field
 
 SEPARATOR = b"\n\n"
 """Between two events."""
+
+COMMENT = b": keep-alive" + SEPARATOR
+"""What clients are to overread."""
+
+_NUMBER = re.compile(rb"id: (\d+)\n")
+
+
+def last_number(events: bytes) -> int | None:
+    """Return the number of the last of these events of a log; None where there is none."""
+    for event in reversed(events.split(SEPARATOR)):
+        if (found := _NUMBER.match(event)) is not None:
+            return int(found[1])
+    return None
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +34,8 @@ class EventLog:
         owner: the credentials of the client that began it; nobody else may read on.
         events: complete, with their numbers; the first one is number 1.
         num_bytes: of the events.
+        num_comments: that came among the events. They say only that the server lives, and are not
+            kept.
         num_followers: clients that read it.
         is_finished: no event will follow.
         left_s: when the last follower left, or it was finished, whichever was later; None while
@@ -29,6 +45,7 @@ class EventLog:
     owner: bytes
     events: list[bytes] = field(default_factory=list)
     num_bytes: int = 0
+    num_comments: int = 0
     num_followers: int = 0
     is_finished: bool = False
     left_s: float | None = None
@@ -39,7 +56,9 @@ class EventLog:
         before = self.num_bytes
         *complete, self._rest = (self._rest + content).split(SEPARATOR)
         for event in complete:
-            if event.strip():
+            if event.startswith(b":"):
+                self.num_comments += 1
+            elif event.strip():
                 numbered = b"id: %d\n%s%s" % (len(self.events) + 1, event, SEPARATOR)
                 self.events.append(numbered)
                 self.num_bytes += len(numbered)
@@ -103,6 +122,11 @@ class EventLogs:
             log.is_finished = True
             if log.num_followers == 0:
                 log.left_s = now_s
+
+    def on_unread(self, log: EventLog, now_s: float) -> None:
+        """Nobody reads the stream yet, but somebody may come."""
+        if log.num_followers == 0:
+            log.left_s = now_s
 
     def on_follower(self, log: EventLog) -> None:
         """A client reads the stream."""

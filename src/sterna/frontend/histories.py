@@ -127,9 +127,12 @@ class Histories:
 
     # ------------------------------------------------------------------------- what happens
 
-    def open(self, ask: DispatchRequest, payload: bytes) -> None:
-        """A client's request came."""
-        self._histories[ask.request_id] = _History(ask, payload, ask.request_id)
+    def open(
+        self, ask: DispatchRequest, payload: bytes, output_token_ids: Iterable[int] = ()
+    ) -> None:
+        """A client's request came, who has these tokens already."""
+        token_ids = array("I", output_token_ids)
+        self._histories[ask.request_id] = _History(ask, payload, ask.request_id, token_ids)
 
     def extend(self, request_id: RequestId, token_ids: Iterable[int]) -> None:
         """The client of the open request has these tokens too."""

@@ -43,6 +43,16 @@ def client_id(request_id: RequestId) -> str:
     return _RANDOM_SUFFIX.sub("", _CHOICE.sub("", request_id))
 
 
+def slot_of(request_id: RequestId) -> str:
+    """Return a name of the engine request that is the same whenever its HTTP request is run."""
+    return _RANDOM_SUFFIX.sub("", request_id)
+
+
+def name_of_slot(slot: str) -> str:
+    """Return the id by which vLLM's server asked its engine for the slot's request."""
+    return _CHOICE.sub("", slot)
+
+
 def meant(name: str, request_ids: Iterable[RequestId]) -> list[RequestId]:
     """Return the requests that the name stands for, in the given order.
 

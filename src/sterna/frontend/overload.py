@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sterna.classes import PriorityClasses
 from sterna.frontend.error_response import error_response
+from sterna.frontend.paced import is_taken_over
 from sterna.frontend.queue_limit import Full, QueueLimit, Ticket
 from sterna.frontend.tiers import used_class
 
@@ -40,7 +41,8 @@ class OverloadMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or one connection of another kind."""
-        if not _is_inference(scope):
+        # What another front end has let in does not wait a second time.
+        if not _is_inference(scope) or is_taken_over():
             await self._app(scope, receive, send)
             return
         used = used_class()

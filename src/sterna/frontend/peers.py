@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from sterna.errors import UnansweredError
 from sterna.mailbox import Mailbox
 from sterna.messages import Membership, WireMessage
-from sterna.types import InstanceId
+from sterna.types import FrontendId, InstanceId
 
 Answer = TypeVar("Answer")
 
@@ -23,6 +23,7 @@ class Peers:
         self._mailbox = mailbox
         self._membership = Membership(-1, (), (), None)
         self._addresses: dict[InstanceId, str] = {}
+        self._frontends: dict[FrontendId, str] = {}
         self._is_served = asyncio.Event()
 
     @property
@@ -55,7 +56,12 @@ class Peers:
         else:
             self._is_served.clear()
         others = (membership.scheduler, membership.supervisor)
-        addresses = {*self._addresses.values(), *(each for each in others if each is not None)}
+        self._frontends = {each.frontend_id: each.address for each in membership.frontends}
+        addresses = {
+            *self._addresses.values(),
+            *self._frontends.values(),
+            *(each for each in others if each is not None),
+        }
         self._mailbox.keep_only(addresses)
         return True
 
@@ -65,6 +71,13 @@ class Peers:
         """Send, unless the instance is gone: then what it would have done is void. Returns False
         when an instance that is there does not get it."""
         address = self._addresses.get(instance_id)
+        return address is None or self._mailbox.send(address, message, frames)
+
+    def send_to_frontend(
+        self, frontend_id: FrontendId, message: WireMessage, frames: Sequence[bytes] = ()
+    ) -> bool:
+        """Send, unless the front end is gone; returns False when it lives and cannot be sent to."""
+        address = self._frontends.get(frontend_id)
         return address is None or self._mailbox.send(address, message, frames)
 
     def send_to_supervisor(self, message: WireMessage) -> bool:

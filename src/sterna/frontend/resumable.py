@@ -4,6 +4,10 @@ An ASGI application around vLLM's. Each event of a streamed answer says its numb
 connection broke sends its request again, with the `X-Request-Id` of the answer and the
 `Last-Event-ID` that it has, and gets the rest: what was generated meanwhile, and what still is. The
 answer is generated as if the client had never gone; after `window_s` without it, it is given up.
+
+With several front ends, a stream is read on at any of them (`relays`). One whose front end dies
+goes on at another one, which runs the request again, from the record that it has of it (`pacing`);
+a stream that had ended waits there until somebody asks for it.
 """
 
 import asyncio
@@ -11,24 +15,45 @@ import hashlib
 import hmac
 import logging
 import re
+import time
 import uuid
+from collections import Counter
 from collections.abc import MutableMapping
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sterna.frontend.bodies import replaying
 from sterna.frontend.error_response import error_response
-from sterna.frontend.event_log import EventLog, EventLogs
+from sterna.frontend.event_log import EventLogs
+from sterna.frontend.paced import answering
+from sterna.frontend.records import Record, dated
+from sterna.frontend.runs import (
+    REQUEST_ID,
+    Run,
+    head_of,
+    is_event_stream,
+    scope_of,
+    until_gone,
+    whole_body,
+)
+from sterna.frontend.stream_exchange import StreamExchange
 
 logger = logging.getLogger(__name__)
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
-REQUEST_ID = "X-Request-Id"
 LAST_EVENT_ID = "Last-Event-ID"
+
+REPLICATED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""The events of others have random ids, which would be others after a death."""
+
+NUM_RUN_AGAIN = 8
+"""Streams of a dead front end that come to their events again at the same time: this front end's
+own streams are not to wait for hundreds of them."""
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
 
@@ -45,13 +70,23 @@ class ResumableStreams:
     Args:
         window_s: see `EventLogs`.
         max_bytes: see `EventLogs`.
+        exchange: with the other front ends; None: there are none.
     """
 
-    def __init__(self, app: ASGIApp, window_s: float, max_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, window_s: float, max_bytes: int, exchange: StreamExchange | None = None
+    ) -> None:
         self._app = app
         self._logs = EventLogs(window_s, max_bytes)
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, Run] = {}
+        # Answers that are no streams: how many of each id are under way.
+        self._plain: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
+        self._turns = asyncio.Semaphore(NUM_RUN_AGAIN)
+        self._has_turn: set[Run] = set()
+        self._exchange = exchange
+        if exchange is not None:
+            exchange.attach(self)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or one connection of another kind."""
@@ -62,13 +97,32 @@ class ResumableStreams:
         if LAST_EVENT_ID in headers:
             await self._read_on(headers, scope, receive, send)
             return
-        body = await _whole_body(receive)
+        body = await whole_body(receive)
         if body is None:
             return
         if not _is_streamed(body):
-            await self._app(scope, replaying(body, receive), send)
+            await self._pass(headers.get(REQUEST_ID), scope, replaying(body, receive), send)
             return
         await self._begin(headers, body, scope, receive, send)
+
+    async def _pass(
+        self, request_id: str | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Let a request pass whose answer is no stream."""
+        if request_id is None:
+            await self._app(scope, receive, send)
+            return
+        run = self._runs.get(request_id)
+        if run is not None and run.has_replica and not run.is_over:
+            # Their engine requests would have the same names.
+            await _taken()(scope, receive, send)
+            return
+        self._plain[request_id] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._plain[request_id] -= 1
+            self._plain += Counter()
 
     # -------------------------------------------------------------------------- new streams
 
@@ -80,130 +134,170 @@ class ResumableStreams:
             text = f"{REQUEST_ID} must have 1 to 200 visible ASCII characters"
             await error_response(HTTPStatus.BAD_REQUEST, text)(scope, receive, send)
             return
-        log = self._logs.open(request_id, _owner(headers))
+        log = None if request_id in self._plain else self._logs.open(request_id, _owner(headers))
         if log is None:
-            text = (
-                f"a stream of this {REQUEST_ID} is kept already: send {LAST_EVENT_ID} to read it "
-                "on (0 from its beginning), or take another id"
-            )
-            await error_response(HTTPStatus.CONFLICT, text)(scope, receive, send)
+            await _taken()(scope, receive, send)
             return
         named: MutableMapping[str, Any] = {**scope, "headers": [*scope["headers"]]}
         MutableHeaders(scope=named)[REQUEST_ID] = request_id
-        run = self._runs[request_id] = _Run(request_id, log)
+        run = self._runs[request_id] = Run(request_id, log, int(_wall_s()))
+        if self._exchange is not None and scope["path"] in REPLICATED_PATHS:
+            run.has_replica = True
+            self._exchange.begin(head_of(run, named), body)
         run.task = asyncio.create_task(self._generate(run, named, body))
-        await self._follow(run, 0, scope, receive, send)
+        await self._follow(run, 0, receive, send)
 
-    async def _generate(self, run: "_Run", scope: Scope, body: bytes) -> None:
+    async def _generate(self, run: Run, scope: Scope, body: bytes) -> None:
         """Have the answer generated to its end, whether or not somebody reads it."""
-
-        async def receive() -> Message:
-            if not run.is_body_read:
-                run.is_body_read = True
-                return {"type": "http.request", "body": body, "more_body": False}
-            await run.given_up.wait()
-            return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                run.start, run.is_stream = message, _is_event_stream(message)
-            elif run.is_stream:
-                for other in self._logs.feed(run.request_id, message.get("body", b"")):
-                    self._give_up(other)
-            else:
+                run.start, run.is_stream = message, is_event_stream(message)
+            elif not run.is_stream:
                 run.plain.append(message)
+            elif self._runs.get(run.request_id) is run:
+                content = dated(message.get("body", b""), run.created_s)
+                for other in self._logs.feed(run.request_id, content):
+                    self._give_up(other)
             run.tell()
 
         try:
-            await self._app(scope, receive, send)
+            with answering(run.request_id, is_taken_over=run.is_taken_over):
+                await self._app(scope, run.receive(body), send)
         except Exception:
             logger.exception("stream broke off request=%s", run.request_id)
         finally:
-            run.is_over = True
+            self._on_over(run)
+
+    def _on_over(self, run: Run) -> None:
+        run.is_over = True
+        if run.num_sure is None:
+            run.num_sure = len(run.log.events)
+        self._end_turn(run)
+        # Another stream may have its id by now.
+        if self._runs.get(run.request_id) is run:
             self._logs.on_finished(run.request_id, _now_s())
+            if self._exchange is not None and run.has_replica:
+                self._exchange.over(run.request_id)
             if not run.is_stream:
-                self._forget(run.request_id)
+                self._logs.forget(run.request_id)
+                self._give_up(run.request_id)
             self._schedule()
-            run.tell()
+        run.tell()
 
     # --------------------------------------------------------------------------- followers
 
     async def _read_on(self, headers: Headers, scope: Scope, receive: Receive, send: Send) -> None:
         request_id, last = headers.get(REQUEST_ID, ""), headers[LAST_EVENT_ID]
-        log = self._logs.find(request_id)
-        if log is None or not hmac.compare_digest(log.owner, _owner(headers)):
-            text = (
-                f"no stream of this {REQUEST_ID} is kept here: it has ended too long ago, or "
-                "never was; send the request anew"
-            )
-            answer: ASGIApp = error_response(HTTPStatus.NOT_FOUND, text)
-        elif not last.isdecimal() or int(last) > len(log.events):
-            text = f"{LAST_EVENT_ID} must be a number up to {len(log.events)}, not {last[:50]!r}"
-            answer = error_response(HTTPStatus.BAD_REQUEST, text)
-        else:
-            await self._follow(self._runs[request_id], int(last), scope, receive, send)
-            return
-        await answer(scope, receive, send)
+        owner = _owner(headers)
+        if self._exchange is None or self.has(request_id, owner):
+            await self.answer(request_id, owner, last, receive, send)
+        elif not await self._exchange.read(request_id, owner, last, receive, send):
+            await _unknown()(scope, receive, send)
 
-    async def _follow(
-        self, run: "_Run", num_known: int, scope: Scope, receive: Receive, send: Send
+    def has(self, stream_id: str, owner: bytes) -> bool:
+        """See `KeptStreams`."""
+        log = self._logs.find(stream_id)
+        return log is not None and hmac.compare_digest(log.owner, owner)
+
+    async def answer(
+        self, stream_id: str, owner: bytes, last: str, receive: Receive, send: Send
     ) -> None:
-        """Send what there is behind the events that the client has, and what comes, until the
-        stream ends or the client goes."""
+        """See `KeptStreams`."""
+        scope = {"type": "http"}
+        if not self.has(stream_id, owner):
+            await _unknown()(scope, receive, send)
+            return
+        run = self._runs[stream_id]
+        if run.record is not None:
+            self._go_on(run, run.record)
+        if last.isdecimal():
+            await run.caught_up(int(last))
+            if run.can_have_told(int(last)):
+                await self._follow(run, int(last), receive, send)
+                return
+        if run.is_taken_over and last.isdecimal():
+            text = (
+                f"the front end of this stream died, and what it had said behind event "
+                f"{run.num_sure} is lost; send the request anew"
+            )
+            await error_response(HTTPStatus.NOT_FOUND, text)(scope, receive, send)
+            return
+        text = f"{LAST_EVENT_ID} must be a number up to {len(run.log.events)}, not {last[:50]!r}"
+        await error_response(HTTPStatus.BAD_REQUEST, text)(scope, receive, send)
+
+    async def _follow(self, run: Run, num_known: int, receive: Receive, send: Send) -> None:
+        """Send the client what it has not got, until the stream ends or the client goes."""
         self._logs.on_follower(run.log)
-        gone = asyncio.create_task(_until_gone(receive))
+        gone = asyncio.create_task(until_gone(receive))
         try:
-            await self._tell_all(run, num_known, gone, send)
+            await run.follow(num_known, gone, send)
         finally:
             gone.cancel()
             self._logs.on_left(run.log, _now_s())
             self._schedule()
 
-    async def _tell_all(
-        self, run: "_Run", num_known: int, gone: "asyncio.Task[None]", send: Send
-    ) -> None:
-        has_started, num_plain = False, 0
-        while not gone.done():
-            news = run.news
-            if run.start is not None and not has_started:
-                has_started = True
-                await send(_with_id(run.start, run.request_id))
-            if run.is_stream:
-                while num_known < len(run.log.events) and not gone.done():
-                    # All that is there goes out at once.
-                    events = run.log.events[num_known:]
-                    num_known += len(events)
-                    await send(_content(b"".join(events)))
-            else:
-                for message in run.plain[num_plain:]:
-                    num_plain += 1
-                    await send(message)
-            if run.is_over and num_known >= len(run.log.events):
-                await self._end(run, has_started, num_plain, send)
-                return
-            if news is run.news:
-                waiting = asyncio.create_task(news.wait())
-                await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
-                waiting.cancel()
+    # --------------------------------------------------------------- streams of the dead
 
-    async def _end(self, run: "_Run", has_started: bool, num_plain: int, send: Send) -> None:
-        if run.is_stream:
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        elif not has_started:
-            raise RuntimeError("the application ended without an answer")
+    def take_over(self, record: Record) -> bool:
+        """See `KeptStreams`."""
+        assert self._exchange is not None
+        head = record.head
+        log = self._logs.open(head.stream_id, head.owner)
+        if log is None:
+            return False
+        run = self._runs[head.stream_id] = Run(head.stream_id, log, head.created_s, record)
+        run.has_replica = True
+        self._logs.on_unread(log, _now_s())
+        self._exchange.go_on(record)
+        if not record.is_over:
+            self._go_on(run, record)
+        self._schedule()
+        return True
+
+    def on_run_again(self, stream_id: str) -> None:
+        """See `KeptStreams`."""
+        run = self._runs.get(stream_id)
+        if run is not None:
+            self._end_turn(run)
+
+    def on_caught_up(self, stream_id: str) -> None:
+        """See `KeptStreams`."""
+        run = self._runs.get(stream_id)
+        if run is not None:
+            run.num_sure = len(run.log.events)
+            run.tell()
+
+    def _go_on(self, run: Run, record: Record) -> None:
+        run.record = None
+        run.task = asyncio.create_task(self._run_again(run, record))
+
+    async def _run_again(self, run: Run, record: Record) -> None:
+        if record.groups:
+            await self._turns.acquire()
+            self._has_turn.add(run)
+        if run.given_up.is_set():
+            self._end_turn(run)
+            return
+        await self._generate(run, scope_of(record.head), record.body)
+
+    def _end_turn(self, run: Run) -> None:
+        if run in self._has_turn:
+            self._has_turn.discard(run)
+            self._turns.release()
 
     # ----------------------------------------------------------------------------- given up
 
     def _give_up(self, request_id: str) -> None:
         """The stream is not kept any more; if it is still generated, for nobody, it ends."""
         run = self._runs.pop(request_id, None)
-        if run is not None and not run.is_over:
+        if run is None:
+            return
+        if self._exchange is not None and run.has_replica:
+            self._exchange.drop(request_id)
+        if not run.is_over:
             logger.info("stream given up, nobody came back request=%s", request_id)
             run.given_up.set()
-
-    def _forget(self, request_id: str) -> None:
-        self._logs.forget(request_id)
-        self._runs.pop(request_id, None)
 
     def _schedule(self) -> None:
         deadline_s = self._logs.next_deadline_s()
@@ -220,58 +314,6 @@ class ResumableStreams:
         self._schedule()
 
 
-class _Run:
-    """An answer that is being generated, or was.
-
-    Attributes:
-        start: the head of the answer, when it is there.
-        is_stream: whether the answer is one of events; an error is not.
-        plain: the messages behind it, where the answer is no stream.
-        is_over: nothing more will come.
-        given_up: nobody will read it.
-        news: set, and replaced, whenever something has come.
-    """
-
-    def __init__(self, request_id: str, log: EventLog) -> None:
-        self.request_id = request_id
-        self.log = log
-        self.task: asyncio.Task[None] | None = None
-        self.start: Message | None = None
-        self.plain: list[Message] = []
-        self.is_stream = False
-        self.is_body_read = False
-        self.is_over = False
-        self.given_up = asyncio.Event()
-        self.news = asyncio.Event()
-
-    def tell(self) -> None:
-        """Wake everybody who follows it."""
-        self.news.set()
-        self.news = asyncio.Event()
-
-
-async def _whole_body(receive: Receive) -> bytes | None:
-    """Return the request's body; None: the client went away. Its size was bounded before."""
-    pieces = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        pieces.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(pieces)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _is_event_stream(start: Message) -> bool:
-    kind = Headers(raw=start.get("headers", [])).get("content-type", "")
-    return kind.startswith("text/event-stream")
-
-
 def _is_streamed(body: bytes) -> bool:
     try:
         return bool(msgspec.json.decode(body, type=_Body).stream)
@@ -284,14 +326,24 @@ def _owner(headers: Headers) -> bytes:
     return hashlib.sha256(headers.get("Authorization", "").encode()).digest()
 
 
-def _with_id(start: Message, request_id: str) -> Message:
-    answer = {**start, "headers": [*start.get("headers", [])]}
-    MutableHeaders(raw=answer["headers"])[REQUEST_ID] = request_id
-    return answer
+def _taken() -> JSONResponse:
+    text = (
+        f"a stream of this {REQUEST_ID} is kept already, or another request of it is under way: "
+        f"send {LAST_EVENT_ID} to read the stream on (0 from its beginning), or take another id"
+    )
+    return error_response(HTTPStatus.CONFLICT, text)
 
 
-def _content(body: bytes) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": True}
+def _unknown() -> JSONResponse:
+    text = (
+        f"no stream of this {REQUEST_ID} is kept: it has ended too long ago, or never was, or was "
+        "lost; send the request anew"
+    )
+    return error_response(HTTPStatus.NOT_FOUND, text)
+
+
+def _wall_s() -> float:
+    return time.time()
 
 
 def _now_s() -> float:

@@ -45,6 +45,7 @@ from sterna.frontend.names import client_id
 from sterna.frontend.operators import Operators
 from sterna.frontend.peers import Peers
 from sterna.frontend.queue_limit import QueueLimit
+from sterna.frontend.stream_exchange import StreamExchange
 from sterna.frontend.utilities import Utilities
 from sterna.mailbox import Mailbox
 from sterna.messages import (
@@ -60,6 +61,7 @@ from sterna.messages import (
     WireMessage,
     frontend_name,
 )
+from sterna.stream_messages import StreamMessage
 from sterna.types import FrontendId, RequestId
 
 logger = logging.getLogger(__name__)
@@ -96,6 +98,12 @@ class Router:
         self._num_sent_again = 0
         self.peers = Peers(mailbox)
         self.operators = Operators(self.peers, config.admin_timeout_s, classes)
+        self.streams = StreamExchange(
+            frontend_id,
+            config.door.max_kept_bytes,
+            self.peers.send_to_frontend,
+            self._push_outputs,
+        )
         self._core = FrontendCore(frontend_id, config)
         self._gauges: InstanceGauges | None = None
         self._utilities = Utilities(frontend_id, self.peers, config.utility_timeout_s)
@@ -150,6 +158,7 @@ class Router:
         """Close the sockets towards vLLM; the mailbox belongs to the caller."""
         if self._timer is not None:
             self._timer.cancel()
+        self.streams.close()
         for task in self._utility_calls:
             task.cancel()
         self._input.close()
@@ -185,6 +194,9 @@ class Router:
         if len(payload) > MAX_FRAME_BYTES:
             self._carry_out([Fail(request_id, Failure.TOO_LARGE)])
             return
+        begun = self.streams.on_begun(request_id)
+        if begun is not None and begun.has_ended:
+            return
         its_class = self._classes.of_vllm_priority(request.priority)
         self._num_unshown[its_class.name] += 1
         self._unstarted.add(request_id)
@@ -196,12 +208,14 @@ class Router:
             scheduling_priority=its_class.scheduling_priority,
             execution_priority=its_class.execution_priority,
         )
-        self._carry_out(self._core.on_request(ask, payload, _now_s()))
+        token_ids = () if begun is None else begun.output_token_ids
+        self._carry_out(self._core.on_request(ask, payload, _now_s(), token_ids))
 
     def _on_abort(self, request_ids: list[RequestId]) -> None:
         self._pooling.difference_update(request_ids)
         self._unstarted.difference_update(request_ids)
         self._carry_out(self._core.on_abort(request_ids, _now_s()))
+        self.streams.on_abort(request_ids)
 
     async def _answer_utility(self, payload: bytes) -> None:
         self._push(await self._utilities.answer(payload))
@@ -225,6 +239,8 @@ class Router:
                 self._show(message)
             case AdminReply():
                 self.operators.on_reply(message)
+            case message if isinstance(message, StreamMessage):
+                self.streams.on_message(message, frames)
             case _:
                 logger.error("unexpected message type=%s", type(message).__name__)
 
@@ -247,6 +263,7 @@ class Router:
         self._utilities.on_instances(self.peers.instances)
         self.operators.on_membership(membership)
         self._carry_out(self._core.on_message(membership, (), _now_s()))
+        self.streams.on_frontends([each.frontend_id for each in membership.frontends])
 
     # -------------------------------------------------------------------------- effects
 
@@ -265,7 +282,8 @@ class Router:
                 case Deliver(request_id, payload, num_repeated, is_finished):
                     if num_repeated:
                         payload = cut_leading_tokens(payload, num_repeated)
-                    outputs.append(payload)
+                    if not self.streams.on_output(request_id, payload, is_finished=is_finished):
+                        outputs.append(payload)
                     if request_id in self._unstarted:
                         self._unstarted.discard(request_id)
                         self._queue.on_first_token(client_id(request_id), _now_s())
@@ -280,9 +298,11 @@ class Router:
                         num_tokens,
                     )
                 case Fail(request_id, failure):
-                    outputs.append(self._failed(request_id, failure))
-        for payload in merge_outputs(outputs):
-            self._push(payload)
+                    payload = self._failed(request_id, failure)
+                    if not self.streams.on_output(request_id, payload, is_finished=True):
+                        outputs.append(payload)
+        self._push_outputs(outputs)
+        self.streams.flush()
         if unsent:
             self._carry_out(self._core.on_unsent(unsent, _now_s()))
         self._schedule_tick()
@@ -293,6 +313,10 @@ class Router:
         self._pooling.discard(request_id)
         self._unstarted.discard(request_id)
         return payload
+
+    def _push_outputs(self, outputs: list[bytes]) -> None:
+        for payload in merge_outputs(outputs):
+            self._push(payload)
 
     def _push(self, payload: bytes) -> None:
         """Hand outputs to vLLM's client, in order."""

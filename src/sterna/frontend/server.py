@@ -31,6 +31,7 @@ from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -48,10 +49,12 @@ from sterna.frontend.gate import Gate
 from sterna.frontend.key_check import KeyCheck
 from sterna.frontend.keys import ApiKeys
 from sterna.frontend.overload import OverloadMiddleware, expected
+from sterna.frontend.paced import paced
 from sterna.frontend.patience import Places, patient
 from sterna.frontend.queue_limit import QueueLimit
 from sterna.frontend.resumable import ResumableStreams
 from sterna.frontend.router import Router
+from sterna.frontend.stream_exchange import StreamExchange
 from sterna.frontend.tiers import TierMiddleware, admitted_priority
 from sterna.mailbox import Mailbox
 from sterna.messages import Membership
@@ -69,6 +72,7 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
     has_instances: Callable[[], bool]
     classes: PriorityClasses
     queue: QueueLimit
+    streams: StreamExchange
     is_emulated: bool = False
 
     async def add_request(self, *args: Any, priority: int = 0, **kwargs: Any) -> Any:
@@ -91,7 +95,9 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         outputs: AsyncGenerator[Any, None] = super().generate(
             prompt, sampling_params, request_id, *args, **kwargs
         )
-        return expected(self.queue, request_id, outputs)
+        outputs = expected(self.queue, request_id, outputs)
+        is_repeatable = _is_repeatable(sampling_params, self.vllm_config.scheduler_config)
+        return paced(self.streams, request_id, outputs, is_repeatable=is_repeatable)
 
     async def check_health(self) -> None:
         """See AsyncLLM.
@@ -210,7 +216,7 @@ class FrontendServer:
                     check_options=partial(self._check_engine_options, only),
                 )
                 await init_app_state(client, app.state, self._args, tasks)
-                await self._answer(app, client, sock)
+                await self._answer(app, client, sock, router)
             finally:
                 client.shutdown(timeout=0)
 
@@ -223,11 +229,14 @@ class FrontendServer:
         except (TypeError, ValueError, OSError) as error:
             raise ConfigurationError(one_line(error)) from error
 
-    async def _answer(self, app: FastAPI, client: AsyncLLM, sock: socket.socket) -> None:
+    async def _answer(
+        self, app: FastAPI, client: AsyncLLM, sock: socket.socket, router: Router
+    ) -> None:
         door = self._config.door
         inside: ASGIApp = app
         if door.resume_window_s is not None:
-            inside = ResumableStreams(app, door.resume_window_s, door.max_kept_bytes)
+            exchange = router.streams if self._args.frontends > 1 else None
+            inside = ResumableStreams(app, door.resume_window_s, door.max_kept_bytes, exchange)
         self._gate = Gate(BodyLimit(inside, door.max_body_bytes, door.body_timeout_s))
         config = _http_config(self._gate, self._args, self._config)
         app.state.server = server = _Server(config, self._listening)
@@ -317,6 +326,7 @@ def make_client(args: Namespace, router: Router) -> ClusterClient:
         client_addresses=router.client_addresses,
         client_count=args.frontends,
     )
+    client.streams = router.streams
     client.has_instances = lambda: bool(router.peers.instances)
     client.classes = args.classes
     client.is_emulated = args.emulated is not None
@@ -351,6 +361,13 @@ def _http_config(app: Gate, args: Namespace, ours: FrontendConfig) -> uvicorn.Co
         ours.door.reader_timeout_s,
     )
     return config
+
+
+def _is_repeatable(sampling_params: Any, scheduler: Any) -> bool:
+    """Return whether each output of the engine becomes one of `generate`'s."""
+    is_delta = sampling_params.output_kind is RequestOutputKind.DELTA
+    interval = max(sampling_params.stream_interval or 1, scheduler.stream_interval)
+    return is_delta and interval == 1
 
 
 def _max_connections() -> int:

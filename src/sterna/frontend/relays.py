@@ -1,0 +1,344 @@
+"""Streams that are read through another front end than the one that has them.
+
+Whoever is asked for a stream that it does not have looks for it (`search`), has its holder answer,
+and passes the answer on. When the holder dies under that, it looks again, behind the events that
+its client has got.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from starlette.types import Message, Receive, Send
+
+from sterna.frontend.event_log import last_number
+from sterna.frontend.search import Nowhere, Search
+from sterna.stream_messages import (
+    AnswerPart,
+    AnswerStart,
+    Finding,
+    FindStream,
+    PartsTaken,
+    ReadStream,
+    StopReading,
+    StreamFound,
+    StreamMessage,
+)
+from sterna.types import FrontendId
+
+logger = logging.getLogger(__name__)
+
+FIND_S = 10.0
+"""How long a stream is looked for: until a death must be known everywhere."""
+
+WINDOW_BYTES = 1 << 20
+"""Of an answer that are under way between two front ends."""
+
+RelayMessage = (
+    FindStream | StreamFound | ReadStream | AnswerStart | AnswerPart | PartsTaken | StopReading
+)
+
+SendTo = Callable[[FrontendId, StreamMessage, Sequence[bytes]], bool]
+"""Sends to another front end; False: it lives, and cannot be sent to."""
+
+
+class Streams(Protocol):
+    """The streams that a front end has itself."""
+
+    def has(self, stream_id: str, owner: bytes) -> bool:
+        """Whether it can be read here, by that owner."""
+
+    def has_replica(self, stream_id: str, owner: bytes) -> bool:
+        """Whether it can be read here when its front end has died."""
+
+    async def answer(
+        self, stream_id: str, owner: bytes, last: str, receive: Receive, send: Send
+    ) -> None:
+        """Answer a client that has all events up to this one."""
+
+
+class StreamBrokenError(Exception):
+    """A stream ended in the middle: nobody has it any more."""
+
+
+class _Reader:
+    """A client of another front end, which reads here."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+        self.num_sent = self.num_taken = 0
+        self.room = asyncio.Event()
+
+
+class _Looking:
+    """A search that is under way; `news` is set when something has changed."""
+
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self.news = asyncio.Event()
+
+
+class Relays:
+    """Reads at other front ends, and lets them read here."""
+
+    def __init__(self, frontend_id: FrontendId, streams: Streams, send_to: SendTo) -> None:
+        self._frontend_id = frontend_id
+        self._streams = streams
+        self._send_to = send_to
+        self._live: tuple[FrontendId, ...] = ()
+        self._next_id = 1
+        self._searches: dict[int, _Looking] = {}
+        # The answers that come from elsewhere; None: their holder has died.
+        self._answers: dict[int, tuple[FrontendId, asyncio.Queue[Message | None]]] = {}
+        self._readers: dict[tuple[FrontendId, int], _Reader] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Who was told of a replica, and looks on.
+        self._hopeful: dict[tuple[FrontendId, int], tuple[str, bytes]] = {}
+
+    def on_frontends(self, live: Sequence[FrontendId]) -> None:
+        """These front ends live, this one among them; others are dead for good."""
+        self._live = tuple(each for each in live if each != self._frontend_id)
+        for looking in self._searches.values():
+            looking.search.on_frontends(self._live)
+            looking.news.set()
+        for holder, answer in self._answers.values():
+            if holder not in self._live:
+                answer.put_nowait(None)
+        for (frontend_id, _), reader in self._readers.items():
+            if frontend_id not in self._live:
+                reader.gone.set()
+                reader.room.set()
+        for key in [key for key in self._hopeful if key[0] not in self._live]:
+            del self._hopeful[key]
+
+    def on_taken_over(self) -> None:
+        """Streams of a dead front end can be read here."""
+        for looking in self._searches.values():
+            looking.news.set()
+        for (asker, query_id), (stream_id, owner) in list(self._hopeful.items()):
+            if self._streams.has(stream_id, owner):
+                del self._hopeful[asker, query_id]
+                self._say(asker, StreamFound(self._frontend_id, query_id, Finding.STREAM))
+
+    def on_message(self, message: RelayMessage, frames: Sequence[bytes]) -> None:
+        """Another front end says this."""
+        match message:
+            case FindStream():
+                self._on_find(message)
+            case StreamFound(sender, query_id, finding):
+                if (looking := self._searches.get(query_id)) is not None:
+                    looking.search.on_answer(sender, finding)
+                    looking.news.set()
+            case ReadStream():
+                task = asyncio.create_task(self._let_read(message))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case AnswerStart(_, query_id, status, headers):
+                start = {"type": "http.response.start", "status": status, "headers": [*headers]}
+                self._on_answer(query_id, start)
+            case AnswerPart(_, query_id, is_last):
+                body = {"type": "http.response.body", "body": frames[0], "more_body": not is_last}
+                self._on_answer(query_id, body)
+            case PartsTaken(sender, query_id, num_bytes):
+                if (reader := self._readers.get((sender, query_id))) is not None:
+                    reader.num_taken = num_bytes
+                    reader.room.set()
+            case StopReading(sender, query_id):
+                self._hopeful.pop((sender, query_id), None)
+                if (reader := self._readers.get((sender, query_id))) is not None:
+                    reader.gone.set()
+                    reader.room.set()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _say(self, frontend_id: FrontendId, message: StreamMessage) -> None:
+        self._send_to(frontend_id, message, ())
+
+    # -------------------------------------------------------------------- reading elsewhere
+
+    async def read(
+        self, stream_id: str, owner: bytes, last: str, receive: Receive, send: Send
+    ) -> bool:
+        """Answer a client from wherever its stream is; False: it is nowhere, and nothing was said.
+
+        Raises:
+            StreamBrokenError: it was somewhere, and is no more.
+        """
+        gone = asyncio.create_task(_until_gone(receive))
+        client = _Client(last, send)
+        try:
+            while not gone.done():
+                finding = asyncio.create_task(self._find(stream_id, owner))
+                await asyncio.wait({finding, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if not finding.done():
+                    finding.cancel()
+                    break
+                holder = finding.result()
+                if holder is None and client.has_started:
+                    raise StreamBrokenError(stream_id)
+                if holder is None:
+                    return False
+                if holder == self._frontend_id:
+                    await self._streams.answer(
+                        stream_id, owner, client.last, _when_done(gone), client.send
+                    )
+                    break
+                if await self._pass_on(holder, stream_id, owner, client, gone):
+                    break
+            return True
+        finally:
+            gone.cancel()
+
+    async def _find(self, stream_id: str, owner: bytes) -> FrontendId | None:
+        """Return who has the stream, maybe this front end; None: nobody."""
+        query_id, self._next_id = self._next_id, self._next_id + 1
+        asked = self._live
+        has_replica = self._streams.has_replica(stream_id, owner)
+        looking = self._searches[query_id] = _Looking(Search(asked, has_replica=has_replica))
+        for other in asked:
+            self._say(other, FindStream(self._frontend_id, query_id, stream_id, owner))
+        try:
+            async with asyncio.timeout(FIND_S):
+                while True:
+                    if self._streams.has(stream_id, owner):
+                        return self._frontend_id
+                    outcome = looking.search.outcome
+                    if outcome is Nowhere.NOWHERE:
+                        return None
+                    if outcome is not None:
+                        return outcome
+                    looking.news.clear()
+                    await looking.news.wait()
+        except TimeoutError:
+            return None
+        finally:
+            del self._searches[query_id]
+            for other in looking.search.replicas:
+                self._say(other, StopReading(self._frontend_id, query_id))
+
+    async def _pass_on(
+        self,
+        holder: FrontendId,
+        stream_id: str,
+        owner: bytes,
+        client: "_Client",
+        gone: "asyncio.Task[None]",
+    ) -> bool:
+        """Pass the holder's answer on; False: it has died before the end."""
+        query_id, self._next_id = self._next_id, self._next_id + 1
+        answer: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._answers[query_id] = holder, answer
+        num_taken = 0
+        self._say(holder, ReadStream(self._frontend_id, query_id, stream_id, owner, client.last))
+        try:
+            while True:
+                coming = asyncio.create_task(answer.get())
+                await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if not coming.done():
+                    coming.cancel()
+                    self._say(holder, StopReading(self._frontend_id, query_id))
+                    return True
+                message = coming.result()
+                if message is None:
+                    return False
+                await client.send(message)
+                if message["type"] == "http.response.body":
+                    if not message["more_body"]:
+                        return True
+                    num_taken += len(message["body"])
+                    self._say(holder, PartsTaken(self._frontend_id, query_id, num_taken))
+        finally:
+            del self._answers[query_id]
+
+    def _on_answer(self, query_id: int, message: Message) -> None:
+        if query_id in self._answers:
+            self._answers[query_id][1].put_nowait(message)
+
+    # ------------------------------------------------------------------------- read by others
+
+    def _on_find(self, query: FindStream) -> None:
+        finding = Finding.NOTHING
+        if self._streams.has(query.stream_id, query.owner):
+            finding = Finding.STREAM
+        elif self._streams.has_replica(query.stream_id, query.owner):
+            finding = Finding.REPLICA
+            self._hopeful[query.sender, query.query_id] = query.stream_id, query.owner
+        self._say(query.sender, StreamFound(self._frontend_id, query.query_id, finding))
+
+    async def _let_read(self, query: ReadStream) -> None:
+        """Answer another front end's client."""
+        asker, query_id = query.sender, query.query_id
+        reader = self._readers[asker, query_id] = _Reader()
+
+        async def receive() -> Message:
+            await reader.gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = tuple((bytes(name), bytes(value)) for name, value in message["headers"])
+                start = AnswerStart(self._frontend_id, query_id, message["status"], headers)
+                self._say(asker, start)
+                return
+            body = bytes(message.get("body", b""))
+            is_last = not message.get("more_body", False)
+            self._send_to(asker, AnswerPart(self._frontend_id, query_id, is_last), [body])
+            reader.num_sent += len(body)
+            while reader.num_sent - reader.num_taken > WINDOW_BYTES and not reader.gone.is_set():
+                reader.room.clear()
+                await reader.room.wait()
+
+        try:
+            await self._streams.answer(query.stream_id, query.owner, query.last, receive, send)
+        except Exception:
+            logger.exception("stream broke off stream=%s", query.stream_id)
+        finally:
+            del self._readers[asker, query_id]
+
+
+class _Client:
+    """Whoever reads an answer that may come from one front end after the other.
+
+    Attributes:
+        last: the number of the last event that it has.
+    """
+
+    def __init__(self, last: str, send: Send) -> None:
+        self.last = last
+        self.has_started = False
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        """Pass a message of an answer on.
+
+        Raises:
+            StreamBrokenError: the stream cannot go on.
+        """
+        if message["type"] == "http.response.start":
+            if not self.has_started:
+                self.has_started = True
+                await self._send(message)
+            elif message["status"] != 200:
+                raise StreamBrokenError(f"its successor says {message['status']}")
+            return
+        number = last_number(message.get("body", b""))
+        if number is not None:
+            self.last = str(number)
+        await self._send(message)
+
+
+def _when_done(gone: "asyncio.Task[None]") -> Receive:
+    async def receive() -> Message:
+        await asyncio.wait({gone})
+        return {"type": "http.disconnect"}
+
+    return receive
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,183 @@
+"""An answer that is generated once and read by whoever follows it."""
+
+import asyncio
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import Message, Receive, Scope, Send
+
+from sterna.frontend.event_log import COMMENT, EventLog
+from sterna.frontend.records import Record
+from sterna.stream_messages import StreamHead
+
+REQUEST_ID = "X-Request-Id"
+
+
+class Run:
+    """An answer that is being generated, or was.
+
+    Attributes:
+        created_s: see `StreamHead`.
+        record: of a stream that was taken over, until it goes on.
+        has_replica: whether another front end is told of it.
+        task: that generates it.
+        start: the head of the answer, when it is there.
+        is_stream: whether the answer is one of events; an error is not.
+        plain: the messages behind it, where the answer is no stream.
+        is_over: nothing more will come.
+        given_up: nobody will read it.
+        news: set, and replaced, whenever something has come.
+        num_told: events that somebody has been sent from here.
+        num_sure: of a stream that was taken over, the events that its former front end can have
+            told; None: they are not all there again yet.
+    """
+
+    def __init__(
+        self, request_id: str, log: EventLog, created_s: int, record: Record | None = None
+    ) -> None:
+        self.request_id = request_id
+        self.log = log
+        self.created_s = created_s
+        self.record = record
+        self.is_taken_over = record is not None
+        self.has_replica = False
+        self.task: asyncio.Task[None] | None = None
+        self.start: Message | None = None
+        self.plain: list[Message] = []
+        self.is_stream = False
+        self.is_body_read = False
+        self.is_over = False
+        self.given_up = asyncio.Event()
+        self.news = asyncio.Event()
+        self.num_told = 0
+        self.num_sure: int | None = None
+
+    def tell(self) -> None:
+        """Wake everybody who follows it."""
+        self.news.set()
+        self.news = asyncio.Event()
+
+    async def caught_up(self, number: int) -> None:
+        """Wait until the event of this number is there again, or it is known that it never was."""
+        while self.is_taken_over and self.num_sure is None and len(self.log.events) < number:
+            await self.news.wait()
+
+    def can_have_told(self, number: int) -> bool:
+        """Whether a client can know the event of this number from this stream."""
+        if not self.is_taken_over or self.num_sure is None:
+            return number <= len(self.log.events)
+        return number <= max(self.num_sure, self.num_told)
+
+    async def follow(self, num_known: int, gone: "asyncio.Task[None]", send: Send) -> None:
+        """Send what there is behind the events that the client has, and what comes, until the
+        stream ends or the client goes."""
+        has_started, num_plain, num_comments = False, 0, self.log.num_comments
+        while not gone.done():
+            news = self.news
+            if self.start is not None and not has_started:
+                has_started = True
+                await send(_with_id(self.start, self.request_id))
+            if self.is_stream:
+                while num_known < len(self.log.events) and not gone.done():
+                    # All that is there goes out at once.
+                    events = self.log.events[num_known:]
+                    num_known += len(events)
+                    self.num_told = max(self.num_told, num_known)
+                    await send(_content(b"".join(events)))
+                if num_comments < self.log.num_comments:
+                    num_comments = self.log.num_comments
+                    await send(_content(COMMENT))
+            else:
+                for message in self.plain[num_plain:]:
+                    num_plain += 1
+                    await send(message)
+            if self.is_over and num_known >= len(self.log.events):
+                await self._end(has_started, send)
+                return
+            if news is self.news:
+                waiting = asyncio.create_task(news.wait())
+                await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+
+    async def _end(self, has_started: bool, send: Send) -> None:
+        if self.is_stream:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        elif not has_started:
+            raise RuntimeError("the application ended without an answer")
+
+    def receive(self, body: bytes) -> Receive:
+        """Return what the application hears of the client that it answers."""
+
+        async def receive() -> Message:
+            if not self.is_body_read:
+                self.is_body_read = True
+                return {"type": "http.request", "body": body, "more_body": False}
+            await self.given_up.wait()
+            return {"type": "http.disconnect"}
+
+        return receive
+
+
+def head_of(run: Run, scope: Scope) -> StreamHead:
+    """Return what another front end needs to run the request again, besides its body."""
+    headers = tuple((bytes(name), bytes(value)) for name, value in scope["headers"])
+    return StreamHead(
+        stream_id=run.request_id,
+        owner=run.log.owner,
+        path=scope["path"],
+        query=scope.get("query_string", b""),
+        headers=headers,
+        created_s=run.created_s,
+    )
+
+
+def scope_of(head: StreamHead) -> Scope:
+    """Return the scope of the request, without its connection, which is another front end's."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": head.path,
+        "raw_path": head.path.encode(),
+        "root_path": "",
+        "query_string": head.query,
+        "headers": [*head.headers],
+        "client": None,
+        "server": None,
+        "state": {},
+    }
+
+
+async def whole_body(receive: Receive) -> bytes | None:
+    """Return the request's body; None: the client went away. Its size was bounded before."""
+    pieces = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+async def until_gone(receive: Receive) -> None:
+    """Wait until the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def is_event_stream(start: Message) -> bool:
+    """Whether this is the head of an answer of events."""
+    kind = Headers(raw=start.get("headers", [])).get("content-type", "")
+    return kind.startswith("text/event-stream")
+
+
+def _with_id(start: Message, request_id: str) -> Message:
+    answer = {**start, "headers": [*start.get("headers", [])]}
+    MutableHeaders(raw=answer["headers"])[REQUEST_ID] = request_id
+    return answer
+
+
+def _content(body: bytes) -> Message:
+    return {"type": "http.response.body", "body": body, "more_body": True}

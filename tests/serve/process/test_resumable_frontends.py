@@ -1,0 +1,79 @@
+"""A front end is killed under streams of real vLLM: at the other one they say what they would have
+said, in float32, where what shares a batch does not matter.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve.resuming import Reader, front_ends
+from tests.serve.server import MODEL_NAME, ServerProcess, start_sterna, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+NUM_TOKENS = 120
+NUM_KNOWN = 10
+MESSAGES = [{"role": "user", "content": "Name a city, and say why you like it."}]
+RANDOM = {"temperature": 0.9, "seed": 17}
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "greedy": (TEXT, {"prompt": "Once upon a time", "temperature": 0}),
+    "seeded": (CHAT, {"messages": MESSAGES, **RANDOM}),
+    "text-logprobs": (TEXT, {"prompt": "Once upon a time", "logprobs": 2, **RANDOM}),
+    "chat-logprobs": (CHAT, {"messages": MESSAGES, "logprobs": True, "top_logprobs": 2, **RANDOM}),
+    "two-choices": (CHAT, {"messages": MESSAGES, "n": 2, **RANDOM}),
+}
+
+
+@pytest.fixture
+def server() -> Iterator[ServerProcess]:
+    server = start_sterna("--dtype", "float32", "--frontends", "2", "--resumable-streams")
+    yield server
+    server.end()
+
+
+def reader(server: ServerProcess, name: str, request_id: str) -> Reader:
+    path, body = REQUESTS[name]
+    common = {"model": MODEL_NAME, "max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True}
+    return Reader(server, path, {**common, **body}, request_id)
+
+
+def test_streams_of_every_kind_say_what_they_say_alone_although_their_front_end_is_killed(
+    server: ServerProcess,
+) -> None:
+    alone = {name: reader(server, name, f"alone-{name}") for name in REQUESTS}
+    for each in alone.values():
+        each.read()
+    broken = {name: reader(server, name, f"broken-{name}") for name in REQUESTS}
+    with ThreadPoolExecutor(len(broken)) as pool:
+        first = list(pool.map(Reader.read, broken.values(), [NUM_KNOWN] * len(REQUESTS)))
+        victim = max(front_ends(server), key=first.count)
+        assert first.count(victim) >= 2
+        victim.kill()
+        list(pool.map(read_to_the_end, broken.values()))
+    for name, each in broken.items():
+        assert texts(each) == texts(alone[name]), name
+    assert "streams taken over" in server.log
+    assert "Traceback" not in server.log
+    until(server.is_empty, "every instance is empty")
+
+
+def texts(reader: Reader) -> list[str]:
+    """What is said: of several choices in the order of the choices, since which of two speaks
+    first is chance."""
+    return sorted(reader.said(), key=lambda event: '"index":1' in event)
+
+
+def read_to_the_end(reader: Reader) -> None:
+    def is_over() -> bool:
+        try:
+            reader.read()
+        except httpx.TransportError:
+            # The port was still that of the dead front end, too.
+            return False
+        return reader.is_over
+
+    until(is_over, "the stream is over", 120.0)

@@ -1,0 +1,119 @@
+"""Clients of `--resumable-streams`: they leave, come back, and know who answers them."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.serve.server import HANG_TIMEOUT_S, ServerProcess, until
+
+FRONTEND = "ray::_FrontendActor"
+
+
+@dataclass
+class Reader:
+    """A client of one stream, over several connections.
+
+    Attributes:
+        events: number and content of each.
+    """
+
+    server: ServerProcess
+    path: str
+    body: dict[str, Any]
+    request_id: str
+    events: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.events) and self.events[-1][1] == "[DONE]"
+
+    @contextmanager
+    def connection(self) -> Iterator[tuple[httpx.Response, Iterator[None]]]:
+        """A connection of its own, and a way to read one event after the other."""
+        headers = {"X-Request-Id": self.request_id}
+        if self.events:
+            headers["Last-Event-ID"] = str(self.events[-1][0])
+        with (
+            httpx.Client(base_url=self.server.url, timeout=HANG_TIMEOUT_S) as http,
+            http.stream("POST", self.path, json=self.body, headers=headers) as answer,
+        ):
+            if answer.status_code != 200:
+                answer.read()
+                raise AssertionError(f"{answer.status_code} {answer.text}")
+            yield answer, self._read(answer)
+
+    def read(self, at_most: int = 1_000_000) -> psutil.Process | None:
+        """Read so many events, or to the end, over a connection of its own; returns who answers."""
+        with self.connection() as (answer, reading):
+            process = answerer(self.server, answer)
+            for _, _ in zip(reading, range(at_most), strict=False):
+                pass
+        return process
+
+    def _read(self, answer: httpx.Response) -> Iterator[None]:
+        number = 0
+        for line in answer.iter_lines():
+            name, _, value = line.partition(": ")
+            if name == "id":
+                number = int(value)
+            elif name == "data":
+                self.events.append((number, value))
+                yield
+
+    def said(self) -> list[str]:
+        """The events, without what is drawn anew for each answer; their numbers have no gaps, and
+        all are of one time."""
+        assert [number for number, _ in self.events] == list(range(1, len(self.events) + 1))
+        contents = [content for _, content in self.events]
+        times = {json.loads(each)["created"] for each in contents if each != "[DONE]"}
+        assert len(times) == 1
+        plain = [each.replace(self.request_id, "ID") for each in contents]
+        return [re.sub(r'"created":\d+', '"created":0', each) for each in plain]
+
+
+def answerer(server: ServerProcess, answer: httpx.Response) -> psutil.Process:
+    """The front end at the other end of the answer's connection."""
+    own = answer.extensions["network_stream"].get_extra_info("socket").getsockname()[1]
+    for process in front_ends(server):
+        for each in process.net_connections("tcp"):
+            if each.raddr and each.raddr.port == own and each.laddr.port == server.port:
+                return process
+    raise AssertionError("nobody has the connection")
+
+
+def front_ends(server: ServerProcess) -> list[psutil.Process]:
+    """The processes of the front ends."""
+    return [each for each in server.processes() if _is_front_end(each)]
+
+
+def _is_front_end(process: psutil.Process) -> bool:
+    try:
+        return FRONTEND in " ".join(process.cmdline())
+    except psutil.Error:
+        # It has ended meanwhile.
+        return False
+
+
+def read_elsewhere(reader: Reader, not_at: psutil.Process, at_most: int) -> None:
+    """Read on at another front end than this one: which one gets a connection is the kernel's
+    choice."""
+
+    def is_elsewhere() -> bool:
+        try:
+            with reader.connection() as (answer, reading):
+                if answerer(reader.server, answer) == not_at:
+                    return False
+                for _, _ in zip(reading, range(at_most), strict=False):
+                    pass
+        except httpx.TransportError:
+            # Some front end has just died.
+            return False
+        return True
+
+    until(is_elsewhere, "another front end has got the connection")
