@@ -53,6 +53,20 @@ def test_a_farewell_from_before_an_undo_is_void() -> None:
     assert under_test.to_tell([F0], 5) == 5
 
 
+def test_a_request_that_arrives_later_voids_its_front_ends_farewell() -> None:
+    """Its migration began before the instance was told to refuse any."""
+    under_test = emptying(3)
+    under_test.on_farewell(F0, 3)
+    under_test.on_farewell(F1, 3)
+    under_test.on_arrival(F0)
+    assert under_test.to_tell([F0, F1], 3) is None
+    # Said before the front end heard of the arrival.
+    under_test.on_farewell(F0, 3, num_moved=0)
+    assert under_test.to_tell([F0, F1], 3) is None
+    under_test.on_farewell(F0, 3, num_moved=1)
+    assert under_test.to_tell([F0, F1], 3) == 3
+
+
 def test_later_memberships_do_not_void_a_farewell() -> None:
     """Nor does another supervisor, which goes on with the emptyings of its predecessor."""
     under_test = emptying(3)

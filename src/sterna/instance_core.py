@@ -204,8 +204,8 @@ class InstanceCore:
                 return [ToMailbox(reply_to, AdminReply(query_id, body))]
             case MigrateRequest():
                 return self._order(message, now_s)
-            case Farewell(frontend_id, emptied_since):
-                self._emptying.on_farewell(frontend_id, emptied_since)
+            case Farewell(frontend_id, emptied_since, num_moved):
+                self._emptying.on_farewell(frontend_id, emptied_since, num_moved)
                 return []
             case Membership():
                 return self.on_membership(message, now_s)
@@ -365,6 +365,7 @@ class InstanceCore:
     def on_adopted(self, frontend_id: FrontendId, request_id: RequestId) -> list[InstanceEffect]:
         """The engine steps this migrated request of this front end."""
         self._requests[request_id] = frontend_id
+        self._emptying.on_arrival(frontend_id)
         return self._to_frontend(frontend_id, RequestsMoved(self._instance_id, (request_id,)))
 
     def on_tick(self, now_s: float) -> list[InstanceEffect]:

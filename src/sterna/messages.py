@@ -114,10 +114,13 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         emptied_since: of the instance (`Instance`); the farewell is void for another emptying.
+        num_moved: how many of its requests the front end knows to have moved to the instance, ever
+            (`RequestsMoved`); the farewell is void when it is not all of them.
     """
 
     frontend_id: FrontendId
     emptied_since: int
+    num_moved: int = 0
 
 
 class UtilityResult(msgspec.Struct, frozen=True, tag=True):

@@ -15,8 +15,8 @@ from tests.frontend.test_dispatch import (
 )
 
 
-def farewell(version: int) -> Effect:
-    return ToInstance(I0, Farewell(ME, version), None)
+def farewell(version: int, num_moved: int = 0) -> Effect:
+    return ToInstance(I0, Farewell(ME, version, num_moved), None)
 
 
 def test_an_instance_without_requests_is_told_at_once() -> None:
@@ -36,7 +36,23 @@ def test_an_instance_is_told_when_the_last_request_there_has_ended_or_moved() ->
     under_test.on_ended(R1)
     assert under_test.farewells() == []
     under_test.on_moved(I1, [R2], 2.0)
+    assert under_test.farewells() == [farewell(2, 2)]
+
+
+def test_what_moves_to_an_instance_after_the_farewell_is_followed_by_another_one() -> None:
+    """Its migration was under way: the instance must not end before the tokens have arrived."""
+    under_test = dispatcher(I0, I1, scheduler=None)
+    request(under_test, R1)
+    under_test.on_moved(I1, [R1], 0.5)
+    under_test.on_membership(membership(2, I0, I1, scheduler=None, terminating=(I0,)), 1.0)
     assert under_test.farewells() == [farewell(2)]
+    under_test.on_moved(I0, [R1], 2.0)
+    assert under_test.farewells() == []
+    under_test.on_ended(R1)
+    assert under_test.farewells() == [farewell(2, 1)]
+    # One that has ended here is none that would keep the instance.
+    under_test.on_moved(I0, [R1], 3.0)
+    assert under_test.farewells() == [farewell(2, 2)]
 
 
 def test_it_is_said_once_for_each_emptying_whoever_supervises() -> None:

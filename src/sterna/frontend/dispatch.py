@@ -13,6 +13,7 @@ Events are the `on_...` methods; each returns what is to be done, in order. Time
 `now_s`; `on_time` is to be called when `next_deadline_s` has come.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -56,6 +57,8 @@ class Dispatcher:
         # here any more, and those of the others.
         self._not_left: dict[InstanceId, int] = {}
         self._left: dict[InstanceId, int] = {}
+        # How many requests each instance has said to have moved to it, ever.
+        self._num_moved: Counter[InstanceId] = Counter()
         # In the order of their deadlines: each is entered with the same time-out.
         self._asked: dict[RequestId, _Unsent] = {}
         self._held: dict[RequestId, _Unsent] = {}
@@ -134,6 +137,11 @@ class Dispatcher:
         self, instance_id: InstanceId, request_ids: Iterable[RequestId], now_s: float
     ) -> list[Effect]:
         """The instance says that it has adopted these requests."""
+        request_ids = tuple(request_ids)
+        self._num_moved[instance_id] += len(request_ids)
+        if instance_id in self._left:
+            # Their migrations were under way: what it was told is void.
+            self._not_left[instance_id] = self._left.pop(instance_id)
         return self._ownership.on_moved(instance_id, request_ids, now_s)
 
     def on_tokens(self, instance_id: InstanceId, request_ids: Iterable[RequestId]) -> None:
@@ -149,6 +157,8 @@ class Dispatcher:
         if membership.version <= self._version:
             return []
         self._version = membership.version
+        for instance_id in self._instances.keys() - {i.instance_id for i in membership.instances}:
+            self._num_moved.pop(instance_id, None)
         self._instances = {each.instance_id: each.is_terminating for each in membership.instances}
         emptied = {
             each.instance_id: each.emptied_since
@@ -194,7 +204,8 @@ class Dispatcher:
         effects: list[Effect] = []
         for instance_id in left:
             since = self._left[instance_id] = self._not_left.pop(instance_id)
-            effects.append(ToInstance(instance_id, Farewell(self._frontend_id, since), None))
+            farewell = Farewell(self._frontend_id, since, self._num_moved[instance_id])
+            effects.append(ToInstance(instance_id, farewell, None))
         return effects
 
     def _is_silent(self, now_s: float) -> bool:

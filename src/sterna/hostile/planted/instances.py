@@ -71,7 +71,9 @@ class SaysEmptiedTooSoon(InstanceCore):
 
     def _tell_if_emptied(self) -> list[InstanceEffect]:
         for frontend_id in self._frontends:
-            self._emptying.on_farewell(frontend_id, self._own_emptying())
+            self._emptying.on_farewell(
+                frontend_id, self._own_emptying(), self._emptying._num_arrived[frontend_id]
+            )
         return super()._tell_if_emptied()
 
     def _own_emptying(self) -> int:
