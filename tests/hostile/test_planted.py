@@ -17,7 +17,6 @@ QUICK = (
     "the source resumes because nothing was heard",
     "state of the request does not move along",
     "a stream waits for a scheduler that died",
-    "the front end says farewell too soon",
     "a silent instance is given up and not killed",
 )
 
