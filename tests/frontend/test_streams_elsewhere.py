@@ -398,6 +398,27 @@ def test_a_front_end_that_cannot_be_sent_to_is_not_waited_for_and_gets_all_anew(
     played(scenario)
 
 
+def test_while_a_front_end_may_have_the_stream_a_client_is_told_to_try_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sterna.frontend.relays.FIND_S", 0.05)
+
+    async def scenario() -> None:
+        cluster = Cluster()
+        first = await begun(cluster, 3)
+        cluster.kill(0)
+        for number in (1, 2):
+            client = Client(cluster[number], 3)
+            await client.task
+            assert client.status == 503
+        cluster.announce()
+        client = Client(cluster[2], 3)
+        await until_over(cluster, client)
+        assert first.events + client.events == expected(8)
+
+    played(scenario)
+
+
 def test_a_stream_that_nobody_has_is_unknown_at_once() -> None:
     async def scenario() -> None:
         client = Client(Cluster()[1], 3)

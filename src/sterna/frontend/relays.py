@@ -8,6 +8,7 @@ its client has got.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Protocol
 
 from starlette.types import Message, Receive, Send
@@ -30,7 +31,7 @@ from sterna.types import FrontendId
 logger = logging.getLogger(__name__)
 
 FIND_S = 10.0
-"""How long a stream is looked for: until a death must be known everywhere."""
+"""How long a stream is looked for; a death is known earlier, unless a front end hangs."""
 
 WINDOW_BYTES = 1 << 20
 """Of an answer that are under way between two front ends."""
@@ -56,6 +57,14 @@ class Streams(Protocol):
         self, stream_id: str, owner: bytes, last: str, receive: Receive, send: Send
     ) -> None:
         """Answer a client that has all events up to this one."""
+
+
+class Reading(Enum):
+    """How a client fared that wanted to read a stream."""
+
+    ANSWERED = "it was answered"
+    NOWHERE = "no front end has the stream; nothing was said to the client"
+    UNDECIDED = "some front end may have it; nothing was said to the client"
 
 
 class StreamBrokenError(Exception):
@@ -162,8 +171,8 @@ class Relays:
 
     async def read(
         self, stream_id: str, owner: bytes, last: str, receive: Receive, send: Send
-    ) -> bool:
-        """Answer a client from wherever its stream is; False: it is nowhere, and nothing was said.
+    ) -> Reading:
+        """Answer a client from wherever its stream is.
 
         Raises:
             StreamBrokenError: it was somewhere, and is no more.
@@ -178,10 +187,10 @@ class Relays:
                     finding.cancel()
                     break
                 holder = finding.result()
-                if holder is None and client.has_started:
-                    raise StreamBrokenError(stream_id)
-                if holder is None:
-                    return False
+                if isinstance(holder, Reading):
+                    if client.has_started:
+                        raise StreamBrokenError(stream_id)
+                    return holder
                 if holder == self._frontend_id:
                     await self._streams.answer(
                         stream_id, owner, client.last, _when_done(gone), client.send
@@ -189,12 +198,12 @@ class Relays:
                     break
                 if await self._pass_on(holder, stream_id, owner, client, gone):
                     break
-            return True
+            return Reading.ANSWERED
         finally:
             gone.cancel()
 
-    async def _find(self, stream_id: str, owner: bytes) -> FrontendId | None:
-        """Return who has the stream, maybe this front end; None: nobody."""
+    async def _find(self, stream_id: str, owner: bytes) -> FrontendId | Reading:
+        """Return who has the stream, maybe this front end; or what is known of it else."""
         query_id, self._next_id = self._next_id, self._next_id + 1
         asked = self._live
         has_replica = self._streams.has_replica(stream_id, owner)
@@ -208,13 +217,13 @@ class Relays:
                         return self._frontend_id
                     outcome = looking.search.outcome
                     if outcome is Nowhere.NOWHERE:
-                        return None
+                        return Reading.NOWHERE
                     if outcome is not None:
                         return outcome
                     looking.news.clear()
                     await looking.news.wait()
         except TimeoutError:
-            return None
+            return Reading.UNDECIDED
         finally:
             del self._searches[query_id]
             for other in looking.search.replicas:

@@ -32,6 +32,7 @@ from sterna.frontend.error_response import error_response
 from sterna.frontend.event_log import EventLogs
 from sterna.frontend.paced import answering
 from sterna.frontend.records import Record, dated
+from sterna.frontend.relays import Reading
 from sterna.frontend.runs import (
     REQUEST_ID,
     Run,
@@ -192,8 +193,14 @@ class ResumableStreams:
         owner = _owner(headers)
         if self._exchange is None or self.has(request_id, owner):
             await self.answer(request_id, owner, last, receive, send)
-        elif not await self._exchange.read(request_id, owner, last, receive, send):
-            await _unknown()(scope, receive, send)
+            return
+        match await self._exchange.read(request_id, owner, last, receive, send):
+            case Reading.NOWHERE:
+                await _unknown()(scope, receive, send)
+            case Reading.UNDECIDED:
+                await _undecided()(scope, receive, send)
+            case Reading.ANSWERED:
+                pass
 
     def has(self, stream_id: str, owner: bytes) -> bool:
         """See `KeptStreams`."""
@@ -340,6 +347,11 @@ def _unknown() -> JSONResponse:
         "lost; send the request anew"
     )
     return error_response(HTTPStatus.NOT_FOUND, text)
+
+
+def _undecided() -> JSONResponse:
+    text = "a front end that may have the stream does not answer; try again"
+    return error_response(HTTPStatus.SERVICE_UNAVAILABLE, text, headers={"Retry-After": "1"})
 
 
 def _wall_s() -> float:

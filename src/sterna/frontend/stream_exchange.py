@@ -14,7 +14,7 @@ from starlette.types import Receive, Send
 from sterna.frontend.pacing import Pacing
 from sterna.frontend.pacing_effects import Begun, CaughtUp, Hand, Parted, RunAgain
 from sterna.frontend.records import Record
-from sterna.frontend.relays import RelayMessage, Relays, SendTo
+from sterna.frontend.relays import Reading, RelayMessage, Relays, SendTo
 from sterna.frontend.replicas import Replicas, buddy_of
 from sterna.frontend.telling import ToBuddy
 from sterna.stream_messages import ReplicaMessage, ReplicasKept, StreamHead, StreamMessage
@@ -184,7 +184,7 @@ class StreamExchange:
 
     async def read(
         self, stream_id: str, owner: bytes, last: str, receive: Receive, send: Send
-    ) -> bool:
+    ) -> Reading:
         """See `Relays`."""
         return await self._relays.read(stream_id, owner, last, receive, send)
 
