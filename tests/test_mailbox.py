@@ -277,32 +277,40 @@ class Cutter:
         self._port = int(address.rpartition(":")[2])
         self._num_bytes = num_bytes
         self._carrying: set[asyncio.Task[None]] = set()
+        self._is_closed = False
         self.num_cuts = 0
 
     async def open(self) -> str:
         """Begin to carry bytes; returns the address of this end."""
-        self._server = await asyncio.start_server(self._carry, HOST, 0)
+        self._server = await asyncio.start_server(self._accept, HOST, 0)
         return f"tcp://{HOST}:{self._server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
+        self._is_closed = True
         self._server.close()
         for task in self._carrying:
             task.cancel()
         await asyncio.gather(*self._carrying, return_exceptions=True)
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A plain function, so that the task is known from the beginning: of a coroutine, asyncio
+        # would make a task of its own, and complain when that is cancelled.
+        if self._is_closed:
+            writer.transport.abort()
+        else:
+            self._carrying.add(asyncio.create_task(self._carry(reader, writer)))
+
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._carrying.add(task)
-        far_reader, far_writer = await asyncio.open_connection(HOST, self._port)
-        back = asyncio.create_task(_pump(far_reader, writer, None))
-        try:
-            await _pump(reader, far_writer, self._num_bytes)
-            self.num_cuts += 1
-        finally:
-            back.cancel()
-            for each in (writer, far_writer):
-                each.transport.abort()
+        with contextlib.closing(writer.transport):
+            far_reader, far_writer = await asyncio.open_connection(HOST, self._port)
+            back = asyncio.create_task(_pump(far_reader, writer, None))
+            try:
+                await _pump(reader, far_writer, self._num_bytes)
+                self.num_cuts += 1
+            finally:
+                back.cancel()
+                for each in (writer, far_writer):
+                    each.transport.abort()
 
 
 async def _pump(

@@ -150,7 +150,9 @@ class Mailbox:
         """
         while True:
             try:
-                # In a burst, asyncio would cost more than the rest.
+                # In a burst, asyncio would cost more than the rest. A descriptor of ZeroMQ's tells
+                # only once of what has come; pyzmq looks again before it waits for it, so that
+                # nothing is missed as long as one task receives.
                 first, *frames = self._burst.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 first, *frames = await self._inbox.recv_multipart()

@@ -163,7 +163,10 @@ class Platform:
         world.copies.on_death(process)
         if isinstance(process, InstanceProcess):
             if is_in_order:
-                left = [each.request_id for each in process.engine.core.requests()]
+                core = process.engine.core
+                ids = [each.request_id for each in core.requests()]
+                # One that is suspended has moved: its release waits for the end of a step.
+                left = [each for each in ids if not core.is_drained(each)]
                 world.ledger.on_ended_in_order(process.instance_id, left)
             else:
                 world.ledger.dead_instances.add(process.instance_id)
