@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -104,6 +105,9 @@ def cut(process: psutil.Process) -> int:
             fd = libc.syscall(_PIDFD_GETFD, pidfd, connection.fd, 0)
             if fd < 0:
                 number = ctypes.get_errno()
+                if number == errno.EBADF:
+                    # It was closed meanwhile.
+                    continue
                 raise OSError(number, os.strerror(number))
             with socket.socket(fileno=fd) as theirs, contextlib.suppress(OSError):
                 theirs.shutdown(socket.SHUT_RDWR)
