@@ -7,6 +7,7 @@
 `MAX_SEEDS_A_MISTAKE` seeds is a hole in the simulator.
 """
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,9 @@ from sterna.hostile.run import Result, run_seed
 
 MAX_SEEDS_A_MISTAKE = 3000
 SEEDS_AT_ONCE = 8
+MAX_SHOWN = 80
+"""Characters of a violation in the table; the JSON has them all."""
+
 COMMAND = "python -m bench.sim_soak --planted"
 PAGE = results_io.ROOT / "docs" / "fault_simulation.md"
 
@@ -68,7 +72,8 @@ def markdown(document: dict[str, Any]) -> str:
     for row in document["rows"]:
         number = row["found_after_seeds"]
         after = f"not in {document['config']['max_seeds_a_mistake']}" if number is None else number
-        lines.append(f"| {row['planted']} | {after} | {row['violation'] or ''} |")
+        what = textwrap.shorten(row["violation"] or "", MAX_SHOWN, placeholder=" ...")
+        lines.append(f"| {row['planted']} | {after} | {what} |")
     return "\n".join(lines)
 
 
