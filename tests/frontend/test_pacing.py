@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.frontend.names import client_id, slot_of
+from sterna.frontend.paced_stream import MAX_WAITING
 from sterna.frontend.pacing import Pacing
 from sterna.frontend.pacing_effects import Begun, CaughtUp, Hand, Parted, RunAgain
 from sterna.frontend.records import Record
@@ -32,6 +33,13 @@ class TestPayloads:
 
     def token_ids_of(self, payload: bytes) -> list[int]:
         return list(json.loads(payload)["tokens"])
+
+    def joined_outputs(self, first: bytes, second: bytes) -> bytes | None:
+        one, other = json.loads(first), json.loads(second)
+        assert one["request"] == other["request"]
+        assert not one["is_finished"]
+        tokens = [*one["tokens"], *other["tokens"]]
+        return None if 9 in tokens else output(one["request"], tokens, other["is_finished"])
 
     def renamed_output(self, payload: bytes, request_id: str) -> bytes:
         return output(request_id, **{**json.loads(payload), "request": None})
@@ -226,7 +234,9 @@ def run(
         action, name = chance.choice(choices)
         match action:
             case "bring":
-                engine.bring(name, chance.randint(1, 3))
+                for _ in range(chance.choice([1, 1, 1, 4, 9])):
+                    if name in engine.open():
+                        engine.bring(name, chance.randint(1, 3))
             case "deliver":
                 assert wire is not None
                 wire.deliver()
@@ -251,7 +261,7 @@ def until_stop(answer: list[int]) -> list[int]:
     return answer[: answer.index(STOP) + 1] if STOP in answer else answer
 
 
-answers = st.lists(st.integers(0, 9), min_size=1, max_size=8)
+answers = st.lists(st.integers(0, 9), min_size=1, max_size=20)
 
 
 @given(
@@ -427,6 +437,32 @@ def test_an_output_waits_until_the_one_before_has_become_events() -> None:
     assert it.flush(0.0) == [Hand(second)]
 
 
+def test_outputs_that_come_much_faster_than_they_are_taken_are_joined() -> None:
+    it = pacing(buddy=None)
+    begun(it)
+    payloads = [brings(it, token) for token in range(10, 30)]
+    brings(it, 30, is_finished=True)
+    handed = []
+    for _ in range(20):
+        handed += it.flush(0.0)
+        it.on_taken(NAME, 1)
+        it.on_asked(NAME, 1)
+    joined = output(REQUEST, [*range(10 + MAX_WAITING, 31)], True)
+    assert handed == [*map(Hand, payloads[:MAX_WAITING]), Hand(joined)]
+
+
+def test_what_cannot_be_joined_stays_as_it_is_and_in_order() -> None:
+    it = pacing(buddy=None)
+    begun(it)
+    payloads = [brings(it, 9) for _ in range(20)]
+    handed = []
+    for _ in range(30):
+        handed += it.flush(0.0)
+        it.on_taken(NAME, 1)
+        it.on_asked(NAME, 1)
+    assert handed == [*map(Hand, payloads)]
+
+
 def test_a_stream_that_is_over_stays_until_it_is_dropped() -> None:
     it = pacing()
     begun(it)
@@ -445,16 +481,16 @@ def test_a_stream_that_is_over_stays_until_it_is_dropped() -> None:
 def test_a_record_for_which_there_is_no_room_is_given_up_and_the_stream_goes_on() -> None:
     it = pacing(max_bytes=1000)
     begun(it)
-    it.flush(0.0)
     payloads = []
     effects = []
     for token in range(20):
         payloads.append(brings(it, token))
-        effects += it.flush(0.0)
-        it.on_taken(NAME, 1)
-        it.on_asked(NAME, 1)
-    for _ in range(20):
-        effects += it.flush(0.0)
+        for _ in range(2):
+            due = it.flush(0.0)
+            effects += due
+            for each in due:
+                if isinstance(each, ToBuddy):
+                    it.on_kept(BUDDY, each.message.number, 0.0)
         it.on_taken(NAME, 1)
         it.on_asked(NAME, 1)
     assert [each.payload for each in effects if isinstance(each, Hand)] == payloads

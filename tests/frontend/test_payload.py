@@ -7,11 +7,20 @@ import torch
 pytest.importorskip("vllm")
 
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.engine import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+)
+from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from sterna.engine.payload_parts import (
+    joined_outputs,
     pack_frames,
     renamed_output,
     renamed_request,
@@ -208,6 +217,61 @@ def test_an_output_is_renamed_and_nothing_else_changes(num_logprobs: int):
     renamed = renamed_output(blob, "another")
     assert payload.decode_outputs(renamed).outputs[0].request_id == "another"
     assert renamed_output(renamed, "r1") == blob
+
+
+def one(*tokens: int, **fields: object) -> bytes:
+    output = EngineCoreOutput("r1", list(tokens), **fields)
+    return payload.encode_outputs(EngineCoreOutputs(outputs=[output], timestamp=2.5))
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        {},
+        {"finish_reason": FinishReason.LENGTH},
+        {"finish_reason": FinishReason.STOP, "stop_reason": "a string"},
+        {"finish_reason": FinishReason.STOP, "stop_reason": 7},
+    ],
+    ids=str,
+)
+def test_outputs_of_tokens_alone_become_one_that_ends_as_the_second_does(ends: dict[str, object]):
+    stats = PrefillStats()
+    stats.num_cached_tokens = 5
+    for begins in (
+        {},
+        {
+            "prefill_stats": stats,
+            "events": [EngineCoreEvent.new_event(EngineCoreEventType.QUEUED, 1.0)],
+        },
+    ):
+        joined = joined_outputs(one(1, 2, **begins), one(3, **ends))
+        assert joined is not None
+        assert payload.decode_outputs(joined) == payload.decode_outputs(
+            one(1, 2, 3, **begins, **ends)
+        )
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (one(1, finish_reason=FinishReason.STOP), one(2)),
+        (payload.encode_outputs(outputs_with_logprobs(2)), one(2)),
+        (one(1), payload.encode_outputs(outputs_with_logprobs(2))),
+        (payload.encode_outputs(outputs_with_logprobs(500)), one(2)),
+        (one(1), one(2, kv_transfer_params={"a": 1})),
+        (one(1, routed_experts=np.ones((1, 2), dtype=np.int8)), one(2)),
+        (
+            one(1),
+            payload.encode_outputs(
+                EngineCoreOutputs(
+                    outputs=[EngineCoreOutput("r1", [2])], timestamp=2.5, weight_version="2"
+                )
+            ),
+        ),
+    ],
+)
+def test_outputs_with_more_than_tokens_are_not_joined(first: bytes, second: bytes):
+    assert joined_outputs(first, second) is None
 
 
 def test_a_request_is_renamed_and_nothing_else_changes():

@@ -91,6 +91,14 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_by_one() -> Iterator[None]:
+    """Outputs are not joined when they come fast, so that events can be compared."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sterna.frontend.pacing.MAX_WAITING", 1_000)
+        yield
+
+
 @pytest.fixture(scope="module")
 def ends(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[FrontEnd, FrontEnd]]:
     async def start() -> tuple[FrontEnd, FrontEnd]:

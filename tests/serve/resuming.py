@@ -1,7 +1,6 @@
 """Clients of `--resumable-streams`: they leave, come back, and know who answers them."""
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -66,15 +65,35 @@ class Reader:
                 self.events.append((number, value))
                 yield
 
-    def said(self) -> list[str]:
-        """The events, without what is drawn anew for each answer; their numbers have no gaps, and
-        all are of one time."""
+    def said(self) -> dict[int, "Choice"]:
+        """What is said, by choice: how it is cut into events is chance. The numbers of the events
+        have no gaps, and all events have one id and one time."""
         assert [number for number, _ in self.events] == list(range(1, len(self.events) + 1))
-        contents = [content for _, content in self.events]
-        times = {json.loads(each)["created"] for each in contents if each != "[DONE]"}
-        assert len(times) == 1
-        plain = [each.replace(self.request_id, "ID") for each in contents]
-        return [re.sub(r'"created":\d+', '"created":0', each) for each in plain]
+        chunks = [json.loads(content) for _, content in self.events if content != "[DONE]"]
+        assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+        found: dict[int, Choice] = {}
+        for chunk in chunks:
+            for part in chunk["choices"]:
+                found.setdefault(part["index"], Choice()).add(part)
+        return found
+
+
+@dataclass
+class Choice:
+    """One choice of an answer, put together from its events."""
+
+    text: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, part: dict[str, Any]) -> None:
+        """Add what an event says of it."""
+        assert self.finish_reason is None
+        self.text += part["delta"].get("content") or "" if "delta" in part else part["text"]
+        self.finish_reason = part["finish_reason"]
+        logprobs = part.get("logprobs") or {}
+        self.logprobs += logprobs.get("token_logprobs") or []
+        self.logprobs += [each["logprob"] for each in logprobs.get("content") or []]
 
 
 def answerer(server: ServerProcess, answer: httpx.Response) -> psutil.Process:

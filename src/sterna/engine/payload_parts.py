@@ -58,6 +58,50 @@ def token_ids_of(payload: Buffer) -> list[int]:
     return [token_id for output in outputs for token_id in output.new_token_ids]
 
 
+_NIL, _ZERO = b"\xc0", b"\x00"
+
+_FINISH_REASON, _EVENTS, _ROUTED_EXPERTS = 5, 7, 12
+"""Places of vLLM's fields in an output. Those between its tokens and the first of these, and those
+from the last one on, belong to the tokens; the first two say how it ends."""
+
+
+def joined_outputs(first: Buffer, second: Buffer) -> bytes | None:
+    """Return the output of a request with the tokens of both payloads, each of which holds one
+    output of it; None where the first one ends it, or more belongs to the tokens than themselves.
+
+    Raises:
+        msgspec.DecodeError: a payload is damaged.
+    """
+    if MANY_FRAMES in (first[0], second[0]):
+        return None
+    outer, other_outer = (
+        msgspec.msgpack.decode(each, type=list[msgspec.Raw]) for each in (first, second)
+    )
+    if list(map(bytes, outer[4:])) != list(map(bytes, other_outer[4:])):
+        return None
+    output, other = (
+        [bytes(field) for field in msgspec.msgpack.decode(each[1], type=list[list[msgspec.Raw]])[0]]
+        for each in (outer, other_outer)
+    )
+    if any(each != _NIL for each in output[_FINISH_REASON:_EVENTS]):
+        return None
+    own = (*output[2:_FINISH_REASON], *output[_ROUTED_EXPERTS:])
+    others = (*other[2:_FINISH_REASON], *other[_EVENTS:])
+    if any(each not in (_NIL, _ZERO) for each in (*own, *others)):
+        return None
+    tokens = [
+        token
+        for each in (output, other)
+        for token in msgspec.msgpack.decode(each[1], type=list[int])
+    ]
+    fields = output + [_NIL] * (_EVENTS - len(output))
+    fields[1] = msgspec.msgpack.encode(tokens)
+    ends = other[_FINISH_REASON:_EVENTS]
+    fields[_FINISH_REASON : _FINISH_REASON + len(ends)] = ends
+    outer[1] = msgspec.Raw(msgspec.msgpack.encode([[msgspec.Raw(field) for field in fields]]))
+    return msgspec.msgpack.encode(outer)
+
+
 def renamed_output(payload: Buffer, request_id: str) -> bytes:
     """Return the payload of a TokenBatch, which holds one output, as one of that request.
 

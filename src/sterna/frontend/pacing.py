@@ -7,7 +7,7 @@ vLLM's server:
   *buddy*; it may go to vLLM's server when the buddy has confirmed that it has it;
 - vLLM's server gets them one by one: the next when it has asked for more behind the one before.
   It would merge those that come faster than it takes them, and its events would depend on how
-  fast it was.
+  fast it was. Those that come much faster are joined here, before they are recorded.
 
 When this front end dies, the buddy runs the request again. There the outputs of the record go to
 vLLM's server in the same way, in the same order, so that it comes to the same events; what engines
@@ -24,13 +24,11 @@ comes for a choice that vLLM's code has ended by itself, at a stop string, vanis
 of that choice says so.
 """
 
-from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import Enum
 
 from sterna.engine import payload_parts
 from sterna.frontend.names import client_id, name_of_slot, slot_of
+from sterna.frontend.paced_stream import MAX_WAITING, Asker, Gathered, PacedStream, Waiting
 from sterna.frontend.pacing_effects import (
     Begun,
     CaughtUp,
@@ -49,59 +47,6 @@ from sterna.stream_messages import (
     StreamOver,
 )
 from sterna.types import FrontendId, RequestId
-
-
-class _Asker(Enum):
-    """Where vLLM's code is with one engine request."""
-
-    WORKS = "works on what it took, or has not begun"
-    ASKS = "waits for an output"
-    HANDED = "will find an output"
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """An output on its way to vLLM's server.
-
-    Attributes:
-        number: of the message after which the buddy has it; 0: nobody needs to have it.
-        is_old: of a record that was taken over.
-    """
-
-    slot: str
-    payload: bytes
-    number: int
-    is_old: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Stream:
-    """A stream that is kept.
-
-    Attributes:
-        serial: no other stream of this front end has it.
-        slots: the engine requests that have come, by slot, as vLLM's code calls them this time.
-        askers: by the name by which vLLM's server asked.
-        pending: the slot of the output that is in vLLM's hands.
-        closed: slots that take no more.
-        is_paced: its engine requests come here.
-        is_replicated: its record is at the buddy, if there is one.
-        is_running_again: outputs of the record that was taken over are still to be given.
-        is_behind: outputs of the record that was taken over are still to be given, or have not
-            become events yet.
-    """
-
-    record: Record
-    serial: int
-    waiting: deque[_Waiting] = field(default_factory=deque)
-    slots: dict[str, RequestId] = field(default_factory=dict)
-    askers: dict[str, _Asker] = field(default_factory=dict)
-    pending: str | None = None
-    closed: set[str] = field(default_factory=set)
-    is_paced: bool = True
-    is_replicated: bool = True
-    is_running_again: bool = False
-    is_behind: bool = False
 
 
 class Pacing:
@@ -124,15 +69,15 @@ class Pacing:
         self._frontend_id = frontend_id
         self._max_bytes = max_bytes
         self._payloads = payloads
-        self._streams: dict[str, _Stream] = {}
-        self._by_name: dict[str, _Stream] = {}
-        self._by_request: dict[RequestId, _Stream] = {}
+        self._streams: dict[str, PacedStream] = {}
+        self._by_name: dict[str, PacedStream] = {}
+        self._by_request: dict[RequestId, PacedStream] = {}
         self._num_bytes = 0
         self._next_serial = 1
         self._telling = Telling(frontend_id, patience_s)
         # Streams of which something may be due, and those that wait for the buddy.
-        self._touched: dict[str, _Stream] = {}
-        self._held: dict[str, _Stream] = {}
+        self._touched: dict[str, PacedStream] = {}
+        self._held: dict[str, PacedStream] = {}
         self._effects: list[PacingEffect] = []
 
     @property
@@ -154,13 +99,13 @@ class Pacing:
 
     def begin(self, head: StreamHead, body: bytes, now_s: float) -> None:
         """A stream begins here."""
-        self._enter(_Stream(Record(head, body), self._next_serial), now_s)
+        self._enter(PacedStream(Record(head, body), self._next_serial), now_s)
 
     def take_over(self, record: Record, now_s: float) -> None:
         """A stream goes on here whose front end died."""
-        stream = _Stream(record, self._next_serial, is_running_again=True, is_behind=True)
+        stream = PacedStream(record, self._next_serial, is_running_again=True, is_behind=True)
         stream.waiting.extend(
-            _Waiting(group.slot, payload, 0, is_old=True)
+            Waiting(group.slot, payload, 0, is_old=True)
             for group, payload in zip(record.groups, record.payloads, strict=True)
         )
         self._enter(stream, now_s)
@@ -184,7 +129,7 @@ class Pacing:
         self._part(stream, now_s)
         del self._streams[stream_id]
 
-    def _enter(self, stream: _Stream, now_s: float) -> None:
+    def _enter(self, stream: PacedStream, now_s: float) -> None:
         stream_id = stream.record.head.stream_id
         assert stream_id not in self._streams
         self._next_serial += 1
@@ -213,7 +158,7 @@ class Pacing:
             self._part(stream, now_s, "its events cannot be repeated")
             return None
         self._by_name[name] = stream
-        stream.askers[name] = _Asker.WORKS
+        stream.askers[name] = Asker.WORKS
         return stream.serial
 
     def on_begun(self, request_id: RequestId) -> Begun | None:
@@ -235,14 +180,14 @@ class Pacing:
         has become events."""
         stream = self._of(name, serial)
         if stream is not None:
-            stream.askers[name] = _Asker.ASKS
+            stream.askers[name] = Asker.ASKS
             self._settle(stream, name)
 
     def on_taken(self, name: str, serial: int) -> None:
         """vLLM's code has got an output."""
         stream = self._of(name, serial)
         if stream is not None:
-            stream.askers[name] = _Asker.WORKS
+            stream.askers[name] = Asker.WORKS
 
     def on_left(self, name: str, serial: int) -> None:
         """vLLM's code wants no more of the engine request of this name."""
@@ -264,9 +209,9 @@ class Pacing:
             slot = slot_of(request_id)
             self._close(stream, slot)
             name = name_of_slot(slot)
-            if stream.pending == slot and stream.askers[name] is _Asker.HANDED:
+            if stream.pending == slot and stream.askers[name] is Asker.HANDED:
                 # What it was handed came behind its end, and vanished.
-                stream.askers[name] = _Asker.ASKS
+                stream.askers[name] = Asker.ASKS
                 self._settle(stream, name)
 
     def on_output(self, request_id: RequestId, payload: bytes, *, is_finished: bool) -> bool:
@@ -275,33 +220,39 @@ class Pacing:
         if stream is None:
             return False
         slot = slot_of(request_id)
+        if stream.gathered or len(stream.waiting) >= MAX_WAITING:
+            stream.gather(Gathered(slot, payload, is_finished), self._payloads)
+        else:
+            self._let_wait(stream, slot, payload, is_finished)
+        self._touch(stream)
+        return True
+
+    def _let_wait(self, stream: PacedStream, slot: str, payload: bytes, is_finished: bool) -> None:
         number = 0
         if stream.is_replicated:
             group = Group(stream.record.head.stream_id, slot, is_finished)
             self._num_bytes += stream.record.extend(group, payload)
             number = self._telling.extend(group, payload)
-        stream.waiting.append(_Waiting(slot, payload, number))
-        self._touch(stream)
-        return True
+        stream.waiting.append(Waiting(slot, payload, number))
 
-    def _of(self, name: str, serial: int) -> _Stream | None:
+    def _of(self, name: str, serial: int) -> PacedStream | None:
         """Return the stream of the engine request, if no later one has its name."""
         stream = self._by_name.get(name)
         return stream if stream is not None and stream.serial == serial else None
 
-    def _settle(self, stream: _Stream, name: str) -> None:
+    def _settle(self, stream: PacedStream, name: str) -> None:
         if stream.pending is not None and name_of_slot(stream.pending) == name:
             stream.pending = None
         self._touch(stream)
 
-    def _close(self, stream: _Stream, slot: str) -> None:
+    def _close(self, stream: PacedStream, slot: str) -> None:
         stream.closed.add(slot)
         self._by_request.pop(stream.slots[slot], None)
 
-    def _touch(self, stream: _Stream) -> None:
+    def _touch(self, stream: PacedStream) -> None:
         self._touched[stream.record.head.stream_id] = stream
 
-    def _release(self, stream: _Stream) -> None:
+    def _release(self, stream: PacedStream) -> None:
         """Nothing of the stream is in vLLM's hands any more."""
         for name in stream.askers:
             if self._by_name.get(name) is stream:
@@ -309,6 +260,7 @@ class Pacing:
         for slot in stream.slots:
             self._close(stream, slot)
         stream.waiting.clear()
+        stream.gathered.clear()
         stream.is_paced = False
 
     # --------------------------------------------------------------------------- the buddy
@@ -332,7 +284,7 @@ class Pacing:
         self._touched.update(self._held)
         self._held.clear()
 
-    def _send_whole(self, stream: _Stream, now_s: float) -> None:
+    def _send_whole(self, stream: PacedStream, now_s: float) -> None:
         record, own_id = stream.record, self._frontend_id
         groups = tuple(record.groups)
         number = self._telling.tell(
@@ -344,7 +296,7 @@ class Pacing:
             # Clients may know what was taken over.
             each.number = 0 if each.is_old else number
 
-    def _part(self, stream: _Stream, now_s: float, reason: str | None = None) -> None:
+    def _part(self, stream: PacedStream, now_s: float, reason: str | None = None) -> None:
         """The stream has no replica any more."""
         if not stream.is_replicated:
             return
@@ -363,26 +315,38 @@ class Pacing:
 
     def flush(self, now_s: float) -> list[PacingEffect]:
         """Return what is to be done after what has happened, in order."""
-        if self._num_bytes > self._max_bytes:
-            for stream in list(self._touched.values()):
+        while True:
+            touched, self._touched = self._touched, {}
+            for stream in touched.values():
+                while stream.gathered and len(stream.waiting) < MAX_WAITING:
+                    each = stream.gathered.pop(0)
+                    self._let_wait(stream, each.slot, each.payload, each.is_finished)
                 if self._num_bytes > self._max_bytes:
                     self._part(stream, now_s, "its record takes too much memory")
-        messages, has_become_slow = self._telling.flush(now_s)
-        self._effects += messages
-        if has_become_slow:
-            self._touch_held()
-        touched, self._touched = self._touched, {}
-        for stream in touched.values():
-            self._effects += self._due(stream)
-            # What was taken over comes before everything else.
-            has_old = stream.waiting and stream.waiting[0].is_old
-            if stream.is_running_again and not has_old:
-                stream.is_running_again = False
-                self._effects.append(RunAgain(stream.record.head.stream_id))
+            messages, has_become_slow = self._telling.flush(now_s)
+            self._effects += messages
+            if has_become_slow:
+                touched.update(self._held)
+                self._held.clear()
+            for stream in touched.values():
+                self._advance(stream)
+            if not self._touched:
+                break
         effects, self._effects = self._effects, []
         return effects
 
-    def _due(self, stream: _Stream) -> Iterator[PacingEffect]:
+    def _advance(self, stream: PacedStream) -> None:
+        self._effects += self._due(stream)
+        # What was taken over comes before everything else.
+        has_old = stream.waiting and stream.waiting[0].is_old
+        if stream.is_running_again and not has_old:
+            stream.is_running_again = False
+            self._effects.append(RunAgain(stream.record.head.stream_id))
+        if stream.gathered and not stream.waiting:
+            # Those of a choice that takes no more have gone.
+            self._touch(stream)
+
+    def _due(self, stream: PacedStream) -> Iterator[PacingEffect]:
         """Hand vLLM's server the stream's next output, if it may have it."""
         while stream.waiting and stream.pending is None:
             first = stream.waiting[0]
@@ -393,10 +357,10 @@ class Pacing:
                 self._held[stream.record.head.stream_id] = stream
                 return
             name, request_id = name_of_slot(first.slot), stream.slots.get(first.slot)
-            if request_id is None or stream.askers.get(name) is not _Asker.ASKS:
+            if request_id is None or stream.askers.get(name) is not Asker.ASKS:
                 return
             stream.waiting.popleft()
-            stream.askers[name] = _Asker.HANDED
+            stream.askers[name] = Asker.HANDED
             stream.pending = first.slot
             payload = first.payload
             if first.is_old:

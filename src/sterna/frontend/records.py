@@ -31,6 +31,9 @@ class Payloads(Protocol):
     def token_ids_of(self, payload: bytes) -> list[int]:
         """Return the tokens of an output."""
 
+    def joined_outputs(self, first: bytes, second: bytes) -> bytes | None:
+        """Return one output with what both say of a request; None: they cannot be joined."""
+
     def renamed_output(self, payload: bytes, request_id: str) -> bytes:
         """Return the output as one of that request."""
 
