@@ -129,6 +129,49 @@ def test_what_came_while_the_watcher_did_not_run_is_held_against_nobody() -> Non
     assert progress.on_time(3600.5) == [Halted("i1", "its process is stopped, for 0.6 s")]
 
 
+def look(progress: Progress, now_s: float, until_s: float) -> list[tuple[float, Halted]]:
+    """As `pass_time`, with the node of `i0` in sight."""
+    found = []
+    while now_s < until_s:
+        now_s = round(now_s + 0.1, 6)
+        progress.on_state("i0", ProcessState.RUNNING, now_s)
+        found += [(now_s, each) for each in progress.on_time(now_s)]
+    return found
+
+
+def watching_remote() -> Progress:
+    progress = Progress(CONFIG)
+    progress.on_joined("i0", is_remote=True)
+    progress.on_time(0.0)
+    progress.on_heartbeat(Heartbeat("i0", 5, is_busy=True), 0.0)
+    return progress
+
+
+def test_the_silence_of_a_remote_member_counts_only_while_its_node_is_in_sight() -> None:
+    """A cut connection is no hang: it may be mended any time, until the lease ends."""
+    progress = watching_remote()
+    assert look(progress, 0.0, 8.0) == []
+    progress.on_heartbeat(Heartbeat("i0", 6, is_busy=True), 8.0)
+    assert pass_time(progress, 8.0, 500.0) == []
+    # What it sends comes a little later than the first look.
+    assert look(progress, 500.0, 509.0) == []
+    progress.on_heartbeat(Heartbeat("i0", 7, is_busy=True), 509.0)
+    assert look(progress, 509.0, 518.0) == []
+
+
+def test_a_remote_member_in_sight_that_says_nothing_is_given_up_as_any_other() -> None:
+    progress = watching_remote()
+    found = look(progress, 0.0, 12.0)
+    assert [each.reason for _, each in found] == ["nothing was heard of it for 10.0 s"]
+
+
+def test_a_remote_member_whose_node_was_never_in_sight_is_not_judged() -> None:
+    progress = watching_remote()
+    assert pass_time(progress, 0.0, 500.0) == []
+    assert look(progress, 500.0, 509.0) == []
+    assert len(look(progress, 509.0, 511.0)) == 1
+
+
 def test_who_has_left_is_not_found() -> None:
     progress = watching()
     progress.on_left("i0")

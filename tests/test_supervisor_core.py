@@ -40,14 +40,16 @@ def test_everybody_is_told_who_is_there_and_what_a_successor_needs() -> None:
     effects = core.announce(HOSTED, OTHERS, "supervisor")
     addresses = ["f0", "mailbox of i0", "mailbox of i1", "scheduler"]
     assert [each.address for each in effects if isinstance(each, ToMailbox)] == addresses
-    assert effects[-1] == KeepOnly(frozenset(addresses))
+    # Another instance is up, and nobody is told of it yet.
+    assert effects[-1] == KeepOnly(frozenset([*addresses, "mailbox of i2"]))
     message = effects[0].message
     assert message.version == 7
     assert message.instances == (
         Instance(I0, "mailbox of i0", kv_format="kv"),
         Instance(I1, "mailbox of i1", True, Cause.OPERATOR.value, 0, "kv", emptied_since=7),
     )
-    assert state_of(message) == SupervisorState(core.fleet, {0: ()}, {I1: 7}, 1, 1, b"ready")
+    state = SupervisorState(core.fleet, {0: ()}, {I1: 7}, 1, 1, b"ready", HOSTED)
+    assert state_of(message) == state
 
 
 def test_what_is_said_of_an_earlier_emptying_ends_nothing() -> None:

@@ -8,6 +8,9 @@ from types import MappingProxyType
 from sterna.errors import ConfigurationError
 from sterna.types import HIGH, NORMAL, Priority
 
+LOOPBACK = "127.0.0.1"
+"""Where everything listens of a cluster that is on one machine."""
+
 
 def _require(condition: bool, option: str, value: object, rule: str) -> None:
     if not condition:
@@ -386,6 +389,8 @@ class WatchConfig:
         step_timeout_s: an instance whose engine has work and ends no step. A step that is only
             long is no hang: a long prompt on a CPU may take minutes.
         stopped_timeout_s: an instance whose process is stopped (SIGSTOP).
+        lease_s: an instance on another node that its supervisor has not answered for so long ends
+            itself (`lease`). A supervisor must have a successor by then.
         own_pause_s: a watcher that did not run for so long holds that time against nobody.
     """
 
@@ -393,6 +398,7 @@ class WatchConfig:
     step_timeout_s: float = 120.0
     stopped_timeout_s: float = 0.2
     own_pause_s: float = 1.0
+    lease_s: float = 20.0
 
     def __post_init__(self) -> None:
         # A heartbeat that is only late on a busy machine must not count.
@@ -405,6 +411,7 @@ class WatchConfig:
         _require(
             self.step_timeout_s >= 1, "--step-timeout", self.step_timeout_s, "at least 1 second"
         )
+        _require(self.lease_s >= 2, "--instance-lease", self.lease_s, "at least 2 seconds")
         for option in ("stopped_timeout_s", "own_pause_s"):
             value = getattr(self, option)
             _require(value > 0, option, value, "positive")
@@ -420,7 +427,8 @@ class ClusterConfig:
         num_warm_instances: further instances that are kept ready, without requests.
         scaling: how the number of instances follows the load; None: it stays as it is.
         watch: when a member that works no more is given up.
-        internal_host: the address on which the actors' mailboxes listen.
+        internal_host: the address on which the actors listen for each other; None: that of the node
+            on which each of them runs.
         mailbox_keys: what they ask of each other; drawn anew for each run.
     """
 
@@ -434,7 +442,7 @@ class ClusterConfig:
     num_warm_instances: int = 0
     scaling: ScalingConfig | None = None
     watch: WatchConfig = field(default_factory=WatchConfig)
-    internal_host: str = "127.0.0.1"
+    internal_host: str | None = LOOPBACK
     mailbox_keys: MailboxKeys | None = field(default=None, repr=False)
     log_level: str = "INFO"
 

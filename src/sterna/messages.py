@@ -232,11 +232,26 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
         num_ended: steps, and other work on what is stepped, that have ended since the start.
         is_busy: whether the engine has something in hand that should end soon. Who has no engine
             has nothing in hand.
+        asked_s: when it was sent, by the instance's own clock: its lease is to count from then.
+            None: it has none (`lease`).
     """
 
     member: str
     num_ended: int
     is_busy: bool
+    asked_s: float | None = None
+
+
+class HeartbeatAnswer(msgspec.Struct, frozen=True, tag=True):
+    """Supervisor -> instance: send your heartbeats here.
+
+    Attributes:
+        supervisor: its mailbox.
+        asked_s: of the heartbeat that this answers; None: of none.
+    """
+
+    supervisor: str
+    asked_s: float | None = None
 
 
 class InstanceStats(msgspec.Struct, frozen=True, array_like=True):
@@ -429,6 +444,7 @@ WireMessage = (
     | TerminateInstance
     | Emptied
     | Heartbeat
+    | HeartbeatAnswer
     | ClusterStats
     | MigrationMessage
     | MigrateRequest

@@ -9,6 +9,10 @@ A member is noticed by its progress, not by an answer. Three things are looked a
 - what its heartbeats say of its **engine**: one that has something in hand, and ends nothing for
   very long, hangs in it, however well its member answers.
 
+A member on another node may be silent because of the network: while its node cannot be looked at,
+neither its heartbeats nor what they say count. How long that may last is for its lease to say
+(`lease`).
+
 All that counts is counted on the watcher's clock, and not while the watcher itself did not run: a
 machine that was asleep, or was too busy to let anybody run, must not lose all its members at
 once.
@@ -18,6 +22,7 @@ Whoever is found here is to be *fenced*, killed for certain, before anybody take
 
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 
 import msgspec
 
@@ -66,22 +71,29 @@ class _Watched:
         heard_s: when it was last heard of; None before the first time.
         num_ended: what its engine had ended by then.
         ended_s: when that number last changed, or the engine had nothing in hand.
+        is_remote: whether it is on another node than its watcher.
+        seen_s: when its process was last looked at; None before the first time.
     """
 
     stopped_timeout_s: float
     silence_timeout_s: float
+    is_remote: bool = False
+    seen_s: float | None = None
     stopped_s: float | None = None
     is_gone: bool = False
     heard_s: float | None = None
     num_ended: int = 0
     ended_s: float = 0.0
 
-    def shift(self, delay_s: float) -> None:
-        self.ended_s += delay_s
+    def shift(self, delay_s: float, now_s: float) -> None:
+        """Count so much of the time until now for nothing."""
+        self.ended_s = min(now_s, self.ended_s + delay_s)
         if self.stopped_s is not None:
-            self.stopped_s += delay_s
+            self.stopped_s = min(now_s, self.stopped_s + delay_s)
         if self.heard_s is not None:
-            self.heard_s += delay_s
+            self.heard_s = min(now_s, self.heard_s + delay_s)
+        if self.seen_s is not None:
+            self.seen_s = min(now_s, self.seen_s + delay_s)
 
 
 class Progress:
@@ -98,17 +110,19 @@ class Progress:
         *,
         stopped_timeout_s: float | None = None,
         silence_timeout_s: float | None = None,
+        is_remote: bool = False,
     ) -> None:
         """Watch this member.
 
         Args:
             stopped_timeout_s, silence_timeout_s: where they are not those configured.
+            is_remote: whether it is on another node than its watcher.
         """
         if stopped_timeout_s is None:
             stopped_timeout_s = self._config.stopped_timeout_s
         if silence_timeout_s is None:
             silence_timeout_s = self._config.instance_timeout_s
-        self._watched[member] = _Watched(stopped_timeout_s, silence_timeout_s)
+        self._watched[member] = _Watched(stopped_timeout_s, silence_timeout_s, is_remote)
 
     def on_left(self, member: str) -> None:
         """Watch this member no more; one that is not watched is ignored."""
@@ -130,6 +144,11 @@ class Progress:
         watched = self._watched.get(member)
         if watched is None:
             return
+        if watched.is_remote:
+            if self._is_out_of_sight(watched, now_s):
+                unseen_s = inf if watched.seen_s is None else now_s - watched.seen_s
+                watched.shift(unseen_s, now_s)
+            watched.seen_s = now_s
         match state:
             case ProcessState.GONE:
                 watched.is_gone = True
@@ -146,7 +165,7 @@ class Progress:
             delay_s = now_s - self._looked_s
             if delay_s > self._config.own_pause_s:
                 for watched in self._watched.values():
-                    watched.shift(delay_s)
+                    watched.shift(delay_s, now_s)
         self._looked_s = now_s
         halted = [
             Halted(member, reason)
@@ -163,10 +182,15 @@ class Progress:
         stopped_s = watched.stopped_s
         if stopped_s is not None and now_s - stopped_s >= watched.stopped_timeout_s:
             return f"its process is stopped, for {now_s - stopped_s:.1f} s"
-        if watched.heard_s is None:
+        if watched.heard_s is None or self._is_out_of_sight(watched, now_s):
             return None
         if now_s - watched.heard_s >= watched.silence_timeout_s:
             return f"nothing was heard of it for {now_s - watched.heard_s:.1f} s"
         if now_s - watched.ended_s >= self._config.step_timeout_s:
             return f"its engine has work and has ended no step for {now_s - watched.ended_s:.1f} s"
         return None
+
+    def _is_out_of_sight(self, watched: _Watched, now_s: float) -> bool:
+        if not watched.is_remote:
+            return False
+        return watched.seen_s is None or now_s - watched.seen_s > self._config.own_pause_s

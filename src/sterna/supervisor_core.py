@@ -97,8 +97,8 @@ class SupervisorState(msgspec.Struct, frozen=True):
         options: further options of vLLM by generation.
         emptied_since: of the instances that are being emptied (`Instance`).
         ready_response: what front ends need to start (`EngineFacts`).
-        processes: of the instances that are up: one that does not answer the successor must be
-            ended for certain.
+        hosted: the instances that are up: one that does not answer the successor must be ended for
+            certain.
     """
 
     fleet: Fleet
@@ -107,7 +107,7 @@ class SupervisorState(msgspec.Struct, frozen=True):
     num_frontends_begun: int
     num_schedulers_begun: int
     ready_response: bytes | None
-    processes: dict[InstanceId, ProcessIdentity] = msgspec.field(default_factory=dict)
+    hosted: dict[InstanceId, Hosted] = msgspec.field(default_factory=dict)
 
     def encode(self) -> bytes:
         """Return the state that a `Membership` carries."""
@@ -243,7 +243,7 @@ class SupervisorCore:
             others.num_frontends_begun,
             others.num_schedulers_begun,
             others.ready_response,
-            {each: up.process for each, up in hosted.items() if up.process is not None},
+            dict(hosted),
         )
         membership = Membership(
             self.version,
@@ -259,7 +259,8 @@ class SupervisorCore:
             addresses.append(others.scheduler)
         return [
             *(ToMailbox(address, membership) for address in addresses),
-            KeepOnly(frozenset(addresses)),
+            # Those that nobody is told of send heartbeats, and are answered.
+            KeepOnly(frozenset([*addresses, *(each.address for each in hosted.values())])),
         ]
 
     def _describe(self, instance_id: InstanceId, hosted: Hosted) -> Instance:

@@ -7,16 +7,17 @@ from sterna.messages import Membership
 from sterna.progress import ProcessIdentity
 from sterna.runtime.member_status import MemberStatus
 from sterna.runtime.takeover import FRONTEND, SCHEDULER, Found, NothingFoundError, numbers_in
-from sterna.supervisor_core import SupervisorState, state_of
+from sterna.supervisor_core import Hosted, SupervisorState, state_of
 from sterna.types import FrontendId, InstanceId
 
 I0 = InstanceId("i0")
 PROCESS = ProcessIdentity("node", 4711, 123456)
+HOSTED = Hosted("tcp://127.0.0.1:4711", "kv", PROCESS)
 
 
 def membership(version: int, wanted: int) -> Membership:
     options: dict[int, tuple[str, ...]] = {0: (), 1: ("--max-num-seqs", "8")}
-    state = SupervisorState(Fleet(wanted), options, {I0: 3}, 2, 1, b"ready", {I0: PROCESS})
+    state = SupervisorState(Fleet(wanted), options, {I0: 3}, 2, 1, b"ready", {I0: HOSTED})
     return Membership(version, (), (), None, state=state.encode())
 
 
@@ -30,7 +31,7 @@ def test_the_newest_membership_holds() -> None:
     assert state.options == {0: (), 1: ("--max-num-seqs", "8")}
     assert (state.emptied_since, state.ready_response) == ({"i0": 3}, b"ready")
     # One that does not answer is ended by this.
-    assert state.processes == {I0: PROCESS}
+    assert state.hosted == {I0: HOSTED}
     assert (state.num_frontends_begun, state.num_schedulers_begun) == (2, 1)
 
 

@@ -26,6 +26,15 @@ def add_failure_options(group: Any) -> None:
         help="an instance whose engine has work, and ends no step for so long, is killed and "
         "replaced; must be longer than your longest step (default: %(default)g)",
     )
+    group.add_argument(
+        "--instance-lease",
+        type=float,
+        metavar="SECONDS",
+        default=default.lease_s,
+        help="an instance on another node that has not heard from the supervisor for so long ends "
+        "itself; its requests go on elsewhere then. Must be longer than a supervisor's successor "
+        "takes (default: %(default)g)",
+    )
 
 
 def watch_config(args: Namespace) -> WatchConfig:
@@ -34,4 +43,8 @@ def watch_config(args: Namespace) -> WatchConfig:
     Raises:
         ConfigurationError: a value is too small.
     """
-    return WatchConfig(instance_timeout_s=args.instance_timeout, step_timeout_s=args.step_timeout)
+    return WatchConfig(
+        instance_timeout_s=args.instance_timeout,
+        step_timeout_s=args.step_timeout,
+        lease_s=args.instance_lease,
+    )

@@ -11,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from sterna.cli.classes import add_class_options, settle_classes, with_classes
+from sterna.cli.cluster_options import (
+    add_cluster_options,
+    cluster_address,
+    internal_host,
+    transport_config,
+)
 from sterna.cli.door_options import add_door_options, door_config
 from sterna.cli.failure_options import add_failure_options, watch_config
 from sterna.cli.scaling_options import (
@@ -66,10 +72,13 @@ def serve(arguments: Sequence[str]) -> int:
         ConfigurationError: an option cannot work; nothing was started.
     """
     environment = engine_environment()
+    address = cluster_address(arguments)
     # Whatever is started from here inherits these; some are read when a process starts.
     os.environ.update(environment)
     os.environ.update(log_environment(os.environ, sys.stderr.isatty()))
-    protect_ray(os.environ)
+    protect_ray(os.environ, is_shared=address is not None)
+    if address is not None:
+        os.environ.update(address.environment())
     if any(option.startswith(("-h", "--help")) for option in arguments):
         # Prints it and raises SystemExit: nothing needs to be started for that.
         parse(arguments)
@@ -77,12 +86,14 @@ def serve(arguments: Sequence[str]) -> int:
 
     def read() -> tuple[ClusterConfig, Namespace]:
         args = parse(arguments)
-        config = cluster_config(args)
+        config = replace(cluster_config(args), internal_host=internal_host(args, address))
         _check_port(args.host, args.port)
         engine = checked_engine_config(args)
         return with_target_load(config, args, engine), args
 
-    with Run(environment, has_fork_server=wants_fork_server(arguments)) as run:
+    host = None if address is None else address.host
+    has_fork_server = wants_fork_server(arguments)
+    with Run(environment, has_fork_server=has_fork_server, cluster_host=host) as run:
         return run.read_and_serve(read)
 
 
@@ -150,12 +161,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="tokens in the batch of an instance up to which high priority decodes at full speed; "
         "the memory above is its headroom (default: what `sterna profile` measured, else 1600)",
     )
-    group.add_argument(
-        "--transport",
-        choices=("gloo", "tcp", "shm"),
-        default="shm",
-        help="what carries KV blocks between instances; shm works on one host only",
-    )
+    add_cluster_options(group)
     group.add_argument(
         "--no-migration",
         action="store_true",
@@ -230,7 +236,6 @@ def cluster_config(args: Namespace) -> ClusterConfig:
     if "migration_concurrency" in args:
         changes["num_concurrent_migrations"] = args.migration_concurrency
     policy = with_classes(replace(policy, **changes), args.classes)
-    transport = TransportConfig(kind=args.transport, bandwidth_share=args.migration_bandwidth_share)
     num_gpus = 0 if args.emulated is not None else _num_gpus(args)
     on_failure = OnInstanceFailure(args.on_instance_failure)
     config = ClusterConfig(
@@ -240,7 +245,7 @@ def cluster_config(args: Namespace) -> ClusterConfig:
             drain_limit_s=args.drain_timeout,
             hands_back=on_failure is OnInstanceFailure.CONTINUE,
         ),
-        transport=transport,
+        transport=transport_config(args),
         frontend=FrontendConfig(
             door=door_config(args),
             on_instance_failure=on_failure,

@@ -13,6 +13,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -29,6 +30,7 @@ from sterna.engine.emulated.driver import EmulatedEngine, EmulatedOptions
 from sterna.engine.interface import Engine, EngineFacts, EngineListener
 from sterna.errors import InstanceStartError
 from sterna.progress import ProcessIdentity
+from sterna.runtime.addresses import own_host, own_node
 from sterna.runtime.member_status import MemberStatus
 from sterna.runtime.noise import drop_cancellations, drop_noise
 from sterna.runtime.process import own_identity
@@ -93,18 +95,22 @@ class _SchedulerActor:
     async def start(
         self,
         policy: PolicyConfig,
-        host: str,
+        host: str | None,
         log_level: str,
         scaling: ScalingConfig | None,
         keys: MailboxKeys | None = None,
     ) -> str:
-        """Begin to schedule; returns the mailbox's address."""
+        """Begin to schedule; returns the mailbox's address.
+
+        Args:
+            host: see `own_host`.
+        """
         from sterna.mailbox import Mailbox
         from sterna.runtime.scheduler import Scheduler
 
         configure_logging(log_level)
         self._has_begun.set()
-        self._mailbox = Mailbox(host, keys)
+        self._mailbox = Mailbox(own_host(host), keys)
         self._scheduler = Scheduler(policy, self._mailbox, scaling)
         self._serving = asyncio.create_task(self._serve())
         return self._mailbox.address
@@ -149,11 +155,12 @@ class _InstanceActor:
         options: tuple[str, ...],
         llumlet: LlumletConfig,
         transport: TransportConfig,
-        host: str,
+        host: str | None,
         environment: dict[str, str],
         log_level: str,
         emulated: EmulatedOptions | None = None,
         keys: MailboxKeys | None = None,
+        lease: tuple[str, float] | None = None,
     ) -> tuple[str, EngineFacts]:
         """Load the model and begin to serve; returns the mailbox's address and what is known
         of the engine.
@@ -161,8 +168,10 @@ class _InstanceActor:
         Args:
             packed_args: the pickled options of `vllm serve`.
             options: further options of vLLM, which overrule those.
+            host: see `own_host`.
             emulated: the engine to emulate; None for vLLM.
             keys: see `Mailbox`.
+            lease: the supervisor's node, on which no lease is needed, and its duration.
 
         Raises:
             InstanceStartError: vLLM refused; the message is vLLM's.
@@ -173,18 +182,26 @@ class _InstanceActor:
         from sterna.mailbox import Mailbox
         from sterna.runtime.heartbeat import beat
         from sterna.runtime.instance import Instance
+        from sterna.runtime.lease_guard import LeaseGuard
 
+        host = own_host(host)
         mailbox = Mailbox(host, keys)
         self._instance = Instance(instance_id, llumlet, mailbox)
         _on_callback_error(self._instance.on_failure)
         engine: Engine
         if emulated is None:
+            transport = replace(transport, host=host)
             engine = _vllm_engine(instance_id, packed_args, options, transport, self._instance)
         else:
-            engine = EmulatedEngine(instance_id, emulated, self._instance)
+            engine = EmulatedEngine(instance_id, replace(emulated, host=host), self._instance)
         facts = await self._instance.start(engine)
+        guard = None
+        if lease is not None and lease[0] != own_node():
+            # Nobody knows of it yet, so that it did not need one to load its model.
+            guard = LeaseGuard(instance_id, lease[1])
+            self._instance.hold(guard)
         self._status = mailbox.address, facts
-        self._beating = asyncio.create_task(beat(instance_id, self._instance, engine, mailbox))
+        self._beating = asyncio.create_task(beat(instance_id, self._instance, engine, guard))
         logger.info(
             "instance ready instance=%s kv_tokens=%d start_s=%.1f",
             instance_id,
@@ -205,7 +222,8 @@ class _InstanceActor:
 
         The engine's own thread would go on stepping: a failed instance must not act again.
         """
-        reason = repr(await self._instance.failure)
+        # It may be asked for again, when the connection to who asked is cut.
+        reason = repr(await asyncio.shield(self._instance.failure))
         asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, 1)
         return reason
 
@@ -233,12 +251,18 @@ class _FrontendActor:
         # Ray puts it before each line that the actor prints.
         return self._name
 
-    async def prepare(self, host: str, log_level: str, keys: MailboxKeys | None = None) -> str:
-        """Return the mailbox's address when everything is imported."""
+    async def prepare(
+        self, host: str | None, log_level: str, keys: MailboxKeys | None = None
+    ) -> str:
+        """Return the mailbox's address when everything is imported.
+
+        Args:
+            host: see `own_host`.
+        """
         from sterna.mailbox import Mailbox
 
         configure_logging(log_level)
-        self._mailbox = Mailbox(host, keys)
+        self._mailbox = Mailbox(own_host(host), keys)
         await asyncio.wrap_future(self._imported)
         return self._mailbox.address
 

@@ -17,9 +17,10 @@ from sterna.engine.interface import EngineFacts
 from sterna.errors import InstanceStartError
 from sterna.fleet import Announce, CancelStart, Close, Fleet, GiveUpGeneration, Phase, Start
 from sterna.mailbox import Mailbox
-from sterna.messages import Heartbeat, WireMessage
+from sterna.messages import Heartbeat, HeartbeatAnswer, WireMessage
 from sterna.progress import ProcessIdentity
 from sterna.runtime.actors import configure_logging, remote_class
+from sterna.runtime.addresses import own_host
 from sterna.runtime.instance_actors import InstanceActors
 from sterna.runtime.placement import find_again
 from sterna.runtime.process import own_identity
@@ -131,16 +132,19 @@ class Cluster:
         self._services.ready_response = state.ready_response
         self._configure(config, args, emulated)
         known = list(self._fleet.members)
-        for instance_id, process in state.processes.items():
-            if instance_id in known and instance_id not in found.instances:
-                # It did not answer: whatever it is, it must not act again.
-                await self._watch.end(process)
-        effects = self._core.take_over(found.instances, _now_s())
+        unheard = await self._watch.end_here(
+            {each: up for each, up in state.hosted.items() if each not in found.instances}
+        )
+        effects = self._core.take_over({*found.instances, *unheard}, _now_s())
         for instance_id in known:
             if instance_id in found.instances:
                 actor, instance = found.instances.pop(instance_id)
                 self._instances.take_over(instance_id, actor, instance)
                 self._on_facts(instance.facts)
+                self._tasks.begin(self._watch_instance(instance_id))
+            elif instance_id in unheard:
+                # It may act until its lease ends, and counts until then.
+                self._instances.take_over_unheard(instance_id, unheard[instance_id])
                 self._tasks.begin(self._watch_instance(instance_id))
             else:
                 _give_back_place(instance_id)
@@ -165,7 +169,7 @@ class Cluster:
         self._instances = InstanceActors(
             config, args, emulated, self._environment, self._watch, self._tasks
         )
-        self._mailbox = Mailbox(config.internal_host, config.mailbox_keys)
+        self._mailbox = Mailbox(own_host(config.internal_host), config.mailbox_keys)
         self._tasks.begin(self._mailbox.deliver(self._on_message))
 
     def _on_facts(self, facts: EngineFacts | None) -> None:
@@ -194,9 +198,16 @@ class Cluster:
 
     def _on_message(self, message: WireMessage, frames: list[bytes]) -> None:
         if isinstance(message, Heartbeat):
-            self._watch.on_heartbeat(message)
+            if self._watch.on_heartbeat(message):
+                self._answer(InstanceId(message.member), message.asked_s)
             return
         self._carry_out(self._core.on_message(message, _now_s()))
+
+    def _answer(self, instance_id: InstanceId, asked_s: float | None = None) -> None:
+        """Answer the heartbeat that an instance has sent then; None: ask for the first one."""
+        address = self._instances.address(instance_id)
+        if address is not None:
+            self._mailbox.send(address, HeartbeatAnswer(self._mailbox.address, asked_s))
 
     # ------------------------------------------------------------------------------- effects
 
@@ -270,6 +281,7 @@ class Cluster:
         self._carry_out(self._fleet.on_started(instance_id, _now_s()))
 
     async def _watch_instance(self, instance_id: InstanceId) -> None:
+        self._answer(instance_id)
         reason = await self._instances.ended(instance_id)
         if self._fleet.members[instance_id].phase is Phase.CLOSING:
             logger.info("instance ended instance=%s", instance_id)

@@ -1,16 +1,17 @@
-"""An instance's heartbeats: what the supervisor notices a hang by (`progress`)."""
+"""An instance's heartbeats: what the supervisor notices a hang by (`progress`), and what the
+instance's lease is asked for with (`lease`)."""
 
 import asyncio
 
 from sterna.engine.interface import Engine
-from sterna.mailbox import Mailbox
 from sterna.messages import HEARTBEAT_INTERVAL_S, Heartbeat
 from sterna.runtime.instance import Instance
+from sterna.runtime.lease_guard import LeaseGuard
 from sterna.types import InstanceId
 
 
 async def beat(
-    instance_id: InstanceId, instance: Instance, engine: Engine, mailbox: Mailbox
+    instance_id: InstanceId, instance: Instance, engine: Engine, lease: LeaseGuard | None
 ) -> None:
     """Tell the supervisor how the engine gets on, forever.
 
@@ -18,9 +19,9 @@ async def beat(
     look alive; the engine itself is only looked at.
     """
     while True:
-        # A supervisor's successor makes itself known by its first membership.
-        supervisor = instance.membership.supervisor
-        if supervisor is not None:
-            progress = engine.progress()
-            mailbox.send(supervisor, Heartbeat(instance_id, progress.num_ended, progress.is_busy))
+        progress = engine.progress()
+        asked_s = None if lease is None else lease.now_s()
+        instance.tell_supervisor(
+            Heartbeat(instance_id, progress.num_ended, progress.is_busy, asked_s)
+        )
         await asyncio.sleep(HEARTBEAT_INTERVAL_S)

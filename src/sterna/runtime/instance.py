@@ -7,7 +7,7 @@ effects come out, to the engine, to peers, to the scheduler and to the front end
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sterna.config import LlumletConfig
 from sterna.engine.interface import Engine, EngineFacts
@@ -21,9 +21,16 @@ from sterna.instance_core import (
     SetTerminating,
 )
 from sterna.mailbox import Mailbox
-from sterna.messages import Membership, MigrationMessage, TokenSpan, WireMessage
+from sterna.messages import (
+    HeartbeatAnswer,
+    Membership,
+    MigrationMessage,
+    TokenSpan,
+    WireMessage,
+)
 from sterna.migration.messages import Event
 from sterna.runtime.effects import EffectRunner
+from sterna.runtime.lease_guard import LeaseGuard
 from sterna.sending import KeepOnly, ToMailbox, Unexpected
 from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
 
@@ -36,6 +43,8 @@ class Instance:
     def __init__(self, instance_id: InstanceId, config: LlumletConfig, mailbox: Mailbox) -> None:
         self._instance_id = instance_id
         self._mailbox = mailbox
+        self._lease: LeaseGuard | None = None
+        self._supervisor: str | None = None
         self._core = InstanceCore(instance_id, config)
         self._timer: asyncio.TimerHandle | None = None
         self.failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -71,6 +80,10 @@ class Instance:
         self._tick()
         return facts
 
+    def hold(self, lease: LeaseGuard) -> None:
+        """Act from now on only as long as this lease lasts."""
+        self._lease = lease
+
     async def close(self) -> None:
         """Stop serving and give the engine's resources back."""
         if self._timer is not None:
@@ -83,11 +96,33 @@ class Instance:
     # ----------------------------------------------------------------------------- messages
 
     def _handle(self, message: WireMessage, frames: list[bytes]) -> None:
-        self._carry_out(self._core.on_message(message, frames, _now_s()))
+        if isinstance(message, HeartbeatAnswer):
+            self._supervisor = message.supervisor
+            if self._lease is not None and message.asked_s is not None:
+                self._lease.on_answer(message.asked_s)
+        elif isinstance(message, Membership):
+            self.on_membership(message)
+        else:
+            self._carry_out(self._core.on_message(message, frames, _now_s()))
 
     def on_membership(self, membership: Membership) -> None:
         """Learn who is there; whoever is not there any more is dead for good."""
-        self._carry_out(self._core.on_membership(membership, _now_s()))
+        effects = self._core.on_message(membership, [], _now_s())
+        if self.membership is membership and membership.supervisor is not None:
+            # A supervisor's successor makes itself known by its first one.
+            self._supervisor = membership.supervisor
+        self._carry_out(effects)
+
+    def tell_supervisor(self, message: WireMessage) -> None:
+        """Send it to the supervisor, if one is known."""
+        if self._supervisor is not None:
+            self._send(self._supervisor, message)
+
+    def _send(self, address: str, message: WireMessage, frames: Sequence[bytes] = ()) -> None:
+        # Whatever an instance does to others, it does by its mailbox.
+        if self._lease is not None:
+            self._lease.check()
+        self._mailbox.send(address, message, frames)
 
     # ------------------------------------------------------------------------------ effects
 
@@ -95,7 +130,7 @@ class Instance:
         for effect in effects:
             match effect:
                 case ToMailbox(address, message, frames):
-                    self._mailbox.send(address, message, frames)
+                    self._send(address, message, frames)
                 case KeepOnly(addresses):
                     self._mailbox.keep_only(set(addresses))
                 case AddToEngine(frontend_id, message, frames):
@@ -120,7 +155,7 @@ class Instance:
     def _send_to_peer(self, peer: InstanceId, message: MigrationMessage) -> None:
         address = self._core.address_of(peer)
         if address is not None:
-            self._mailbox.send(address, message)
+            self._send(address, message)
 
     # ------------------------------------------------------------------------ EngineListener
 

@@ -14,6 +14,7 @@ from sterna.engine.interface import EngineFacts
 from sterna.errors import InstanceStartError
 from sterna.progress import ProcessIdentity
 from sterna.runtime.actors import InstanceActor
+from sterna.runtime.addresses import own_node
 from sterna.runtime.forking import forked_runtime_env
 from sterna.runtime.member_status import MemberStatus
 from sterna.runtime.placement import Place, find_again, find_place
@@ -29,10 +30,16 @@ CLOSE_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Hosted:
-    actor: Any
+    """An instance.
+
+    Attributes:
+        actor: None: its supervisor died, and the successor cannot reach it.
+    """
+
+    actor: Any | None
     address: str
     kv_format: str
-    place: Place
+    place: Place | None
     process: ProcessIdentity
 
 
@@ -109,6 +116,7 @@ class InstanceActors:
                 config.log_level,
                 self._emulated,
                 config.mailbox_keys,
+                (own_node(), config.watch.lease_s),
             )
             process = await actor.process.remote()
         except ray.exceptions.RayError as error:
@@ -129,6 +137,19 @@ class InstanceActors:
             actor, status.address, status.facts.kv_format, place, status.process
         )
 
+    def take_over_unheard(self, instance_id: InstanceId, unheard: Hosted) -> None:
+        """Take an instance over that another supervisor has started, and that does not answer from
+        its node: it is to end."""
+        assert unheard.process is not None
+        self._hosted[instance_id] = _Hosted(
+            None, unheard.address, unheard.kv_format, find_again(instance_id), unheard.process
+        )
+
+    def address(self, instance_id: InstanceId) -> str | None:
+        """Return the mailbox of an instance that is up; None where there is none of this name."""
+        hosted = self._hosted.get(instance_id)
+        return None if hosted is None else hosted.address
+
     async def ended(self, instance_id: InstanceId) -> str:
         """Wait until the instance has ended, by itself or by `close`, or works no more; returns
         why, when nothing of it can act any more."""
@@ -142,8 +163,8 @@ class InstanceActors:
     async def close(self, instance_id: InstanceId) -> None:
         """End an instance in good order; `ended` returns then."""
         hosted = self._hosted.get(instance_id)
-        if hosted is None:
-            return  # It has died meanwhile.
+        if hosted is None or hosted.actor is None:
+            return  # It has died meanwhile, or ends already.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await settle(hosted.actor.close.remote())
@@ -151,14 +172,17 @@ class InstanceActors:
 
     async def close_all(self) -> None:
         """End all engines in good order; their processes end with Ray."""
-        await settle(*(hosted.actor.close.remote() for hosted in self._hosted.values()))
+        actors = [hosted.actor for hosted in self._hosted.values()]
+        await settle(*(actor.close.remote() for actor in actors if actor is not None))
 
 
 async def _clear_away(hosted: _Hosted) -> None:
     """Let Ray know that an instance has ended, and others have its place."""
-    await forget(hosted.actor)
-    with contextlib.suppress(ray.exceptions.RayError):
-        await asyncio.to_thread(hosted.place.give_back)
+    if hosted.actor is not None:
+        await forget(hosted.actor)
+    if hosted.place is not None:
+        with contextlib.suppress(ray.exceptions.RayError):
+            await asyncio.to_thread(hosted.place.give_back)
 
 
 def surviving_as(name: str) -> dict[str, Any]:

@@ -41,6 +41,15 @@ NUM_RAY_STARTS = 3
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Ray's smallest object store: no payload goes through it."""
 
+NODE_HEALTH = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "8",
+}
+"""How soon Ray gives up a node: 8 s after it ended, for connections to it are refused then; 24 s
+after it was cut off, for then nobody answers. That is longer than the lease of an instance: a node
+that is there again before goes on as it was."""
+
 POLL_INTERVAL_S = 0.2
 """How soon a signal is seen while something else is waited for."""
 
@@ -88,11 +97,19 @@ class Run:
     Args:
         environment: environment variables of processes that run vLLM.
         has_fork_server: whether vLLM is imported once for all of them.
+        cluster_host: the address at which other nodes reach this one; None: there are none.
     """
 
-    def __init__(self, environment: dict[str, str], *, has_fork_server: bool = False) -> None:
+    def __init__(
+        self,
+        environment: dict[str, str],
+        *,
+        has_fork_server: bool = False,
+        cluster_host: str | None = None,
+    ) -> None:
         self._environment = environment
         self._has_fork_server = has_fork_server
+        self._cluster_host = cluster_host
         self._open = ExitStack()
         self._stop = Stop()
         self._gcs = Gcs()
@@ -168,7 +185,7 @@ class Run:
         self._driver = DriverProcess(self._environment, self._metrics_folder.name)
         _on_signal(self._break_off)
         try:
-            start_ray(self._stop, self._reaper, self._gcs)
+            start_ray(self._stop, self._reaper, self._gcs, self._cluster_host)
         except (KeyboardInterrupt, SystemExit):
             # Ray puts a handler of its own for SIGTERM before it has started.
             self._stop.on_signal(signal.SIGTERM)
@@ -176,7 +193,10 @@ class Run:
             _on_signal(self._stop.on_signal)
         self._reaper.note_descendants()
         if not self._stop.is_set():
-            self._driver.use_ray(ray.get_runtime_context().gcs_address)
+            address = ray.get_runtime_context().gcs_address
+            if self._cluster_host is not None:
+                say(f"nodes join with: ray start --address={address}")
+            self._driver.use_ray(address)
 
     def _break_off(self, number: int) -> None:
         self._stop.on_signal(number)
@@ -210,8 +230,11 @@ def _on_signal(act: Callable[[int], None]) -> None:
         signal.signal(signal_number, lambda number, _: act(number))
 
 
-def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs) -> None:
+def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> None:
     """Start a Ray on this machine, again when its processes came up too slowly.
+
+    Args:
+        host: see `Run`.
 
     Raises:
         RayStartError: it does not start.
@@ -222,12 +245,17 @@ def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # A worker that is to be a fork waits for the fork server's imports.
     os.environ.setdefault("RAY_worker_register_timeout_seconds", "300")
+    for option, value in NODE_HEALTH.items():
+        os.environ.setdefault(option, value)
+    # What has been started before (the driver, the fork server) waits for a Ray, whichever it is.
+    before = {each.pid for each in psutil.Process().children(recursive=True)}
     for attempt in range(1, NUM_RAY_STARTS + 1):
         gcs.prepare()
         try:
             ray.init(
                 # Its own, also where another Ray runs on this machine.
                 address="local",
+                _node_ip_address=host,
                 namespace=NAMESPACE,
                 include_dashboard=False,
                 # The driver shows what actors print.
@@ -245,7 +273,7 @@ def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs) -> None:
                     f"Ray does not start on this machine, which may be overloaded: {error}"
                 ) from error
             logger.warning("Ray came up too slowly, trying again reason=%s", error)
-            reaper.reap_now()
+            reaper.reap_now(spared=before)
 
 
 def _check_resources(config: ClusterConfig) -> None:

@@ -3,12 +3,33 @@
 import secrets
 from collections.abc import MutableMapping
 
+from sterna.errors import ConfigurationError
 
-def protect_ray(environment: MutableMapping[str, str]) -> None:
-    """Have Ray answer only to processes that know this run's token.
+IS_SPREAD = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Without it, Ray listens on the loopback only, where it has no nodes to expect."""
 
-    Ray's ports are open to the network, and whoever may use them can run code here. The processes
-    of the run inherit the token. To be called before Ray is imported, which reads it.
+
+def protect_ray(environment: MutableMapping[str, str], *, is_shared: bool = False) -> None:
+    """Have Ray answer only to processes that know this run's token, and to this machine only unless
+    it is shared.
+
+    Whoever may use Ray's ports can run code here. The processes of the run inherit the token. To be
+    called before Ray is imported, which reads all of this.
+
+    Args:
+        is_shared: whether other nodes are to join, which need to know the token.
+
+    Raises:
+        ConfigurationError: they could not know it.
     """
-    if environment.setdefault("RAY_AUTH_MODE", "token") == "token":
-        environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    environment[IS_SPREAD] = str(int(is_shared))
+    if environment.setdefault("RAY_AUTH_MODE", "token") != "token":
+        return
+    if "RAY_AUTH_TOKEN_PATH" in environment or "RAY_AUTH_TOKEN" in environment:
+        return
+    if is_shared:
+        raise ConfigurationError(
+            "--cluster-address: other nodes join with a token; set RAY_AUTH_TOKEN to one of yours "
+            "(openssl rand -hex 32), and RAY_AUTH_MODE=token, here and there"
+        )
+    environment["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -15,6 +15,7 @@ from sterna.fleet import RETRY_DELAYS_S
 from sterna.messages import SCHEDULER_NAME, Frontend, frontend_name
 from sterna.progress import ProcessIdentity
 from sterna.runtime.actors import FrontendActor, SchedulerActor
+from sterna.runtime.addresses import staying_here
 from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, forked_runtime_env
 from sterna.runtime.instance_actors import settle, surviving_as
 from sterna.runtime.takeover import SCHEDULER, Found
@@ -174,7 +175,7 @@ class Services:
         """Start a process for a scheduler."""
         name = f"{SCHEDULER}{self.num_schedulers_begun}"
         self.num_schedulers_begun += 1
-        return SchedulerActor.options(**surviving_as(name)).remote()
+        return SchedulerActor.options(**surviving_as(name), **staying_here()).remote()
 
     def _host_scheduler(self, member: _Member) -> None:
         self._scheduler = member
@@ -214,7 +215,7 @@ class Services:
         frontend_id = FrontendId(self.num_frontends_begun)
         self.num_frontends_begun += 1
         name = frontend_name(frontend_id)
-        options = {"runtime_env": forked_runtime_env(), **surviving_as(name)}
+        options = {"runtime_env": forked_runtime_env(), **surviving_as(name), **staying_here()}
         return frontend_id, FrontendActor.options(**options).remote(name, self._environment)
 
     async def _prepare(self, frontend_id: FrontendId, actor: Any) -> tuple[FrontendId, Any, str]:

@@ -14,6 +14,7 @@ from typing import Any, Self
 import ray
 
 from sterna.progress import ProcessIdentity
+from sterna.runtime.addresses import staying_here
 from sterna.runtime.cluster import ClusterActor
 from sterna.runtime.instance_actors import surviving_as
 from sterna.runtime.process import ProcessWatch, end_process
@@ -52,7 +53,7 @@ class Supervisor:
         """Start one. Args: as `Cluster`, and as this class."""
         # A name that was never used, also not by another driver; the latest one sorts last.
         name = f"{NAME}{time.time_ns():020}"
-        actor = ClusterActor.options(**surviving_as(name)).remote(
+        actor = ClusterActor.options(**surviving_as(name), **staying_here()).remote(
             environment, metrics_folder, is_successor=is_successor
         )
         return cls(actor, is_reserve=is_reserve)

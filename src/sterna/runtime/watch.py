@@ -1,22 +1,28 @@
 """Watches the members of a cluster for its supervisor, and ends those that work no more.
 
 Which those are is decided by the pure `Progress`; here their processes are looked at, on the
-nodes where they run, and killed there.
+nodes where they run, and killed there. Members on other nodes hold leases (`lease`): one that
+cannot be reached to be killed has ended when its lease has.
 """
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sterna.config import WatchConfig
+from sterna.lease import GrantedLeases
 from sterna.messages import Heartbeat
 from sterna.progress import ProcessIdentity, ProcessState, Progress
+from sterna.runtime.addresses import own_node
 from sterna.runtime.process import end_process, state_of_process
 from sterna.runtime.tasks import Tasks
+from sterna.supervisor_core import Hosted
+from sterna.types import InstanceId
 
 logger = logging.getLogger(__name__)
 
@@ -52,22 +58,27 @@ class Watch:
 
     def __init__(self, config: WatchConfig, tasks: Tasks) -> None:
         self._progress = Progress(config)
+        self._leases = GrantedLeases(config.lease_s)
         self._tasks = tasks
-        self._own_node = ray.get_runtime_context().get_node_id()
+        self._own_node = own_node()
         self._processes: dict[str, ProcessIdentity] = {}
         self._halted: dict[str, asyncio.Future[str]] = {}
         self._nodes: dict[str, Any] = {}
         tasks.begin(self._judge())
         tasks.begin(self._look_at(self._own_node))
 
-    def on_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """A member says how it gets on."""
+    def on_heartbeat(self, heartbeat: Heartbeat) -> bool:
+        """A member says how it gets on; returns whether it must be answered, which extends its
+        lease."""
         self._progress.on_heartbeat(heartbeat, _now_s())
+        if heartbeat.asked_s is None:
+            return False
+        return self._leases.may_answer(heartbeat.member, _now_s())
 
     async def until_ended(
         self,
         member: str,
-        actor: Any,
+        actor: Any | None,
         process: ProcessIdentity,
         *,
         stopped_timeout_s: float | None = None,
@@ -77,50 +88,92 @@ class Watch:
         its process has ended for certain.
 
         Args:
+            actor: None: it cannot be reached, and is to end.
             stopped_timeout_s, silence_timeout_s: see `Progress.on_joined`.
         """
+        is_remote = process.node_id != self._own_node
         self._progress.on_joined(
-            member, stopped_timeout_s=stopped_timeout_s, silence_timeout_s=silence_timeout_s
+            member,
+            stopped_timeout_s=stopped_timeout_s,
+            silence_timeout_s=silence_timeout_s,
+            is_remote=is_remote,
         )
+        if is_remote:
+            # It has begun before; or a supervisor that is dead by now may just have answered it.
+            self._leases.grant(member, _now_s())
         self._processes[member] = process
         halted = self._halted[member] = asyncio.get_running_loop().create_future()
         if process.node_id not in (self._own_node, *self._nodes):
             self._nodes[process.node_id] = None
             self._tasks.begin(self._look_at(process.node_id))
-        run = asyncio.ensure_future(end_of(actor))
+        run = asyncio.ensure_future(_end_of(actor))
         try:
             await asyncio.wait((run, halted), return_when=asyncio.FIRST_COMPLETED)
             reason = run.result() if run.done() else halted.result()
-            await self.end(process)
+            if is_remote:
+                await self._end_there(member, process)
+            else:
+                await end_process(process)
         finally:
             run.cancel()
             self._progress.on_left(member)
+            self._leases.forget(member)
             del self._processes[member], self._halted[member]
         return reason
 
-    async def end(self, process: ProcessIdentity) -> None:
-        """Kill the process on its node; returns when it has ended, or its node has."""
-        if process.node_id == self._own_node:
-            await end_process(process)
-            return
+    async def end_here(self, silent: Mapping[InstanceId, Hosted]) -> dict[InstanceId, Hosted]:
+        """Kill those of these instances that are on this node; returns the others when they have
+        ended."""
+        elsewhere = {}
+        for instance_id, hosted in silent.items():
+            assert hosted.process is not None
+            if hosted.process.node_id == self._own_node:
+                await end_process(hosted.process)
+            else:
+                elsewhere[instance_id] = hosted
+        return elsewhere
+
+    # ---------------------------------------------------------------------------- internals
+
+    async def _end_there(self, member: str, process: ProcessIdentity) -> None:
+        """Kill a process on its node; returns when it has ended, or must have ended by itself."""
+        self._leases.end(member)
+        killing = asyncio.ensure_future(self._kill_there(process))
+        try:
+            left_s = self._leases.certain_s(member) - _now_s()
+            await asyncio.wait((killing,), timeout=max(0.0, left_s))
+            if killing.done():
+                killing.result()
+            else:
+                logger.warning("killed by nobody, but its lease has ended member=%s", member)
+        finally:
+            killing.cancel()
+
+    async def _kill_there(self, process: ProcessIdentity) -> None:
+        """Return when the process has been killed on its node; never when the node is lost."""
         while True:
             try:
                 await self._node_actor(process.node_id).end.remote(process)
             except ray.exceptions.RayError as error:
                 if not await self._is_back(process.node_id, error):
-                    return
+                    # That Ray has lost it says nothing of its processes.
+                    await asyncio.get_running_loop().create_future()
             else:
                 return
-
-    # ---------------------------------------------------------------------------- internals
 
     async def _judge(self) -> None:
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
-            for each in self._progress.on_time(_now_s()):
-                halted = self._halted[each.member]
-                if not halted.done():
-                    halted.set_result(each.reason)
+            now_s = _now_s()
+            for each in self._progress.on_time(now_s):
+                self._halt(each.member, each.reason)
+            for member in self._leases.ended(now_s):
+                self._halt(member, "it is out of reach, and its lease has ended")
+
+    def _halt(self, member: str, reason: str) -> None:
+        halted = self._halted[member]
+        if not halted.done():
+            halted.set_result(reason)
 
     async def _look_at(self, node_id: str) -> None:
         """Look at a node's processes, for as long as there is the node."""
@@ -153,8 +206,7 @@ class Watch:
         return self._nodes[node_id]
 
     async def _is_back(self, node_id: str, error: ray.exceptions.RayError) -> bool:
-        """Whether a node, whose watcher was lost, may be asked again; if not, it is dead, and all
-        its processes with it."""
+        """Whether a node, whose watcher was lost, may be asked again; if not, Ray has lost it."""
         reason = str(error).strip().splitlines()[0]
         logger.warning("watcher lost node=%s reason=%s", node_id, reason)
         await asyncio.sleep(RETRY_DELAY_S)
@@ -166,12 +218,18 @@ class Watch:
         return is_alive
 
 
-async def end_of(actor: Any) -> str:
+async def _end_of(actor: Any | None) -> str:
     """Wait until the actor's `run` ends or the actor dies; returns why."""
-    try:
-        return str(await actor.run.remote())
-    except ray.exceptions.RayError as error:
-        return str(error).strip().splitlines()[0]
+    if actor is None:
+        return "it did not answer the supervisor's successor"
+    while True:
+        try:
+            return str(await actor.run.remote())
+        except ray.exceptions.ActorUnavailableError:
+            # The connection to it broke; it may well be alive, and who looks at it will know.
+            await asyncio.sleep(RETRY_DELAY_S)
+        except ray.exceptions.RayError as error:
+            return str(error).strip().splitlines()[0]
 
 
 async def forget(actor: Any) -> None:

@@ -1,0 +1,123 @@
+"""The options of `sterna serve` about the nodes of a cluster."""
+
+import argparse
+import ipaddress
+import socket
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sterna.config import LOOPBACK, TransportConfig
+from sterna.errors import ConfigurationError
+
+OPTION = "--cluster-address"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterAddress:
+    """Where other nodes reach this one.
+
+    Attributes:
+        port: of Ray's GCS, at which they join; None: Ray chooses one.
+    """
+
+    host: str
+    port: int | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Return what Ray's head reads from its environment of this."""
+        return {} if self.port is None else {"RAY_GCS_SERVER_PORT": str(self.port)}
+
+
+def add_cluster_options(group: Any) -> None:
+    """Add the options to a group of the parser of `sterna serve`."""
+    _add(group)
+    group.add_argument(
+        "--transport",
+        choices=("gloo", "tcp", "shm"),
+        default=None,
+        help="what carries KV blocks between instances; shm works on one host only (default: shm, "
+        f"with {OPTION} tcp)",
+    )
+
+
+def cluster_address(arguments: Sequence[str]) -> ClusterAddress | None:
+    """Return where other nodes are to reach this one; None: there are none. Ray needs to know it
+    before the other options have been read.
+
+    Raises:
+        ConfigurationError: they could not.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    _add(parser)
+    given = parser.parse_known_args(list(arguments))[0].cluster_address
+    if given is None:
+        return None
+    host, _, port = given.partition(":")
+    try:
+        address = ipaddress.IPv4Address(host)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{OPTION} {given}: not ADDRESS or ADDRESS:PORT, with an IPv4 address"
+        ) from error
+    if address.is_loopback or address.is_unspecified:
+        raise ConfigurationError(
+            f"{OPTION} {given}: other nodes cannot connect to that; give this machine's address in "
+            "their network, or leave the option out"
+        )
+    if port and not (port.isdecimal() and 1024 <= int(port) <= 65535):
+        raise ConfigurationError(f"{OPTION} {given}: the port must be in [1024, 65535]")
+    _check_own(host, int(port or 0))
+    return ClusterAddress(host, int(port) if port else None)
+
+
+def internal_host(args: Namespace, address: ClusterAddress | None) -> str | None:
+    """Return where actors listen for each other (`ClusterConfig`).
+
+    Args:
+        address: as `cluster_address` found it.
+
+    Raises:
+        ConfigurationError: the option stands where it was not found.
+    """
+    if (args.cluster_address is None) != (address is None):
+        raise ConfigurationError(f"{OPTION} is for the command line, and spelt so")
+    return LOOPBACK if address is None else None
+
+
+def transport_config(args: Namespace) -> TransportConfig:
+    """Return what carries KV blocks.
+
+    Raises:
+        ConfigurationError: it does not get to other nodes.
+    """
+    is_shared = args.cluster_address is not None
+    if is_shared and args.transport == "shm":
+        raise ConfigurationError(
+            f"--transport shm works on one host only; with {OPTION} choose tcp or gloo"
+        )
+    kind = args.transport or ("tcp" if is_shared else "shm")
+    return TransportConfig(kind=kind, bandwidth_share=args.migration_bandwidth_share)
+
+
+def _add(group: Any) -> None:
+    group.add_argument(
+        OPTION,
+        metavar="ADDRESS[:PORT]",
+        default=None,
+        help="let other nodes in, which reach this machine at ADDRESS: they join with `ray start "
+        "--address=ADDRESS:PORT` (default: everything internal is on 127.0.0.1, for one machine)",
+    )
+
+
+def _check_own(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigurationError(
+                f"{OPTION}: cannot listen on {host}:{port} ({error.strerror}); it must be an "
+                "address of this machine, and a free port"
+            ) from error

@@ -1,0 +1,145 @@
+"""Further nodes of a server's Ray, on this machine, and networks of their own for them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sterna.runtime.protection import IS_SPREAD
+from tests.serve.server import HANG_TIMEOUT_S, ServerProcess, free_port
+
+NUM_CPUS = os.cpu_count() or 1
+"""Of each node, and asked for each instance: no two fit on one node."""
+
+NODE_TIMEOUT_S = 120.0
+"""A node takes seconds to join, on a free machine."""
+
+
+class Network:
+    """A network namespace, and the link between it and that of the tests.
+
+    Both ends have addresses: `host` here, `there` in the namespace.
+    """
+
+    def __init__(self) -> None:
+        number = os.getpid() % 250
+        self.name = f"sterna{number}"
+        self.host, self.there = f"10.213.{number}.1", f"10.213.{number}.2"
+        self._end = f"st{number}a"
+        self._other_end = f"st{number}b"
+        _ip("netns", "add", self.name)
+        try:
+            _ip("link", "add", self._end, "type", "veth", "peer", "name", self._other_end)
+            _ip("link", "set", self._other_end, "netns", self.name)
+            _ip("addr", "add", f"{self.host}/30", "dev", self._end)
+            _ip("-n", self.name, "addr", "add", f"{self.there}/30", "dev", self._other_end)
+            for own in ("lo", self._other_end):
+                _ip("-n", self.name, "link", "set", own, "up")
+            _ip("link", "set", self._end, "up")
+        except BaseException:
+            self.close()
+            raise
+
+    def cut(self) -> None:
+        """Nothing comes through any more; both sides keep their addresses."""
+        # At the far end: here a default route would take what is sent elsewhere.
+        _ip("-n", self.name, "link", "set", self._other_end, "down")
+
+    def restore(self) -> None:
+        """Everything comes through again."""
+        _ip("-n", self.name, "link", "set", self._other_end, "up")
+
+    def listening(self, pid: int) -> set[str]:
+        """The addresses on which a process in the namespace listens."""
+        command = ["ip", "netns", "exec", self.name, "ss", "-ltnHp"]
+        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        own = [each.split() for each in lines.splitlines() if f"pid={pid}," in each]
+        return {fields[3].rpartition(":")[0].strip("[]") for fields in own}
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        # The link goes with it, as soon as no process is in it any more.
+        subprocess.run(["ip", "link", "del", self._end], check=False, capture_output=True)
+        subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
+
+
+def make_network() -> Network:
+    """Return a network, or have the test skipped, with the reason."""
+    if shutil.which("ip") is None:
+        pytest.skip("needs the command ip (iproute2) for a network namespace")
+    if os.geteuid() != 0:
+        pytest.skip("needs root for a network namespace")
+    try:
+        return Network()
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"this machine gives no network namespace: {error.stderr.strip()}")
+
+
+class Node:
+    """A further node.
+
+    Args:
+        address: where the server's Ray is joined.
+        host: the node's own address.
+        network: in which it is, where it is not this one.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        environment: dict[str, str],
+        host: str,
+        network: Network | None = None,
+    ) -> None:
+        self._process = subprocess.Popen(
+            [
+                *(() if network is None else ("ip", "netns", "exec", network.name)),
+                *(str(Path(sys.executable).with_name("ray")), "start", "--block"),
+                *(
+                    f"--address={address}",
+                    f"--node-ip-address={host}",
+                    f"--num-cpus={NUM_CPUS}",
+                    "--object-store-memory=80000000",
+                ),
+                *("--min-worker-port=0", "--max-worker-port=0"),
+                # Else all on one machine choose the same.
+                f"--dashboard-agent-listen-port={free_port()}",
+            ],
+            # The tests' own Ray has no further nodes.
+            env={**os.environ, **environment, IS_SPREAD: "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        own = psutil.Process(self._process.pid)
+        return [own, *own.children(recursive=True)]
+
+    def kill(self) -> None:
+        """End all of it at once."""
+        if self._process.poll() is not None:
+            return
+        family = self.processes()
+        for process in family:
+            process.kill()
+        self._process.wait()
+        psutil.wait_procs(family, HANG_TIMEOUT_S)
+
+
+def join_address(server: ServerProcess) -> str:
+    """Where nodes join, as the server has said."""
+    return server.until_line(r"nodes join with: ray start --address=(\S+)", HANG_TIMEOUT_S)[1]
+
+
+def states(server: ServerProcess) -> dict[str, str]:
+    return {each["id"]: each["state"] for each in server.instances()}
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)

@@ -1,0 +1,229 @@
+"""Two nodes in two network namespaces, and the link between them cut: nothing acts twice."""
+
+import contextlib
+import re
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sterna.cli.admin import ask
+from tests.models import small_model
+from tests.serve.load import Load
+from tests.serve.nodes import (
+    NODE_TIMEOUT_S,
+    NUM_CPUS,
+    Network,
+    Node,
+    join_address,
+    make_network,
+    states,
+)
+from tests.serve.server import (
+    HANG_TIMEOUT_S,
+    START_TIMEOUT_S,
+    STERNA_IS_READY,
+    ServerProcess,
+    free_port,
+    serve_command,
+    until,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+
+NUM_CLIENTS = 8
+LEASE_S = 15.0
+"""Longer than a supervisor's successor takes on a busy machine."""
+SHORT_CUT_S = 4.0
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    network = make_network()
+    yield network
+    network.close()
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    """What lets the other node into the server's Ray."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+@pytest.fixture(scope="module")
+def server(network: Network, environment: dict[str, str]) -> Iterator[ServerProcess]:
+    small_model()
+    port = free_port()
+    server = ServerProcess(
+        serve_command(
+            *("--engine", "emulated", "--port", str(port), "--shutdown-timeout", "0"),
+            *("--instances", "1", "--cpus-per-instance", str(NUM_CPUS)),
+            *("--cluster-address", network.host, "--instance-lease", str(LEASE_S)),
+        ),
+        environment,
+        port,
+    )
+    try:
+        server.until_line(STERNA_IS_READY, START_TIMEOUT_S)
+        yield server
+    finally:
+        server.end()
+
+
+@pytest.fixture(scope="module")
+def node(server: ServerProcess, network: Network, environment: dict[str, str]) -> Iterator[Node]:
+    """On the other side of the link, with room for one instance; another one is here."""
+    ask(server.url, "POST", "/admin/start", None, {"instances": 1})
+    node = Node(join_address(server), environment, network.there, network)
+    yield node
+    network.restore()
+    node.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """The instance on the other side of the link."""
+
+    instance_id: str
+    process: psutil.Process
+
+
+@pytest.fixture
+def remote(server: ServerProcess, node: Node) -> Remote:
+    until(lambda: list(states(server).values()) == ["running"] * 2, "two serve", NODE_TIMEOUT_S)
+    there = {each.pid: each for each in node.processes()}
+    (found,) = {
+        Remote(instance_id, there[int(pid)])
+        for instance_id, pid in re.findall(r"\((instance \S+) pid=(\d+)", server.log)
+        if int(pid) in there
+    }
+    return Remote(found.instance_id.removeprefix("instance "), found.process)
+
+
+class Watcher:
+    """Sees when a process ends, within milliseconds."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+        self.ended_s: float | None = None
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        pace = threading.Event()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            while self._process.status() != psutil.STATUS_ZOMBIE:
+                pace.wait(0.005)
+        self.ended_s = time.time()
+
+
+def logged_s(lines: Sequence[str], what: str) -> float:
+    """The time of the first line with this in it."""
+    line = next(each for each in lines if what in each)
+    found = re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", line)
+    assert found is not None
+    return datetime.strptime(found[0], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+
+
+def own_log(pid: int) -> str:
+    """What a worker of Ray has written to its log on its own node."""
+    files = Path("/tmp/ray").glob(f"session_*/logs/worker-*-{pid}.err")
+    return "".join(each.read_text("utf-8", errors="replace") for each in files)
+
+
+def test_actors_listen_for_each_other_on_the_addresses_of_their_nodes(
+    server: ServerProcess, network: Network, remote: Remote
+) -> None:
+    """Besides Ray's own ports, which are on all addresses."""
+    supervisor = server.at_work("ray::_ClusterActor")[0]
+    here = {
+        each.laddr.ip
+        for each in supervisor.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN
+    }
+    assert here - {"0.0.0.0", "::"} == {network.host}
+    assert network.listening(remote.process.pid) - {"0.0.0.0", "*", "::"} == {network.there}
+
+
+def until_remote_is_busy(server: ServerProcess, remote: Remote) -> None:
+    until(
+        lambda: any(each["instance"] == remote.instance_id for each in server.requests()),
+        "it has requests",
+    )
+
+
+def test_a_cut_that_is_shorter_than_the_lease_costs_nothing_but_the_time(
+    server: ServerProcess, network: Network, remote: Remote
+) -> None:
+    before = states(server)
+    with Load(server, NUM_CLIENTS) as load:
+        load.until_ended(2 * NUM_CLIENTS)
+        until_remote_is_busy(server, remote)
+        network.cut()
+        # Nothing can be seen of the other side that would be worth waiting for.
+        threading.Event().wait(SHORT_CUT_S)
+        network.restore()
+        after = load.until_ended(4 * NUM_CLIENTS)
+        # What was begun by mistake would have come about by then.
+        threading.Event().wait(LEASE_S)
+    assert after.failures == load.seen().failures == []
+    assert f"instance lost instance={remote.instance_id}" not in server.log
+    assert remote.process.is_running()
+    assert states(server) == before
+    until(server.is_empty, "nothing is left of the requests")
+
+
+def test_the_successor_of_a_supervisor_renews_leases_in_time(
+    server: ServerProcess, remote: Remote
+) -> None:
+    with Load(server, NUM_CLIENTS) as load:
+        load.until_ended(NUM_CLIENTS)
+        server.at_work("ray::_ClusterActor")[0].kill()
+        server.until_line("supervisor took over", HANG_TIMEOUT_S)
+        threading.Event().wait(LEASE_S)
+        seen = load.until_ended(NUM_CLIENTS)
+    assert seen.failures == []
+    assert f"instance lost instance={remote.instance_id}" not in server.log
+    assert remote.process.is_running()
+
+
+@pytest.mark.parametrize("supervisor_dies", [False, True])
+def test_an_instance_that_is_cut_off_has_ended_before_its_requests_go_on_elsewhere(
+    server: ServerProcess, network: Network, remote: Remote, *, supervisor_dies: bool
+) -> None:
+    """Also where its supervisor died: the successor, who has never heard of it, waits as well."""
+    lost = f"instance lost instance={remote.instance_id} "
+    watcher = Watcher(remote.process)
+    with Load(server, NUM_CLIENTS) as load:
+        load.until_ended(2 * NUM_CLIENTS)
+        until_remote_is_busy(server, remote)
+        num_before = len(server.lines)
+        cut_s = time.time()
+        network.cut()
+        if supervisor_dies:
+            server.at_work("ray::_ClusterActor")[0].kill()
+        server.until_line(lost, HANG_TIMEOUT_S)
+        # Whoever was with it goes on before the link is there again.
+        cut_off = load.until_ended(2 * NUM_CLIENTS)
+        network.restore()
+        restored = load.until_ended(2 * NUM_CLIENTS)
+    assert cut_off.failures == restored.failures == []
+
+    lines = server.lines[num_before:]
+    lost_s, again_s = logged_s(lines, lost), logged_s(lines, "request sent again ")
+    assert watcher.ended_s is not None
+    assert cut_s + LEASE_S - 1 < watcher.ended_s < lost_s <= again_s
+    if not supervisor_dies:
+        assert lost_s < cut_s + LEASE_S + 3
+    ending = f"no supervisor has answered within its lease instance={remote.instance_id}"
+    assert ending in own_log(remote.process.pid)
+
+    # There is room for another one only where it was.
+    until(lambda: list(states(server).values()) == ["running"] * 2, "as many serve", NODE_TIMEOUT_S)
+    assert remote.instance_id not in states(server)
+    until(server.is_empty, "nothing is left of the requests")
