@@ -1,8 +1,10 @@
 """What a run leaves behind when its process is killed is removed: processes, and their folders."""
 
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from sterna.folders import private_folder
 from sterna.progress import ProcessState
 from sterna.runtime.process import identity_of, state_of_process
+from sterna.runtime.reaper import RUN_ID_VARIABLE, reap
 
 HANG_S = 30.0
 
@@ -59,3 +62,27 @@ def test_without_a_run_a_folder_is_its_owners(monkeypatch: pytest.MonkeyPatch) -
         assert Path(name).is_dir()
         assert Path(name).name.startswith("sterna-metrics-")
     assert not Path(name).exists()
+
+
+RUN_ID = "a run of the tests"
+
+
+@pytest.fixture
+def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    command = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+    environments = [{RUN_ID_VARIABLE: RUN_ID}, {RUN_ID_VARIABLE: RUN_ID}, {}]
+    sleepers = [subprocess.Popen(command, env={**os.environ, **each}) for each in environments]
+    yield sleepers
+    for each in sleepers:
+        each.kill()
+        each.wait()
+
+
+def test_all_of_a_run_but_those_that_are_spared_end(
+    sleepers: list[subprocess.Popen[bytes]],
+) -> None:
+    """When Ray comes up too slowly it is begun again; the driver, begun before, waits for it."""
+    ours, driver, strangers = sleepers
+    reap(RUN_ID, os.getpid(), {}, spared=[driver.pid])
+    assert ours.poll() is not None
+    assert driver.poll() is strangers.poll() is None

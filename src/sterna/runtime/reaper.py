@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import psutil
 
@@ -53,9 +53,10 @@ class Reaper:
                 self._process.stdin.write(f"{process.pid} {process.create_time()}\n".encode())
         self._process.stdin.flush()
 
-    def reap_now(self) -> None:
-        """End what there is of the run but this process and what waits for its end."""
-        reap(os.environ[RUN_ID_VARIABLE], os.getpid(), {})
+    def reap_now(self, spared: Collection[int]) -> None:
+        """End what there is of the run but this process, what waits for its end, and the processes
+        with these ids."""
+        reap(os.environ[RUN_ID_VARIABLE], os.getpid(), {}, spared)
 
     def close(self) -> None:
         """End what is left of the run, and remove its folder; returns when that is done."""
@@ -66,14 +67,18 @@ class Reaper:
         os.environ.pop(RUN_FOLDER_VARIABLE, None)
 
 
-def reap(run_id: str, driver_pid: int, noted: Mapping[int, float]) -> None:
+def reap(
+    run_id: str, driver_pid: int, noted: Mapping[int, float], spared: Collection[int] = ()
+) -> None:
     """Kill every process of the run but the driver, after a grace.
 
     Args:
         noted: process ids that belong to the run by all means, and when each was created.
+        spared: ids of more processes that live on.
     """
+    left_alone = {driver_pid, os.getpid(), *spared}
     deadline_s = time.monotonic() + GRACE_S
-    while (left := _processes(run_id, driver_pid, noted)) and time.monotonic() < deadline_s:
+    while (left := _processes(run_id, left_alone, noted)) and time.monotonic() < deadline_s:
         time.sleep(POLL_INTERVAL_S)
     for process in left:
         try:
@@ -83,10 +88,12 @@ def reap(run_id: str, driver_pid: int, noted: Mapping[int, float]) -> None:
     psutil.wait_procs(left, timeout=GRACE_S)
 
 
-def _processes(run_id: str, driver_pid: int, noted: Mapping[int, float]) -> list[psutil.Process]:
+def _processes(
+    run_id: str, left_alone: Collection[int], noted: Mapping[int, float]
+) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
-        if process.pid in (driver_pid, os.getpid()):
+        if process.pid in left_alone:
             continue
         try:
             is_noted = noted.get(process.pid) == process.create_time()
