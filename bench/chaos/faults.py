@@ -65,8 +65,8 @@ class Processes:
         found = []
         for process in self._own.children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                command = " ".join(process.cmdline()).strip()
-                if mark in command and not command.endswith(UNREADY):
+                command = " ".join(process.cmdline())
+                if mark in command and not command.split()[0].endswith(UNREADY):
                     found.append((process.create_time(), process.pid, process))
         # Until one that is to be in reserve stands by, its title does not tell it from the other.
         return min(found)[2] if found else None

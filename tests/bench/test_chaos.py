@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bench.chaos.__main__ import main
 from bench.chaos.clients import Answer, Differences, Question, differences, questions
-from bench.chaos.faults import Fault, cut, kill, stopped
+from bench.chaos.faults import MARKS, Fault, Processes, cut, kill, stopped
 from bench.chaos.report import MOVED, Move, markdown, rows_of, summary_of
 
 tokens = st.lists(st.integers(0, 3), max_size=12)
@@ -178,3 +178,23 @@ def test_a_minute_of_faults_on_emulated_instances_fails_nothing(tmp_path: Path) 
     assert summary["faults"] > 0
     differing = ("failed", "tokens_lost", "tokens_repeated", "tokens_changed")
     assert [summary[each] for each in differing] == [0, 0, 0, 0]
+
+
+def test_of_two_schedulers_the_one_that_does_its_work_is_found() -> None:
+    """Ray shows in its title that the other one is in reserve, or begins."""
+    calls = (".stand_by", ".run", ".start")
+    started = [
+        subprocess.Popen([f"{MARKS['scheduler']}{call}", "100"], executable="/usr/bin/sleep")
+        for call in calls
+    ]
+    try:
+        # What is looked at is a whole title, as of a process that has written its own.
+        titles = [psutil.Process(each.pid).cmdline() for each in started]
+        assert [title[0] for title in titles] == [f"{MARKS['scheduler']}{call}" for call in calls]
+        found = Processes().marked(MARKS["scheduler"])
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+    assert found is not None
+    assert found.pid == started[1].pid
