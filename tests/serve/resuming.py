@@ -14,6 +14,10 @@ from tests.serve.server import HANG_TIMEOUT_S, ServerProcess, until
 FRONTEND = "ray::_FrontendActor"
 
 
+class TryAgainError(Exception):
+    """The server says so."""
+
+
 @dataclass
 class Reader:
     """A client of one stream, over several connections.
@@ -42,6 +46,8 @@ class Reader:
             httpx.Client(base_url=self.server.url, timeout=HANG_TIMEOUT_S) as http,
             http.stream("POST", self.path, json=self.body, headers=headers) as answer,
         ):
+            if answer.status_code == 503:
+                raise TryAgainError
             if answer.status_code != 200:
                 answer.read()
                 raise AssertionError(f"{answer.status_code} {answer.text}")
@@ -54,6 +60,19 @@ class Reader:
             for _, _ in zip(reading, range(at_most), strict=False):
                 pass
         return process
+
+    def read_to_the_end(self, timeout_s: float = HANG_TIMEOUT_S) -> None:
+        """As a client does that comes back until it has all."""
+
+        def is_over() -> bool:
+            try:
+                self.read()
+            except (httpx.TransportError, TryAgainError):
+                # The port was still that of the dead front end, too; or not all know of its death.
+                return False
+            return self.is_over
+
+        until(is_over, "the stream is over", timeout_s)
 
     def _read(self, answer: httpx.Response) -> Iterator[None]:
         number = 0
@@ -130,7 +149,7 @@ def read_elsewhere(reader: Reader, not_at: psutil.Process, at_most: int) -> None
                     return False
                 for _, _ in zip(reading, range(at_most), strict=False):
                     pass
-        except httpx.TransportError:
+        except (httpx.TransportError, TryAgainError):
             # Some front end has just died.
             return False
         return True

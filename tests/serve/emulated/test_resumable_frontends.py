@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import psutil
 import pytest
 
@@ -58,26 +57,12 @@ def test_streams_of_every_kind_go_on_when_the_front_end_that_has_them_is_killed(
         assert first.count(victim) >= 2
         victim.kill()
         # At once: nobody knows of the death.
-        list(pool.map(read_to_the_end, broken.values()))
+        list(pool.map(Reader.read_to_the_end, broken.values()))
     for name, each in broken.items():
         assert each.said() == undisturbed[name[:-2]].said(), name
     assert "streams taken over" in server.log
     assert "Traceback" not in server.log
     until(server.is_empty, "every instance is empty")
-
-
-def read_to_the_end(reader: Reader) -> None:
-    """As a client does that comes back until it has all."""
-
-    def is_over() -> bool:
-        try:
-            reader.read()
-        except httpx.TransportError:
-            # The port was still that of the dead front end, too.
-            return False
-        return reader.is_over
-
-    until(is_over, "the stream is over")
 
 
 def test_a_stream_is_read_on_at_the_other_front_end_while_its_own_lives(
@@ -113,5 +98,5 @@ def test_a_stream_outlives_two_front_ends_and_can_be_read_when_it_is_over(
     probe.events.append((0, ""))
     read_elsewhere(probe, other, at_most=5)
     other.kill()
-    read_to_the_end(broken)
+    broken.read_to_the_end()
     assert broken.said() == whole.said()

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.serve.resuming import Reader, front_ends
@@ -54,7 +53,7 @@ def test_streams_of_every_kind_say_what_they_say_alone_although_their_front_end_
         victim = max(front_ends(server), key=first.count)
         assert first.count(victim) >= 2
         victim.kill()
-        list(pool.map(read_to_the_end, broken.values()))
+        list(pool.map(Reader.read_to_the_end, broken.values()))
     for name, each in broken.items():
         said, said_alone = each.said(), alone[name].said()
         assert said.keys() == said_alone.keys()
@@ -65,15 +64,3 @@ def test_streams_of_every_kind_say_what_they_say_alone_although_their_front_end_
     assert "streams taken over" in server.log
     assert "Traceback" not in server.log
     until(server.is_empty, "every instance is empty")
-
-
-def read_to_the_end(reader: Reader) -> None:
-    def is_over() -> bool:
-        try:
-            reader.read()
-        except httpx.TransportError:
-            # The port was still that of the dead front end, too.
-            return False
-        return reader.is_over
-
-    until(is_over, "the stream is over", 120.0)
