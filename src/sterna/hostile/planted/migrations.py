@@ -139,6 +139,7 @@ class TellsOfALastStage(_WithMachines):
 class _Changeable(MigrationDestination):
     def _give_up(self, reason: Reason) -> list[Effect]:
         if self.state is DestinationState.COMMITTING:
+            self._lease_ends_s = float("inf")
             return [self._answer_aborted(reason)]
         return super()._give_up(reason)
 
