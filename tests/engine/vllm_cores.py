@@ -24,8 +24,8 @@ def tiny_core(folder: Path, *, load_format: str = "dummy", **options: Any) -> It
     before = dict(os.environ)
     os.environ.update(engine_environment())
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.core import EngineCore
-    from vllm.v1.executor.abstract import Executor
+
+    from sterna.engine.vllm.core import build_core
 
     model = tiny_random_llama(folder, seed=5, max_model_len=options["max_model_len"])
     config = EngineArgs(
@@ -42,7 +42,7 @@ def tiny_core(folder: Path, *, load_format: str = "dummy", **options: Any) -> It
     # library object of llvmlite, which is loaded where anything was compiled before.
     hidden = sys.modules.pop("llvmlite.binding.ffi", None)
     try:
-        core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        core = build_core(config, log_stats=False)
     finally:
         if hidden is not None:
             sys.modules["llvmlite.binding.ffi"] = hidden

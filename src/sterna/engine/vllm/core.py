@@ -5,12 +5,14 @@ from argparse import Namespace
 from typing import Any
 
 import msgspec
+import torch
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.executor.abstract import Executor
 
+from sterna.engine.vllm.guard import is_cpu_build
 from sterna.engine.vllm.scheduler import MigratingAsyncScheduler, MigratingScheduler
 
 WORKER_EXTENSION = "sterna.engine.vllm.worker.SternaWorkerExtension"
@@ -74,4 +76,8 @@ def engine_config(args: Namespace) -> VllmConfig:
 def build_core(config: VllmConfig, *, log_stats: bool) -> HostedCore:
     """Load the model and make the engine core; belongs to the thread that steps it."""
     sys.setswitchinterval(STEP_THREAD_SWITCH_INTERVAL_S)
+    if is_cpu_build() and config.model_config.enforce_eager:
+        # vLLM compiles parts of its sampler all the same, when the first request asks for log
+        # probabilities: by a C++ compiler, in the middle of a step, for up to ten seconds.
+        torch.compiler.set_stance("force_eager")
     return HostedCore(config, Executor.get_class(config), log_stats=log_stats)
