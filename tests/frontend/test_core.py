@@ -321,6 +321,27 @@ def test_a_gap_that_stays_open_is_gone_on_behind():
     assert under_test.core.on_time(11.0) == [abort(I0), *again(I0, 1, 10)]
 
 
+def test_a_request_whose_end_has_come_before_its_last_tokens_is_not_computed_again():
+    """They are slow on their way from the instance that it moved on from. Another one, which is
+    empty and ends, is no reason to doubt that they come."""
+    under_test = started(I0, I1)
+    under_test.tokens(I0, 0, 10)
+    assert under_test.tokens(I1, 2, 12, ends=True) == []
+    assert under_test.live(I1) == []
+    assert under_test.tokens(I0, 1, 11) == [
+        Deliver(R1, output(R1, 11), 0, False),
+        Deliver(R1, output(R1, 12), 0, True),
+    ]
+
+
+def test_a_gap_before_an_end_that_stays_open_is_gone_on_behind():
+    under_test = started(I0, I1)
+    under_test.tokens(I0, 0, 10)
+    under_test.tokens(I1, 2, 12, ends=True)
+    under_test.live(I1)
+    assert under_test.core.on_time(11.0) == again(I1, 1, 10)
+
+
 def test_a_gap_that_comes_again_at_the_same_place_fails_the_request():
     under_test = started(I0)
     under_test.tokens(I0, 1, 11)

@@ -184,6 +184,10 @@ class FrontendCore:
     ) -> list[Effect]:
         outcome = self._streams.on_batch(batch.spans, payloads, now_s)
         self._dispatcher.on_tokens(batch.instance_id, outcome.advanced)
+        for attempt_id in outcome.ended:
+            # No instance has it any more, and that is as it should be: what is missing is on its
+            # way, and if it was lost, its gap says so.
+            self._dispatcher.on_ended(attempt_id)
         if self._histories is None:
             effects: list[Effect] = [*outcome.deliveries]
             for delivery in outcome.deliveries:

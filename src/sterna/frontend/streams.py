@@ -40,11 +40,13 @@ class Outcome:
         deliveries: in the order in which they must reach the client.
         repeats: what was cut or dropped, in order.
         advanced: streams of which the batch holds tokens later than all that came before.
+        ended: streams of which the batch holds the end, behind tokens that are still to come.
         strays: requests of the batch without an open stream that their instance still steps.
     """
 
     deliveries: list[Deliver]
     advanced: list[RequestId]
+    ended: list[RequestId]
     strays: list[RequestId]
     repeats: list[Repeat]
 
@@ -92,7 +94,7 @@ class Streams:
         self, spans: Sequence[TokenSpan], payloads: Sequence[bytes], now_s: float
     ) -> Outcome:
         """Take in a batch, one payload for each span, and return what to do with it."""
-        outcome = Outcome([], [], [], [])
+        outcome = Outcome([], [], [], [], [])
         for span, payload in zip(spans, payloads, strict=True):
             stream = self._streams.get(span.request_id)
             if stream is None:
@@ -128,6 +130,8 @@ class Streams:
             if arrived not in stream.held:
                 insort(stream.held, arrived)
             self._gap_deadlines_s.setdefault(request_id, now_s + self._gap_timeout_s)
+            if span.is_finished:
+                outcome.ended.append(request_id)
             return
 
         num_before = len(outcome.deliveries)
