@@ -36,7 +36,7 @@ def add_cluster_options(group: Any) -> None:
     group.add_argument(
         "--transport",
         choices=("gloo", "tcp", "shm"),
-        default=None,
+        default=argparse.SUPPRESS,
         help="what carries KV blocks between instances; shm works on one host only (default: shm, "
         f"with {OPTION} tcp)",
     )
@@ -51,7 +51,7 @@ def cluster_address(arguments: Sequence[str]) -> ClusterAddress | None:
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     _add(parser)
-    given = parser.parse_known_args(list(arguments))[0].cluster_address
+    given = getattr(parser.parse_known_args(list(arguments))[0], "cluster_address", None)
     if given is None:
         return None
     host, _, port = given.partition(":")
@@ -81,7 +81,7 @@ def internal_host(args: Namespace, address: ClusterAddress | None) -> str | None
     Raises:
         ConfigurationError: the option stands where it was not found.
     """
-    if (args.cluster_address is None) != (address is None):
+    if ("cluster_address" in args) != (address is not None):
         raise ConfigurationError(f"{OPTION} is for the command line, and spelt so")
     return LOOPBACK if address is None else None
 
@@ -92,12 +92,12 @@ def transport_config(args: Namespace) -> TransportConfig:
     Raises:
         ConfigurationError: it does not get to other nodes.
     """
-    is_shared = args.cluster_address is not None
-    if is_shared and args.transport == "shm":
+    is_shared = "cluster_address" in args
+    kind = getattr(args, "transport", "tcp" if is_shared else "shm")
+    if is_shared and kind == "shm":
         raise ConfigurationError(
             f"--transport shm works on one host only; with {OPTION} choose tcp or gloo"
         )
-    kind = args.transport or ("tcp" if is_shared else "shm")
     return TransportConfig(kind=kind, bandwidth_share=args.migration_bandwidth_share)
 
 
@@ -105,7 +105,7 @@ def _add(group: Any) -> None:
     group.add_argument(
         OPTION,
         metavar="ADDRESS[:PORT]",
-        default=None,
+        default=argparse.SUPPRESS,
         help="let other nodes in, which reach this machine at ADDRESS: they join with `ray start "
         "--address=ADDRESS:PORT` (default: everything internal is on 127.0.0.1, for one machine)",
     )
