@@ -19,8 +19,6 @@ import ray
 from sterna.errors import InstanceStartError, SternaError
 from sterna.runtime.actors import configure_logging
 from sterna.runtime.orders import (
-    DEATHS_WITHIN_S,
-    MAX_DEATHS,
     NAMESPACE,
     Changed,
     ListenAgain,
@@ -30,6 +28,7 @@ from sterna.runtime.orders import (
     UseRay,
     say,
 )
+from sterna.runtime.successions import MAX_SHORT_LIVES, Succession
 from sterna.runtime.supervisors import Supervisor, find_supervisors
 
 CLOSE_TIMEOUT_S = 5.0
@@ -99,7 +98,7 @@ class Driver:
     def __init__(self, orders: Orders, news: Connection) -> None:
         self._orders = orders
         self._news = news
-        self._deaths_s: list[float] = []
+        self._succession = Succession()
         self._reserve: Supervisor | None = None
         self._reserve_due_s = 0.0
 
@@ -194,6 +193,7 @@ class Driver:
         it is to end. Meanwhile another one is kept in reserve."""
         supervisor = self._supervisor
         ended = supervisor.actor.run.remote()
+        self._succession.on_begun(time.monotonic())
         self._reserve_due_s = time.monotonic() + RESERVE_DELAY_S
         while not self._orders.is_stopping:
             if ray.wait([ended], timeout=POLL_INTERVAL_S)[0]:
@@ -216,11 +216,8 @@ class Driver:
 
     def _replace_supervisor(self) -> None:
         """Raises SupervisorDiedError: the successor could not take over, or too many have died."""
-        now_s = time.monotonic()
-        self._deaths_s = [each for each in self._deaths_s if now_s - each < DEATHS_WITHIN_S]
-        self._deaths_s.append(now_s)
-        if len(self._deaths_s) > MAX_DEATHS:
-            raise SupervisorDiedError(f"{MAX_DEATHS} successors died, too")
+        if self._succession.is_hopeless(time.monotonic()):
+            raise SupervisorDiedError(f"{MAX_SHORT_LIVES} in a row did, soon after they began")
         self._supervisor.end()
         self._take_over()
 

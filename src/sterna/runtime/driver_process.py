@@ -9,8 +9,6 @@ from multiprocessing import Pipe
 from ray import cloudpickle
 
 from sterna.runtime.orders import (
-    DEATHS_WITHIN_S,
-    MAX_DEATHS,
     Changed,
     ListenAgain,
     Order,
@@ -19,6 +17,7 @@ from sterna.runtime.orders import (
     UseRay,
 )
 from sterna.runtime.process import ProcessWatch, identity_of
+from sterna.runtime.successions import MAX_SHORT_LIVES, Succession
 
 CLOSE_TIMEOUT_S = 8.0
 """What a driver has for ending in a hurry; then it is killed."""
@@ -45,7 +44,7 @@ class DriverProcess:
         self._has_served = False
         self._stop: Stop | None = None
         self._urgent_until_s: float | None = None
-        self._deaths_s: list[float] = []
+        self._succession = Succession()
         self._begin()
 
     def use_ray(self, address: str) -> None:
@@ -100,11 +99,8 @@ class DriverProcess:
         if is_urgent or not self._has_served:
             logger.error("the driver died, and the server with it signal=%d", -status)
             return 1
-        now_s = time.monotonic()
-        self._deaths_s = [each for each in self._deaths_s if now_s - each < DEATHS_WITHIN_S]
-        self._deaths_s.append(now_s)
-        if len(self._deaths_s) > MAX_DEATHS:
-            logger.error("the driver died, and %d successors, too", MAX_DEATHS)
+        if self._succession.is_hopeless(time.monotonic()):
+            logger.error("%d drivers in a row died soon after they began", MAX_SHORT_LIVES)
             return 1
         logger.error("driver lost, another one goes on signal=%d", -status)
         self._begin()
@@ -138,6 +134,7 @@ class DriverProcess:
         )
         orders.close()
         news.close()
+        self._succession.on_begun(time.monotonic())
         identity = identity_of(self._process.pid)
         # A child of this process has an entry until somebody waits for it.
         assert identity is not None

@@ -11,10 +11,6 @@ from sterna.engine.emulated.driver import EmulatedOptions
 NAMESPACE = "sterna"
 """In Ray, of a run's actors."""
 
-MAX_DEATHS = 3
-DEATHS_WITHIN_S = 60.0
-"""Of supervisors, or of drivers: with more in so long, another successor would not help."""
-
 
 @dataclass(frozen=True, slots=True)
 class UseRay:
