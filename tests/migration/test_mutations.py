@@ -7,6 +7,7 @@ in docs/migration_protocol.md, each left out once.
 from collections.abc import Callable
 
 from sterna.errors import ProtocolError
+from sterna.hostile.planted.migrations import WaitsForEver
 from sterna.llumlet import Llumlet, LlumletEffect
 from sterna.migration.coordinator import MigrationCoordinator
 from sterna.migration.destination import DestinationState, MigrationDestination
@@ -267,14 +268,4 @@ def test_a_destination_that_does_not_wait_for_what_is_being_reserved_is_noticed(
 
 
 def test_a_destination_without_a_lease_is_noticed() -> None:
-    class WaitsForEver(MigrationDestination):
-        @property
-        def next_deadline_s(self) -> float | None:
-            return super().next_deadline_s if self.is_settled else None
-
-        def on_event(self, event: Event, now_s: float) -> list[Effect]:
-            if isinstance(event, Tick) and not self.is_settled:
-                return []
-            return super().on_event(event, now_s)
-
     assert_noticed("stay open for ever", world_with(destination=WaitsForEver), "lose", "preempt")

@@ -1,16 +1,27 @@
 """Further nodes of a server's Ray, on this machine, and networks of their own for them."""
 
+import contextlib
 import os
+import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from sterna.runtime.protection import IS_SPREAD
-from tests.serve.server import HANG_TIMEOUT_S, ServerProcess, free_port
+from tests.models import small_model
+from tests.serve.server import (
+    HANG_TIMEOUT_S,
+    START_TIMEOUT_S,
+    STERNA_IS_READY,
+    ServerProcess,
+    free_port,
+    serve_command,
+)
 
 NUM_CPUS = os.cpu_count() or 1
 """Of each node, and asked for each instance: no two fit on one node."""
@@ -130,6 +141,34 @@ class Node:
             process.kill()
         self._process.wait()
         psutil.wait_procs(family, HANG_TIMEOUT_S)
+
+
+def spread_environment() -> dict[str, str]:
+    """What lets further nodes into a server's Ray."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+@contextlib.contextmanager
+def spread_server(
+    environment: dict[str, str], host: str, lease_s: float
+) -> Iterator[ServerProcess]:
+    """A server of one instance, which others join at this address."""
+    small_model()
+    port = free_port()
+    server = ServerProcess(
+        serve_command(
+            *("--engine", "emulated", "--port", str(port), "--shutdown-timeout", "0"),
+            *("--instances", "1", "--cpus-per-instance", str(NUM_CPUS)),
+            *("--cluster-address", host, "--instance-lease", str(lease_s)),
+        ),
+        environment,
+        port,
+    )
+    try:
+        server.until_line(STERNA_IS_READY, START_TIMEOUT_S)
+        yield server
+    finally:
+        server.end()
 
 
 def join_address(server: ServerProcess) -> str:

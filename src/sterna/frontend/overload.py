@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sterna.classes import PriorityClasses
 from sterna.frontend.error_response import error_response
-from sterna.frontend.paced import is_taken_over
 from sterna.frontend.queue_limit import Full, QueueLimit, Ticket
+from sterna.frontend.resumable.paced import is_taken_over
 from sterna.frontend.tiers import used_class
 
 logger = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ from sterna.frontend.names import client_id
 from sterna.frontend.operators import Operators
 from sterna.frontend.peers import Peers
 from sterna.frontend.queue_limit import QueueLimit
-from sterna.frontend.stream_exchange import StreamExchange
+from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.utilities import Utilities
 from sterna.mailbox import Mailbox
 from sterna.messages import (

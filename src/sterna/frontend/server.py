@@ -49,12 +49,12 @@ from sterna.frontend.gate import Gate
 from sterna.frontend.key_check import KeyCheck
 from sterna.frontend.keys import ApiKeys
 from sterna.frontend.overload import OverloadMiddleware, expected
-from sterna.frontend.paced import paced
 from sterna.frontend.patience import Places, patient
 from sterna.frontend.queue_limit import QueueLimit
-from sterna.frontend.resumable import ResumableStreams
+from sterna.frontend.resumable.exchange import StreamExchange
+from sterna.frontend.resumable.middleware import ResumableStreams
+from sterna.frontend.resumable.paced import paced
 from sterna.frontend.router import Router
-from sterna.frontend.stream_exchange import StreamExchange
 from sterna.frontend.tiers import TierMiddleware, admitted_priority
 from sterna.mailbox import Mailbox
 from sterna.messages import Membership

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,24 +13,20 @@ import psutil
 import pytest
 
 from sterna.cli.admin import ask
-from tests.models import small_model
 from tests.serve.load import Load
 from tests.serve.nodes import (
     NODE_TIMEOUT_S,
-    NUM_CPUS,
     Network,
     Node,
     join_address,
     make_network,
+    spread_environment,
+    spread_server,
     states,
 )
 from tests.serve.server import (
     HANG_TIMEOUT_S,
-    START_TIMEOUT_S,
-    STERNA_IS_READY,
     ServerProcess,
-    free_port,
-    serve_command,
     until,
 )
 
@@ -53,27 +48,13 @@ def network() -> Iterator[Network]:
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
     """What lets the other node into the server's Ray."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return spread_environment()
 
 
 @pytest.fixture(scope="module")
 def server(network: Network, environment: dict[str, str]) -> Iterator[ServerProcess]:
-    small_model()
-    port = free_port()
-    server = ServerProcess(
-        serve_command(
-            *("--engine", "emulated", "--port", str(port), "--shutdown-timeout", "0"),
-            *("--instances", "1", "--cpus-per-instance", str(NUM_CPUS)),
-            *("--cluster-address", network.host, "--instance-lease", str(LEASE_S)),
-        ),
-        environment,
-        port,
-    )
-    try:
-        server.until_line(STERNA_IS_READY, START_TIMEOUT_S)
+    with spread_server(environment, network.host, LEASE_S) as server:
         yield server
-    finally:
-        server.end()
 
 
 @pytest.fixture(scope="module")

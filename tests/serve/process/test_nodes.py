@@ -1,22 +1,23 @@
 """Instances on several nodes of Ray, one of which dies as a machine does: all of it, at once."""
 
-import secrets
 from collections.abc import Iterator
 
 import pytest
 
 from sterna.cli.admin import ask
 from tests.addresses import own_address
-from tests.models import small_model
 from tests.serve.load import Load
-from tests.serve.nodes import NODE_TIMEOUT_S, NUM_CPUS, Node, join_address, states
+from tests.serve.nodes import (
+    NODE_TIMEOUT_S,
+    Node,
+    join_address,
+    spread_environment,
+    spread_server,
+    states,
+)
 from tests.serve.server import (
     HANG_TIMEOUT_S,
-    START_TIMEOUT_S,
-    STERNA_IS_READY,
     ServerProcess,
-    free_port,
-    serve_command,
     until,
 )
 
@@ -29,27 +30,13 @@ LEASE_S = 10.0
 @pytest.fixture
 def environment() -> dict[str, str]:
     """What lets further nodes into a server's Ray."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return spread_environment()
 
 
 @pytest.fixture
 def server(environment: dict[str, str]) -> Iterator[ServerProcess]:
-    small_model()
-    port = free_port()
-    server = ServerProcess(
-        serve_command(
-            *("--engine", "emulated", "--port", str(port), "--shutdown-timeout", "0"),
-            *("--instances", "1", "--cpus-per-instance", str(NUM_CPUS)),
-            *("--cluster-address", own_address(), "--instance-lease", str(LEASE_S)),
-        ),
-        environment,
-        port,
-    )
-    try:
-        server.until_line(STERNA_IS_READY, START_TIMEOUT_S)
+    with spread_server(environment, own_address(), LEASE_S) as server:
         yield server
-    finally:
-        server.end()
 
 
 @pytest.fixture

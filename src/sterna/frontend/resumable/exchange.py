@@ -11,12 +11,12 @@ from typing import Protocol
 
 from starlette.types import Receive, Send
 
-from sterna.frontend.pacing import Pacing
-from sterna.frontend.pacing_effects import Begun, CaughtUp, Hand, Parted, RunAgain
-from sterna.frontend.records import Record
-from sterna.frontend.relays import Reading, RelayMessage, Relays, SendTo
-from sterna.frontend.replicas import Replicas, buddy_of
-from sterna.frontend.telling import ToBuddy
+from sterna.frontend.resumable.pacing import Pacing
+from sterna.frontend.resumable.pacing_effects import Begun, CaughtUp, Hand, Parted, RunAgain
+from sterna.frontend.resumable.records import Record
+from sterna.frontend.resumable.relays import Reading, RelayMessage, Relays, SendTo
+from sterna.frontend.resumable.replicas import Replicas, buddy_of
+from sterna.frontend.resumable.telling import ToBuddy
 from sterna.stream_messages import ReplicaMessage, ReplicasKept, StreamHead, StreamMessage
 from sterna.types import FrontendId, RequestId
 

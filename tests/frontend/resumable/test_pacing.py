@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.frontend.names import client_id, slot_of
-from sterna.frontend.paced_stream import MAX_WAITING
-from sterna.frontend.pacing import Pacing
-from sterna.frontend.pacing_effects import Begun, CaughtUp, Hand, Parted, RunAgain
-from sterna.frontend.records import Record
-from sterna.frontend.replicas import Replicas, buddy_of
-from sterna.frontend.telling import ToBuddy
+from sterna.frontend.resumable.paced_stream import MAX_WAITING
+from sterna.frontend.resumable.pacing import Pacing
+from sterna.frontend.resumable.pacing_effects import Begun, CaughtUp, Hand, Parted, RunAgain
+from sterna.frontend.resumable.records import Record
+from sterna.frontend.resumable.replicas import Replicas, buddy_of
+from sterna.frontend.resumable.telling import ToBuddy
 from sterna.stream_messages import DropStream, ExtendStreams, KeepStream, StreamHead, StreamOver
 from sterna.types import FrontendId, RequestId
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sterna.frontend.event_log import EventLog, EventLogs, last_number
+from sterna.frontend.resumable.event_log import EventLog, EventLogs, last_number
 
 ME, SOMEBODY = b"me", b"somebody"
 

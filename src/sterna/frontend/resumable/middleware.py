@@ -29,11 +29,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sterna.frontend.bodies import replaying
 from sterna.frontend.error_response import error_response
-from sterna.frontend.event_log import EventLogs
-from sterna.frontend.paced import answering
-from sterna.frontend.records import Record, dated
-from sterna.frontend.relays import Reading
-from sterna.frontend.runs import (
+from sterna.frontend.resumable.event_log import EventLogs
+from sterna.frontend.resumable.exchange import StreamExchange
+from sterna.frontend.resumable.paced import answering
+from sterna.frontend.resumable.records import Record, dated
+from sterna.frontend.resumable.relays import Reading
+from sterna.frontend.resumable.runs import (
     REQUEST_ID,
     Run,
     head_of,
@@ -42,7 +43,6 @@ from sterna.frontend.runs import (
     until_gone,
     whole_body,
 )
-from sterna.frontend.stream_exchange import StreamExchange
 
 logger = logging.getLogger(__name__)
 

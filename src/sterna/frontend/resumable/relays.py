@@ -13,8 +13,9 @@ from typing import Protocol
 
 from starlette.types import Message, Receive, Send
 
-from sterna.frontend.event_log import last_number
-from sterna.frontend.search import Nowhere, Search
+from sterna.frontend.resumable.event_log import last_number
+from sterna.frontend.resumable.runs import until_gone
+from sterna.frontend.resumable.search import Nowhere, Search
 from sterna.stream_messages import (
     AnswerPart,
     AnswerStart,
@@ -177,7 +178,7 @@ class Relays:
         Raises:
             StreamBrokenError: it was somewhere, and is no more.
         """
-        gone = asyncio.create_task(_until_gone(receive))
+        gone = asyncio.create_task(until_gone(receive))
         client = _Client(last, send)
         try:
             while not gone.done():
@@ -346,8 +347,3 @@ def _when_done(gone: "asyncio.Task[None]") -> Receive:
         return {"type": "http.disconnect"}
 
     return receive
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -5,8 +5,8 @@ import asyncio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
-from sterna.frontend.event_log import COMMENT, EventLog
-from sterna.frontend.records import Record
+from sterna.frontend.resumable.event_log import COMMENT, EventLog
+from sterna.frontend.resumable.records import Record
 from sterna.stream_messages import StreamHead
 
 REQUEST_ID = "X-Request-Id"

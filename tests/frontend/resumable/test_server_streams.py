@@ -95,7 +95,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def _one_by_one() -> Iterator[None]:
     """Outputs are not joined when they come fast, so that events can be compared."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sterna.frontend.pacing.MAX_WAITING", 1_000)
+        patch.setattr("sterna.frontend.resumable.pacing.MAX_WAITING", 1_000)
         yield
 
 

@@ -28,8 +28,14 @@ from collections.abc import Iterable, Iterator
 
 from sterna.engine import payload_parts
 from sterna.frontend.names import client_id, name_of_slot, slot_of
-from sterna.frontend.paced_stream import MAX_WAITING, Asker, Gathered, PacedStream, Waiting
-from sterna.frontend.pacing_effects import (
+from sterna.frontend.resumable.paced_stream import (
+    MAX_WAITING,
+    Asker,
+    Gathered,
+    PacedStream,
+    Waiting,
+)
+from sterna.frontend.resumable.pacing_effects import (
     Begun,
     CaughtUp,
     Hand,
@@ -37,8 +43,8 @@ from sterna.frontend.pacing_effects import (
     Parted,
     RunAgain,
 )
-from sterna.frontend.records import Payloads, Record
-from sterna.frontend.telling import Telling
+from sterna.frontend.resumable.records import Payloads, Record
+from sterna.frontend.resumable.telling import Telling
 from sterna.stream_messages import (
     DropStream,
     Group,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sterna.frontend.search import Nowhere, Search
+from sterna.frontend.resumable.search import Nowhere, Search
 from sterna.stream_messages import Finding
 from sterna.types import FrontendId
 

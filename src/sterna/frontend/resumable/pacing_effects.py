@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sterna.frontend.telling import ToBuddy
+from sterna.frontend.resumable.telling import ToBuddy
 
 
 @dataclass(frozen=True, slots=True)

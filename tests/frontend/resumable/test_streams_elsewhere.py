@@ -8,7 +8,6 @@ import asyncio
 import itertools
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
 
 import msgspec
 import pytest
@@ -17,13 +16,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from sterna.frontend.paced import is_taken_over, paced
-from sterna.frontend.resumable import ResumableStreams
-from sterna.frontend.stream_exchange import StreamExchange
+from sterna.frontend.resumable.exchange import StreamExchange
+from sterna.frontend.resumable.middleware import ResumableStreams
+from sterna.frontend.resumable.paced import is_taken_over, paced
 from sterna.stream_messages import ExtendStreams, ReplicasKept, StreamMessage
 from sterna.types import FrontendId, RequestId
+from tests.frontend.resumable.connection import PATH, Connection
 
-PATH = "/v1/completions"
 HANG_S = 20.0
 
 
@@ -155,7 +154,7 @@ class Cluster:
                 each.bring()
 
 
-class Client:
+class Client(Connection):
     """One connection to a front end."""
 
     def __init__(
@@ -167,52 +166,11 @@ class Client:
         key: str = "mine",
         is_stream: bool = True,
     ) -> None:
-        self._gone = asyncio.Event()
-        self._news = asyncio.Event()
-        self._body: bytes | None = json.dumps({"stream": is_stream, "num": num}).encode()
-        self.status = 0
-        self.content = b""
         headers = [(b"x-request-id", b"tern"), (b"authorization", key.encode())]
         if last is not None:
             headers.append((b"last-event-id", str(last).encode()))
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": PATH,
-            "raw_path": PATH.encode(),
-            "query_string": b"",
-            "headers": headers,
-        }
         front_end.clients.append(self)
-        self.task = asyncio.create_task(front_end.app(scope, self._receive, self._send))
-
-    async def _receive(self) -> dict[str, Any]:
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        await self._gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            assert self.status == 0
-            self.status = message["status"]
-        else:
-            self.content += message.get("body", b"")
-        self._news.set()
-
-    async def until(self, num_events: int) -> None:
-        while len(self.events) < num_events:
-            self._news.clear()
-            await self._news.wait()
-
-    async def leave(self) -> None:
-        self._gone.set()
-        await self.task
-
-    @property
-    def events(self) -> list[str]:
-        return [each for each in self.content.decode().split("\n\n") if each]
+        super().__init__(front_end.app, {"stream": is_stream, "num": num}, headers)
 
 
 def expected(num: int) -> list[str]:
@@ -237,7 +195,7 @@ CREATED_S = 1_700_000_000
 
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sterna.frontend.resumable._wall_s", lambda: CREATED_S)
+    monkeypatch.setattr("sterna.frontend.resumable.middleware._wall_s", lambda: CREATED_S)
 
 
 def played(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -401,7 +359,7 @@ def test_a_front_end_that_cannot_be_sent_to_is_not_waited_for_and_gets_all_anew(
 def test_while_a_front_end_may_have_the_stream_a_client_is_told_to_try_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sterna.frontend.relays.FIND_S", 0.05)
+    monkeypatch.setattr("sterna.frontend.resumable.relays.FIND_S", 0.05)
 
     async def scenario() -> None:
         cluster = Cluster()
@@ -518,7 +476,7 @@ def test_a_new_front_end_gets_the_replicas_when_the_one_before_dies() -> None:
 
 
 def test_a_long_answer_passes_through_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sterna.frontend.relays.WINDOW_BYTES", 100)
+    monkeypatch.setattr("sterna.frontend.resumable.relays.WINDOW_BYTES", 100)
 
     async def scenario() -> None:
         cluster = Cluster()

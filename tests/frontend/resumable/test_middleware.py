@@ -1,7 +1,6 @@
 """Clients that leave a stream and read it on, on a real ASGI application."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -11,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from sterna.frontend.resumable import ResumableStreams
+from sterna.frontend.resumable.middleware import ResumableStreams
+from tests.frontend.resumable.connection import PATH, Connection
 
-PATH = "/v1/completions"
 HANG_S = 20.0
 
 
@@ -53,63 +52,18 @@ class Server:
             self.go_on.release()
 
 
-class Client:
-    """One connection, which can be dropped at any moment."""
+class Client(Connection):
+    """One connection to the server."""
 
     def __init__(self, server: Server, body: dict[str, Any], **headers: str) -> None:
-        self._gone = asyncio.Event()
-        self._news = asyncio.Event()
-        self._body: bytes | None = json.dumps(body).encode()
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self.content = b""
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": PATH,
-            "raw_path": PATH.encode(),
-            "query_string": b"",
-            "headers": [
-                (name.replace("_", "-").lower().encode(), value.encode())
-                for name, value in headers.items()
-            ],
-        }
-        self.task = asyncio.create_task(server.app(scope, self._receive, self._send))
-
-    async def _receive(self) -> dict[str, Any]:
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        await self._gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.headers = {name.decode().lower(): v.decode() for name, v in message["headers"]}
-        else:
-            self.content += message.get("body", b"")
-        self._news.set()
-
-    async def until(self, num_events: int) -> None:
-        """Wait until it has so many."""
-        while len(self.events) < num_events:
-            self._news.clear()
-            await self._news.wait()
-
-    async def leave(self) -> None:
-        self._gone.set()
-        await self.task
+        named = [(k.replace("_", "-").lower().encode(), v.encode()) for k, v in headers.items()]
+        super().__init__(server.app, body, named)
 
     @property
-    def events(self) -> list[tuple[int, str]]:
-        """Number and data of each."""
-        found = []
-        for event in self.content.decode().split("\n\n"):
-            if event:
-                number, data = event.split("\n")
-                found.append((int(number.removeprefix("id: ")), data.removeprefix("data: ")))
-        return found
+    def numbered(self) -> list[tuple[int, str]]:
+        """Number and data of each event."""
+        pairs = [event.split("\n") for event in self.events]
+        return [(int(n.removeprefix("id: ")), d.removeprefix("data: ")) for n, d in pairs]
 
 
 def played(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -131,7 +85,7 @@ def test_events_say_their_numbers_and_the_answer_its_id() -> None:
         client = Client(server, stream(3))
         await client.task
         assert client.status == 200
-        assert client.events == [(1, "0"), (2, "1"), (3, "2")]
+        assert client.numbered == [(1, "0"), (2, "1"), (3, "2")]
         assert client.headers["x-request-id"]
 
     played(scenario)
@@ -150,7 +104,7 @@ def test_a_client_that_comes_back_gets_the_rest_each_event_once() -> None:
         await second.until(2)
         server.step(2)
         await second.task
-        assert first.events + second.events == [(n + 1, str(n)) for n in range(6)]
+        assert first.numbered + second.numbered == [(n + 1, str(n)) for n in range(6)]
         assert server.num_begun == 1
 
     played(scenario)
@@ -164,7 +118,7 @@ def test_a_finished_stream_can_be_read_again_from_anywhere() -> None:
         for last in range(4):
             again = Client(server, {}, x_request_id="tern", last_event_id=str(last))
             await again.task
-            assert (again.status, len(again.events)) == (200, 3 - last)
+            assert (again.status, len(again.numbered)) == (200, 3 - last)
 
     played(scenario)
 
@@ -196,7 +150,7 @@ def test_another_client_cannot_read_the_stream() -> None:
         owner = {"authorization": "Bearer mine", "last_event_id": "0"}
         back = Client(server, {}, x_request_id="tern", **owner)
         await back.task
-        assert back.events == [(1, "0")]
+        assert back.numbered == [(1, "0")]
 
     played(scenario)
 

@@ -7,7 +7,7 @@ for as long as both live. A front end that is missing from a newer membership is
 
 from collections.abc import Sequence
 
-from sterna.frontend.records import Record, record_of
+from sterna.frontend.resumable.records import Record, record_of
 from sterna.stream_messages import (
     DropStream,
     ExtendStreams,
