@@ -22,6 +22,8 @@ PROMPT_TOKENS = 24
 PROMPT_TOKEN_IDS = (1_000, 30_000)
 STREAM_TIMEOUT_S = 120.0
 """A stream on which nothing comes for so long has failed."""
+COME_BACK_S = 0.1
+"""A client whose connection broke comes back after so long, and again."""
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "ignore_eos": True},
@@ -78,19 +80,40 @@ class Answer:
     """What came of one request. Times are by the loop's clock.
 
     Attributes:
+        request_id: by which it can be read on where the connection breaks; None: it cannot.
         response_id: by which the server calls it; None until the first event.
         tokens: of each choice, by its index.
         times_s: when something came, of each choice.
+        finished: the choices that have ended.
+        num_events: that came; the server counts them alike.
+        num_breaks: how often the client came back.
         error: None when the stream ended as it should.
     """
 
     question: Question
     sent_s: float
+    request_id: str | None = None
     response_id: str | None = None
     tokens: dict[int, list[int]] = field(default_factory=dict)
     times_s: dict[int, list[float]] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+    num_events: int = 0
+    num_breaks: int = 0
     error: str | None = None
     ended_s: float | None = None
+
+    @property
+    def last_news_s(self) -> float:
+        """When something came last, or it was sent."""
+        return max((times_s[-1] for times_s in self.times_s.values()), default=self.sent_s)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of its next connection."""
+        if self.request_id is None:
+            return {}
+        last = {"Last-Event-ID": str(self.num_events)} if self.num_events else {}
+        return {"X-Request-Id": self.request_id, **last}
 
     def gap_s(self, begin_s: float, end_s: float) -> float | None:
         """The longest time from one event of a choice to the next that overlaps this interval;
@@ -153,7 +176,9 @@ _EVENTS = msgspec.json.Decoder(_Event)
 async def ask(session: aiohttp.ClientSession, target: Target, answer: Answer) -> None:
     """Send the request, and follow its stream to the end, whichever it is."""
     try:
-        await _follow(session, target, answer)
+        while not await _follow(session, target, answer):
+            answer.num_breaks += 1
+            await asyncio.sleep(COME_BACK_S)
     except TimeoutError:
         answer.error = f"nothing came for {STREAM_TIMEOUT_S:g} s"
     except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
@@ -161,17 +186,32 @@ async def ask(session: aiohttp.ClientSession, target: Target, answer: Answer) ->
     answer.ended_s = _now_s()
 
 
-async def _follow(session: aiohttp.ClientSession, target: Target, answer: Answer) -> None:
-    finished: set[int] = set()
-    url = f"{target.url}/v1/completions"
-    async with session.post(url, json=answer.question.body) as response:
+async def _follow(session: aiohttp.ClientSession, target: Target, answer: Answer) -> bool:
+    """Read it over one connection; False: that broke, and the stream can be read on."""
+    try:
+        return await _read(session, target, answer)
+    except TimeoutError:
+        raise
+    except (aiohttp.ClientError, OSError):
+        if answer.request_id is None or _now_s() > answer.last_news_s + STREAM_TIMEOUT_S:
+            raise
+        return False
+
+
+async def _read(session: aiohttp.ClientSession, target: Target, answer: Answer) -> bool:
+    url, body = f"{target.url}/v1/completions", answer.question.body
+    async with session.post(url, json=body, headers=answer.headers) as response:
+        if response.status == 503 and answer.num_breaks:
+            # Who has the stream is not decided yet.
+            raise aiohttp.ClientConnectionError(refusal(503, await response.read()))
         if response.status != 200:
             answer.error = refusal(response.status, await response.read())
-            return
+            return True
         reader = EventReader()
         async for piece in response.content.iter_any():
             now_s = _now_s()
             for data in reader.feed(piece):
+                answer.num_events += 1
                 if data == END:
                     continue
                 event = _EVENTS.decode(data)
@@ -182,9 +222,10 @@ async def _follow(session: aiohttp.ClientSession, target: Target, answer: Answer
                     answer.tokens.setdefault(choice.index, []).extend(choice.token_ids or ())
                     answer.times_s.setdefault(choice.index, []).append(now_s)
                     if choice.finish_reason is not None:
-                        finished.add(choice.index)
-    if answer.error is None and len(finished) != answer.question.body.get("n", 1):
+                        answer.finished.add(choice.index)
+    if answer.error is None and len(answer.finished) != body.get("n", 1):
         answer.error = "the stream ended before its answer did"
+    return True
 
 
 async def ask_all(target: Target, asked: Sequence[Question], *, num_at_once: int) -> list[Answer]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import psutil
 
 MARKS = {
+    "front-end": "ray::_FrontendActor",
     "scheduler": "ray::_SchedulerActor",
     "supervisor": "ray::_ClusterActor",
     "driver": "sterna.runtime.driver",
@@ -20,7 +21,7 @@ MARKS = {
 """What stands in the command line of a process; Ray writes an actor's class there, and the call
 that it has in hand."""
 
-UNREADY = (".__init__", ".stand_by", ".start", ".take_over")
+UNREADY = (".__init__", ".prepare", ".stand_by", ".start", ".take_over")
 """Calls of an actor that does not do its work yet: it begins to, or is in reserve for who does."""
 
 STOPPED_S = 5.0
@@ -37,6 +38,8 @@ class Fault:
     Attributes:
         victim: an instance's id, or what the process is.
         at_s: by the clock of the clients.
+        noticed_s: after how long the server no longer counted on the victim, an instance; None
+            where it did all the time.
         back_s: after how long the server was whole again; None where it never was.
         affected: ids of the responses that were on the victim, an instance.
     """
@@ -46,6 +49,7 @@ class Fault:
     at_s: float
     back_s: float | None
     affected: tuple[str, ...] = ()
+    noticed_s: float | None = None
 
 
 class Processes:
@@ -60,16 +64,17 @@ class Processes:
             return psutil.Process(pids[instance_id])
         return None
 
-    def marked(self, mark: str) -> psutil.Process | None:
-        """The one with this in its command line; of an actor, the one that does its work."""
+    def marked(self, mark: str) -> list[psutil.Process]:
+        """Those with this in their command line; of actors, those that do their work. The oldest
+        is first: until one that is to be in reserve stands by, its title does not tell it from the
+        other."""
         found = []
         for process in self._own.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 command = " ".join(process.cmdline())
                 if mark in command and not command.split()[0].endswith(UNREADY):
                     found.append((process.create_time(), process.pid, process))
-        # Until one that is to be in reserve stands by, its title does not tell it from the other.
-        return min(found)[2] if found else None
+        return [process for _, _, process in sorted(found)]
 
 
 def kill(process: psutil.Process) -> None:

@@ -31,12 +31,13 @@ def rows_of(
     A stream is affected by a fault on the instance that it was on; by another one, when it was
     open at all.
     """
-    rows = [_row(MOVED, len(moves), _gaps_of_moves(moves, answers), [])]
+    rows = [_row(MOVED, len(moves), _gaps_of_moves(moves, answers))]
     for kind in sorted({each.kind for each in faults}):
         those = [each for each in faults if each.kind == kind]
         gaps_s = [gap_s for each in those for gap_s in _gaps_of(each, answers, recovery_s)]
         back_s = [each.back_s for each in those if each.back_s is not None]
-        rows.append(_row(kind, len(those), gaps_s, back_s))
+        noticed_s = [each.noticed_s for each in those if each.noticed_s is not None]
+        rows.append(_row(kind, len(those), gaps_s, back_s, noticed_s))
         rows[-1]["never_whole"] = len(those) - len(back_s)
     return rows
 
@@ -67,6 +68,7 @@ def summary_of(
     return {
         "requests": len(answers),
         "failed": sum(each.error is not None for each in answers),
+        "read_on": sum(each.num_breaks > 0 for each in answers),
         "tokens_lost": found["lost"],
         "tokens_repeated": found["repeated"],
         "tokens_changed": found["changed"],
@@ -81,7 +83,11 @@ def summary_of(
 
 
 def _row(
-    event: str, count: int, gaps_s: Sequence[float], back_s: Sequence[float]
+    event: str,
+    count: int,
+    gaps_s: Sequence[float],
+    back_s: Sequence[float] = (),
+    noticed_s: Sequence[float] = (),
 ) -> dict[str, Any]:
     return {
         "event": event,
@@ -89,6 +95,7 @@ def _row(
         "n": len(gaps_s),
         "gap_s": _distribution(gaps_s),
         "back_s": _distribution(back_s),
+        "noticed_s": _distribution(noticed_s),
     }
 
 
@@ -142,6 +149,7 @@ TITLES = {
     "kill": "an instance is killed",
     "stop": "an instance is stopped (SIGSTOP)",
     "cut": "an instance's connections are cut",
+    "front-end": "a front end is killed",
     "scheduler": "the global scheduler is killed",
     "supervisor": "the supervisor is killed",
     "driver": "the driver is killed",
@@ -159,17 +167,19 @@ def markdown(document: Mapping[str, Any]) -> str:
         f"{config['minutes']:g} minutes, {config['streams']} streams at once. "
         f"**{summary['requests']} requests, {summary['failed']} failed; of {summary['tokens']:,} "
         f"tokens {summary['tokens_lost']} lost, {summary['tokens_repeated']} repeated, "
-        f"{summary['tokens_changed']} changed.** From one token to the next: median "
+        f"{summary['tokens_changed']} changed.** {summary['read_on']} were read on after their "
+        f"connection broke. From one token to the next: median "
         f"{1000 * steps['median']:.0f} ms, P99 {1000 * steps['p99']:.0f} ms.",
         "",
         "| what happens | how often | streams | longest gap, median, s | P99, s | max, s | "
-        "whole again after, median, s |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "noticed after, max, s | whole again after, median, s |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in document["rows"]:
-        gap, back = row["gap_s"], row["back_s"]
+        gap, back, noticed = row["gap_s"], row["back_s"], row["noticed_s"]
         gaps = ["–"] * 3 if gap is None else [f"{gap[k]:.2f}" for k in ("median", "p99", "max")]
         whole = "–" if back is None else f"{back['median']:.1f}"
-        cells = (TITLES[row["event"]], str(row["events"]), str(row["n"]), *gaps, whole)
+        seen = "–" if noticed is None else f"{noticed['max']:.2f}"
+        cells = (TITLES[row["event"]], str(row["events"]), str(row["n"]), *gaps, seen, whole)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -67,13 +67,14 @@ def test_a_gap_is_the_longest_one_that_overlaps() -> None:
 
 def test_rows_tell_the_gaps_of_the_streams_that_were_hit() -> None:
     faults = [
-        Fault("kill", "i0", 1.15, 9.0, ("cmpl-b",)),
+        Fault("kill", "i0", 1.15, 9.0, ("cmpl-b",), noticed_s=0.05),
         Fault("scheduler", "scheduler", 1.05, None),
     ]
     moves = [Move("cmpl-a-0-1234", 1.15, 1.25)]
     moved, killed, scheduler = rows_of(faults, moves, [STEADY, INTERRUPTED], 0.02)
     assert (moved["event"], moved["n"], moved["gap_s"]["max"]) == (MOVED, 1, 0.1)
     assert (killed["n"], killed["gap_s"]["max"], killed["back_s"]["median"]) == (1, 2.5, 9.0)
+    assert (killed["noticed_s"]["max"], scheduler["noticed_s"]) == (0.05, None)
     assert (scheduler["n"], scheduler["gap_s"]["max"], scheduler["never_whole"]) == (2, 0.1, 1)
 
 
@@ -91,7 +92,8 @@ def test_the_summary_counts_requests_and_tokens() -> None:
 
 def test_the_page_has_a_line_for_each_event() -> None:
     answers = [STEADY, INTERRUPTED]
-    rows = rows_of([Fault("kill", "i0", 1.15, 9.0, ("cmpl-b",))], [], answers, 1.0)
+    fault = Fault("kill", "i0", 1.15, 9.0, ("cmpl-b",), noticed_s=0.05)
+    rows = rows_of([fault], [], answers, 1.0)
     document = {
         "date": "2026-11-22T00:00:00",
         "commit": "abc",
@@ -101,8 +103,8 @@ def test_the_page_has_a_line_for_each_event() -> None:
         "summary": summary_of(rows, answers, {0: {0: [0, 1, 2, 3, 4]}}),
     }
     text = markdown(json.loads(json.dumps(document)))
-    assert "| an instance is killed | 1 | 1 | 2.50 | 2.50 | 2.50 | 9.0 |" in text
-    assert "| a request is moved on purpose | 0 | 0 | – | – | – | – |" in text
+    assert "| an instance is killed | 1 | 1 | 2.50 | 2.50 | 2.50 | 0.05 | 9.0 |" in text
+    assert "| a request is moved on purpose | 0 | 0 | – | – | – | – | – |" in text
 
 
 def test_questions_are_of_all_kinds_in_turn_and_the_same_each_time() -> None:
@@ -196,5 +198,4 @@ def test_of_two_schedulers_the_one_that_does_its_work_is_found() -> None:
         for each in started:
             each.kill()
             each.wait()
-    assert found is not None
-    assert found.pid == started[1].pid
+    assert [each.pid for each in found] == [started[1].pid]

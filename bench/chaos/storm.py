@@ -1,0 +1,250 @@
+"""One fault after the other is done to a server under streams; requests are moved between two."""
+
+import asyncio
+import contextlib
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+import psutil
+
+from bench.chaos.clients import Answer, Question, ask, session_of
+from bench.chaos.faults import MARKS, STOPPED_S, Fault, Processes, cut, kill, stopped
+from bench.chaos.report import DEADLY, Move
+from bench.serving.target import Target
+
+INSTANCE_FAULTS = ("kill", "stop", "cut")
+FAULTS = (*INSTANCE_FAULTS, *MARKS)
+WEIGHTS = (3, 2, 2, 2, 1, 1, 1, 1)
+
+NUM_INSTANCES = 2
+NUM_OF = {"front-end": 2}
+"""Of which kinds of processes there are several."""
+
+MOVE_INTERVAL_S = 3.0
+WHOLE_TIMEOUT_S = 180.0
+POLL_S = 0.1
+NOTICE_TIMEOUT_S = 20.0
+NOTICE_POLL_S = 0.02
+
+
+@dataclass(slots=True)
+class Storm:
+    """Streams, faults and moves on one server, side by side.
+
+    Attributes:
+        log: of the server, which says there what its processes are.
+        asked: questions that its clients put to it, over and over.
+        kinds: of faults, to be drawn from.
+        num_streams: at once.
+        pause_s: shortest and longest time from one fault to the next; more where the server takes
+            longer to become whole again.
+        seed: of what is drawn.
+        is_calm: nothing is broken at the moment.
+    """
+
+    target: Target
+    log: Path
+    asked: Sequence[Question]
+    kinds: Sequence[str]
+    num_streams: int
+    pause_s: tuple[float, float]
+    seed: int
+    answers: list[Answer] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
+    is_calm: bool = True
+
+    async def run(self, duration_s: float) -> None:
+        """Return when the time is over and all streams have ended."""
+        over = asyncio.Event()
+        draws = Random(self.seed)
+        async with (
+            session_of(self.target) as streams,
+            self.target.session(timeout=aiohttp.ClientTimeout(total=10.0)) as operator,
+            asyncio.TaskGroup() as group,
+        ):
+            for worker in range(self.num_streams):
+                group.create_task(self._stream(streams, worker, over))
+            moving = group.create_task(self._move(operator, draws))
+            await self._hit(operator, draws, now_s() + duration_s)
+            moving.cancel()
+            over.set()
+
+    async def _stream(
+        self, session: aiohttp.ClientSession, worker: int, over: asyncio.Event
+    ) -> None:
+        number = worker
+        while not over.is_set():
+            question = self.asked[number % len(self.asked)]
+            answer = Answer(question, now_s(), f"chaos-{len(self.answers)}")
+            self.answers.append(answer)
+            await ask(session, self.target, answer)
+            number += self.num_streams
+            if answer.error is not None:
+                say(f"  failed: {answer.question.kind}: {answer.error}")
+                # A server that refuses everything is not to be flooded.
+                await asyncio.sleep(1.0)
+
+    # ----------------------------------------------------------------------------- faults
+
+    async def _hit(self, session: aiohttp.ClientSession, draws: Random, end_s: float) -> None:
+        """One fault after the other, none before the server is whole again."""
+        weights = [WEIGHTS[FAULTS.index(each)] for each in self.kinds]
+        due_s = now_s()
+        while (due_s := max(now_s(), due_s + draws.uniform(*self.pause_s))) < end_s:
+            await asyncio.sleep(due_s - now_s())
+            (kind,) = draws.choices(self.kinds, weights)
+            chosen = await self._choose(session, kind, draws)
+            if chosen is not None:
+                self.is_calm = False
+                fault = await self._do(session, kind, *chosen)
+                self.faults.append(fault)
+                back = "-" if fault.back_s is None else f"{fault.back_s:.1f}"
+                say(f"  whole again after {back} s")
+                self.is_calm = True
+
+    async def _choose(
+        self, session: aiohttp.ClientSession, kind: str, draws: Random
+    ) -> tuple[str, psutil.Process] | None:
+        """Return what is to be hit; None where it is not there."""
+        processes = Processes()
+        if kind not in INSTANCE_FAULTS:
+            found = processes.marked(MARKS[kind])
+            if len(found) < NUM_OF.get(kind, 1):
+                return None
+            return kind, draws.choice(found) if kind in NUM_OF else found[0]
+        serving = await self._serving(session)
+        if len(serving) < NUM_INSTANCES:
+            return None
+        victim = draws.choice(sorted(serving))
+        process = processes.of_instance(victim, self._pids())
+        return None if process is None else (victim, process)
+
+    async def _do(
+        self, session: aiohttp.ClientSession, kind: str, victim: str, process: psutil.Process
+    ) -> Fault:
+        affected = await self._responses_on(session, victim)
+        at_s = now_s()
+        say(f"{kind} {victim}, with {len(affected)} requests")
+        noticed_s: float | None = None
+        async with contextlib.AsyncExitStack() as stack:
+            if kind == "stop":
+                stack.enter_context(stopped(process))
+                stack.push_async_callback(asyncio.sleep, STOPPED_S)
+            elif kind == "cut":
+                say(f"  {cut(process)} connections")
+            else:
+                kill(process)
+            if kind in DEADLY:
+                noticed_s = await self._until_noticed(session, victim, at_s)
+        back_s = await self._until_whole(session, victim, at_s, kind, process)
+        return Fault(kind, victim, at_s, back_s, tuple(affected), noticed_s)
+
+    async def _until_noticed(
+        self, session: aiohttp.ClientSession, victim: str, at_s: float
+    ) -> float | None:
+        """Wait until the server no longer counts on the instance; returns after how long."""
+        while now_s() < at_s + NOTICE_TIMEOUT_S:
+            serving = await self._serving(session)
+            if serving and victim not in serving:
+                return now_s() - at_s
+            await asyncio.sleep(NOTICE_POLL_S)
+        return None
+
+    async def _until_whole(
+        self,
+        session: aiohttp.ClientSession,
+        victim: str,
+        at_s: float,
+        kind: str,
+        process: psutil.Process,
+    ) -> float | None:
+        """Wait until two instances serve, and what was killed has a successor that does its work;
+        returns after how long that was so."""
+        processes = Processes()
+        has_successor = kind not in MARKS
+        while now_s() < at_s + WHOLE_TIMEOUT_S:
+            await asyncio.sleep(POLL_S)
+            if not has_successor:
+                others = [each for each in processes.marked(MARKS[kind]) if each != process]
+                has_successor = len(others) >= NUM_OF.get(kind, 1)
+                continue
+            serving = await self._serving(session)
+            if len(serving) >= NUM_INSTANCES and not (kind in DEADLY and victim in serving):
+                return now_s() - at_s
+        return None
+
+    # ------------------------------------------------------------------------------ moves
+
+    async def _move(self, session: aiohttp.ClientSession, draws: Random) -> None:
+        """Move a request from one instance to another now and then, while nothing else happens."""
+        while True:
+            await asyncio.sleep(MOVE_INTERVAL_S)
+            if not self.is_calm:
+                continue
+            requests = await self._requests(session)
+            instances = [each["id"] for each in await self._instances(session)]
+            decoding = [each for each in requests if each.get("num_output_tokens", 0) > 4]
+            if not decoding or len(instances) < 2:
+                continue
+            chosen = draws.choice(sorted(decoding, key=lambda each: str(each["id"])))
+            other = next(each for each in instances if each != chosen["instance"])
+            body = {"request": chosen["id"], "to": other}
+            begin_s = now_s()
+            try:
+                async with session.post(f"{self.target.url}/admin/migrate", json=body) as answer:
+                    is_done = answer.status == 200 and self.is_calm
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                continue
+            if is_done:
+                self.moves.append(Move(str(chosen["id"]), begin_s, now_s()))
+
+    # ------------------------------------------------------------------------- what there is
+
+    async def _serving(self, session: aiohttp.ClientSession) -> set[str]:
+        instances = await self._instances(session)
+        return {str(each["id"]) for each in instances if each["state"] == "running"}
+
+    async def _instances(self, session: aiohttp.ClientSession) -> list[dict[str, Any]]:
+        return await self._listed(session, "instances")
+
+    async def _requests(self, session: aiohttp.ClientSession) -> list[dict[str, Any]]:
+        return await self._listed(session, "requests")
+
+    async def _responses_on(self, session: aiohttp.ClientSession, instance_id: str) -> list[str]:
+        ids = [
+            str(each["id"])
+            for each in await self._requests(session)
+            if each["instance"] == instance_id
+        ]
+        open_ids = {each.response_id for each in self.answers if each.ended_s is None}
+        return [each for each in open_ids if each and any(found.startswith(each) for found in ids)]
+
+    async def _listed(self, session: aiohttp.ClientSession, what: str) -> list[dict[str, Any]]:
+        """Nothing where the server cannot tell at this moment."""
+        try:
+            async with session.get(f"{self.target.url}/admin/{what}") as answer:
+                found: list[dict[str, Any]] = await answer.json() if answer.status == 200 else []
+                return found
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return []
+
+    def _pids(self) -> dict[str, int]:
+        text = self.log.read_text("utf-8", "replace")
+        return {name: int(pid) for name, pid in re.findall(r"instance (i\d+) pid=(\d+)", text)}
+
+
+def now_s() -> float:
+    """By the clock of all that is measured."""
+    return asyncio.get_running_loop().time()
+
+
+def say(line: str) -> None:
+    """Tell whoever watches."""
+    print(line, file=sys.stderr, flush=True)
