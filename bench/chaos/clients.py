@@ -87,6 +87,7 @@ class Answer:
         finished: the choices that have ended.
         num_events: that came; the server counts them alike.
         num_breaks: how often the client came back.
+        is_resuming: it asks for the rest of a stream that the server has, by all it knows.
         error: None when the stream ended as it should.
     """
 
@@ -99,6 +100,7 @@ class Answer:
     finished: set[int] = field(default_factory=set)
     num_events: int = 0
     num_breaks: int = 0
+    is_resuming: bool = False
     error: str | None = None
     ended_s: float | None = None
 
@@ -112,7 +114,7 @@ class Answer:
         """Of its next connection."""
         if self.request_id is None:
             return {}
-        last = {"Last-Event-ID": str(self.num_events)} if self.num_events else {}
+        last = {"Last-Event-ID": str(self.num_events)} if self.is_resuming else {}
         return {"X-Request-Id": self.request_id, **last}
 
     def gap_s(self, begin_s: float, end_s: float) -> float | None:
@@ -178,6 +180,7 @@ async def ask(session: aiohttp.ClientSession, target: Target, answer: Answer) ->
     try:
         while not await _follow(session, target, answer):
             answer.num_breaks += 1
+            answer.is_resuming = True
             await asyncio.sleep(COME_BACK_S)
     except TimeoutError:
         answer.error = f"nothing came for {STREAM_TIMEOUT_S:g} s"
@@ -201,9 +204,13 @@ async def _follow(session: aiohttp.ClientSession, target: Target, answer: Answer
 async def _read(session: aiohttp.ClientSession, target: Target, answer: Answer) -> bool:
     url, body = f"{target.url}/v1/completions", answer.question.body
     async with session.post(url, json=body, headers=answer.headers) as response:
-        if response.status == 503 and answer.num_breaks:
+        if response.status == 503 and answer.is_resuming:
             # Who has the stream is not decided yet.
             raise aiohttp.ClientConnectionError(refusal(503, await response.read()))
+        if response.status == 404 and answer.is_resuming and not answer.num_events:
+            # The connection broke before the request was taken in.
+            answer.is_resuming = False
+            return await _read(session, target, answer)
         if response.status != 200:
             answer.error = refusal(response.status, await response.read())
             return True

@@ -77,8 +77,7 @@ def test_a_stream_is_read_on_where_its_connection_broke(before: int) -> None:
     answer, server = asked([before, undecided, NUM_TOKENS + 1])
     assert answer.error is None
     assert (answer.tokens, answer.num_breaks) == ({0: list(range(NUM_TOKENS))}, 2)
-    last = str(before) if before else None
-    assert server.asked == [("tern", None), ("tern", last), ("tern", last)]
+    assert server.asked == [("tern", None), ("tern", str(before)), ("tern", str(before))]
 
 
 def test_a_stream_that_the_server_no_longer_has_has_failed() -> None:
@@ -86,6 +85,13 @@ def test_a_stream_that_the_server_no_longer_has_has_failed() -> None:
     answer, _ = asked([3, lost])
     assert answer.error == "404: no such stream"
     assert answer.tokens == {0: [0, 1, 2]}
+
+
+def test_a_request_that_the_server_never_took_in_is_sent_anew() -> None:
+    unknown = web.json_response({"error": {"message": "no such stream"}}, status=404)
+    answer, server = asked([0, unknown, NUM_TOKENS + 1])
+    assert (answer.error, answer.tokens) == (None, {0: list(range(NUM_TOKENS))})
+    assert server.asked == [("tern", None), ("tern", "0"), ("tern", None)]
 
 
 def test_a_stream_without_an_id_has_failed_where_its_connection_broke() -> None:
