@@ -9,7 +9,7 @@ from bench import results_io
 from bench.chaos.clients import Answer, differences
 from bench.chaos.faults import Fault
 
-MOVED, DIED, ALL = "planned move", "death or hang of an instance", "all"
+MOVED, BESIDE = "planned move", "beside planned moves"
 DEADLY = ("kill", "stop")
 
 
@@ -25,13 +25,14 @@ class Move:
 def rows_of(
     faults: Sequence[Fault], moves: Sequence[Move], answers: Sequence[Answer], recovery_s: float
 ) -> list[dict[str, Any]]:
-    """A row for moves, and for each kind of fault: how often, the longest gap of each affected
-    stream, and the time until the server was whole again.
+    """A row for moves, one for what ran beside them, and one for each kind of fault: how often,
+    the longest gap of each affected stream, and the time until the server was whole again.
 
     A stream is affected by a fault on the instance that it was on; by another one, when it was
     open at all.
     """
-    rows = [_row(MOVED, len(moves), _gaps_of_moves(moves, answers))]
+    moved_s, beside_s = _gaps_of_moves(moves, answers)
+    rows = [_row(MOVED, len(moves), moved_s), _row(BESIDE, len(moves), beside_s)]
     for kind in sorted({each.kind for each in faults}):
         those = [each for each in faults if each.kind == kind]
         gaps_s = [gap_s for each in those for gap_s in _gaps_of(each, answers, recovery_s)]
@@ -73,7 +74,7 @@ def summary_of(
         "tokens_repeated": found["repeated"],
         "tokens_changed": found["changed"],
         "tokens": sum(len(tokens) for each in answers for tokens in each.tokens.values()),
-        "faults": sum(row["events"] for row in rows if row["event"] != MOVED),
+        "faults": sum(row["events"] for row in rows if row["event"] not in (MOVED, BESIDE)),
         "gap_s": {
             "steps": _distribution(_steps(answers)),
             **by_event,
@@ -117,15 +118,19 @@ def _gaps_of(fault: Fault, answers: Iterable[Answer], recovery_s: float) -> list
     return gaps
 
 
-def _gaps_of_moves(moves: Iterable[Move], answers: Sequence[Answer]) -> list[float]:
-    gaps = []
+def _gaps_of_moves(
+    moves: Iterable[Move], answers: Sequence[Answer]
+) -> tuple[list[float], list[float]]:
+    """Of the streams that were moved; and of the others, in the same time."""
+    moved_s, beside_s = [], []
     for move in moves:
         for answer in answers:
-            if answer.response_id is not None and move.request_id.startswith(answer.response_id):
-                gap_s = answer.gap_s(move.begin_s, move.end_s)
-                if gap_s is not None:
-                    gaps.append(gap_s)
-    return gaps
+            gap_s = answer.gap_s(move.begin_s, move.end_s)
+            if gap_s is None or answer.response_id is None:
+                continue
+            is_moved = move.request_id.startswith(answer.response_id)
+            (moved_s if is_moved else beside_s).append(gap_s)
+    return moved_s, beside_s
 
 
 def _is_open(answer: Answer, at_s: float) -> bool:
@@ -146,6 +151,7 @@ def _steps(answers: Iterable[Answer]) -> list[float]:
 
 TITLES = {
     MOVED: "a request is moved on purpose",
+    BESIDE: "meanwhile, those that are not moved",
     "kill": "an instance is killed",
     "stop": "an instance is stopped (SIGSTOP)",
     "cut": "an instance's connections are cut",

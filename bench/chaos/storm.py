@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -20,7 +20,8 @@ from bench.serving.target import Target
 
 INSTANCE_FAULTS = ("kill", "stop", "cut")
 FAULTS = (*INSTANCE_FAULTS, *MARKS)
-WEIGHTS = (3, 2, 2, 2, 1, 1, 1, 1)
+WEIGHTS = dict.fromkeys(FAULTS, 1) | {"kill": 3, "stop": 2, "cut": 2, "front-end": 2}
+"""How often, to one another."""
 
 NUM_INSTANCES = 2
 NUM_OF = {"front-end": 2}
@@ -95,11 +96,11 @@ class Storm:
 
     async def _hit(self, session: aiohttp.ClientSession, draws: Random, end_s: float) -> None:
         """One fault after the other, none before the server is whole again."""
-        weights = [WEIGHTS[FAULTS.index(each)] for each in self.kinds]
+        kinds = self._drawn(draws)
         due_s = now_s()
         while (due_s := max(now_s(), due_s + draws.uniform(*self.pause_s))) < end_s:
             await asyncio.sleep(due_s - now_s())
-            (kind,) = draws.choices(self.kinds, weights)
+            kind = next(kinds)
             chosen = await self._choose(session, kind, draws)
             if chosen is not None:
                 self.is_calm = False
@@ -108,6 +109,13 @@ class Storm:
                 back = "-" if fault.back_s is None else f"{fault.back_s:.1f}"
                 say(f"  whole again after {back} s")
                 self.is_calm = True
+
+    def _drawn(self, draws: Random) -> Iterator[str]:
+        """Kinds of faults, by their weights; none is left out for long."""
+        while True:
+            bag = [each for each in self.kinds for _ in range(WEIGHTS[each])]
+            draws.shuffle(bag)
+            yield from bag
 
     async def _choose(
         self, session: aiohttp.ClientSession, kind: str, draws: Random

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bench.chaos.__main__ import main
 from bench.chaos.clients import Answer, Differences, Question, differences, questions
 from bench.chaos.faults import MARKS, Fault, Processes, cut, kill, stopped
-from bench.chaos.report import MOVED, Move, markdown, rows_of, summary_of
+from bench.chaos.report import BESIDE, MOVED, Move, markdown, rows_of, summary_of
 
 tokens = st.lists(st.integers(0, 3), max_size=12)
 
@@ -71,8 +71,9 @@ def test_rows_tell_the_gaps_of_the_streams_that_were_hit() -> None:
         Fault("scheduler", "scheduler", 1.05, None),
     ]
     moves = [Move("cmpl-a-0-1234", 1.15, 1.25)]
-    moved, killed, scheduler = rows_of(faults, moves, [STEADY, INTERRUPTED], 0.02)
+    moved, beside, killed, scheduler = rows_of(faults, moves, [STEADY, INTERRUPTED], 0.02)
     assert (moved["event"], moved["n"], moved["gap_s"]["max"]) == (MOVED, 1, 0.1)
+    assert (beside["event"], beside["n"], beside["gap_s"]["max"]) == (BESIDE, 1, 2.5)
     assert (killed["n"], killed["gap_s"]["max"], killed["back_s"]["median"]) == (1, 2.5, 9.0)
     assert (killed["noticed_s"]["max"], scheduler["noticed_s"]) == (0.05, None)
     assert (scheduler["n"], scheduler["gap_s"]["max"], scheduler["never_whole"]) == (2, 0.1, 1)
