@@ -6,7 +6,7 @@ differ in nothing but the policy's priorities (`sterna`, `llumnix-base`); client
 all the same. Each run has a server of its own, so that no prompt is in a cache and no run is what
 the one before left behind.
 
-    sterna bench priorities [--pairs 5] [--rate 1.2] [--quick] [--continue]
+    sterna bench priorities [--pairs 8] [--rate 1] [--quick] [--continue]
 
 `bench/results/priorities.json` has a row for each class, metric and side over all runs; `runs` the
 same of every run, and `summary` the ratios of the pairs, whose scatter is the noise. The rate is by
@@ -311,7 +311,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="docs/benchmarks.md explains what is measured.",
     )
     add_common_options(parser, quick="one short pair on emulated instances")
-    parser.add_argument("--pairs", type=count, default=5, help="of runs (default: %(default)s)")
+    parser.add_argument("--pairs", type=count, default=8, help="of runs (default: %(default)s)")
     parser.add_argument(
         "--continue",
         dest="is_continued",
@@ -328,7 +328,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--load-share",
         type=positive,
-        default=0.7,
+        default=0.5,
         metavar="SHARE",
         help="rate, as a part of what the instances get done of a burst (default: %(default)g)",
     )
@@ -338,7 +338,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cv",
         type=positive,
-        default=2.0,
+        default=2.5,
         help="coefficient of variation of the gaps between requests (default: %(default)g)",
     )
     parser.add_argument(
