@@ -9,6 +9,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from sterna.frontend.gauges import InstanceGauges
+from sterna.frontend.latencies import Latency
 from sterna.messages import ClusterStats, InstanceStats
 from sterna.types import InstanceId
 
@@ -52,6 +53,28 @@ def test_requests_that_went_on_elsewhere_are_counted():
     gauges.count_sent_again(2)
     gauges.count_sent_again(3)
     assert registry.get_sample_value("sterna_requests_sent_again_total") == 5
+
+
+def test_latencies_are_shown_by_class():
+    registry = CollectorRegistry()
+    gauges = InstanceGauges(registry)
+    gauges.observe(
+        {
+            (Latency.FIRST_TOKEN, "high"): [0.02, 0.2],
+            (Latency.FIRST_TOKEN, "normal"): [3.0],
+            (Latency.INTER_TOKEN, "high"): [0.04],
+            (Latency.REQUEST, "high"): [1.5],
+        }
+    )
+
+    def shown(name: str, class_name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"sterna_{name}", {"class": class_name, **labels})
+
+    assert shown("time_to_first_token_seconds_count", "high") == 2
+    assert shown("time_to_first_token_seconds_bucket", "high", le="0.1") == 1
+    assert shown("time_to_first_token_seconds_sum", "normal") == 3.0
+    assert shown("inter_token_latency_seconds_sum", "high") == 0.04
+    assert shown("request_latency_seconds_count", "high") == 1
 
 
 def test_an_instance_that_is_gone_disappears():

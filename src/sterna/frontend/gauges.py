@@ -4,8 +4,9 @@ import math
 import warnings
 from collections.abc import Mapping
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from sterna.frontend.latencies import Latency, Observed
 from sterna.messages import ClusterStats, InstanceStats
 
 _GAUGES = {
@@ -33,10 +34,30 @@ _GAUGES = {
     ),
 }
 
+_HISTOGRAMS = {
+    Latency.FIRST_TOKEN: (
+        "sterna_time_to_first_token_seconds",
+        "From when a request came to its first token, by priority class.",
+        (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
+    ),
+    Latency.INTER_TOKEN: (
+        "sterna_inter_token_latency_seconds",
+        "From one token to the next, by priority class.",
+        (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0),
+    ),
+    Latency.REQUEST: (
+        "sterna_request_latency_seconds",
+        "From when a request came to its last token, by priority class.",
+        (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0),
+    ),
+}
+"""Name, text, and upper bounds of the buckets in seconds."""
+
 
 class InstanceGauges:
-    """Shows how many requests each class has had, and the last `ClusterStats`: those of instances
-    that are gone disappear, or are not a number where several processes share their metrics."""
+    """Shows how many requests each class has had, how long they waited, and the last
+    `ClusterStats`: the gauges of instances that are gone disappear, or are not a number where
+    several processes share their metrics."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._gauges = {
@@ -54,6 +75,10 @@ class InstanceGauges:
             "instance died, or parted from it.",
             registry=registry,
         )
+        self._latencies = {
+            latency: Histogram(name, text, ["class"], registry=registry, buckets=bounds_s)
+            for latency, (name, text, bounds_s) in _HISTOGRAMS.items()
+        }
         self._shown: set[str] = set()
 
     def count(self, num_by_class: Mapping[str, int]) -> None:
@@ -64,6 +89,13 @@ class InstanceGauges:
     def count_sent_again(self, num_requests: int) -> None:
         """Count so many more requests that were sent to another instance."""
         self._sent_again.inc(num_requests)
+
+    def observe(self, observed: Observed) -> None:
+        """Add these times of requests to the histograms of their classes."""
+        for (latency, class_name), times_s in observed.items():
+            histogram = self._latencies[latency].labels(class_name)
+            for time_s in times_s:
+                histogram.observe(time_s)
 
     def show(self, stats: ClusterStats) -> None:
         """Set every gauge of every instance."""

@@ -41,6 +41,7 @@ from sterna.frontend.effects import (
     ToScheduler,
 )
 from sterna.frontend.gauges import InstanceGauges
+from sterna.frontend.latencies import Latencies
 from sterna.frontend.names import client_id
 from sterna.frontend.operators import Operators
 from sterna.frontend.peers import Peers
@@ -96,6 +97,7 @@ class Router:
         self._classes = classes
         self._num_unshown: Counter[str] = Counter()
         self._num_sent_again = 0
+        self._latencies = Latencies()
         self.peers = Peers(mailbox)
         self.operators = Operators(self.peers, config.admin_timeout_s, classes)
         self.streams = StreamExchange(
@@ -209,11 +211,16 @@ class Router:
             execution_priority=its_class.execution_priority,
         )
         token_ids = () if begun is None else begun.output_token_ids
+        if not token_ids:
+            # Of one that goes on here nobody knows when it began.
+            self._latencies.begin(request_id, its_class.name, _now_s())
         self._carry_out(self._core.on_request(ask, payload, _now_s(), token_ids))
 
     def _on_abort(self, request_ids: list[RequestId]) -> None:
         self._pooling.difference_update(request_ids)
         self._unstarted.difference_update(request_ids)
+        for request_id in request_ids:
+            self._latencies.forget(request_id)
         self._carry_out(self._core.on_abort(request_ids, _now_s()))
         self.streams.on_abort(request_ids)
 
@@ -251,6 +258,7 @@ class Router:
         self._gauges.show(stats)
         self._gauges.count(self._num_unshown)
         self._num_unshown.clear()
+        self._gauges.observe(self._latencies.take())
         self._gauges.count_sent_again(self._num_sent_again)
         self._num_sent_again = 0
         self._push(encode_cluster_stats(stats))
@@ -268,6 +276,7 @@ class Router:
     # -------------------------------------------------------------------------- effects
 
     def _carry_out(self, effects: Iterable[Effect]) -> None:
+        now_s = _now_s()
         outputs: list[bytes] = []
         unsent: list[RequestId] = []
         for effect in effects:
@@ -284,9 +293,10 @@ class Router:
                         payload = cut_leading_tokens(payload, num_repeated)
                     if not self.streams.on_output(request_id, payload, is_finished=is_finished):
                         outputs.append(payload)
+                    self._latencies.on_output(request_id, now_s, is_finished=is_finished)
                     if request_id in self._unstarted:
                         self._unstarted.discard(request_id)
-                        self._queue.on_first_token(client_id(request_id), _now_s())
+                        self._queue.on_first_token(client_id(request_id), now_s)
                     if is_finished:
                         self._pooling.discard(request_id)
                 case SendAgain(request_id, attempt_id, num_tokens):
@@ -312,6 +322,7 @@ class Router:
         payload = encode_failure(request_id, is_pooling=request_id in self._pooling)
         self._pooling.discard(request_id)
         self._unstarted.discard(request_id)
+        self._latencies.forget(request_id)
         return payload
 
     def _push_outputs(self, outputs: list[bytes]) -> None:

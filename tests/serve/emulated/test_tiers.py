@@ -137,7 +137,9 @@ def test_operators_see_the_class_of_a_request_and_others_see_nothing(
 def test_requests_are_counted_by_class_and_no_key_is_shown(server: ServerProcess) -> None:
     def counted() -> bool:
         with server.http() as http:
-            return 'sterna_requests_total{class="gold"}' in http.get("/metrics").text
+            text = http.get("/metrics").text
+        names = ("requests_total", "request_latency_seconds_count")
+        return all(f'sterna_{name}{{class="gold"}}' in text for name in names)
 
     server.client(api_key="sk-own").completions.create(
         model=MODEL, prompt="Terns", max_tokens=3, extra_body={"service_tier": "gold"}

@@ -1,0 +1,70 @@
+"""How long the requests of each priority class waited for their tokens. Pure.
+
+Seen from here, the front end, whatever instances the tokens came from: pauses of migrations and of
+deaths are in.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from sterna.types import RequestId
+
+
+class Latency(Enum):
+    """What is timed; each ends up in a histogram of its own."""
+
+    FIRST_TOKEN = "first token"
+    """From when the request began to its first output."""
+    INTER_TOKEN = "inter-token"
+    """From one output to the next."""
+    REQUEST = "request"
+    """From when the request began to its last output."""
+
+
+Observed = dict[tuple[Latency, str], list[float]]
+"""Times in seconds, by what they are and the class."""
+
+
+@dataclass(slots=True)
+class _Timed:
+    class_name: str
+    begun_s: float
+    last_s: float | None = None
+
+
+@dataclass(slots=True)
+class Latencies:
+    """The requests that are under way at one front end, and what was timed since it was taken."""
+
+    _open: dict[RequestId, _Timed] = field(default_factory=dict)
+    _observed: Observed = field(default_factory=dict)
+
+    def begin(self, request_id: RequestId, class_name: str, now_s: float) -> None:
+        """A request begins."""
+        self._open[request_id] = _Timed(class_name, now_s)
+
+    def on_output(self, request_id: RequestId, now_s: float, *, is_finished: bool) -> None:
+        """Some of its tokens are there; no effect when it is not timed."""
+        timed = self._open.get(request_id)
+        if timed is None:
+            return
+        if timed.last_s is None:
+            self._note(Latency.FIRST_TOKEN, timed.class_name, now_s - timed.begun_s)
+        else:
+            self._note(Latency.INTER_TOKEN, timed.class_name, now_s - timed.last_s)
+        timed.last_s = now_s
+        if is_finished:
+            self._note(Latency.REQUEST, timed.class_name, now_s - timed.begun_s)
+            del self._open[request_id]
+
+    def forget(self, request_id: RequestId) -> None:
+        """It has failed, or its client has left; no effect when it is not timed."""
+        self._open.pop(request_id, None)
+
+    def take(self) -> Observed:
+        """Return what was timed since the last call."""
+        observed, self._observed = self._observed, {}
+        return observed
+
+    def _note(self, latency: Latency, class_name: str, seconds: float) -> None:
+        self._observed.setdefault((latency, class_name), []).append(seconds)
