@@ -362,11 +362,14 @@ class InstanceCore:
         result = UtilityResult(self._instance_id, call_id)
         return self._to_frontend(frontend_id, result, [payload])
 
-    def on_adopted(self, frontend_id: FrontendId, request_id: RequestId) -> list[InstanceEffect]:
-        """The engine steps this migrated request of this front end."""
+    def on_adopted(
+        self, frontend_id: FrontendId, request_id: RequestId, first_index: int
+    ) -> list[InstanceEffect]:
+        """The engine steps this migrated request of this front end, from this token on."""
         self._requests[request_id] = frontend_id
         self._emptying.on_arrival(frontend_id)
-        return self._to_frontend(frontend_id, RequestsMoved(self._instance_id, (request_id,)))
+        moved = RequestsMoved(self._instance_id, (request_id,), (first_index,))
+        return self._to_frontend(frontend_id, moved)
 
     def on_tick(self, now_s: float) -> list[InstanceEffect]:
         """Time has passed; due at `next_deadline_s`, harmless at any other time."""

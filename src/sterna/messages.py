@@ -131,10 +131,16 @@ class UtilityResult(msgspec.Struct, frozen=True, tag=True):
 
 
 class RequestsMoved(msgspec.Struct, frozen=True, tag=True):
-    """Instance -> front end: these requests run here from now on."""
+    """Instance -> front end: these requests run here from now on.
+
+    Attributes:
+        first_indices: for each, the first token that it will produce here. It tells what came
+            before the move from what comes after it, whichever way news takes.
+    """
 
     instance_id: InstanceId
     request_ids: tuple[RequestId, ...]
+    first_indices: tuple[int, ...]
 
 
 class HandedBack(msgspec.Struct, frozen=True, tag=True):

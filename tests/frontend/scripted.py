@@ -155,8 +155,8 @@ class ScriptedInstance(Actor):
         payload = encode_outputs(EngineCoreOutputs(outputs=[output]))
         self.send(TokenBatch(self.instance_id, (span,)), [payload])
 
-    def send_moved(self, *request_ids: str) -> None:
-        self.send(RequestsMoved(self.instance_id, tuple(map(RequestId, request_ids))))
+    def send_moved(self, request_id: str, first_index: int) -> None:
+        self.send(RequestsMoved(self.instance_id, (RequestId(request_id),), (first_index,)))
 
     def _answer(self, message: WireMessage, frames: list[bytes]) -> bool:
         match message:

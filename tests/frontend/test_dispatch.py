@@ -14,6 +14,8 @@ from sterna.messages import (
     DispatchRequest,
     Instance,
     Membership,
+    RequestsMoved,
+    TokenSpan,
 )
 from sterna.types import NORMAL, FrontendId, InstanceId, RequestId
 
@@ -64,6 +66,10 @@ def payload_of(request_id: RequestId) -> bytes:
 
 def request(under_test: Dispatcher, request_id: RequestId, now_s: float = 0.0) -> list[Effect]:
     return under_test.on_request(ask(request_id), payload_of(request_id), now_s)
+
+
+def moved(instance_id: InstanceId, first_index: int, *request_ids: RequestId) -> RequestsMoved:
+    return RequestsMoved(instance_id, request_ids, (first_index,) * len(request_ids))
 
 
 def test_a_request_goes_where_the_scheduler_says():
@@ -210,14 +216,14 @@ def test_aborts_go_to_the_owners_together():
 def test_a_moved_request_is_aborted_where_it_moved_to():
     under_test = dispatcher(I0, I1, scheduler=None)
     request(under_test, R1)
-    assert under_test.on_moved(I1, [R1], 1.0) == []
+    assert under_test.on_moved(moved(I1, 0, R1), 1.0) == []
     assert under_test.on_abort([R1]) == [ToInstance(I1, AbortRequests((R1,)))]
 
 
 def test_a_request_of_which_later_tokens_come_from_elsewhere_is_aborted_there():
     under_test = dispatcher(I0, I1, scheduler=None)
     request(under_test, R1)
-    under_test.on_tokens(I1, [R1])
+    under_test.on_tokens(I1, [TokenSpan(R1, 0, 1, False)])
     assert under_test.on_abort([R1]) == [ToInstance(I1, AbortRequests((R1,)))]
 
 
@@ -225,7 +231,7 @@ def test_news_of_an_ended_request_is_ignored():
     under_test = dispatcher(I0, I1, scheduler=None)
     request(under_test, R1)
     under_test.on_ended(R1)
-    assert under_test.on_moved(I1, [R1], 1.0) == []
+    assert under_test.on_moved(moved(I1, 0, R1), 1.0) == []
     assert under_test.owner(R1) is None
 
 

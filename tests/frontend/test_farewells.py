@@ -11,6 +11,7 @@ from tests.frontend.test_dispatch import (
     add,
     dispatcher,
     membership,
+    moved,
     request,
 )
 
@@ -30,12 +31,12 @@ def test_an_instance_is_told_when_the_last_request_there_has_ended_or_moved() ->
     under_test = dispatcher(I0, I1, scheduler=None)
     request(under_test, R1)
     request(under_test, R2)
-    under_test.on_moved(I0, [R1, R2], 0.5)
+    under_test.on_moved(moved(I0, 0, R1, R2), 0.5)
     under_test.on_membership(membership(2, I0, I1, scheduler=None, terminating=(I0,)), 1.0)
     assert under_test.farewells() == []
     under_test.on_ended(R1)
     assert under_test.farewells() == []
-    under_test.on_moved(I1, [R2], 2.0)
+    under_test.on_moved(moved(I1, 1, R2), 2.0)
     assert under_test.farewells() == [farewell(2, 2)]
 
 
@@ -43,15 +44,15 @@ def test_what_moves_to_an_instance_after_the_farewell_is_followed_by_another_one
     """Its migration was under way: the instance must not end before the tokens have arrived."""
     under_test = dispatcher(I0, I1, scheduler=None)
     request(under_test, R1)
-    under_test.on_moved(I1, [R1], 0.5)
+    under_test.on_moved(moved(I1, 0, R1), 0.5)
     under_test.on_membership(membership(2, I0, I1, scheduler=None, terminating=(I0,)), 1.0)
     assert under_test.farewells() == [farewell(2)]
-    under_test.on_moved(I0, [R1], 2.0)
+    under_test.on_moved(moved(I0, 1, R1), 2.0)
     assert under_test.farewells() == []
     under_test.on_ended(R1)
     assert under_test.farewells() == [farewell(2, 1)]
     # One that has ended here is none that would keep the instance.
-    under_test.on_moved(I0, [R1], 3.0)
+    under_test.on_moved(moved(I0, 1, R1), 3.0)
     assert under_test.farewells() == [farewell(2, 2)]
 
 

@@ -2,11 +2,11 @@
 
 import hypothesis.strategies as st
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sterna.frontend.effects import Effect, Fail, Failure, ToInstance
 from sterna.frontend.ownership import Ownership
-from sterna.messages import AbortRequests, OwnerQuery, OwnerReply
+from sterna.messages import AbortRequests, OwnerQuery, OwnerReply, RequestsMoved, TokenSpan
 from sterna.types import FrontendId, InstanceId, RequestId
 
 ME = FrontendId(7)
@@ -31,6 +31,52 @@ def query(instance_id: InstanceId, query_id: int, *request_ids: RequestId) -> To
 
 def abort(instance_id: InstanceId) -> ToInstance:
     return ToInstance(instance_id, AbortRequests((R1,)))
+
+
+def moved(instance_id: InstanceId, first_index: int, *request_ids: RequestId) -> RequestsMoved:
+    return RequestsMoved(instance_id, request_ids, (first_index,) * len(request_ids))
+
+
+def span(request_id: RequestId, first_index: int) -> TokenSpan:
+    return TokenSpan(request_id, first_index, 1, False)
+
+
+def test_a_token_from_before_a_move_says_nothing_about_who_has_the_request():
+    """It came over another connection than the news of the move, and later."""
+    under_test = ownership(I0, I1)
+    under_test.on_tokens(I0, [span(R1, 0)])
+    assert under_test.on_moved(moved(I1, 2, R1), 1.0) == []
+    under_test.on_tokens(I0, [span(R1, 1)])
+    assert under_test.owner(R1) == I1
+
+
+def test_the_news_of_a_move_that_another_has_followed_is_ignored():
+    under_test = ownership(I0, I1, I2)
+    assert under_test.on_moved(moved(I2, 5, R1), 1.0) == []
+    assert under_test.on_moved(moved(I1, 2, R1), 1.5) == []
+    assert under_test.owner(R1) == I2
+    assert under_test.num_owned(I1) == 0
+
+
+def test_tokens_from_behind_a_move_show_where_the_request_is_before_its_news_comes():
+    under_test = ownership(I0, I1)
+    under_test.on_tokens(I1, [span(R1, 3)])
+    assert under_test.on_moved(moved(I0, 2, R1), 1.0) == []
+    assert under_test.owner(R1) == I1
+    assert under_test.on_moved(moved(I0, 4, R1), 1.0) == []
+    assert under_test.owner(R1) == I0
+
+
+def test_who_is_said_to_have_it_after_a_death_may_have_it_from_an_earlier_token_on():
+    """The dead had produced tokens that its source, which goes on, does not know."""
+    under_test = ownership(I0, I1, I2)
+    under_test.on_moved(moved(I1, 2, R1), 1.0)
+    under_test.on_tokens(I1, [span(R1, 2)])
+    under_test.on_instances([I0, I2], 2.0)
+    under_test.on_owner_reply(OwnerReply(I0, 1, (R1,)))
+    assert under_test.owner(R1) == I0
+    assert under_test.on_moved(moved(I2, 2, R1), 3.0) == []
+    assert under_test.owner(R1) == I2
 
 
 def test_a_death_puts_every_request_in_doubt_and_every_instance_is_asked():
@@ -95,7 +141,7 @@ def test_a_claimed_request_that_is_seen_to_run_is_out_of_doubt():
     under_test = ownership(I0, I1)
     under_test.on_instances([I1], 5.0)
     under_test.on_owner_reply(OwnerReply(I1, 1, (), (R1,)))
-    under_test.on_tokens(I1, [R1])
+    under_test.on_tokens(I1, [span(R1, 0)])
     assert under_test.owner(R1) == I1
     assert under_test.next_deadline_s is None
 
@@ -144,7 +190,7 @@ def test_a_request_that_is_only_arriving_is_asked_for_again_for_it_may_never_get
 def test_late_tokens_of_a_former_owner_do_not_settle_a_doubt():
     under_test = ownership(I0, I1)
     under_test.on_instances([I1], 5.0)
-    under_test.on_tokens(I1, [R1])
+    under_test.on_tokens(I1, [span(R1, 0)])
     under_test.on_owner_reply(OwnerReply(I1, 1, ()))
     assert under_test.on_time(6.0) == [DIED]
 
@@ -153,11 +199,11 @@ def test_a_move_during_the_query_voids_the_answers_so_far():
     under_test = ownership(I0, I1, I2, owner=I1)
     under_test.on_instances([I1, I2], 5.0)
     under_test.on_owner_reply(OwnerReply(I2, 2, ()))
-    assert under_test.on_moved(I2, [R1], 5.5) == [query(I1, 3), query(I2, 4)]
+    assert under_test.on_moved(moved(I2, 0, R1), 5.5) == [query(I1, 3), query(I2, 4)]
     under_test.on_owner_reply(OwnerReply(I1, 1, ()))
     under_test.on_owner_reply(OwnerReply(I1, 3, ()))
     under_test.on_owner_reply(OwnerReply(I2, 4, (R1,)))
-    under_test.on_tokens(I2, [R1])
+    under_test.on_tokens(I2, [span(R1, 0)])
     assert under_test.on_time(9.0) == []
     assert under_test.owner(R1) == I2
 
@@ -166,7 +212,7 @@ def test_an_answer_to_a_voided_query_does_not_count():
     under_test = ownership(I0, I1)
     under_test.on_sent(R2, I1)
     under_test.on_instances([I1], 5.0)
-    under_test.on_moved(I1, [R1], 5.5)
+    under_test.on_moved(moved(I1, 0, R1), 5.5)
     under_test.on_owner_reply(OwnerReply(I1, 1, ()))
     assert under_test.on_time(6.5) == [Fail(R2, Failure.OWNER_DIED), query(I1, 2)]
 
@@ -187,11 +233,44 @@ def test_a_newcomer_is_asked_too():
     assert under_test.on_instances([I1, I2], 5.5) == [query(I2, 2)]
 
 
+def test_an_instance_of_whose_start_others_heard_first_may_have_a_request():
+    """The news of its birth is late; that it has got a request is known already."""
+    under_test = ownership(I0, I1)
+    assert under_test.on_instances([I0, I1], 1.0, starting=[I2]) == []
+    under_test.on_moved(moved(I2, 3, R1), 2.0)
+    under_test.on_tokens(I2, [span(R1, 3)])
+    assert under_test.owner(R1) == I2
+    assert under_test.on_instances([I1], 5.0, starting=[I2]) == [query(I1, 1)]
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, ())) == []
+    assert under_test.on_time(6.0) == []
+    assert under_test.on_instances([I1, I2], 6.5) == [query(I2, 2)]
+    assert under_test.on_owner_reply(OwnerReply(I2, 2, (R1,))) == []
+    assert under_test.owner(R1) == I2
+    assert under_test.next_deadline_s is None
+
+
+def test_an_instance_that_died_before_its_start_was_known_is_not_waited_for():
+    under_test = ownership(I0, I1, decides_at_once=True)
+    under_test.on_instances([I0, I1], 1.0, starting=[I2])
+    under_test.on_moved(moved(I2, 3, R1), 2.0)
+    assert under_test.on_instances([I0, I1], 5.0) == [query(I0, 1), query(I1, 2)]
+    assert under_test.owner(R1) is None
+    assert under_test.on_owner_reply(OwnerReply(I0, 1, ())) == []
+    assert under_test.on_owner_reply(OwnerReply(I1, 2, ())) == [DIED]
+
+
+def test_a_start_that_fails_puts_nothing_in_doubt():
+    under_test = ownership(I0, I1)
+    under_test.on_instances([I0, I1], 1.0, starting=[I2])
+    assert under_test.on_instances([I0, I1], 2.0) == []
+    assert under_test.next_deadline_s is None
+
+
 def test_what_a_dead_instance_said_is_ignored():
     under_test = ownership(I0, I1)
     under_test.on_instances([I1], 5.0)
-    assert under_test.on_moved(I0, [R1], 5.1) == []
-    under_test.on_tokens(I0, [R1])
+    assert under_test.on_moved(moved(I0, 0, R1), 5.1) == []
+    under_test.on_tokens(I0, [span(R1, 0)])
     assert under_test.owner(R1) is None
 
 
@@ -243,9 +322,12 @@ class World(RuleBasedStateMachine):
         self.holders = {I0: 0}
         self.stepping: InstanceId | None = I0
         self.reserved: InstanceId | None = None
-        self.to_front: dict[InstanceId, list[OwnerReply | int | None]] = {
+        self.to_front: dict[InstanceId, list[OwnerReply | TokenSpan | RequestsMoved]] = {
             each: [] for each in self.live
         }
+        # Of two moves without a token in between nobody can tell which was later.
+        self.moved_at: set[int] = set()
+        self.has_moved_idly = False
         self.to_instance: dict[InstanceId, list[OwnerQuery]] = {each: [] for each in self.live}
         self.has_failed = False
         self.num_seen = 0
@@ -265,8 +347,8 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.stepping)
     @rule()
     def step(self) -> None:
+        self.to_front[self.stepping].append(span(R1, self.holders[self.stepping]))
         self.holders[self.stepping] += 1
-        self.to_front[self.stepping].append(self.holders[self.stepping])
 
     @precondition(lambda self: self.stepping and not self.reserved and len(self.live) > 1)
     @rule(data=st.data())
@@ -282,7 +364,9 @@ class World(RuleBasedStateMachine):
         num_tokens = next(iter(self.holders.values()), self.num_seen)
         self.holders[self.reserved] = num_tokens
         self.stepping, self.reserved = self.reserved, None
-        self.to_front[self.stepping].append(None)
+        self.to_front[self.stepping].append(moved(self.stepping, num_tokens, R1))
+        self.has_moved_idly |= num_tokens in self.moved_at
+        self.moved_at.add(num_tokens)
 
     @precondition(lambda self: len(self.holders) == 2)
     @rule()
@@ -320,11 +404,17 @@ class World(RuleBasedStateMachine):
         message = self.to_front[instance_id].pop(0)
         if isinstance(message, OwnerReply):
             self.carry_out(self.under_test.on_owner_reply(message))
-        elif message is None:
-            self.carry_out(self.under_test.on_moved(instance_id, [R1], self.now_s))
-        elif message > self.num_seen:
-            self.num_seen = message
-            self.under_test.on_tokens(instance_id, [R1])
+        elif isinstance(message, RequestsMoved):
+            self.carry_out(self.under_test.on_moved(message, self.now_s))
+        elif message.first_index >= self.num_seen:
+            self.num_seen = message.first_index + 1
+            self.under_test.on_tokens(instance_id, [message])
+
+    @invariant()
+    def who_steps_is_known_when_all_news_is_there(self) -> None:
+        is_all_there = not any(self.to_front.values())
+        if is_all_there and len(self.live) == 3 and not self.has_moved_idly:
+            assert self.under_test.owner(R1) == self.stepping
 
     @rule(instance_id=st.sampled_from([I0, I1, I2]))
     def instance_receives(self, instance_id: InstanceId) -> None:

@@ -244,7 +244,7 @@ def test_tokens_reach_the_client_in_order_and_once_over_a_move(run):
         i0, i1 = world.cluster.i0, world.cluster.i1
         await world.client.add(request())
         await i0.get_request()
-        i1.send_moved("r1")
+        i1.send_moved("r1", 1)
         i1.send_tokens("r1", 1, [11, 12])
         i1.send_tokens("r1", 3, [13], FinishReason.LENGTH)
         i0.send_tokens("r1", 0, [10])
@@ -272,7 +272,7 @@ def test_an_abort_follows_the_request_to_where_it_moved(run):
     async def test(world: World) -> None:
         await world.client.add(request())
         await world.cluster.i0.get_request()
-        world.cluster.i1.send_moved("r1")
+        world.cluster.i1.send_moved("r1", 0)
         world.cluster.i1.send_tokens("r1", 0, [10])
         await world.client.receive()
         await world.client.send(EngineCoreRequestType.ABORT, ["r1"])

@@ -169,7 +169,7 @@ def test_a_stream_is_in_order_and_whole_over_a_move(run):
             request_id = (await i0.get_request()).request_id
             tokens = served.tokens("From the Arctic to the Antarctic and back")
             i0.send_tokens(request_id, 0, tokens[:2])
-            i1.send_moved(request_id)
+            i1.send_moved(request_id, 2)
             i1.send_tokens(request_id, 4, tokens[4:], FinishReason.LENGTH)
             i1.send_tokens(request_id, 1, tokens[1:4])
             received = [event async for event in events]
@@ -219,7 +219,7 @@ def test_a_disconnected_client_frees_its_request_where_it_is_by_then(run):
     async def test(served: Served) -> None:
         async with served.streamed_chat() as events:
             request_id = (await served.cluster.i0.get_request()).request_id
-            served.cluster.i1.send_moved(request_id)
+            served.cluster.i1.send_moved(request_id, 0)
             served.cluster.i1.send_tokens(request_id, 0, served.tokens("Hi"))
             assert "Hi" in [_content(await anext(events)), _content(await anext(events))]
         message, _ = await served.cluster.i1.get(AbortRequests)

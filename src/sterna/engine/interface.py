@@ -79,8 +79,8 @@ class EngineListener(Protocol):
     def on_utility_result(self, frontend_id: FrontendId, call_id: int, payload: bytes) -> None:
         """A utility call ended."""
 
-    def on_adopted(self, frontend_id: FrontendId, request_id: RequestId) -> None:
-        """The engine steps this migrated request of this front end."""
+    def on_adopted(self, frontend_id: FrontendId, request_id: RequestId, first_index: int) -> None:
+        """The engine steps this migrated request of this front end, from this token on."""
 
     def on_failure(self, error: BaseException) -> None:
         """The engine is broken and steps no more."""

@@ -146,8 +146,8 @@ class FrontendCore:
                 effects = self._on_tokens(message, frames, now_s)
             case Dispatched():
                 effects = self._dispatcher.on_dispatched(message, now_s)
-            case RequestsMoved(instance_id, request_ids):
-                effects = self._dispatcher.on_moved(instance_id, request_ids, now_s)
+            case RequestsMoved():
+                effects = self._dispatcher.on_moved(message, now_s)
             case HandedBack():
                 effects = self._on_handed_back(message, now_s)
             case OwnerReply():

@@ -28,6 +28,8 @@ from sterna.messages import (
     Farewell,
     Membership,
     OwnerReply,
+    RequestsMoved,
+    TokenSpan,
 )
 from sterna.types import FrontendId, InstanceId, RequestId
 
@@ -133,20 +135,18 @@ class Dispatcher:
         """The request's stream has ended."""
         self._ownership.on_ended(request_id)
 
-    def on_moved(
-        self, instance_id: InstanceId, request_ids: Iterable[RequestId], now_s: float
-    ) -> list[Effect]:
-        """The instance says that it has adopted these requests."""
-        request_ids = tuple(request_ids)
-        self._num_moved[instance_id] += len(request_ids)
+    def on_moved(self, moved: RequestsMoved, now_s: float) -> list[Effect]:
+        """An instance says that it has adopted requests."""
+        instance_id = moved.instance_id
+        self._num_moved[instance_id] += len(moved.request_ids)
         if instance_id in self._left:
             # Their migrations were under way: what it was told is void.
             self._not_left[instance_id] = self._left.pop(instance_id)
-        return self._ownership.on_moved(instance_id, request_ids, now_s)
+        return self._ownership.on_moved(moved, now_s)
 
-    def on_tokens(self, instance_id: InstanceId, request_ids: Iterable[RequestId]) -> None:
-        """The instance sent later tokens of these requests than all that came before."""
-        self._ownership.on_tokens(instance_id, request_ids)
+    def on_tokens(self, instance_id: InstanceId, spans: Iterable[TokenSpan]) -> None:
+        """The instance sent these tokens, later ones of their requests than all before."""
+        self._ownership.on_tokens(instance_id, spans)
 
     def on_owner_reply(self, reply: OwnerReply) -> list[Effect]:
         """An instance claims these of the requests that it was asked for."""
@@ -169,7 +169,8 @@ class Dispatcher:
         self._not_left = {
             each: since for each, since in emptied.items() if self._left.get(each) != since
         }
-        effects = self._ownership.on_instances(tuple(self._instances), now_s)
+        starting = [each.instance_id for each in membership.absent]
+        effects = self._ownership.on_instances(tuple(self._instances), now_s, starting)
         if membership.scheduler != self._scheduler:
             self._scheduler = membership.scheduler
             self._silent_until_s = None

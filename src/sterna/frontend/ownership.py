@@ -2,7 +2,8 @@
 
 While nobody dies the owner is where the request was sent, or whoever last said, or showed by
 later tokens than all before, that it runs there. This news travels over one connection for each
-instance, so it may come out of order or, when its sender dies, not at all: a request may have
+instance, so it may come out of order: which of two is later is told by the token that was the
+request's next one. Or, when its sender dies, it does not come at all: a request may have
 moved to an instance that died before it could say so. Therefore **a death puts every request in
 doubt**. All instances are asked for all requests in doubt, and
 
@@ -12,7 +13,8 @@ doubt**. All instances are asked for all requests in doubt, and
   is asked for again, for it may never get there, or be gone: unless that instance then shows that
   it runs there. What comes over one connection is in order, so that is fresh;
 - a request that nobody claims has died with its instance. It is given up only when every live
-  instance has denied it, never because one is slow to answer: that is asked the same again;
+  instance has denied it, never because one is slow to answer: that is asked the same again. An
+  instance of whose start others have heard first counts as soon as it says that it has a request;
 - a request that moves, or another death, voids the answers so far: the instance that denied it
   may have it since.
 
@@ -25,11 +27,11 @@ sends it again under another id need not, because the one that lives is then tol
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sterna.frontend.effects import Effect, Fail, Failure, ToInstance
-from sterna.messages import AbortRequests, OwnerQuery, OwnerReply
+from sterna.messages import AbortRequests, OwnerQuery, OwnerReply, RequestsMoved, TokenSpan
 from sterna.types import FrontendId, InstanceId, RequestId
 
 
@@ -68,7 +70,10 @@ class Ownership:
         self._frontend_id = frontend_id
         self._owner_timeout_s = owner_timeout_s
         self._instances: tuple[InstanceId, ...] = ()
+        self._starting: frozenset[InstanceId] = frozenset()
         self._owners: dict[RequestId, InstanceId] = {}
+        # Which token of each was its next one when that was last heard of its owner.
+        self._known_to: dict[RequestId, int] = {}
         self._num_owned: Counter[InstanceId] = Counter()
         # In the order of their deadlines: each is entered with the same time-out.
         self._doubts: dict[RequestId, _Doubt] = {}
@@ -98,30 +103,30 @@ class Ownership:
         self._disown(request_id)
         self._doubts.pop(request_id, None)
 
-    def on_moved(
-        self, instance_id: InstanceId, request_ids: Iterable[RequestId], now_s: float
-    ) -> list[Effect]:
-        """The instance says that it has adopted these requests.
+    def on_moved(self, moved: RequestsMoved, now_s: float) -> list[Effect]:
+        """An instance says that it has adopted these requests.
 
         What a dead instance said before it died says nothing about who has the request.
         """
-        if instance_id not in self._instances:
+        instance_id = moved.instance_id
+        if not self._is_there(instance_id):
             return []
         restarted = []
-        for request_id in request_ids:
-            self._own_if_known(request_id, instance_id)
+        for request_id, first_index in zip(moved.request_ids, moved.first_indices, strict=True):
+            self._own_if_fresh(request_id, instance_id, first_index, first_index)
             doubt = self._doubts.get(request_id)
             if doubt is not None and not self._settles(doubt, instance_id, request_id):
                 self._begin_round(request_id, now_s)
                 restarted.append(request_id)
         return self._query(restarted)
 
-    def on_tokens(self, instance_id: InstanceId, request_ids: Iterable[RequestId]) -> None:
-        """The instance sent later tokens of these requests than all that came before."""
-        if instance_id not in self._instances:
+    def on_tokens(self, instance_id: InstanceId, spans: Iterable[TokenSpan]) -> None:
+        """The instance sent these tokens, later ones of their requests than all before."""
+        if not self._is_there(instance_id):
             return
-        for request_id in request_ids:
-            self._own_if_known(request_id, instance_id)
+        for span in spans:
+            request_id, end = span.request_id, span.first_index + span.num_tokens
+            self._own_if_fresh(request_id, instance_id, span.first_index, end)
             if self._doubts and (doubt := self._doubts.get(request_id)) is not None:
                 self._settles(doubt, instance_id, request_id)
 
@@ -162,9 +167,21 @@ class Ownership:
                 by_instance.setdefault(instance_id, []).append(request_id)
         return _aborts(by_instance)
 
-    def on_instances(self, instances: Sequence[InstanceId], now_s: float) -> list[Effect]:
-        """These instances live; any other that did is dead for good."""
-        dead = set(self._instances) - set(instances)
+    def on_instances(
+        self,
+        instances: Sequence[InstanceId],
+        now_s: float,
+        starting: Collection[InstanceId] = (),
+    ) -> list[Effect]:
+        """These instances live; any other that did is dead for good.
+
+        Args:
+            starting: those that may live already. Others may have heard so before, and have given
+                them requests.
+        """
+        there = {*self._instances, *(each for each in self._starting if self._num_owned[each])}
+        self._starting = frozenset(starting)
+        dead = there - {*instances, *self._starting}
         self._instances = tuple(instances)
         if dead:
             self._queries = {
@@ -173,8 +190,12 @@ class Ownership:
             in_doubt = [*self._doubts, *(each for each in self._owners if each not in self._doubts)]
             for request_id in in_doubt:
                 self._begin_round(request_id, now_s)
-                if self._owners.get(request_id) in dead:
+                owner = self._owners.get(request_id)
+                if owner in dead:
                     self._disown(request_id)
+                elif owner in self._starting:
+                    # It can be asked when it is known where it is; until then nobody decides.
+                    self._doubts[request_id].unanswered.add(owner)
         effects = self._query(list(self._doubts))
         if self._decides_at_once and not instances:
             # There is nobody who could have any.
@@ -201,6 +222,9 @@ class Ownership:
             else:
                 effects += self._decide(request_id)
         return effects + self._repeat_queries(unanswered) + self._query(asked_again)
+
+    def _is_there(self, instance_id: InstanceId) -> bool:
+        return instance_id in self._instances or instance_id in self._starting
 
     def _decide(self, request_id: RequestId) -> list[Effect]:
         """Give the request up if all who were asked have denied it."""
@@ -248,7 +272,12 @@ class Ownership:
         """Send the queries about these requests that have no answer once more, as they were: an
         answer that is only late counts."""
         doubts = [self._doubts[each] for each in request_ids]
-        query_ids = {doubt.queries[each] for doubt in doubts for each in doubt.unanswered}
+        query_ids = {
+            doubt.queries[each]
+            for doubt in doubts
+            for each in doubt.unanswered
+            if each in doubt.queries
+        }
         effects: list[Effect] = []
         for query_id in sorted(query_ids):
             instance_id, asked = self._queries[query_id]
@@ -256,19 +285,31 @@ class Ownership:
             effects.append(ToInstance(instance_id, query))
         return effects
 
-    def _own_if_known(self, request_id: RequestId, instance_id: InstanceId) -> None:
-        if self._owners.get(request_id, instance_id) != instance_id:
-            self._own(request_id, instance_id)
+    def _own_if_fresh(
+        self, request_id: RequestId, instance_id: InstanceId, first_index: int, known_to: int
+    ) -> None:
+        """Believe that the request, if it is known, was there when its next token was that of
+        `first_index`, unless it is known to be elsewhere since later; it is known to be there up
+        to `known_to`."""
+        owner = self._owners.get(request_id)
+        if owner is None or first_index < self._known_to[request_id]:
+            return
+        if owner == instance_id:
+            self._known_to[request_id] = known_to
+        else:
+            self._own(request_id, instance_id, known_to)
 
-    def _own(self, request_id: RequestId, instance_id: InstanceId) -> None:
+    def _own(self, request_id: RequestId, instance_id: InstanceId, known_to: int = 0) -> None:
         self._disown(request_id)
         self._owners[request_id] = instance_id
+        self._known_to[request_id] = known_to
         self._num_owned[instance_id] += 1
 
     def _disown(self, request_id: RequestId) -> None:
         owner = self._owners.pop(request_id, None)
         if owner is None:
             return
+        del self._known_to[request_id]
         self._num_owned[owner] -= 1
         if not self._num_owned[owner]:
             del self._num_owned[owner]

@@ -39,13 +39,13 @@ class Outcome:
     Attributes:
         deliveries: in the order in which they must reach the client.
         repeats: what was cut or dropped, in order.
-        advanced: streams of which the batch holds tokens later than all that came before.
+        advanced: the batch's spans with tokens later than all of their streams that came before.
         ended: streams of which the batch holds the end, behind tokens that are still to come.
         strays: requests of the batch without an open stream that their instance still steps.
     """
 
     deliveries: list[Deliver]
-    advanced: list[RequestId]
+    advanced: list[TokenSpan]
     ended: list[RequestId]
     strays: list[RequestId]
     repeats: list[Repeat]
@@ -123,7 +123,7 @@ class Streams:
         end = span.first_index + span.num_tokens
         if end > stream.seen_index:
             stream.seen_index = end
-            outcome.advanced.append(request_id)
+            outcome.advanced.append(span)
 
         arrived = (span.first_index, end, span.is_finished, payload)
         if span.first_index > stream.next_index:

@@ -227,9 +227,9 @@ class InstanceProcess(Actor):
     def on_view(self, view: InstanceView) -> None:
         self._carry_out(self.core.on_view(view, self.now_s))
 
-    def on_adopted(self, frontend_id: FrontendId, request_id: RequestId) -> None:
+    def on_adopted(self, frontend_id: FrontendId, request_id: RequestId, first_index: int) -> None:
         self.world.ledger.on_sent(request_id, self.instance_id)
-        self._carry_out(self.core.on_adopted(frontend_id, request_id))
+        self._carry_out(self.core.on_adopted(frontend_id, request_id, first_index))
 
     def on_transfer(self, migration_id: MigrationId, event: Event) -> None:
         self._carry_out(self.core.on_outcome(migration_id, event, self.now_s))

@@ -114,7 +114,7 @@ class EngineListener(Protocol):
     def on_view(self, view: InstanceView) -> None:
         """The state between two steps has changed."""
 
-    def on_adopted(self, frontend_id: FrontendId, request_id: RequestId) -> None:
+    def on_adopted(self, frontend_id: FrontendId, request_id: RequestId, first_index: int) -> None:
         """A migrated request is here."""
 
     def on_effect_done(self, migration_id: MigrationId, event: Event) -> None:
@@ -301,8 +301,8 @@ class HostileEngine:
         elif effect.num_blocks == 0:
             stream.is_wrong = False
         self.streams[effect.request_id] = stream
-        ask = prepared.ask
-        self._tell(lambda: self.listener.on_adopted(ask.frontend_id, ask.request_id))
+        ask, index = prepared.ask, exported.state.num_output_tokens
+        self._tell(lambda: self.listener.on_adopted(ask.frontend_id, ask.request_id, index))
         return Adopted()
 
     @staticmethod

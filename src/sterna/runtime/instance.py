@@ -173,8 +173,8 @@ class Instance:
     def on_utility_result(self, frontend_id: FrontendId, call_id: int, payload: bytes) -> None:
         self._carry_out(self._core.on_utility_result(frontend_id, call_id, payload))
 
-    def on_adopted(self, frontend_id: FrontendId, request_id: RequestId) -> None:
-        self._carry_out(self._core.on_adopted(frontend_id, request_id))
+    def on_adopted(self, frontend_id: FrontendId, request_id: RequestId, first_index: int) -> None:
+        self._carry_out(self._core.on_adopted(frontend_id, request_id, first_index))
 
     def on_failure(self, error: BaseException) -> None:
         if not self.failure.done():

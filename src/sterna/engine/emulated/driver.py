@@ -354,7 +354,9 @@ class EmulatedEngine:
 
         outcome = await self._call(adopt)
         if isinstance(outcome, Adopted):
-            self._listener.on_adopted(origin.frontend_id, effect.request_id)
+            self._listener.on_adopted(
+                origin.frontend_id, effect.request_id, state.num_output_tokens
+            )
         return outcome
 
     # -------------------------------------------------------------------------------- steps

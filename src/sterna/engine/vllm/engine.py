@@ -389,12 +389,14 @@ class VllmEngine:
         if self._transfers.is_expecting(effect.migration_id):
             # A stage that was given up must not write to the request's blocks any more.
             await self._transfers.stop(effect.migration_id)
-        outcome: Adopted | AdoptFailed = await self._call(
+        outcome: int | AdoptFailed = await self._call(
             lambda core: self._adopt(core, effect, *prepared)
         )
-        if isinstance(outcome, Adopted):
-            self._listener.on_adopted(FrontendId(prepared[0].client_index), effect.request_id)
-        return outcome
+        if isinstance(outcome, AdoptFailed):
+            return outcome
+        frontend_id = FrontendId(prepared[0].client_index)
+        self._listener.on_adopted(frontend_id, effect.request_id, first_index=outcome)
+        return Adopted()
 
     def _adopt(
         self,
@@ -402,7 +404,8 @@ class VllmEngine:
         effect: Adopt,
         request: Request,
         wire_request: EngineCoreRequest,
-    ) -> Adopted | AdoptFailed:
+    ) -> int | AdoptFailed:
+        """Returns the first token that the request will produce here."""
         scheduler: MigratingScheduler = core.scheduler
         if effect.request_id in scheduler.requests:
             return AdoptFailed(Reason.DUPLICATE_REQUEST)
@@ -424,8 +427,8 @@ class VllmEngine:
                 args=(worker_state(request, block_ids), state.generator_state),
             )
         self._wire[effect.request_id] = wire_request
-        self._num_delivered[effect.request_id] = len(state.output_token_ids)
-        return Adopted()
+        first_index = self._num_delivered[effect.request_id] = len(state.output_token_ids)
+        return first_index
 
     # -------------------------------------------------------------------------- step thread
 
