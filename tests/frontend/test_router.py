@@ -183,7 +183,7 @@ def test_a_request_is_dispatched_by_its_demand_and_priority_and_sent_untouched(r
         assert ask.demand_tokens == 64
         assert (ask.scheduling_priority, ask.execution_priority) == (HIGH, HIGH)
 
-    run(test)
+    run(test, scheduler_timeout_s=30.0)
 
 
 def test_the_supervisor_hears_that_everything_of_its_loop_gets_its_turn(run):
@@ -225,7 +225,7 @@ def test_a_request_without_a_priority_is_normal(run):
         await world.cluster.i0.get(AddRequest)
         assert world.cluster.scheduler.asked[0].execution_priority == NORMAL
 
-    run(test)
+    run(test, scheduler_timeout_s=30.0)
 
 
 def test_a_silent_scheduler_is_bypassed(run):

@@ -220,9 +220,10 @@ def test_an_engine_gives_up_more_than_a_second_of_lost_time(
         answer = cluster.answers["r1"]
         await cluster.until(lambda: len(answer.token_ids) >= 3)
         keep_the_loop_busy(MAX_LAG_S + 0.1)
+        # Tokens from before may still be on their way.
+        await cluster.until(lambda: "engine gives up lost time instance=i0" in caplog.text)
         num_tokens = len(answer.token_ids)
         await cluster.until(lambda: len(answer.token_ids) >= num_tokens + 10)
-        assert "engine gives up lost time instance=i0" in caplog.text
         cluster.abort("r1")
 
     run(test, num_instances=1, engine_options=options(ROOMY))
