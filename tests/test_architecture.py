@@ -125,6 +125,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "migration",
         "engine",
         "fleet",
+        "lease",
         "llumlet",
         "sending",
         "instance_core",

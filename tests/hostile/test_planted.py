@@ -18,6 +18,8 @@ QUICK = (
     "state of the request does not move along",
     "a stream waits for a scheduler that died",
     "a silent instance is given up and not killed",
+    "the instance does not end when its lease does",
+    "the supervisor does not wait for a lease",
 )
 
 

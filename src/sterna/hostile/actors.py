@@ -8,6 +8,7 @@ from sterna.frontend.core import RequestMessage
 from sterna.frontend.effects import Deliver, Fail, SendAgain, ToInstance, ToScheduler
 from sterna.frontend.effects import Effect as FrontendEffect
 from sterna.hostile.answers import Ask, decode_ask, decode_output, encode
+from sterna.hostile.leases import Guard
 from sterna.hostile.settings import ENGINE, FRONTEND, LLUMLET, POLICY
 from sterna.hostile.timeline import Crashed, Process
 from sterna.hostile.violations import Violation
@@ -23,6 +24,7 @@ from sterna.instance_core import (
 from sterna.messages import (
     AddRequest,
     DispatchRequest,
+    HeartbeatAnswer,
     Membership,
     MigrationMessage,
     TokenSpan,
@@ -127,8 +129,11 @@ class InstanceProcess(Actor):
         world.copies.join(self.engine)
         # Effects of one migration wait for each other's outcomes, as in `runtime.effects`.
         self._waiting: dict[MigrationId, deque[Effect]] = {}
+        self._guard: Guard | None = None
         self.engine.start()
         self._carry_out(self.core.on_tick(self.now_s))
+        if world.nodes.is_away(name):
+            self._guard = Guard(self)
 
     @property
     def membership(self) -> Membership:
@@ -140,8 +145,23 @@ class InstanceProcess(Actor):
         sources = self.core._llumlet._coordinator._sources.values()
         return {each.peer for each in sources if each.state in LAST_STAGE}
 
+    @property
+    def may_act(self) -> bool:
+        """Whether it acts on others: not when it is dead, nor when its lease has ended."""
+        return self.is_alive and not (self._guard is not None and self._guard.has_ended)
+
     def receive(self, message: WireMessage, frames: Sequence[bytes]) -> None:
+        if isinstance(message, HeartbeatAnswer):
+            if self._guard is not None:
+                self._guard.on_answer(message)
+            return
         self._carry_out(self.core.on_message(message, frames, self.now_s))
+
+    def send(self, address: str | None, message: WireMessage, frames: Sequence[bytes] = ()) -> None:
+        """Send, unless its lease has ended."""
+        if self._guard is not None:
+            self._guard.check()
+        super().send(address, message, frames)
 
     def next_deadline_s(self) -> float | None:
         return self.core.next_deadline_s

@@ -28,7 +28,7 @@ class Checkers:
         core = instance.engine.core
         steppable: set[RequestId] = set()
         num_blocks = core.num_free_blocks + core.num_reserved_blocks
-        if instance.is_alive:
+        if instance.may_act:
             for request in core.requests():
                 num_blocks += request.num_blocks
                 if not core.is_drained(request.request_id):
@@ -41,13 +41,17 @@ class Checkers:
             return
         for request_id in sorted(steppable - owned):
             owner = self._owners.get(request_id)
-            if owner is not None and self._platform.world.is_alive(owner):
+            if owner is not None and self._may_act(owner):
                 raise Violation(f"{request_id} has two owners: {owner} and {name}")
             self._owners[request_id] = name
         for request_id in owned - steppable:
             if self._owners[request_id] == name:
                 del self._owners[request_id]
         self._owned[name] = steppable
+
+    def _may_act(self, name: str) -> bool:
+        instance = self._platform.world.processes[name]
+        return isinstance(instance, InstanceProcess) and instance.may_act
 
 
 def check_rest(platform: Platform) -> None:

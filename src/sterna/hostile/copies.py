@@ -69,7 +69,8 @@ class Copies:
         for copy in list(self._copies):
             if copy.source is process:
                 self._drop(copy)
-                copy.destination.fail_stage(copy.effect.migration_id, copy.incoming)
+                if not self._network.is_cut_off(process.name, copy.destination.name):
+                    copy.destination.fail_stage(copy.effect.migration_id, copy.incoming)
         if process.name in self._engines:
             self._engines[process.name].is_alive = False
 

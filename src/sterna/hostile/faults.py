@@ -15,6 +15,7 @@ from random import Random
 
 from sterna.fleet import Phase
 from sterna.hostile.actors import Actor, FrontendProcess, InstanceProcess, SchedulerProcess
+from sterna.hostile.links import CUTS, Links
 from sterna.hostile.network import Conditions
 from sterna.hostile.platform import Platform
 from sterna.hostile.settings import LONG_STEP_SHARE, TELL_S
@@ -38,6 +39,7 @@ class Fault(Enum):
     HANG = "stopped for a time"
     STALL = "an engine steps nothing"
     CUT_OFF = "two components cannot reach each other"
+    CUT_LINK = "nothing comes through to a node"
 
 
 class Trouble(Enum):
@@ -65,6 +67,7 @@ class Order(Enum):
 
 WEIGHTS: dict[Fault | Trouble | Order, float] = {
     **dict.fromkeys(Fault, 4.0),
+    Fault.CUT_LINK: 24.0,
     **dict.fromkeys(Trouble, 1.0),
     Order.MIGRATE: 12.0,
     Order.ABORT: 1.0,
@@ -90,6 +93,7 @@ class FaultPlan:
     """Which faults there are, and how often.
 
     Attributes:
+        cuts: how long links may be cut.
         interval_s: mean time between two tries to do something.
         overlap: whether a component may die while another is down.
     """
@@ -97,6 +101,7 @@ class FaultPlan:
     faults: tuple[Fault, ...] = tuple(Fault)
     troubles: tuple[Trouble, ...] = tuple(Trouble)
     orders: tuple[Order, ...] = tuple(Order)
+    cuts: tuple[str, ...] = tuple(CUTS)
     interval_s: float = 0.06
     overlap: bool = False
 
@@ -109,9 +114,13 @@ class Adversary:
         self._world = platform.world
         self._plan = plan
         self._until_s = until_s
+        self._links = Links(platform, plan.cuts)
         self._cut_off_until_s = 0.0
         self._num_orders = 0
-        kinds: list[Fault | Trouble | Order] = [*plan.faults, *plan.troubles, *plan.orders]
+        faults = list(plan.faults)
+        if platform.world.nodes.num_nodes == 1 and Fault.CUT_LINK in faults:
+            faults.remove(Fault.CUT_LINK)
+        kinds: list[Fault | Trouble | Order] = [*faults, *plan.troubles, *plan.orders]
         weights = {each: WEIGHTS[each] * self._rng.choice(LIKINGS) for each in kinds}
         self._weights = {each: weight for each, weight in weights.items() if weight > 0}
 
@@ -149,6 +158,8 @@ class Adversary:
     def _do(self, kind: Fault | Trouble | Order) -> bool:
         if isinstance(kind, Fault):
             may_break = self._has_somebody() if self._plan.overlap else self._is_whole()
+            if kind is Fault.CUT_LINK:
+                return may_break and self._cut_a_link()
             return may_break and self._break(kind)
         if isinstance(kind, Trouble):
             self._trouble(kind)
@@ -174,7 +185,9 @@ class Adversary:
     def _has_somebody(self) -> bool:
         """Whether enough is left to go on from: three that live know who belongs to the cluster,
         and two of them are instances that could serve."""
-        well = [each for each in self._platform.members() if not each.is_hung]
+        within_reach = self._world.nodes.is_within_reach
+        members = self._platform.members()
+        well = [each for each in members if not each.is_hung and within_reach(each.name)]
         instances = [
             each
             for each in well
@@ -212,6 +225,13 @@ class Adversary:
                 self._cut_off_until_s = self._world.timeline.now_s + duration_s
                 self._world.network.cut_off(process.name, other.name, duration_s)
                 self._world.timeline.note(process.name, f"cut off from {other.name}")
+        return True
+
+    def _cut_a_link(self) -> bool:
+        duration_s = self._links.cut_one()
+        if duration_s is None:
+            return False
+        self._cut_off_until_s = self._world.timeline.now_s + duration_s
         return True
 
     def _crash_soon(self, process: Process) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from sterna.hostile.nodes import BACKLOG_S, Nodes
 from sterna.hostile.timeline import Process, Timeline
 from sterna.messages import MigrationMessage, OwnerQuery, OwnerReply, WireMessage
 
@@ -58,8 +59,9 @@ class _Connection:
 class Network:
     """All connections."""
 
-    def __init__(self, timeline: Timeline, rng: Random) -> None:
+    def __init__(self, timeline: Timeline, rng: Random, nodes: Nodes) -> None:
         self._timeline = timeline
+        self._nodes = nodes
         self._rng = rng
         self._receivers: dict[str, tuple[Process, Receive]] = {}
         self._connections: dict[tuple[str, str], _Connection] = {}
@@ -117,6 +119,8 @@ class Network:
     def _arrive(self, link: tuple[str, str], connection: _Connection, number: int | None) -> None:
         """Deliver the migration message of this number, or the next of the others."""
         delay_s = self._cut_off_until_s.get(link, 0.0) - self._timeline.now_s
+        if (cut_left_s := self._nodes.cut_left_s(*link)) > 0:
+            delay_s = max(delay_s, cut_left_s + self._nodes.rng.random() * BACKLOG_S)
         if delay_s > 0:
             self._later(delay_s, lambda: self._arrive(link, connection, number))
             return
@@ -161,6 +165,8 @@ class Network:
 
     def is_cut_off(self, one: str, other: str) -> bool:
         """Whether the two cannot reach each other."""
+        if self._nodes.cut_left_s(one, other) > 0:
+            return True
         return self._cut_off_until_s.get((one, other), 0.0) > self._timeline.now_s
 
     def heal(self) -> None:

@@ -5,6 +5,7 @@ nothing any more.
 """
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from sterna.fleet import Fleet
@@ -86,17 +87,18 @@ class Platform:
             )
             return
         self._tell(supervisor, 0.0, "placed", lambda: on_pending(None))
+        self.world.nodes.place(instance_id)
 
         def come_up() -> None:
             if instance_id not in self._starting:
                 return
             self._starting.discard(instance_id)
             if self._rng.random() < self.start_failure_share:
-                self._tell(supervisor, 0.01, "start failed", on_failed)
+                self._tell(supervisor, 0.01, "start failed", on_failed, instance_id)
                 return
             process = InstanceProcess(instance_id, self.world)
             self._add(process)
-            self._tell(supervisor, self._rng.random() * 0.05, "started", on_up)
+            self._tell(supervisor, self._rng.random() * 0.05, "started", on_up, instance_id)
 
         self._later(self._rng.uniform(*DELAYS.start_instance), come_up)
 
@@ -129,20 +131,67 @@ class Platform:
     # -------------------------------------------------------------------------------- deaths
 
     def find_members(self) -> list[Member]:
-        """The members that answer; who does not, or is not up yet, is killed."""
+        """The members that answer; who does not, or is not up yet, is killed, if it can be."""
         self._starting.clear()
-        for each in self.members():
+        within_reach = self.world.nodes.is_within_reach
+        for each in filter(lambda each: within_reach(each.name), self.members()):
             # A front end needs a membership to come up.
             is_up = not isinstance(each, FrontendProcess) or each.membership.version >= 0
             if each.is_hung or not is_up:
                 self.kill(each)
-        return self.members()
+        return [each for each in self.members() if within_reach(each.name)]
 
     def close(self, instance_id: InstanceId) -> None:
         """End an instance in good order: no request may be lost by that."""
         process = self.world.processes[instance_id]
         delay_s = self._rng.uniform(*DELAYS.close)
-        self._later(delay_s, lambda: self.kill(process, is_in_order=True))
+        self._when_within_reach(process.name, delay_s, lambda: self.kill(process, is_in_order=True))
+
+    def kill_away(self, supervisor: Actor, name: str) -> None:
+        """Kill a process on another node, as soon as it can be reached."""
+        delay_s = self.world.nodes.rng.random() * 0.05
+
+        def kill() -> None:
+            if supervisor.is_alive:
+                self.kill(self.world.processes[name])
+
+        self._when_within_reach(name, delay_s, kill)
+
+    def give_up(self, name: str) -> None:
+        """The supervisor takes the instance for dead, and nobody has told it so."""
+        self._watches.pop(name, None)
+        process = self.world.processes[name]
+        assert isinstance(process, InstanceProcess)
+        self.world.counts["instance given up by its lease"] += 1
+        self.world.timeline.note(name, "is given up")
+        if process.may_act:
+            self.world.ledger.given_up.add(process.instance_id)
+        else:
+            self.world.ledger.dead_instances.add(process.instance_id)
+
+    def lose_node(self, node: int) -> None:
+        """Ray gives the node up, and says so of all that run there."""
+        nodes, supervisor = self.world.nodes, self.supervisor
+        nodes.lose(node)
+        self.world.counts["node lost"] += 1
+        self.world.timeline.note("", f"Ray has lost node {node}")
+        for each in self.instances():
+            if nodes.node_of(each.name) == node and supervisor is not None:
+                tell = partial(supervisor.on_node_lost, each.instance_id)
+                self._tell(supervisor, self._rng.random() * 0.05, f"{each.name} is lost", tell)
+
+    def _when_within_reach(self, name: str, delay_s: float, action: Action) -> None:
+        """Let something happen to a process that the supervisor does there; never if Ray has lost
+        its node."""
+
+        def act() -> None:
+            nodes = self.world.nodes
+            if (left_s := nodes.home_cut_left_s(name)) > 0:
+                self._later(left_s, act)
+            elif not nodes.is_lost(name):
+                action()
+
+        self._later(delay_s, act)
 
     def watch(self, supervisor: Actor, process: Process, on_death: Action) -> None:
         """Tell the supervisor when the process is dead."""
@@ -192,7 +241,8 @@ class Platform:
             delay_s = self._rng.uniform(
                 *(DELAYS.notice_death_soon if is_soon else DELAYS.notice_death)
             )
-            self._tell(supervisor, delay_s, f"{process.name} is dead", on_death)
+            what = f"{process.name} is dead"
+            self._tell(supervisor, delay_s, what, on_death, process.name)
 
     # ---------------------------------------------------------------------------------- hangs
 
@@ -220,7 +270,11 @@ class Platform:
         self._later(self._rng.uniform(*DELAYS.notice_hang), lambda: self._fence(instance))
 
     def _fence(self, instance: InstanceProcess) -> None:
-        if instance.is_hung or instance.engine.is_stalled:
+        if (left_s := self.world.nodes.home_cut_left_s(instance.name)) > 0:
+            # While it is out of sight nobody can say that it hangs.
+            delay_s = self._rng.uniform(*DELAYS.notice_hang)
+            self._later(left_s + delay_s, lambda: self._fence(instance))
+        elif instance.is_hung or instance.engine.is_stalled:
             self.world.counts["instance fenced"] += instance.is_alive
             if self.world.cores.is_fenced:
                 self.kill(instance)
@@ -229,7 +283,11 @@ class Platform:
 
     # ---------------------------------------------------------------------------------- time
 
-    def _tell(self, supervisor: Actor, delay_s: float, what: str, action: Action) -> None:
+    def _tell(
+        self, supervisor: Actor, delay_s: float, what: str, action: Action, about: str = ""
+    ) -> None:
+        """Tell the supervisor something of the process of that name, when that can be known."""
+        delay_s += self.world.nodes.home_cut_left_s(about)
         self.world.timeline.push(delay_s, supervisor, what, action)
 
     def _later(self, delay_s: float, action: Action) -> None:

@@ -13,6 +13,7 @@ from sterna.hostile.copies import Copies
 from sterna.hostile.faults import Adversary, FaultPlan
 from sterna.hostile.ledger import Ledger, Status
 from sterna.hostile.network import Network
+from sterna.hostile.nodes import Nodes
 from sterna.hostile.platform import Platform
 from sterna.hostile.timeline import Crashed, Timeline
 from sterna.hostile.violations import Violation
@@ -20,6 +21,9 @@ from sterna.hostile.world import Cores, World
 
 FAULTS_BEGIN_S = 2.5
 HEAL_S = 8.0
+NODES_SHARE = 0.3
+"""Of the seeds: those with more than one node."""
+
 LIVENESS_LIMIT_S = 60.0
 """Time after the last fault by which every request has ended."""
 
@@ -54,6 +58,13 @@ def run_seed(seed: int, plan: FaultPlan | None = None, cores: Cores | None = Non
     return Run(seed, plan or FaultPlan(), cores or Cores()).result()
 
 
+def nodes_of(seed: int) -> tuple[int, Random]:
+    """How many nodes the seed's cluster has; and what is drawn further for them, from numbers of
+    its own, so that clusters of one node do not depend on it."""
+    rng = Random(f"nodes of {seed}")
+    return rng.choice((2, 3)) if rng.random() < NODES_SHARE else 1, rng
+
+
 class Run:
     """The world of one seed, and its loop."""
 
@@ -61,7 +72,9 @@ class Run:
         self._seed = seed
         rng = Random(seed)
         self._timeline = timeline = Timeline()
-        network = Network(timeline, rng)
+        num_nodes, nodes_rng = nodes_of(seed)
+        nodes = Nodes(timeline, nodes_rng, num_nodes)
+        network = Network(timeline, rng, nodes)
         self._ledger = ledger = Ledger()
         num_instances = rng.randint(2, 4)
         scaling = None
@@ -74,7 +87,7 @@ class Run:
                 period_s=1.0,
             )
         self._world = World(
-            rng, timeline, network, Copies(timeline, network, rng), ledger, cores, scaling
+            rng, timeline, nodes, network, Copies(timeline, network, rng), ledger, cores, scaling
         )
         self._platform = Platform(self._world, rng.randint(1, 3), num_instances + rng.randint(0, 3))
         fleet = Fleet(
@@ -135,16 +148,14 @@ class Run:
         """Let the next event happen, and look at what it has touched."""
         timeline = self._timeline
         process, what, action = timeline.pop()
-        if process is None:
-            action()
-            return
-        if not process.is_alive:
-            return
-        if process.is_hung:
-            process.frozen.append((what, action))
-            return
-        if what != "":
-            timeline.note(process.name, what)
+        if process is not None:
+            if not process.is_alive:
+                return
+            if process.is_hung:
+                process.frozen.append((what, action))
+                return
+            if what != "":
+                timeline.note(process.name, what)
         try:
             action()
         except Crashed as crashed:

@@ -68,6 +68,18 @@ FRONTEND = FrontendConfig(
 UNSEEDED_SHARE = 0.3
 """Of the requests: those whose tokens come out differently each time."""
 
+LEASE_S = 3.0
+"""Of the instances on other nodes than their supervisor."""
+
+HEARTBEAT_S = 0.5
+"""Time between two heartbeats of those that hold a lease."""
+
+JUDGE_S = 0.2
+"""Time between two looks of the supervisor for leases that have ended."""
+
+NOTICE_LEASE_END_S = (0.0, 0.2)
+"""So much later an instance notices that its lease has ended, unless it acts before."""
+
 COPY_TIMEOUT_S = 1.5
 """A stage that gets no bytes for so long has failed."""
 

@@ -17,10 +17,11 @@ from sterna.fleet import (
     Start,
 )
 from sterna.hostile.actors import Actor, FrontendProcess, InstanceProcess, SchedulerProcess
+from sterna.hostile.leases import Watch
 from sterna.hostile.timeline import Process
 from sterna.hostile.violations import Violation
 from sterna.hostile.world import World
-from sterna.messages import Frontend, WireMessage
+from sterna.messages import Frontend, Heartbeat, WireMessage
 from sterna.sending import KeepOnly, ToMailbox, Unexpected
 from sterna.supervisor_core import (
     Hosted,
@@ -46,6 +47,7 @@ class SupervisorProcess(Actor):
     def __init__(self, name: str, world: World, platform: "Platform") -> None:
         super().__init__(name, world)
         self._platform = platform
+        self._leases = Watch(self, platform, self._on_lease_over)
         self._hosted: dict[InstanceId, Hosted] = {}
         self._frontends: dict[FrontendId, str] = {}
         self._scheduler: str | None = None
@@ -79,7 +81,13 @@ class SupervisorProcess(Actor):
             [each.number for each in before if isinstance(each, SchedulerProcess)],
         )
         instances = {each.instance_id for each in found if isinstance(each, InstanceProcess)}
-        effects = self.core.take_over(sorted(instances), self.now_s)
+        unheard = {
+            instance_id: hosted
+            for instance_id, hosted in state.hosted.items()
+            if instance_id in state.fleet.members
+            and not self.world.nodes.is_within_reach(instance_id)
+        }
+        effects = self.core.take_over(sorted({*instances, *unheard}), self.now_s)
         for each in found:
             if isinstance(each, InstanceProcess) and each.instance_id not in state.fleet.members:
                 self._platform.kill(each)
@@ -92,6 +100,11 @@ class SupervisorProcess(Actor):
             elif isinstance(each, SchedulerProcess):
                 self._scheduler = each.name
                 self._watch(each)
+        for instance_id, hosted in unheard.items():
+            # It may act until its lease ends, and counts until then.
+            self._hosted[instance_id] = hosted
+            self._watch(self.world.processes[instance_id])
+            self._leases.end(instance_id)
         for _ in range(num_frontends - len(self._frontends)):
             self._start_frontend()
         if self._scheduler is None:
@@ -111,6 +124,9 @@ class SupervisorProcess(Actor):
     # ----------------------------------------------------------------------------- messages
 
     def receive(self, message: WireMessage, frames: Sequence[bytes]) -> None:
+        if isinstance(message, Heartbeat):
+            self._leases.on_heartbeat(message)
+            return
         self._carry_out(self.core.on_message(message, self.now_s))
 
     def next_deadline_s(self) -> float | None:
@@ -202,12 +218,23 @@ class SupervisorProcess(Actor):
         )
 
     def _watch(self, process: Process) -> None:
+        self._leases.begin(process.name)
         self._platform.watch(self, process, lambda: self._on_death(process))
+
+    def on_node_lost(self, instance_id: InstanceId) -> None:
+        """Ray says that the instance is dead, as it has given up its node."""
+        if instance_id in self._hosted:
+            self._leases.end(instance_id)
+
+    def _on_lease_over(self, member: str) -> None:
+        self._on_death(self.world.processes[member])
 
     def _on_death(self, process: Process) -> None:
         """The process is dead, and nothing of it will act again."""
+        self._leases.forget(process.name)
         if isinstance(process, InstanceProcess):
-            del self._hosted[process.instance_id]
+            if self._hosted.pop(process.instance_id, None) is None:
+                return  # Its lease was over before anybody could tell of its death.
             self._carry_out(self.core.fleet.on_gone(process.instance_id, self.now_s))
         elif isinstance(process, FrontendProcess):
             del self._frontends[process.frontend_id]

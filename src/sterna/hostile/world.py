@@ -10,8 +10,10 @@ from sterna.hostile.copies import Copies
 from sterna.hostile.engine import HostileEngine
 from sterna.hostile.ledger import Ledger
 from sterna.hostile.network import Network
+from sterna.hostile.nodes import Nodes
 from sterna.hostile.timeline import Process, Timeline
 from sterna.instance_core import InstanceCore
+from sterna.lease import GrantedLeases, HeldLease
 from sterna.scheduler_core import SchedulerCore
 from sterna.supervisor_core import SupervisorCore
 
@@ -29,6 +31,8 @@ class Cores:
     scheduler: type[SchedulerCore] = SchedulerCore
     supervisor: type[SupervisorCore] = SupervisorCore
     engine: type[HostileEngine] = HostileEngine
+    held_lease: type[HeldLease] = HeldLease
+    granted_leases: type[GrantedLeases] = GrantedLeases
     is_fenced: bool = True
 
 
@@ -43,6 +47,7 @@ class World:
 
     rng: Random
     timeline: Timeline
+    nodes: Nodes
     network: Network
     copies: Copies
     ledger: Ledger

@@ -25,6 +25,12 @@ from sterna.hostile.planted.instances import (
     SaysEmptiedTooSoon,
     TellsPresenceOnly,
 )
+from sterna.hostile.planted.leases import (
+    DoesNotWait,
+    ExtendsWhatEnds,
+    ForgetsThePredecessor,
+    NeverEnds,
+)
 from sterna.hostile.planted.migrations import (
     AdoptsAfterItSaidAborted,
     AdoptsBeforeTheLastBlocks,
@@ -80,5 +86,12 @@ MISTAKES = (
     Mistake("the front end sends to a terminating instance", Cores(frontend=SendsToTerminating)),
     Mistake("the supervisor believes an old emptying", Cores(supervisor=BelievesOldEmptyings)),
     Mistake("a silent instance is given up and not killed", Cores(is_fenced=False)),
+    Mistake("the instance does not end when its lease does", Cores(held_lease=NeverEnds)),
+    Mistake("the supervisor does not wait for a lease", Cores(granted_leases=DoesNotWait)),
+    Mistake("the supervisor extends what is to end", Cores(granted_leases=ExtendsWhatEnds)),
+    Mistake(
+        "a successor does not wait for leases that its predecessor gave",
+        Cores(granted_leases=ForgetsThePredecessor),
+    ),
 )
 """All of them."""
