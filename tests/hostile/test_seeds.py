@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
-from sterna.hostile.run import Result, run_seed
+from sterna.hostile.run import Result, has_streams, run_seed
 
 NUM_BATCHES = 5
 SEEDS_A_BATCH = 50
@@ -26,6 +27,18 @@ def test_all_promises_are_kept(batch: int) -> None:
     for seed in range(batch * SEEDS_A_BATCH, (batch + 1) * SEEDS_A_BATCH):
         result = run_seed(seed)
         assert result.violation is None, said(result)
+
+
+def test_streams_are_taken_over_and_read_on() -> None:
+    """In so many seeds front ends die under streams, and other ones go on with these."""
+    counts: Counter[str] = Counter()
+    for seed in range(NUM_BATCHES * SEEDS_A_BATCH):
+        if has_streams(seed):
+            counts += Counter({name: num > 0 for name, num in run_seed(seed).counts.items()})
+    assert counts["stream finished"] >= 20
+    assert counts["stream taken over"] >= 5
+    assert counts["stream has come to its events again"] >= 5
+    assert counts["stream: connection lost"] >= 20
 
 
 def test_the_same_seed_gives_the_same_events() -> None:

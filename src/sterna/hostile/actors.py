@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from sterna.frontend.core import RequestMessage
 from sterna.frontend.effects import Deliver, Fail, SendAgain, ToInstance, ToScheduler
 from sterna.frontend.effects import Effect as FrontendEffect
-from sterna.hostile.answers import Ask, decode_ask, decode_output, encode
+from sterna.frontend.names import client_id
+from sterna.hostile.answers import Ask, decode_ask, decode_output, encode, encode_output
 from sterna.hostile.leases import Guard
 from sterna.hostile.settings import ENGINE, FRONTEND, LLUMLET, POLICY
+from sterna.hostile.streams import FrontendStreams
 from sterna.hostile.timeline import Crashed, Process
 from sterna.hostile.violations import Violation
 from sterna.hostile.world import World
@@ -49,6 +51,7 @@ from sterna.migration.messages import (
 )
 from sterna.migration.source import SourceState
 from sterna.sending import KeepOnly, ToMailbox, Unexpected
+from sterna.stream_messages import StreamMessage
 from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
 
 LAST_STAGE = (SourceState.DRAINING, SourceState.COMMITTING)
@@ -305,6 +308,10 @@ class FrontendProcess(Actor):
         self.core = world.cores.frontend(frontend_id, FRONTEND)
         self.membership = Membership(-1, (), (), None)
         self._addresses: dict[InstanceId, str] = {}
+        self._frontends: dict[FrontendId, str] = {}
+        self.streams: FrontendStreams | None = None
+        if world.streams is not None:
+            self.streams = FrontendStreams(self, world.streams)
 
     @property
     def is_served(self) -> bool:
@@ -316,6 +323,11 @@ class FrontendProcess(Actor):
             return
         if isinstance(message, RequestMessage):
             self._carry_out(self.core.on_message(message, frames, self.now_s))
+        if self.streams is not None:
+            if isinstance(message, Membership):
+                self.streams.on_frontends([each.frontend_id for each in message.frontends])
+            elif isinstance(message, StreamMessage):
+                self.streams.on_message(message, frames)
 
     def _on_membership(self, membership: Membership) -> bool:
         """As `frontend.peers`: returns whether it is news."""
@@ -323,21 +335,35 @@ class FrontendProcess(Actor):
             return False
         self.membership = membership
         self._addresses = {each.instance_id: each.address for each in membership.instances}
+        self._frontends = {each.frontend_id: each.address for each in membership.frontends}
         others = (membership.scheduler, membership.supervisor)
-        addresses = {*self._addresses.values(), *(each for each in others if each is not None)}
+        addresses = {
+            *self._addresses.values(),
+            *self._frontends.values(),
+            *(each for each in others if each is not None),
+        }
         self.world.network.keep_only(self, frozenset(addresses))
         return True
 
     def next_deadline_s(self) -> float | None:
-        return self.core.next_deadline_s
+        if self.streams is None:
+            return self.core.next_deadline_s
+        deadlines_s = (self.core.next_deadline_s, self.streams.next_deadline_s)
+        return min((each for each in deadlines_s if each is not None), default=None)
 
     def on_time(self) -> None:
         self._carry_out(self.core.on_time(self.now_s), is_by_time=True)
+        if self.streams is not None:
+            self.streams.on_time()
 
     # ------------------------------------------------------------------------------- clients
 
     def on_client(self, ask: Ask) -> None:
         """A client's request is accepted."""
+        self.submit(ask, ())
+
+    def submit(self, ask: Ask, output_token_ids: tuple[int, ...]) -> None:
+        """Have the request generated behind the tokens that its client has."""
         size = ENGINE.block_size
         question = DispatchRequest(
             frontend_id=self.frontend_id,
@@ -347,10 +373,18 @@ class FrontendProcess(Actor):
             scheduling_priority=ask.priority,
             execution_priority=ask.priority,
         )
-        self._carry_out(self.core.on_request(question, encode(ask), self.now_s))
+        effects = self.core.on_request(question, encode(ask), self.now_s, output_token_ids)
+        self._carry_out(effects)
 
     def on_client_gone(self, request_id: RequestId) -> None:
         """A client aborts its request, if that has not ended."""
+        if self.world.streams is not None:
+            self.world.streams.streams[client_id(request_id)].leave()
+        else:
+            self.abort(request_id)
+
+    def abort(self, request_id: RequestId) -> None:
+        """Have the request end, if it has not."""
         if self.world.ledger.on_client_gone(request_id):
             self._carry_out(self.core.on_abort([request_id], self.now_s))
 
@@ -367,12 +401,14 @@ class FrontendProcess(Actor):
                     self.send(self._addresses.get(instance_id), message, frames)
                 case Deliver(request_id, payload, num_repeated, is_finished):
                     output = decode_output(payload)
+                    token_ids = output.token_ids[num_repeated:]
+                    digests = output.digests[num_repeated:]
                     self.world.ledger.on_tokens(
-                        request_id,
-                        output.token_ids[num_repeated:],
-                        output.digests[num_repeated:],
-                        is_finished=is_finished,
+                        request_id, token_ids, digests, is_finished=is_finished
                     )
+                    if self.streams is not None:
+                        payload = encode_output(request_id, token_ids, digests)
+                        self.streams.on_output(request_id, payload, is_finished=is_finished)
                 case SendAgain(request_id, attempt_id, num_tokens):
                     self.world.counts["request sent again"] += 1
                     self.world.ledger.on_sent_again(
@@ -381,7 +417,17 @@ class FrontendProcess(Actor):
                 case Fail(request_id, failure):
                     self.world.counts[f"request failed: {failure.value}"] += 1
                     self.world.ledger.on_failure(request_id, failure)
+                    if self.streams is not None:
+                        self.streams.on_failure(request_id)
+        if self.streams is not None:
+            self.streams.flush()
         self.schedule_tick()
+
+    def send_to_frontend(
+        self, frontend_id: FrontendId, message: StreamMessage, frames: Sequence[bytes]
+    ) -> None:
+        """Send, unless the other one is gone, or not heard of yet."""
+        self.send(self._frontends.get(frontend_id), message, frames)
 
 
 def _migration_id(effect: Effect) -> MigrationId | None:

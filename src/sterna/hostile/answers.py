@@ -65,6 +65,40 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     outputs: list[Output]
 
 
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """What one event of a stream says."""
+
+    token_ids: list[int]
+    digests: list[int]
+    is_last: bool
+
+
+class StreamPayloads:
+    """What front ends must know of outputs to record them (`resumable.records`)."""
+
+    def token_ids_of(self, payload: bytes) -> list[int]:
+        """Return the tokens of an output."""
+        return decode_output(payload).token_ids
+
+    def joined_outputs(self, first: bytes, second: bytes) -> bytes | None:
+        """Return one output with the tokens of both; None: one of them says that it failed."""
+        one, other = decode_output(first), decode_output(second)
+        if not one.token_ids or not other.token_ids:
+            return None
+        token_ids = one.token_ids + other.token_ids
+        return encode_output(one.request_id, token_ids, one.digests + other.digests)
+
+    def renamed_output(self, payload: bytes, request_id: str) -> bytes:
+        """Return the output as one of that request."""
+        output = decode_output(payload)
+        return encode_output(RequestId(request_id), output.token_ids, output.digests)
+
+
+def encode_output(request_id: RequestId, token_ids: list[int], digests: list[int]) -> bytes:
+    """The payload of a TokenBatch; one without tokens says that the request has failed."""
+    return encode(Answer(0, [Output(request_id, token_ids, digests)]))
+
+
 encode = msgspec.msgpack.Encoder().encode
 decode_ask = msgspec.msgpack.Decoder(Ask).decode
 
@@ -76,3 +110,6 @@ def decode_output(payload: bytes) -> Output:
 
 
 _decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+encode_event = msgspec.json.Encoder().encode
+decode_event = msgspec.json.Decoder(Event).decode

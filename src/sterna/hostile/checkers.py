@@ -76,3 +76,5 @@ def check_rest(platform: Platform) -> None:
     for process in platform.members():
         if isinstance(process, FrontendProcess) and process.core.next_deadline_s is not None:
             raise Violation(f"{process.name} still waits for something")
+        if isinstance(process, FrontendProcess) and process.streams is not None:
+            process.streams.check_rest()

@@ -6,6 +6,7 @@ from sterna.hostile import settings
 from sterna.hostile.actors import FrontendProcess
 from sterna.hostile.answers import Ask
 from sterna.hostile.platform import Platform
+from sterna.hostile.stream_clients import StreamClient
 from sterna.types import HIGH, NORMAL, RequestId
 
 
@@ -34,16 +35,11 @@ class Clients:
     def _ask(self) -> None:
         """Send a request to any front end that accepts connections; else try again soon."""
         rng = self._rng
-        frontends = [
-            each
-            for each in self._platform.members()
-            if isinstance(each, FrontendProcess) and each.is_served and not each.is_hung
-        ]
-        if not frontends:
+        frontend = self._platform.open_frontend()
+        if frontend is None:
             self._world.timeline.push(0.1, None, "", self._ask)
             return
         self.num_to_come -= 1
-        frontend = rng.choice(frontends)
         request_id = RequestId(f"r{self._num_asked}")
         self._num_asked += 1
         is_long = rng.random() < 0.15
@@ -57,6 +53,9 @@ class Clients:
             salt=None if rng.random() < settings.UNSEEDED_SHARE else rng.getrandbits(32),
         )
         timeline = self._world.timeline
+        if self._world.streams is not None:
+            self._begin_stream(frontend, ask)
+            return
         self._world.ledger.accept(ask, frontend.name, timeline.now_s)
         timeline.push(0.0, frontend, f"accepts {request_id}", lambda: frontend.on_client(ask))
         if rng.random() < 0.12:
@@ -67,3 +66,11 @@ class Clients:
                 f"{request_id} is aborted",
                 lambda: frontend.on_client_gone(request_id),
             )
+
+    def _begin_stream(self, frontend: FrontendProcess, ask: Ask) -> None:
+        assert self._world.streams is not None
+        client = StreamClient(self._platform, self._world.streams, ask)
+        client.begin(frontend)
+        if self._rng.random() < 0.12:
+            delay_s = self._rng.expovariate(1.0) * 0.5
+            self._world.timeline.push(delay_s, None, "", client.leave)

@@ -259,7 +259,10 @@ class Adversary:
             (0.15, [each for each in instances if each.instance_id in awaited]),
             (0.1, [*self._terminating()]),
             (0.15, [each for each in members if isinstance(each, SchedulerProcess)]),
-            (0.15, [each for each in members if isinstance(each, FrontendProcess)]),
+            (
+                0.15 if self._world.streams is None else 0.45,
+                [each for each in members if isinstance(each, FrontendProcess)],
+            ),
             (0.15, [supervisor] if supervisor is not None and supervisor.is_alive else []),
         ]
         (pool,) = rng.choices([each for _, each in pools], [share for share, _ in pools])

@@ -68,10 +68,13 @@ class Ledger:
         """How many requests stand like this."""
         return sum(each.status is status for each in self.records.values())
 
-    def accept(self, ask: Ask, frontend: str, now_s: float) -> None:
-        """A front end took the request."""
+    def accept(self, ask: Ask, frontend: str, now_s: float, token_ids: Sequence[int] = ()) -> None:
+        """A front end took the request, whose client has these tokens already."""
         self.num_open += 1
-        self.records[ask.request_id] = Record(ask, ask.request_id, frontend, now_s)
+        record = self.records[ask.request_id] = Record(ask, ask.request_id, frontend, now_s)
+        for token_id in token_ids:
+            record.digest = extend(record.digest, token_id)
+        record.num_tokens = len(token_ids)
 
     def on_sent(self, request_id: RequestId, instance_id: InstanceId) -> None:
         """An instance has got the request, or an attempt of it."""

@@ -54,6 +54,12 @@ class Platform:
         """The instances that live."""
         return [each for each in self.members() if isinstance(each, InstanceProcess)]
 
+    def open_frontend(self) -> FrontendProcess | None:
+        """Any front end that accepts connections."""
+        members = [each for each in self.members() if isinstance(each, FrontendProcess)]
+        frontends = [each for each in members if each.is_served and not each.is_hung]
+        return self._rng.choice(frontends) if frontends else None
+
     # -------------------------------------------------------------------------------- starts
 
     def start_instance(
@@ -221,6 +227,8 @@ class Platform:
                 world.ledger.dead_instances.add(process.instance_id)
         elif isinstance(process, FrontendProcess):
             world.ledger.on_frontend_death(process.name)
+            if process.streams is not None:
+                process.streams.on_death()
         if process is self.supervisor:
             self._later(self._rng.uniform(*DELAYS.successor), self._succeed)
         else:

@@ -15,6 +15,8 @@ from sterna.hostile.ledger import Ledger, Status
 from sterna.hostile.network import Network
 from sterna.hostile.nodes import Nodes
 from sterna.hostile.platform import Platform
+from sterna.hostile.settings import RESUMABLE_SHARE, WINDOW_S
+from sterna.hostile.telling import StreamLedger
 from sterna.hostile.timeline import Crashed, Timeline
 from sterna.hostile.violations import Violation
 from sterna.hostile.world import Cores, World
@@ -26,6 +28,9 @@ NODES_SHARE = 0.3
 
 LIVENESS_LIMIT_S = 60.0
 """Time after the last fault by which every request has ended."""
+
+NUMS_FRONTENDS = (1, 2, 2, 3, 3, 3, 4)
+"""Of clusters whose streams outlive their front ends."""
 
 REST_S = 6.0
 """Time after the last request's end by which nothing is left of any."""
@@ -65,6 +70,11 @@ def nodes_of(seed: int) -> tuple[int, Random]:
     return rng.choice((2, 3)) if rng.random() < NODES_SHARE else 1, rng
 
 
+def has_streams(seed: int) -> bool:
+    """Whether the seed's front ends have streams that outlive them."""
+    return Random(f"streams of {seed}").random() < RESUMABLE_SHARE
+
+
 class Run:
     """The world of one seed, and its loop."""
 
@@ -89,7 +99,12 @@ class Run:
         self._world = World(
             rng, timeline, nodes, network, Copies(timeline, network, rng), ledger, cores, scaling
         )
-        self._platform = Platform(self._world, rng.randint(1, 3), num_instances + rng.randint(0, 3))
+        num_frontends, num_places = rng.randint(1, 3), num_instances + rng.randint(0, 3)
+        # Drawn apart, so that the other seeds are what they would be without it.
+        if has_streams(seed):
+            self._world.streams = StreamLedger(self._world.counts)
+            num_frontends = Random(f"front ends of {seed}").choice(NUMS_FRONTENDS)
+        self._platform = Platform(self._world, num_frontends, num_places)
         fleet = Fleet(
             num_instances,
             min_instances=2 if scaling else 1,
@@ -135,14 +150,22 @@ class Run:
 
     def _run(self) -> None:
         timeline = self._timeline
-        while timeline.now_s < HEAL_S or self._clients.num_to_come or self._ledger.num_open:
+        streams = self._world.streams
+        while timeline.now_s < HEAL_S or self._clients.num_to_come or self._num_open:
             self._step()
             if timeline.now_s > HEAL_S + LIVENESS_LIMIT_S:
                 self._ledger.check_ended(timeline.now_s)
-        rest_s = timeline.now_s + REST_S
+                if streams is not None:
+                    streams.check_ended(timeline.now_s)
+        rest_s = timeline.now_s + REST_S + (0.0 if streams is None else WINDOW_S)
         while timeline.now_s < rest_s:
             self._step()
         check_rest(self._platform)
+
+    @property
+    def _num_open(self) -> int:
+        streams = self._world.streams
+        return self._ledger.num_open + (0 if streams is None else streams.num_open)
 
     def _step(self) -> None:
         """Let the next event happen, and look at what it has touched."""

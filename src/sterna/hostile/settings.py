@@ -65,6 +65,18 @@ FRONTEND = FrontendConfig(
     trial_timeout_s=0.5,
 )
 
+RESUMABLE_SHARE = 0.15
+"""Of the seeds: those whose front ends have streams that outlive them."""
+
+PATIENCE_S = 0.5
+"""How long outputs wait for the front end that keeps the replicas."""
+
+WINDOW_S = 6.0
+"""How long a stream is kept for its client to come back."""
+
+FIND_S = 5.0
+"""How long a stream is looked for."""
+
 UNSEEDED_SHARE = 0.3
 """Of the requests: those whose tokens come out differently each time."""
 

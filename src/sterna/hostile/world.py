@@ -6,11 +6,14 @@ from random import Random
 
 from sterna.config import ScalingConfig
 from sterna.frontend.core import FrontendCore
+from sterna.frontend.resumable.pacing import Pacing
+from sterna.frontend.resumable.replicas import Replicas
 from sterna.hostile.copies import Copies
 from sterna.hostile.engine import HostileEngine
 from sterna.hostile.ledger import Ledger
 from sterna.hostile.network import Network
 from sterna.hostile.nodes import Nodes
+from sterna.hostile.telling import StreamLedger
 from sterna.hostile.timeline import Process, Timeline
 from sterna.instance_core import InstanceCore
 from sterna.lease import GrantedLeases, HeldLease
@@ -33,6 +36,8 @@ class Cores:
     engine: type[HostileEngine] = HostileEngine
     held_lease: type[HeldLease] = HeldLease
     granted_leases: type[GrantedLeases] = GrantedLeases
+    pacing: type[Pacing] = Pacing
+    replicas: type[Replicas] = Replicas
     is_fenced: bool = True
 
 
@@ -43,6 +48,7 @@ class World:
     Attributes:
         processes: all that were ever started, by name, the dead included.
         counts: how often each thing worth counting happened.
+        streams: those that outlive their front ends; None: there are none in this cluster.
     """
 
     rng: Random
@@ -55,6 +61,7 @@ class World:
     scaling: ScalingConfig | None = None
     processes: dict[str, Process] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    streams: StreamLedger | None = None
 
     def is_alive(self, name: str) -> bool:
         """Whether such a process runs, or hangs."""

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sterna.frontend.resumable.search import Nowhere, Search
-from sterna.stream_messages import Finding
+from sterna.frontend.resumable.search import Nowhere, Search, Searches, ToFrontend
+from sterna.stream_messages import Finding, FindStream, StopReading, StreamFound
 from sterna.types import FrontendId
 
 A, B, C = FrontendId(1), FrontendId(2), FrontendId(3)
@@ -54,3 +54,29 @@ def test_a_replica_dies_with_its_keeper_and_so_does_the_stream() -> None:
     search.on_answer(B, STREAM)
     search.on_frontends([C])
     assert search.outcome is Nowhere.NOWHERE
+
+
+def test_who_was_told_of_a_replica_is_told_when_it_has_become_the_stream() -> None:
+    keeper = Searches(A)
+    keeper.on_frontends([A, B, C])
+    for asker in (B, C):
+        query = FindStream(asker, 7, "tern", b"owner")
+        answer = keeper.on_find(query, has_stream=False, has_replica=True)
+        assert answer == ToFrontend(asker, StreamFound(A, 7, REPLICA))
+    keeper.on_stop(C, 7)
+    assert keeper.on_taken_over(lambda *_: False) == []
+    assert keeper.on_taken_over(lambda *_: True) == [ToFrontend(B, StreamFound(A, 7, STREAM))]
+    assert keeper.on_taken_over(lambda *_: True) == []
+
+
+def test_who_looks_no_more_says_so_to_those_that_have_a_replica() -> None:
+    searches = Searches(A)
+    searches.on_frontends([A, B, C])
+    number, messages = searches.begin("tern", b"owner", has_replica=False)
+    query = FindStream(A, number, "tern", b"owner")
+    assert messages == [ToFrontend(B, query), ToFrontend(C, query)]
+    assert searches.on_found(StreamFound(B, number, REPLICA))
+    assert searches.on_found(StreamFound(C, number, NOTHING))
+    assert searches.outcome(number) is None
+    assert searches.end(number) == [ToFrontend(B, StopReading(A, number))]
+    assert not searches.on_found(StreamFound(B, number, STREAM))

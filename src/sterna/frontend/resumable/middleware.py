@@ -31,6 +31,7 @@ from sterna.frontend.bodies import replaying
 from sterna.frontend.error_response import error_response
 from sterna.frontend.resumable.event_log import EventLogs
 from sterna.frontend.resumable.exchange import StreamExchange
+from sterna.frontend.resumable.horizon import Knowledge
 from sterna.frontend.resumable.paced import answering
 from sterna.frontend.resumable.records import Record, dated
 from sterna.frontend.resumable.relays import Reading
@@ -163,7 +164,7 @@ class ResumableStreams:
             run.tell()
 
         try:
-            with answering(run.request_id, is_taken_over=run.is_taken_over):
+            with answering(run.request_id, is_taken_over=run.horizon.is_taken_over):
                 await self._app(scope, run.receive(body), send)
         except Exception:
             logger.exception("stream broke off request=%s", run.request_id)
@@ -172,8 +173,7 @@ class ResumableStreams:
 
     def _on_over(self, run: Run) -> None:
         run.is_over = True
-        if run.num_sure is None:
-            run.num_sure = len(run.log.events)
+        run.horizon.on_over(len(run.log.events))
         self._end_turn(run)
         # Another stream may have its id by now.
         if self._runs.get(run.request_id) is run:
@@ -218,15 +218,14 @@ class ResumableStreams:
         run = self._runs[stream_id]
         if run.record is not None:
             self._go_on(run, run.record)
-        if last.isdecimal():
-            await run.caught_up(int(last))
-            if run.can_have_told(int(last)):
-                await self._follow(run, int(last), receive, send)
-                return
-        if run.is_taken_over and last.isdecimal():
+        knowledge = await run.knowledge(int(last)) if last.isdecimal() else Knowledge.NONE
+        if knowledge is Knowledge.ITS:
+            await self._follow(run, int(last), receive, send)
+            return
+        if knowledge is Knowledge.LOST:
             text = (
                 f"the front end of this stream died, and what it had said behind event "
-                f"{run.num_sure} is lost; send the request anew"
+                f"{run.horizon.num_sure} is lost; send the request anew"
             )
             await error_response(HTTPStatus.NOT_FOUND, text)(scope, receive, send)
             return
@@ -272,7 +271,7 @@ class ResumableStreams:
         """See `KeptStreams`."""
         run = self._runs.get(stream_id)
         if run is not None:
-            run.num_sure = len(run.log.events)
+            run.horizon.on_caught_up(len(run.log.events))
             run.tell()
 
     def _go_on(self, run: Run, record: Record) -> None:

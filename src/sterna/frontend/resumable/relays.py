@@ -7,7 +7,7 @@ its client has got.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Protocol
 
@@ -15,11 +15,10 @@ from starlette.types import Message, Receive, Send
 
 from sterna.frontend.resumable.event_log import last_number
 from sterna.frontend.resumable.runs import until_gone
-from sterna.frontend.resumable.search import Nowhere, Search
+from sterna.frontend.resumable.search import Nowhere, Searches, ToFrontend
 from sterna.stream_messages import (
     AnswerPart,
     AnswerStart,
-    Finding,
     FindStream,
     PartsTaken,
     ReadStream,
@@ -81,14 +80,6 @@ class _Reader:
         self.room = asyncio.Event()
 
 
-class _Looking:
-    """A search that is under way; `news` is set when something has changed."""
-
-    def __init__(self, search: Search) -> None:
-        self.search = search
-        self.news = asyncio.Event()
-
-
 class Relays:
     """Reads at other front ends, and lets them read here."""
 
@@ -97,21 +88,19 @@ class Relays:
         self._streams = streams
         self._send_to = send_to
         self._live: tuple[FrontendId, ...] = ()
-        self._next_id = 1
-        self._searches: dict[int, _Looking] = {}
+        self._searches = Searches(frontend_id)
+        # Of each search that is under way: set when something has changed.
+        self._news: dict[int, asyncio.Event] = {}
         # The answers that come from elsewhere; None: their holder has died.
         self._answers: dict[int, tuple[FrontendId, asyncio.Queue[Message | None]]] = {}
         self._readers: dict[tuple[FrontendId, int], _Reader] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # Who was told of a replica, and looks on.
-        self._hopeful: dict[tuple[FrontendId, int], tuple[str, bytes]] = {}
 
     def on_frontends(self, live: Sequence[FrontendId]) -> None:
         """These front ends live, this one among them; others are dead for good."""
         self._live = tuple(each for each in live if each != self._frontend_id)
-        for looking in self._searches.values():
-            looking.search.on_frontends(self._live)
-            looking.news.set()
+        self._searches.on_frontends(live)
+        self._wake_searches()
         for holder, answer in self._answers.values():
             if holder not in self._live:
                 answer.put_nowait(None)
@@ -119,27 +108,24 @@ class Relays:
             if frontend_id not in self._live:
                 reader.gone.set()
                 reader.room.set()
-        for key in [key for key in self._hopeful if key[0] not in self._live]:
-            del self._hopeful[key]
 
     def on_taken_over(self) -> None:
         """Streams of a dead front end can be read here."""
-        for looking in self._searches.values():
-            looking.news.set()
-        for (asker, query_id), (stream_id, owner) in list(self._hopeful.items()):
-            if self._streams.has(stream_id, owner):
-                del self._hopeful[asker, query_id]
-                self._say(asker, StreamFound(self._frontend_id, query_id, Finding.STREAM))
+        self._wake_searches()
+        self._say_all(self._searches.on_taken_over(self._streams.has))
+
+    def _wake_searches(self) -> None:
+        for news in self._news.values():
+            news.set()
 
     def on_message(self, message: RelayMessage, frames: Sequence[bytes]) -> None:
         """Another front end says this."""
         match message:
             case FindStream():
                 self._on_find(message)
-            case StreamFound(sender, query_id, finding):
-                if (looking := self._searches.get(query_id)) is not None:
-                    looking.search.on_answer(sender, finding)
-                    looking.news.set()
+            case StreamFound():
+                if self._searches.on_found(message):
+                    self._news[message.query_id].set()
             case ReadStream():
                 task = asyncio.create_task(self._let_read(message))
                 self._tasks.add(task)
@@ -155,7 +141,7 @@ class Relays:
                     reader.num_taken = num_bytes
                     reader.room.set()
             case StopReading(sender, query_id):
-                self._hopeful.pop((sender, query_id), None)
+                self._searches.on_stop(sender, query_id)
                 if (reader := self._readers.get((sender, query_id))) is not None:
                     reader.gone.set()
                     reader.room.set()
@@ -167,6 +153,10 @@ class Relays:
 
     def _say(self, frontend_id: FrontendId, message: StreamMessage) -> None:
         self._send_to(frontend_id, message, ())
+
+    def _say_all(self, messages: Iterable[ToFrontend]) -> None:
+        for each in messages:
+            self._say(each.frontend_id, each.message)
 
     # -------------------------------------------------------------------- reading elsewhere
 
@@ -205,30 +195,27 @@ class Relays:
 
     async def _find(self, stream_id: str, owner: bytes) -> FrontendId | Reading:
         """Return who has the stream, maybe this front end; or what is known of it else."""
-        query_id, self._next_id = self._next_id, self._next_id + 1
-        asked = self._live
         has_replica = self._streams.has_replica(stream_id, owner)
-        looking = self._searches[query_id] = _Looking(Search(asked, has_replica=has_replica))
-        for other in asked:
-            self._say(other, FindStream(self._frontend_id, query_id, stream_id, owner))
+        query_id, messages = self._searches.begin(stream_id, owner, has_replica=has_replica)
+        news = self._news[query_id] = asyncio.Event()
+        self._say_all(messages)
         try:
             async with asyncio.timeout(FIND_S):
                 while True:
                     if self._streams.has(stream_id, owner):
                         return self._frontend_id
-                    outcome = looking.search.outcome
+                    outcome = self._searches.outcome(query_id)
                     if outcome is Nowhere.NOWHERE:
                         return Reading.NOWHERE
                     if outcome is not None:
                         return outcome
-                    looking.news.clear()
-                    await looking.news.wait()
+                    news.clear()
+                    await news.wait()
         except TimeoutError:
             return Reading.UNDECIDED
         finally:
-            del self._searches[query_id]
-            for other in looking.search.replicas:
-                self._say(other, StopReading(self._frontend_id, query_id))
+            del self._news[query_id]
+            self._say_all(self._searches.end(query_id))
 
     async def _pass_on(
         self,
@@ -239,7 +226,7 @@ class Relays:
         gone: "asyncio.Task[None]",
     ) -> bool:
         """Pass the holder's answer on; False: it has died before the end."""
-        query_id, self._next_id = self._next_id, self._next_id + 1
+        query_id = self._searches.next_id()
         answer: asyncio.Queue[Message | None] = asyncio.Queue()
         self._answers[query_id] = holder, answer
         num_taken = 0
@@ -271,13 +258,10 @@ class Relays:
     # ------------------------------------------------------------------------- read by others
 
     def _on_find(self, query: FindStream) -> None:
-        finding = Finding.NOTHING
-        if self._streams.has(query.stream_id, query.owner):
-            finding = Finding.STREAM
-        elif self._streams.has_replica(query.stream_id, query.owner):
-            finding = Finding.REPLICA
-            self._hopeful[query.sender, query.query_id] = query.stream_id, query.owner
-        self._say(query.sender, StreamFound(self._frontend_id, query.query_id, finding))
+        has_stream = self._streams.has(query.stream_id, query.owner)
+        has_replica = self._streams.has_replica(query.stream_id, query.owner)
+        answer = self._searches.on_find(query, has_stream=has_stream, has_replica=has_replica)
+        self._say_all([answer])
 
     async def _let_read(self, query: ReadStream) -> None:
         """Answer another front end's client."""

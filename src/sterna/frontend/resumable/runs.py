@@ -6,6 +6,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from sterna.frontend.resumable.event_log import COMMENT, EventLog
+from sterna.frontend.resumable.horizon import Horizon, Knowledge
 from sterna.frontend.resumable.records import Record
 from sterna.stream_messages import StreamHead
 
@@ -26,9 +27,7 @@ class Run:
         is_over: nothing more will come.
         given_up: nobody will read it.
         news: set, and replaced, whenever something has come.
-        num_told: events that somebody has been sent from here.
-        num_sure: of a stream that was taken over, the events that its former front end can have
-            told; None: they are not all there again yet.
+        horizon: how much of it clients can know.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class Run:
         self.log = log
         self.created_s = created_s
         self.record = record
-        self.is_taken_over = record is not None
+        self.horizon = Horizon(is_taken_over=record is not None)
         self.has_replica = False
         self.task: asyncio.Task[None] | None = None
         self.start: Message | None = None
@@ -48,24 +47,18 @@ class Run:
         self.is_over = False
         self.given_up = asyncio.Event()
         self.news = asyncio.Event()
-        self.num_told = 0
-        self.num_sure: int | None = None
 
     def tell(self) -> None:
         """Wake everybody who follows it."""
         self.news.set()
         self.news = asyncio.Event()
 
-    async def caught_up(self, number: int) -> None:
-        """Wait until the event of this number is there again, or it is known that it never was."""
-        while self.is_taken_over and self.num_sure is None and len(self.log.events) < number:
+    async def knowledge(self, number: int) -> Knowledge:
+        """Return whether a client can have the event of this number from this stream; waits until
+        that is known."""
+        while (found := self.horizon.knowledge(number, len(self.log.events))) is None:
             await self.news.wait()
-
-    def can_have_told(self, number: int) -> bool:
-        """Whether a client can know the event of this number from this stream."""
-        if not self.is_taken_over or self.num_sure is None:
-            return number <= len(self.log.events)
-        return number <= max(self.num_sure, self.num_told)
+        return found
 
     async def follow(self, num_known: int, gone: "asyncio.Task[None]", send: Send) -> None:
         """Send what there is behind the events that the client has, and what comes, until the
@@ -81,7 +74,7 @@ class Run:
                     # All that is there goes out at once.
                     events = self.log.events[num_known:]
                     num_known += len(events)
-                    self.num_told = max(self.num_told, num_known)
+                    self.horizon.on_told(num_known)
                     await send(_content(b"".join(events)))
                 if num_comments < self.log.num_comments:
                     num_comments = self.log.num_comments
