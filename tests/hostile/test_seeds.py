@@ -11,6 +11,7 @@ from sterna.hostile.run import Result, has_streams, run_seed
 
 NUM_BATCHES = 5
 SEEDS_A_BATCH = 50
+NUM_SEEDS_OF_STREAMS = 100
 
 
 def said(result: Result) -> str:
@@ -32,13 +33,13 @@ def test_all_promises_are_kept(batch: int) -> None:
 def test_streams_are_taken_over_and_read_on() -> None:
     """In so many seeds front ends die under streams, and other ones go on with these."""
     counts: Counter[str] = Counter()
-    for seed in range(NUM_BATCHES * SEEDS_A_BATCH):
+    for seed in range(NUM_SEEDS_OF_STREAMS):
         if has_streams(seed):
             counts += Counter({name: num > 0 for name, num in run_seed(seed).counts.items()})
-    assert counts["stream finished"] >= 20
-    assert counts["stream taken over"] >= 5
-    assert counts["stream has come to its events again"] >= 5
-    assert counts["stream: connection lost"] >= 20
+    assert counts["stream finished"] >= 10
+    assert counts["stream taken over"] >= 3
+    assert counts["stream has come to its events again"] >= 3
+    assert counts["stream: connection lost"] >= 10
 
 
 def test_the_same_seed_gives_the_same_events() -> None:

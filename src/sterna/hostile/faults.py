@@ -261,7 +261,7 @@ class Adversary:
             (0.15, [each for each in members if isinstance(each, SchedulerProcess)]),
             (
                 0.15 if self._world.streams is None else 0.45,
-                [each for each in members if isinstance(each, FrontendProcess)],
+                [*self._frontends()],
             ),
             (0.15, [supervisor] if supervisor is not None and supervisor.is_alive else []),
         ]
@@ -304,6 +304,9 @@ class Adversary:
 
     def _slow_down_a_link(self) -> None:
         sender, receiver = self._victim(), self._victim()
+        if self._world.streams is not None and self._rng.random() < 0.5:
+            # What front ends say to each other of streams is slow too seldom otherwise.
+            sender, receiver = self._one_of(self._frontends()), self._one_of(self._frontends())
         if sender is not None and receiver is not None:
             duration_s = self._rng.uniform(0.3, 3.0)
             self._world.network.slow_down(sender.name, receiver.name, duration_s)
@@ -344,10 +347,11 @@ class Adversary:
 
     def _frontend(self) -> FrontendProcess | None:
         """One through which an operator can say something."""
-        members = self._platform.members()
-        all_of_them = [each for each in members if isinstance(each, FrontendProcess)]
-        frontends = [each for each in all_of_them if not each.is_hung]
+        frontends = [each for each in self._frontends() if not each.is_hung]
         return self._rng.choice(frontends) if frontends else None
+
+    def _frontends(self) -> list[FrontendProcess]:
+        return [each for each in self._platform.members() if isinstance(each, FrontendProcess)]
 
     def _change_mind(self, instance_id: InstanceId) -> None:
         """Soon let the instance, which is being drained, serve on; then have it drained again.

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 from sterna.hostile.planted.frontends import (
     AsksOnceForOwners,
+    BeginsAnew,
     BelievesOldEmptyings,
     DeliversOutOfOrder,
     DeliversRepeats,
+    HandsBeforeItIsKept,
     SaysFarewellTooSoon,
     SendsToTerminating,
+    TakesNothingOver,
+    TellsOfNewStreamsOnly,
     WaitsForTheScheduler,
 )
 from sterna.hostile.planted.instances import (
@@ -84,6 +88,10 @@ MISTAKES = (
     Mistake("the front end asks only once who has a request", Cores(frontend=AsksOnceForOwners)),
     Mistake("the front end says farewell too soon", Cores(frontend=SaysFarewellTooSoon)),
     Mistake("the front end sends to a terminating instance", Cores(frontend=SendsToTerminating)),
+    Mistake("outputs are handed before the buddy has them", Cores(pacing=HandsBeforeItIsKept)),
+    Mistake("a new buddy is told of new streams only", Cores(pacing=TellsOfNewStreamsOnly)),
+    Mistake("a stream that is taken over begins anew", Cores(pacing=BeginsAnew)),
+    Mistake("the buddy takes nothing over", Cores(replicas=TakesNothingOver)),
     Mistake("the supervisor believes an old emptying", Cores(supervisor=BelievesOldEmptyings)),
     Mistake("a silent instance is given up and not killed", Cores(is_fenced=False)),
     Mistake("the instance does not end when its lease does", Cores(held_lease=NeverEnds)),

@@ -1,6 +1,7 @@
 """Mistakes of front ends and of the supervisor."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sterna.frontend.core import FrontendCore
@@ -8,10 +9,15 @@ from sterna.frontend.dispatch import Dispatcher
 from sterna.frontend.effects import Deliver
 from sterna.frontend.effects import Effect as FrontendEffect
 from sterna.frontend.ownership import Ownership
+from sterna.frontend.resumable.pacing import Pacing
+from sterna.frontend.resumable.pacing_effects import Begun
+from sterna.frontend.resumable.records import Record
+from sterna.frontend.resumable.replicas import Replicas
+from sterna.frontend.resumable.telling import Telling
 from sterna.frontend.streams import Streams
 from sterna.messages import Emptied, Membership, WireMessage
 from sterna.supervisor_core import SupervisorCore, SupervisorEffect
-from sterna.types import InstanceId, RequestId
+from sterna.types import FrontendId, InstanceId, RequestId
 
 
 class _NeverBypasses(Dispatcher):
@@ -114,3 +120,41 @@ class BelievesOldEmptyings(SupervisorCore):
         if isinstance(message, Emptied):
             return [*self.fleet.on_emptied(message.instance_id, now_s)]
         return super().on_message(message, now_s)
+
+
+class _NeverAwaited(Telling):
+    def is_waited_for(self, number: int) -> bool:
+        return False
+
+
+class HandsBeforeItIsKept(Pacing):
+    """Gives outputs out before the buddy has confirmed that it has them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._telling.__class__ = _NeverAwaited
+
+
+class BeginsAnew(Pacing):
+    """Has the engine begin a stream that was taken over from its first token."""
+
+    def on_begun(self, request_id: RequestId) -> Begun | None:
+        begun = super().on_begun(request_id)
+        return begun and replace(begun, output_token_ids=())
+
+
+class TellsOfNewStreamsOnly(Pacing):
+    """Does not send the records that there are when another front end becomes the buddy."""
+
+    def on_buddy(self, buddy: FrontendId | None, now_s: float) -> None:
+        if buddy != self._telling.buddy:
+            self._telling.on_buddy(buddy)
+            self._touch_held()
+
+
+class TakesNothingOver(Replicas):
+    """Forgets the replicas of a front end that has died."""
+
+    def on_frontends(self, live: Sequence[FrontendId]) -> list[Record]:
+        super().on_frontends(live)
+        return []
