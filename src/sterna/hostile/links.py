@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from sterna.hostile.actors import InstanceProcess
 from sterna.hostile.platform import Platform
 from sterna.hostile.settings import LEASE_S
 
@@ -34,7 +35,7 @@ class Links:
 
     def cut_one(self) -> float | None:
         """Cut a node with instances off from all others; returns for how long, or None if there is
-        no such node."""
+        no such node, or nobody elsewhere to go on from."""
         nodes, rng = self._nodes, self._nodes.rng
         within_reach = [
             each.name
@@ -44,6 +45,8 @@ class Links:
         if not within_reach:
             return None
         node = nodes.node_of(rng.choice(within_reach))
+        if not any(self._can_go_on(each) for each in self._instances_elsewhere(node)):
+            return None
         how_long = rng.choice(self._how_long)
         duration_s = rng.uniform(*CUTS[how_long]) * LEASE_S
         nodes.cut(node, duration_s)
@@ -56,6 +59,15 @@ class Links:
         if rng.random() < LOST_NODE_SHARE:
             self._in_cut(duration_s, lambda: self._platform.lose_node(node))
         return duration_s
+
+    def _instances_elsewhere(self, node: int) -> list[InstanceProcess]:
+        instances = self._platform.instances()
+        return [each for each in instances if self._nodes.node_of(each.name) != node]
+
+    def _can_go_on(self, instance: InstanceProcess) -> bool:
+        is_served = instance.membership.version > 0 and not instance.engine.is_terminating
+        is_well = not instance.is_hung and not instance.engine.is_stalled
+        return is_served and is_well and self._nodes.is_within_reach(instance.name)
 
     def _in_cut(self, duration_s: float, action: Callable[[], None]) -> None:
         self._world.timeline.push(self._nodes.rng.uniform(0.0, duration_s), None, "", action)
