@@ -152,6 +152,8 @@ class StreamLedger:
                 f"{stream_id} is unknown to its client, who has {num_events} events, and a front "
                 f"end has {left}"
             )
+        if loss.excuse is Excuse.UNSAID and num_events:
+            raise Violation(f"{stream_id} is unknown, and its client has {num_events} events")
         self._counts[f"stream lost: {loss.excuse.value}"] += 1
         self.end(stream_id, Fate.LOST)
 
