@@ -20,6 +20,9 @@ def test_a_moved_request_gets_the_answer_of_plain_vllm(
         with Mover(sterna, seed=f"{case.name}-{attempt}") as mover:
             answer = case.send(sterna)
         expected = plain_answers[case.name]
+        if expected.get("service_tier", "") is None:
+            # Who asks for no tier gets the default one, and is told so; plain vLLM has none.
+            expected = {**expected, "service_tier": "default"}
         if case.in_batch:
             # Its sequences were batched otherwise, and so got other tokens; the test in float32
             # compares them.
