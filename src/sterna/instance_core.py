@@ -368,7 +368,8 @@ class InstanceCore:
         """The engine steps this migrated request of this front end, from this token on."""
         self._requests[request_id] = frontend_id
         self._emptying.on_arrival(frontend_id)
-        moved = RequestsMoved(self._instance_id, (request_id,), (first_index,))
+        version = self._membership.version
+        moved = RequestsMoved(self._instance_id, (request_id,), (first_index,), version)
         return self._to_frontend(frontend_id, moved)
 
     def on_tick(self, now_s: float) -> list[InstanceEffect]:

@@ -136,11 +136,14 @@ class RequestsMoved(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         first_indices: for each, the first token that it will produce here. It tells what came
             before the move from what comes after it, whichever way news takes.
+        version: of the membership that the instance knows. Who knows an older one, without the
+            instance, has not heard of its start; who knows this or a later one, of its death.
     """
 
     instance_id: InstanceId
     request_ids: tuple[RequestId, ...]
     first_indices: tuple[int, ...]
+    version: int
 
 
 class HandedBack(msgspec.Struct, frozen=True, tag=True):

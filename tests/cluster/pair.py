@@ -457,7 +457,7 @@ class InstancePair:
                     payload = cut_leading_tokens(delivery.payload, delivery.num_repeated)
                     (output,) = decode_outputs(payload).outputs
                     self._note(generated, output)
-            case RequestsMoved(instance_id, request_ids, _):
+            case RequestsMoved(instance_id, request_ids):
                 for request_id in request_ids:
                     if request_id in self._generated:
                         self._generated[request_id].moves.append(instance_id)

@@ -156,7 +156,7 @@ class ScriptedInstance(Actor):
         self.send(TokenBatch(self.instance_id, (span,)), [payload])
 
     def send_moved(self, request_id: str, first_index: int) -> None:
-        self.send(RequestsMoved(self.instance_id, (RequestId(request_id),), (first_index,)))
+        self.send(RequestsMoved(self.instance_id, (RequestId(request_id),), (first_index,), 0))
 
     def _answer(self, message: WireMessage, frames: list[bytes]) -> bool:
         match message:

@@ -361,7 +361,7 @@ def test_a_request_taken_back_from_a_dead_destination_may_not_say_something_else
     """I0 took it back from I1, whose last tokens had reached the client but not I0."""
     under_test = started(I0, I1)
     under_test.tokens(I0, 0, 10)
-    under_test.core.on_message(RequestsMoved(I1, (R1,), (1,)), (), 0.0)
+    under_test.core.on_message(RequestsMoved(I1, (R1,), (1,), 0), (), 0.0)
     under_test.tokens(I1, 1, 11)
     under_test.live(I0)
     under_test.core.on_message(OwnerReply(I0, 1, (R1,)), (), 0.0)

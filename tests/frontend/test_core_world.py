@@ -243,7 +243,7 @@ class World(RuleBasedStateMachine):
         if running is None or running.is_suspended:
             return
         self.live[destination].held[attempt_id] = Running(list(running.token_ids))
-        moved = RequestsMoved(destination, (attempt_id,), (len(running.token_ids),))
+        moved = RequestsMoved(destination, (attempt_id,), (len(running.token_ids),), 0)
         self.live[destination].outbox.append((moved, []))
         running.is_suspended, running.heir = True, destination
 

@@ -69,7 +69,7 @@ def request(under_test: Dispatcher, request_id: RequestId, now_s: float = 0.0) -
 
 
 def moved(instance_id: InstanceId, first_index: int, *request_ids: RequestId) -> RequestsMoved:
-    return RequestsMoved(instance_id, request_ids, (first_index,) * len(request_ids))
+    return RequestsMoved(instance_id, request_ids, (first_index,) * len(request_ids), 0)
 
 
 def test_a_request_goes_where_the_scheduler_says():

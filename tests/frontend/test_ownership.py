@@ -33,8 +33,10 @@ def abort(instance_id: InstanceId) -> ToInstance:
     return ToInstance(instance_id, AbortRequests((R1,)))
 
 
-def moved(instance_id: InstanceId, first_index: int, *request_ids: RequestId) -> RequestsMoved:
-    return RequestsMoved(instance_id, request_ids, (first_index,) * len(request_ids))
+def moved(
+    instance_id: InstanceId, first_index: int, *request_ids: RequestId, version: int = 0
+) -> RequestsMoved:
+    return RequestsMoved(instance_id, request_ids, (first_index,) * len(request_ids), version)
 
 
 def span(request_id: RequestId, first_index: int) -> TokenSpan:
@@ -236,14 +238,13 @@ def test_a_newcomer_is_asked_too():
 def test_an_instance_of_whose_start_others_heard_first_may_have_a_request():
     """The news of its birth is late; that it has got a request is known already."""
     under_test = ownership(I0, I1)
-    assert under_test.on_instances([I0, I1], 1.0, starting=[I2]) == []
-    under_test.on_moved(moved(I2, 3, R1), 2.0)
+    assert under_test.on_moved(moved(I2, 3, R1, version=5), 2.0) == []
     under_test.on_tokens(I2, [span(R1, 3)])
     assert under_test.owner(R1) == I2
-    assert under_test.on_instances([I1], 5.0, starting=[I2]) == [query(I1, 1)]
+    assert under_test.on_instances([I1], 5.0, version=4) == [query(I1, 1)]
     assert under_test.on_owner_reply(OwnerReply(I1, 1, ())) == []
     assert under_test.on_time(6.0) == []
-    assert under_test.on_instances([I1, I2], 6.5) == [query(I2, 2)]
+    assert under_test.on_instances([I1, I2], 6.5, version=5) == [query(I2, 2)]
     assert under_test.on_owner_reply(OwnerReply(I2, 2, (R1,))) == []
     assert under_test.owner(R1) == I2
     assert under_test.next_deadline_s is None
@@ -251,19 +252,21 @@ def test_an_instance_of_whose_start_others_heard_first_may_have_a_request():
 
 def test_an_instance_that_died_before_its_start_was_known_is_not_waited_for():
     under_test = ownership(I0, I1, decides_at_once=True)
-    under_test.on_instances([I0, I1], 1.0, starting=[I2])
-    under_test.on_moved(moved(I2, 3, R1), 2.0)
-    assert under_test.on_instances([I0, I1], 5.0) == [query(I0, 1), query(I1, 2)]
+    under_test.on_moved(moved(I2, 3, R1, version=5), 2.0)
+    assert under_test.on_instances([I0, I1], 5.0, version=6) == [query(I0, 1), query(I1, 2)]
     assert under_test.owner(R1) is None
     assert under_test.on_owner_reply(OwnerReply(I0, 1, ())) == []
     assert under_test.on_owner_reply(OwnerReply(I1, 2, ())) == [DIED]
 
 
-def test_a_start_that_fails_puts_nothing_in_doubt():
-    under_test = ownership(I0, I1)
-    under_test.on_instances([I0, I1], 1.0, starting=[I2])
-    assert under_test.on_instances([I0, I1], 2.0) == []
-    assert under_test.next_deadline_s is None
+def test_the_last_words_of_a_dead_instance_do_not_make_it_a_newcomer():
+    under_test = ownership(I0, I1, I2)
+    under_test.on_instances([I0, I1], 2.0, version=6)
+    for number in (1, 2):
+        under_test.on_owner_reply(OwnerReply((I0, I1)[number - 1], number, (R1,) * (number == 1)))
+    assert under_test.on_moved(moved(I2, 3, R1, version=5), 2.5) == []
+    under_test.on_tokens(I2, [span(R1, 3)])
+    assert under_test.owner(R1) == I0
 
 
 def test_what_a_dead_instance_said_is_ignored():

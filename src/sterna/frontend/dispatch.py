@@ -169,8 +169,7 @@ class Dispatcher:
         self._not_left = {
             each: since for each, since in emptied.items() if self._left.get(each) != since
         }
-        starting = [each.instance_id for each in membership.absent]
-        effects = self._ownership.on_instances(tuple(self._instances), now_s, starting)
+        effects = self._ownership.on_instances(tuple(self._instances), now_s, self._version)
         if membership.scheduler != self._scheduler:
             self._scheduler = membership.scheduler
             self._silent_until_s = None

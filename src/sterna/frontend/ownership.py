@@ -14,7 +14,8 @@ doubt**. All instances are asked for all requests in doubt, and
   it runs there. What comes over one connection is in order, so that is fresh;
 - a request that nobody claims has died with its instance. It is given up only when every live
   instance has denied it, never because one is slow to answer: that is asked the same again. An
-  instance of whose start others have heard first counts as soon as it says that it has a request;
+  instance of whose start others have heard first counts from when it says that it has a request:
+  it says which membership it knows, so nobody takes a newcomer for one that has died;
 - a request that moves, or another death, voids the answers so far: the instance that denied it
   may have it since.
 
@@ -27,7 +28,7 @@ sends it again under another id need not, because the one that lives is then tol
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sterna.frontend.effects import Effect, Fail, Failure, ToInstance
@@ -70,7 +71,9 @@ class Ownership:
         self._frontend_id = frontend_id
         self._owner_timeout_s = owner_timeout_s
         self._instances: tuple[InstanceId, ...] = ()
-        self._starting: frozenset[InstanceId] = frozenset()
+        self._version = 0
+        # Instances of whose start others have heard first, with the membership that they know.
+        self._newcomers: dict[InstanceId, int] = {}
         self._owners: dict[RequestId, InstanceId] = {}
         # Which token of each was its next one when that was last heard of its owner.
         self._known_to: dict[RequestId, int] = {}
@@ -109,8 +112,10 @@ class Ownership:
         What a dead instance said before it died says nothing about who has the request.
         """
         instance_id = moved.instance_id
-        if not self._is_there(instance_id):
-            return []
+        if instance_id not in self._instances:
+            if moved.version <= self._version:
+                return []
+            self._newcomers[instance_id] = moved.version
         restarted = []
         for request_id, first_index in zip(moved.request_ids, moved.first_indices, strict=True):
             self._own_if_fresh(request_id, instance_id, first_index, first_index)
@@ -122,7 +127,7 @@ class Ownership:
 
     def on_tokens(self, instance_id: InstanceId, spans: Iterable[TokenSpan]) -> None:
         """The instance sent these tokens, later ones of their requests than all before."""
-        if not self._is_there(instance_id):
+        if instance_id not in self._instances and instance_id not in self._newcomers:
             return
         for span in spans:
             request_id, end = span.request_id, span.first_index + span.num_tokens
@@ -168,20 +173,18 @@ class Ownership:
         return _aborts(by_instance)
 
     def on_instances(
-        self,
-        instances: Sequence[InstanceId],
-        now_s: float,
-        starting: Collection[InstanceId] = (),
+        self, instances: Sequence[InstanceId], now_s: float, version: int = 0
     ) -> list[Effect]:
-        """These instances live; any other that did is dead for good.
-
-        Args:
-            starting: those that may live already. Others may have heard so before, and have given
-                them requests.
-        """
-        there = {*self._instances, *(each for each in self._starting if self._num_owned[each])}
-        self._starting = frozenset(starting)
-        dead = there - {*instances, *self._starting}
+        """These instances live in the membership of this version; any other that did is dead for
+        good, unless what it said tells that it lives in a later one."""
+        there = {*self._instances, *self._newcomers}
+        self._version = version
+        self._newcomers = {
+            each: known
+            for each, known in self._newcomers.items()
+            if known > version and each not in instances
+        }
+        dead = there - {*instances, *self._newcomers}
         self._instances = tuple(instances)
         if dead:
             self._queries = {
@@ -193,7 +196,7 @@ class Ownership:
                 owner = self._owners.get(request_id)
                 if owner in dead:
                     self._disown(request_id)
-                elif owner in self._starting:
+                elif owner in self._newcomers:
                     # It can be asked when it is known where it is; until then nobody decides.
                     self._doubts[request_id].unanswered.add(owner)
         effects = self._query(list(self._doubts))
@@ -222,9 +225,6 @@ class Ownership:
             else:
                 effects += self._decide(request_id)
         return effects + self._repeat_queries(unanswered) + self._query(asked_again)
-
-    def _is_there(self, instance_id: InstanceId) -> bool:
-        return instance_id in self._instances or instance_id in self._starting
 
     def _decide(self, request_id: RequestId) -> list[Effect]:
         """Give the request up if all who were asked have denied it."""

@@ -251,7 +251,7 @@ class EmulatedCluster:
                         self.loads[load.instance_id] = load
                         if (into := self._terminating.get(load.instance_id)) is not None:
                             self._tell(load.instance_id, SetDestination(into))
-                    case RequestsMoved(instance_id, request_ids, _):
+                    case RequestsMoved(instance_id, request_ids):
                         self.owners.update(dict.fromkeys(request_ids, instance_id))
                     case AdminReply(query_id):
                         self.replies[query_id] = message
