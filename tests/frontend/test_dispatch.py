@@ -14,10 +14,10 @@ from sterna.messages import (
     DispatchRequest,
     Instance,
     Membership,
-    RequestsMoved,
     TokenSpan,
 )
 from sterna.types import NORMAL, FrontendId, InstanceId, RequestId
+from tests.frontend.test_ownership import moved
 
 ME = FrontendId(7)
 I0, I1 = InstanceId("i0"), InstanceId("i1")
@@ -66,10 +66,6 @@ def payload_of(request_id: RequestId) -> bytes:
 
 def request(under_test: Dispatcher, request_id: RequestId, now_s: float = 0.0) -> list[Effect]:
     return under_test.on_request(ask(request_id), payload_of(request_id), now_s)
-
-
-def moved(instance_id: InstanceId, first_index: int, *request_ids: RequestId) -> RequestsMoved:
-    return RequestsMoved(instance_id, request_ids, (first_index,) * len(request_ids), 0)
 
 
 def test_a_request_goes_where_the_scheduler_says():

@@ -11,9 +11,9 @@ from tests.frontend.test_dispatch import (
     add,
     dispatcher,
     membership,
-    moved,
     request,
 )
+from tests.frontend.test_ownership import moved
 
 
 def farewell(version: int, num_moved: int = 0) -> Effect:
