@@ -7,8 +7,11 @@ the client has. So every token travels with the digest of the history that it wa
 from. `WRONG` is what an engine answers whose KV cache is not the request's.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
+from sterna.hostile.violations import Violation
 from sterna.types import FrontendId, Priority, RequestId
 
 VOCABULARY = 50_000
@@ -113,3 +116,28 @@ _decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 encode_event = msgspec.json.Encoder().encode
 decode_event = msgspec.json.Decoder(Event).decode
+
+
+def followed(
+    ask: Ask, num_tokens: int, digest: int, tokens: Iterable[tuple[int, int]]
+) -> tuple[int, int]:
+    """Return how many tokens a client has with these behind what it had, and their digest.
+
+    Args:
+        tokens: each with the digest of what it was made from.
+
+    Raises:
+        Violation: they are not what a lone engine would have said.
+    """
+    for token_id, history in tokens:
+        place = f"token {num_tokens} of {ask.request_id}"
+        if history != digest:
+            raise Violation(f"{place} was made from another history than its client has")
+        is_other = ask.salt is not None and token_id != next_token(history, ask.salt)
+        if token_id == WRONG or is_other:
+            raise Violation(f"{place} is wrong")
+        digest = extend(history, token_id)
+        num_tokens += 1
+    if num_tokens > ask.output_tokens:
+        raise Violation(f"{ask.request_id} got more tokens than it has")
+    return num_tokens, digest

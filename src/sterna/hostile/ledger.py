@@ -7,7 +7,7 @@ from random import Random
 
 from sterna.frontend.effects import Failure
 from sterna.frontend.histories import ATTEMPT_MARK
-from sterna.hostile.answers import EMPTY, WRONG, Ask, extend, next_token
+from sterna.hostile.answers import EMPTY, Ask, extend, followed
 from sterna.hostile.violations import Violation
 from sterna.types import InstanceId, RequestId
 
@@ -158,17 +158,9 @@ class Ledger:
         record = self.records[request_id]
         if record.status is not Status.OPEN:
             raise Violation(f"{request_id} got tokens after its end: {record.status.value}")
-        salt = record.ask.salt
-        for token_id, digest in zip(token_ids, digests, strict=True):
-            place = f"token {record.num_tokens} of {request_id}"
-            if digest != record.digest:
-                raise Violation(f"{place} was made from another history than its client has")
-            if token_id == WRONG or (salt is not None and token_id != next_token(digest, salt)):
-                raise Violation(f"{place} is wrong")
-            record.digest = extend(digest, token_id)
-            record.num_tokens += 1
-        if record.num_tokens > record.ask.output_tokens:
-            raise Violation(f"{request_id} got more tokens than it has")
+        record.num_tokens, record.digest = followed(
+            record.ask, record.num_tokens, record.digest, zip(token_ids, digests, strict=True)
+        )
         if is_finished:
             if record.num_tokens != record.ask.output_tokens:
                 raise Violation(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from sterna.hostile.answers import EMPTY, WRONG, Ask, Event, decode_event, extend, next_token
+from sterna.hostile.answers import EMPTY, Ask, Event, decode_event, followed
 from sterna.hostile.violations import Violation
 
 
@@ -114,17 +114,9 @@ class StreamLedger:
 
     @staticmethod
     def _take(told: Told, event: Event) -> None:
-        salt = told.ask.salt
-        for token_id, digest in zip(event.token_ids, event.digests, strict=True):
-            place = f"token {told.num_tokens} of stream {told.ask.request_id}"
-            if digest != told.digest:
-                raise Violation(f"{place} was made from another history than its client has")
-            if token_id == WRONG or (salt is not None and token_id != next_token(digest, salt)):
-                raise Violation(f"{place} is wrong")
-            told.digest = extend(digest, token_id)
-            told.num_tokens += 1
-        if told.num_tokens > told.ask.output_tokens:
-            raise Violation(f"{told.ask.request_id} got more tokens than it has")
+        told.num_tokens, told.digest = followed(
+            told.ask, told.num_tokens, told.digest, zip(event.token_ids, event.digests, strict=True)
+        )
 
     # ------------------------------------------------------------------------------ losses
 
