@@ -167,6 +167,21 @@ def test_the_end_of_its_last_request_is_the_farewell_to_an_instance_that_is_empt
     ]
 
 
+def test_an_instance_that_is_emptied_is_waited_for_while_tokens_of_it_are_on_their_way():
+    """News that the request has moved on, and its next tokens, have overtaken them."""
+    under_test = started(I0, I1)
+    under_test.core.on_message(membership(9, I0, I1, emptied=I0), (), 0.5)
+    moved = RequestsMoved(I1, (R1,), (2,), 9)
+    assert under_test.core.on_message(moved, (), 1.0) == []
+    assert under_test.tokens(I1, 2, 12) == []
+    assert under_test.tokens(I0, 0, 10) == [Deliver(R1, output(R1, 10), 0, False)]
+    assert under_test.tokens(I0, 1, 11) == [
+        Deliver(R1, output(R1, 11), 0, False),
+        Deliver(R1, output(R1, 12), 0, False),
+        ToInstance(I0, Farewell(ME, 9)),
+    ]
+
+
 # ------------------------------------------------------------------------------------- a death
 
 

@@ -20,7 +20,7 @@ from sterna.types import NORMAL, FrontendId, InstanceId, RequestId
 from tests.frontend.test_ownership import moved
 
 ME = FrontendId(7)
-I0, I1 = InstanceId("i0"), InstanceId("i1")
+I0, I1, I2 = InstanceId("i0"), InstanceId("i1"), InstanceId("i2")
 R1, R2 = RequestId("r1"), RequestId("r2")
 CONFIG = FrontendConfig(scheduler_timeout_s=0.5, scheduler_retry_s=2.0, hold_timeout_s=60.0)
 

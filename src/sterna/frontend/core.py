@@ -187,7 +187,7 @@ class FrontendCore:
         for attempt_id in outcome.ended:
             # No instance has it any more, and that is as it should be: what is missing is on its
             # way, and if it was lost, its gap says so.
-            self._dispatcher.on_ended(attempt_id)
+            self._dispatcher.on_last_token(attempt_id)
         if self._histories is None:
             effects: list[Effect] = [*outcome.deliveries]
             for delivery in outcome.deliveries:
@@ -296,7 +296,7 @@ class FrontendCore:
             concluded += [Fail(each, Failure.KILLED_INSTANCES) for each in guilty]
             for attempt in (*again, *self._histories.due(now_s)):
                 concluded += self._send_again(attempt, now_s)
-        return [*concluded, *self._dispatcher.farewells()]
+        return [*concluded, *self._dispatcher.farewells(self._streams.num_delivered)]
 
     def _attempt_of(self, request_id: RequestId) -> RequestId:
         return request_id if self._histories is None else self._histories.attempt_of(request_id)

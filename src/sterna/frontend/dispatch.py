@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from sterna.config import FrontendConfig, OnInstanceFailure
 from sterna.frontend.effects import Effect, Fail, Failure, ToInstance, ToScheduler
 from sterna.frontend.ownership import Ownership
+from sterna.frontend.remainders import NumDelivered
 from sterna.messages import (
     AddRequest,
     CancelDispatch,
@@ -131,6 +132,10 @@ class Dispatcher:
                 sent.append(request_id)
         return effects + self._ownership.on_abort(sent)
 
+    def on_last_token(self, request_id: RequestId) -> None:
+        """The end of the request's stream is here, behind tokens that are still to come."""
+        self._ownership.on_last_token(request_id)
+
     def on_ended(self, request_id: RequestId) -> None:
         """The request's stream has ended."""
         self._ownership.on_ended(request_id)
@@ -192,7 +197,7 @@ class Dispatcher:
             effects.append(Fail(request_id, Failure.NO_INSTANCE))
         return effects + self._ownership.on_time(now_s)
 
-    def farewells(self) -> list[Effect]:
+    def farewells(self, num_delivered: NumDelivered) -> list[Effect]:
         """What instances that are being emptied are to be told, once nothing of here is with them.
 
         To be asked for after every event. An instance ends only when it has heard this of every
@@ -200,7 +205,8 @@ class Dispatcher:
         """
         if not self._not_left:
             return []
-        left = [each for each in sorted(self._not_left) if not self._ownership.num_owned(each)]
+        is_parted = self._ownership.is_parted
+        left = [each for each in sorted(self._not_left) if is_parted(each, num_delivered)]
         effects: list[Effect] = []
         for instance_id in left:
             since = self._left[instance_id] = self._not_left.pop(instance_id)
