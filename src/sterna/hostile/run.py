@@ -16,7 +16,7 @@ from sterna.hostile.network import Network
 from sterna.hostile.nodes import Nodes
 from sterna.hostile.platform import Platform
 from sterna.hostile.settings import RESUMABLE_SHARE, WINDOW_S
-from sterna.hostile.telling import StreamLedger
+from sterna.hostile.stream_ledger import StreamLedger
 from sterna.hostile.timeline import Crashed, Timeline
 from sterna.hostile.violations import Violation
 from sterna.hostile.world import Cores, World

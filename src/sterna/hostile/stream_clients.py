@@ -6,7 +6,7 @@ from sterna.hostile.actors import FrontendProcess
 from sterna.hostile.answers import Ask
 from sterna.hostile.platform import Platform
 from sterna.hostile.reading import NOT_FOUND, OK, UNAVAILABLE, Connection
-from sterna.hostile.telling import Fate, StreamLedger
+from sterna.hostile.stream_ledger import Fate, StreamLedger
 from sterna.hostile.violations import Violation
 
 BREAK_SHARE = 0.3

@@ -28,10 +28,10 @@ from sterna.hostile.answers import (
     encode_event,
     encode_output,
 )
+from sterna.hostile.confirmations import Confirmations, Given
 from sterna.hostile.reading import NOT_FOUND, OK, OWNER, Connection, Reader, Reading
 from sterna.hostile.settings import PATIENCE_S, WINDOW_S
-from sterna.hostile.telling import Excuse, Loss, StreamLedger
-from sterna.hostile.timeline import Process
+from sterna.hostile.stream_ledger import Excuse, Loss, StreamLedger
 from sterna.hostile.violations import Violation
 from sterna.hostile.world import World
 from sterna.stream_messages import ReplicaMessage, ReplicasKept, StreamHead, StreamMessage
@@ -80,26 +80,22 @@ class Served:
 
     Attributes:
         record: of one that was taken over and is over, until somebody reads it.
-        num_old: events that its former front end has recorded.
+        given: what was given out of it.
         followers: who reads it, and how many events each has.
         waiting: who has said what it has, and is not answered yet.
-        excuses: why an event was given out that the buddy did not have.
-        confirmed_by: who had an event when it was given out.
     """
 
     ask: Ask
     log: EventLog
     horizon: Horizon
+    given: Given
     record: Record | None = None
-    num_old: int = 0
     serial: int = 0
     request_id: RequestId | None = None
     num_tokens: int = 0
     is_over: bool = False
     followers: dict[Reader, int] = field(default_factory=dict)
     waiting: dict[Reader, int] = field(default_factory=dict)
-    excuses: dict[int, Excuse] = field(default_factory=dict)
-    confirmed_by: dict[int, FrontendId] = field(default_factory=dict)
 
     @property
     def stream_id(self) -> str:
@@ -120,10 +116,11 @@ class FrontendStreams:
         self.reading = Reading(own_id, self, host.send_to_frontend, host.later)
         self._logs = EventLogs(WINDOW_S, MAX_BYTES)
         self._served: dict[str, Served] = {}
+        # What dead front ends had, as long as it is neither a replica nor served.
+        self._to_take_over: deque[Record] = deque()
         self._num_begun = 0
         self._connections: list[Connection] = []
-        # What the buddy has not confirmed, and when it was sent.
-        self._unconfirmed: deque[tuple[int, float]] = deque()
+        self._confirmations = Confirmations(host.world, own_id, self.pacing)
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -159,7 +156,8 @@ class FrontendStreams:
         """A client's stream begins here."""
         log = self._logs.open(ask.request_id, OWNER)
         assert log is not None
-        served = self._served[ask.request_id] = Served(ask, log, Horizon(is_taken_over=False))
+        horizon, given = Horizon(is_taken_over=False), Given(ask.request_id)
+        served = self._served[ask.request_id] = Served(ask, log, horizon, given)
         head = StreamHead(ask.request_id, OWNER, "/v1/completions", b"", (), 0)
         self.pacing.begin(head, encode(ask), self._host.now_s)
         self.flush()
@@ -267,7 +265,7 @@ class FrontendStreams:
     def _hand(self, payload: bytes) -> None:
         output = decode_output(payload)
         served = self._served[client_id(output.request_id)]
-        self._check_handed(served, len(served.log.events) + 1)
+        self._confirmations.check(served.given, len(served.log.events) + 1)
 
         def take(served: Served) -> None:
             self.pacing.on_taken(served.stream_id, served.serial)
@@ -326,7 +324,7 @@ class FrontendStreams:
                 case Hand(payload):
                     self._hand(payload)
                 case ToBuddy(buddy, message, frames):
-                    self._unconfirmed.append((message.number, self._host.now_s))
+                    self._confirmations.on_sent(message.number)
                     self._host.send_to_frontend(buddy, message, frames)
                 case RunAgain():
                     self._world.counts["stream has come to its events again"] += 1
@@ -344,9 +342,7 @@ class FrontendStreams:
         """Another front end says this."""
         match message:
             case ReplicasKept(sender, number):
-                if sender == self.pacing.buddy:
-                    while self._unconfirmed and self._unconfirmed[0][0] <= number:
-                        self._unconfirmed.popleft()
+                self._confirmations.on_kept(sender, number)
                 self.pacing.on_kept(sender, number, self._host.now_s)
                 self.flush()
             case message if isinstance(message, ReplicaMessage):
@@ -361,14 +357,13 @@ class FrontendStreams:
         """These front ends live; others are dead for good."""
         buddy = buddy_of(self._frontend_id, live, self.pacing.buddy)
         if buddy != self.pacing.buddy:
-            self._unconfirmed.clear()
+            self._confirmations.on_other_buddy()
         self.pacing.on_buddy(buddy, self._host.now_s)
         self.flush()
-        records = self.replicas.on_frontends(live)
-        for record in records:
-            self._take_over(record)
-        if records:
-            self.flush()
+        self._to_take_over.extend(self.replicas.on_frontends(live))
+        if self._to_take_over:
+            while self._to_take_over:
+                self._take_over(self._to_take_over.popleft())
             self.reading.on_taken_over()
         self.reading.on_frontends(live)
 
@@ -378,8 +373,8 @@ class FrontendStreams:
         if log is None:
             raise Violation(f"{self._host.name} takes {stream_id} over and has it already")
         self._world.counts["stream taken over"] += 1
-        served = Served(decode_ask(record.body), log, Horizon(is_taken_over=True))
-        served.num_old = len(record.groups)
+        horizon, given = Horizon(is_taken_over=True), Given(stream_id, len(record.groups))
+        served = Served(decode_ask(record.body), log, horizon, given)
         self._served[stream_id] = served
         self._logs.on_unread(log, now_s)
         self.pacing.take_over(record, now_s)
@@ -391,66 +386,18 @@ class FrontendStreams:
 
     # -------------------------------------------------------------------------- what is lost
 
-    def _check_handed(self, served: Served, number: int) -> None:
-        """The server is given what becomes the event of this number.
-
-        Raises:
-            Violation: the buddy does not have it, and there is no excuse for that.
-        """
-        buddy = self.pacing.buddy
-        if number <= served.num_old:
-            served.excuses[number] = Excuse.REPEATED
-        elif buddy is None:
-            served.excuses[number] = Excuse.ALONE
-        elif _num_kept(self._process(buddy), self._frontend_id, served.stream_id) >= number:
-            served.confirmed_by[number] = buddy
-        elif self._unconfirmed and self._unconfirmed[0][1] + PATIENCE_S <= self._host.now_s:
-            served.excuses[number] = Excuse.SILENT
-        else:
-            raise Violation(
-                f"{self._host.name} gives event {number} of {served.stream_id} out, and f{buddy} "
-                "does not have it"
-            )
-
-    def _process(self, frontend_id: FrontendId) -> Process:
-        return self._world.processes[f"f{frontend_id}"]
-
     def on_death(self) -> None:
         """The front end has died."""
         for served in self._served.values():
-            self._ledger.on_loss(served.stream_id, self._loss(served))
+            loss = self._confirmations.loss(served.given, len(served.log.events))
+            self._ledger.on_loss(served.stream_id, loss)
         for holder, records in self.replicas._records.items():
-            if not self._process(holder).is_alive:
+            if not self._world.processes[f"f{holder}"].is_alive:
                 for stream_id in records:
                     self._ledger.on_loss(stream_id, Loss(None, Excuse.BUDDY_DIED))
+        for record in self._to_take_over:
+            self._ledger.on_loss(record.head.stream_id, Loss(None, Excuse.BUDDY_DIED))
         for connection in self._connections:
             if connection.is_new and not connection.is_closed and not connection.has_started:
                 self._ledger.on_loss(connection.stream_id, Loss(None, Excuse.UNSAID))
             connection.break_off()
-
-    def _loss(self, served: Served) -> Loss:
-        """What others have of the stream.
-
-        Raises:
-            Violation: the buddy had an event, and has it no more.
-        """
-        buddy = self.pacing.buddy
-        process = None if buddy is None else self._process(buddy)
-        is_kept = process is not None and process.is_alive
-        num_kept = _num_kept(process, self._frontend_id, served.stream_id) if is_kept else -1
-        excuse = Excuse.UNSAID
-        for number in range(max(num_kept, 0) + 1, max(served.num_old, len(served.log.events)) + 1):
-            excuse = served.excuses.get(number, Excuse.BUDDY_DIED)
-            if number <= served.num_old:
-                excuse = Excuse.REPEATED
-            elif is_kept and served.confirmed_by.get(number) == buddy:
-                raise Violation(f"f{buddy} had event {number} of {served.stream_id}, and lost it")
-        return Loss(num_kept if num_kept >= 0 else None, excuse)
-
-
-def _num_kept(process: Process | None, holder: FrontendId, stream_id: str) -> int:
-    """How many events of the holder's stream that front end has; -1: not the stream itself."""
-    streams = getattr(process, "streams", None)
-    assert isinstance(streams, FrontendStreams)
-    record = streams.replicas._records.get(holder, {}).get(stream_id)
-    return -1 if record is None else len(record.groups)

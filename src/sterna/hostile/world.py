@@ -13,7 +13,7 @@ from sterna.hostile.engine import HostileEngine
 from sterna.hostile.ledger import Ledger
 from sterna.hostile.network import Network
 from sterna.hostile.nodes import Nodes
-from sterna.hostile.telling import StreamLedger
+from sterna.hostile.stream_ledger import StreamLedger
 from sterna.hostile.timeline import Process, Timeline
 from sterna.instance_core import InstanceCore
 from sterna.lease import GrantedLeases, HeldLease
