@@ -1,12 +1,13 @@
 """Measures what priorities give to urgent requests and cost the others, on real instances.
 
 The same requests, a tenth of them high, are sent in bursts to `sterna serve` with priorities and
-without them: a pair. Every pair has other requests, and begins with the other side. The two sides
-differ in nothing but the policy's priorities (`sterna`, `llumnix-base`); clients ask for their tier
-all the same. Each run has a server of its own, so that no prompt is in a cache and no run is what
-the one before left behind.
+without them: a pair. Every pair has other requests, so that no prompt is in a cache, and begins
+with the other side. The two sides differ in nothing but the policy's priorities (`sterna`,
+`llumnix-base`); clients ask for their tier all the same. Both servers are up all the time, and take
+turns: the two runs of a pair are close to each other, and a machine that grows slower for a while
+slows both. Every few pairs have servers of their own, for no two processes are equally fast.
 
-    sterna bench priorities [--pairs 8] [--rate 1] [--quick] [--continue]
+    sterna bench priorities [--pairs 16] [--rate 1] [--quick] [--continue]
 
 `bench/results/priorities.json` has a row for each class, metric and side over all runs; `runs` the
 same of every run, and `summary` the ratios of the pairs, whose scatter is the noise. The rate is by
@@ -17,7 +18,8 @@ Run it on a quiet machine.
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +49,7 @@ from sterna.errors import ConfigurationError
 from sterna.types import HIGH
 
 if TYPE_CHECKING:
+    from bench.serving.measured import Server
     from sterna.workload.trace import Trace
 
 NAME = "priorities"
@@ -57,6 +60,9 @@ CALIBRATION_SEED = 1_000_000
 """Of other prompts than those of the runs, which must be in no cache."""
 
 INTERVAL_S = 1.0
+
+PAIRS_A_START = 4
+"""So many have the same two servers."""
 
 FOUND = ("rate", "capacity", "model", "target_load")
 """Of the configuration: what is found out before the first pair, or by it."""
@@ -152,15 +158,33 @@ class _Benchmark:
                     "--seconds or --high-fraction"
                 )
         known = {run["pair"] for run in self._runs}
-        for pair, (seed, trace) in enumerate(zip(plan.seeds, traces, strict=True), start=1):
-            if pair in known:
-                continue
-            # What drifts with time falls on both sides alike.
-            for side in POLICIES if pair % 2 else reversed(POLICIES):
-                self._notes.say(f"pair {pair} of {plan.pairs}, priorities {side}: starting")
-                self._measure(pair, side, trace, seed)
-            self._write()
+        left = [pair for pair in range(1, plan.pairs + 1) if pair not in known]
+        for first in range(0, len(left), PAIRS_A_START):
+            pairs = left[first : first + PAIRS_A_START]
+            with self._both_started(pairs[0]) as servers:
+                for pair in pairs:
+                    # What drifts with time falls on both sides alike.
+                    for side in POLICIES if pair % 2 else reversed(POLICIES):
+                        self._measure(servers[side], pair, side, traces[pair - 1])
+                    self._write()
         write_report(NAME, plan.folder, markdown, plot)
+
+    @contextmanager
+    def _both_started(self, pair: int) -> "Iterator[dict[str, Server]]":
+        """A server of either side, from this pair on."""
+        from bench.serving.measured import started
+
+        with ExitStack() as stack:
+            servers = {}
+            for side in POLICIES:
+                self._notes.say(f"starting a server with priorities {side}")
+                log = self._log(f"{pair}-{side}")
+                server = stack.enter_context(started(self._plan.options(side), log))
+                server.warm_up()
+                servers[side] = server
+            self._facts.setdefault("model", servers["on"].target.model)
+            self._facts["target_load"] = servers["on"].target_load()
+            yield servers
 
     def _continue(self) -> None:
         """Take over the pairs that are there.
@@ -212,15 +236,10 @@ class _Benchmark:
             raise ConfigurationError("the machine is too slow to find a rate: give --rate")
         return rate
 
-    def _measure(self, pair: int, side: str, trace: "Trace", seed: int) -> None:
-        from bench.serving.measured import started
-
-        with started(self._plan.options(side), self._log(f"{pair}-{side}")) as server:
-            self._facts.setdefault("model", server.target.model)
-            if side == "on":
-                self._facts["target_load"] = server.target_load()
-            server.warm_up()
-            done = server.measure(trace, f"{pair} {side}", seed=seed, interval_s=INTERVAL_S)
+    def _measure(self, server: "Server", pair: int, side: str, trace: "Trace") -> None:
+        self._notes.say(f"pair {pair} of {self._plan.pairs}, priorities {side}")
+        seed = self._plan.seeds[pair - 1]
+        done = server.measure(trace, f"{pair} {side}", seed=seed, interval_s=INTERVAL_S)
         self._runs.append(run_json(pair, side, done))
         self._notes.say_outcome(done)
         high = done.run.summary(HIGH)
@@ -311,7 +330,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="docs/benchmarks.md explains what is measured.",
     )
     add_common_options(parser, quick="one short pair on emulated instances")
-    parser.add_argument("--pairs", type=count, default=8, help="of runs (default: %(default)s)")
+    parser.add_argument("--pairs", type=count, default=16, help="of runs (default: %(default)s)")
     parser.add_argument(
         "--continue",
         dest="is_continued",
@@ -333,7 +352,7 @@ def _parser() -> argparse.ArgumentParser:
         help="rate, as a part of what the instances get done of a burst (default: %(default)g)",
     )
     parser.add_argument(
-        "--seconds", type=positive, default=180.0, help="of each run (default: %(default)g)"
+        "--seconds", type=positive, default=90.0, help="of each run (default: %(default)g)"
     )
     parser.add_argument(
         "--cv",

@@ -25,7 +25,12 @@ HIGH_METRICS = ("ttft_s", "tpot_s")
 MAX_NORMAL_RATIO = 1.05
 """Of normal requests' mean latency with priorities to that without."""
 
-STUDENTS_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+# fmt: off
+STUDENTS_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+)
+# fmt: on
 """Its 97.5 % quantiles for one degree of freedom, two, and so on."""
 
 TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "request_s": "request latency"}

@@ -1,4 +1,4 @@
-"""Runs that are compared with each other: each on a server of its own, with all they depend on.
+"""Runs that are compared with each other: servers for them, with all they depend on.
 
 What a server prints is kept in `.cache/bench`, where one looks when a request has failed.
 """
@@ -51,7 +51,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Server:
-    """A server that was started for a run.
+    """A server that was started for runs.
 
     Attributes:
         log: what it has printed.

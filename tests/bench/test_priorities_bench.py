@@ -160,7 +160,7 @@ def test_only_results_of_the_same_options_are_continued(
             "serve": [],
             "policies": {"on": "sterna", "off": "llumnix-base"},
             "instances": 2,
-            "seconds": 180.0,
+            "seconds": 90.0,
             "arrivals": "gamma:2.5",
             "cv": 2.5,
             "input_tokens": [64, 512],
