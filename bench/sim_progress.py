@@ -1,7 +1,7 @@
 """How far a run of many seeds is, in a file: what is done is not done again.
 
-Seeds are done in any number of ranges, one after the other, which add up as long as all are of one
-commit.
+Seeds are done in any number of ranges, one after the other, which add up as long as all are of the
+same code. A run that is too long for one machine's day goes on from its results, too.
 """
 
 import itertools
@@ -10,21 +10,27 @@ from pathlib import Path
 
 import msgspec
 
+from bench import results_io
 from sterna.errors import ConfigurationError
 from sterna.hostile.run import Result
+
+NAME = "sim_soak"
+CODE = "src/sterna"
+"""What decides what happens in a seed."""
 
 
 class Progress(msgspec.Struct):
     """What the seeds so far came to.
 
     Attributes:
+        code: the contents of `CODE`, as `results_io.tree` names them.
         done: ranges, each as its first seed and the one after its last; they neither overlap nor
             touch, and are in order.
         wall_s: of all runs together.
         violations: seeds that broke a promise, with which.
     """
 
-    commit: str
+    code: str
     overlap: bool
     done: list[tuple[int, int]] = msgspec.field(default_factory=list)
     num_events: int = 0
@@ -80,7 +86,7 @@ class Progress(msgspec.Struct):
         partial.replace(path)
 
 
-def load(path: Path, commit: str, *, overlap: bool) -> Progress:
+def load(path: Path, code: str, *, overlap: bool) -> Progress:
     """What `save` wrote.
 
     Raises:
@@ -92,10 +98,64 @@ def load(path: Path, commit: str, *, overlap: bool) -> Progress:
         raise ConfigurationError(f"{path} is not there: run without --continue") from error
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"{path} is no progress of seeds: {error}") from error
-    if (progress.commit, progress.overlap) != (commit, overlap):
+    return _same(progress, path, code, overlap=overlap)
+
+
+def load_results(folder: Path, code: str, *, overlap: bool) -> Progress:
+    """What `write` wrote.
+
+    Raises:
+        ConfigurationError: there is none, or of something else than this.
+    """
+    path = folder / f"{NAME}.json"
+    try:
+        document = results_io.read(NAME, folder)
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{path} is not there: run without --continue") from error
+    config, summary = document["config"], document["summary"]
+    progress = Progress(
+        config["code"],
+        config["overlap"],
+        [(first, end) for first, end in config["seeds"]],
+        summary["events"],
+        summary["wall_s"],
+        {row["seed"]: row["violation"] for row in document["rows"]},
+        document["happened"],
+    )
+    return _same(progress, path, code, overlap=overlap)
+
+
+def write(progress: Progress, num_workers: int, folder: Path) -> Path:
+    """Write the results of what is done so far."""
+    return results_io.write(
+        NAME,
+        {
+            "code": progress.code,
+            "seeds": [list(each) for each in progress.done],
+            "workers": num_workers,
+            "overlap": progress.overlap,
+        },
+        [
+            {"seed": seed, "violation": violation}
+            for seed, violation in sorted(progress.violations.items())
+        ],
+        folder,
+        summary={
+            "seeds": progress.num_seeds,
+            "violations": len(progress.violations),
+            "events": progress.num_events,
+            "wall_s": round(progress.wall_s, 1),
+            "seeds_per_hour": round(progress.num_seeds / progress.wall_s * 3600),
+        },
+        more={"happened": dict(sorted(progress.counts.items()))},
+    )
+
+
+def _same(progress: Progress, path: Path, code: str, *, overlap: bool) -> Progress:
+    if (progress.code, progress.overlap) != (code, overlap):
         kind = " with --overlap" if progress.overlap else ""
         raise ConfigurationError(
-            f"{path} is of commit {progress.commit}{kind}: the seeds mean something else here; run "
-            "without --continue"
+            f"{path} is of another {CODE} ({progress.code}{kind}): the seeds mean something else "
+            "here; run without --continue"
         )
     return progress

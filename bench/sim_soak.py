@@ -2,6 +2,7 @@
 
     make sim-soak                                        100,000 seeds, into bench/results
     make sim-soak ARGS=--continue                        go on where Ctrl-C, or a crash, ended it
+    make sim-soak ARGS="--results FOLDER"                write what is done so far there at the end
     python -m bench.sim_soak --seeds 1000 --first 5000
     python -m bench.sim_soak --replay 308                one seed, with its last events
     python -m bench.sim_soak --planted                   are mistakes found? (bench.sim_planted)
@@ -65,7 +66,8 @@ def _parser() -> argparse.ArgumentParser:
         "--continue",
         action="store_true",
         dest="is_continued",
-        help="add to what is done already of these seeds, or of others, at this commit",
+        help="add to what is done already of these seeds, or of others, by the same code: what the "
+        "file of --progress says, or, where there is none, the results",
     )
     parser.add_argument(
         "--workers", type=positive, default=len(os.sched_getaffinity(0)), help="processes"
@@ -91,7 +93,8 @@ def _parser() -> argparse.ArgumentParser:
         "--results",
         type=Path,
         metavar="FOLDER",
-        help="where the result goes (default: bench/results, of a whole run only)",
+        help="where the result goes, however much is done (default: bench/results, of a whole "
+        "run only)",
     )
     return parser
 
@@ -121,10 +124,13 @@ def _replay(seed: int, plan: FaultPlan, num_lines: int) -> int:
 
 def _soak(options: argparse.Namespace, plan: FaultPlan) -> int:
     """Raises ConfigurationError: there is nothing to go on from."""
-    commit = results_io.commit()
-    progress = Progress(commit, plan.overlap)
-    if options.is_continued:
-        progress = sim_progress.load(options.progress, commit, overlap=plan.overlap)
+    code = results_io.tree(sim_progress.CODE)
+    progress = Progress(code, plan.overlap)
+    folder = options.results or results_io.RESULTS
+    if options.is_continued and options.progress.exists():
+        progress = sim_progress.load(options.progress, code, overlap=plan.overlap)
+    elif options.is_continued:
+        progress = sim_progress.load_results(folder, code, overlap=plan.overlap)
     end = options.first + options.seeds
     with workers(options.workers) as (pool, stop):
         left = progress.left(options.first, end)
@@ -141,8 +147,8 @@ def _soak(options: argparse.Namespace, plan: FaultPlan) -> int:
         shown.save()
     is_interrupted = stop.is_wanted and progress.num_left(options.first, end) > 0
     is_whole = progress.num_left(0, SEEDS) == 0 and not plan.overlap
-    if not is_interrupted and (is_whole or options.results is not None):
-        print(_write(progress, options))
+    if is_whole or options.results is not None:
+        print(sim_progress.write(progress, options.workers, folder))
     print(
         f"{progress.num_seeds} seeds, {len(progress.violations)} violations, "
         f"{progress.num_events} events in {progress.wall_s:.0f} s"
@@ -203,30 +209,6 @@ class _Shown:
 
 def _command(seed: int, plan: FaultPlan) -> str:
     return f"python -m bench.sim_soak --replay {seed}{' --overlap' if plan.overlap else ''}"
-
-
-def _write(progress: Progress, options: argparse.Namespace) -> Path:
-    return results_io.write(
-        "sim_soak",
-        {
-            "seeds": [list(each) for each in progress.done],
-            "workers": options.workers,
-            "overlap": options.overlap,
-        },
-        [
-            {"seed": seed, "violation": violation}
-            for seed, violation in sorted(progress.violations.items())
-        ],
-        options.results or results_io.RESULTS,
-        summary={
-            "seeds": progress.num_seeds,
-            "violations": len(progress.violations),
-            "events": progress.num_events,
-            "wall_s": round(progress.wall_s, 1),
-            "seeds_per_hour": round(progress.num_seeds / progress.wall_s * 3600),
-        },
-        more={"happened": dict(sorted(progress.counts.items()))},
-    )
 
 
 if __name__ == "__main__":

@@ -5,24 +5,25 @@ from pathlib import Path
 
 import pytest
 
-from bench.results_io import commit, read, write
+from bench.results_io import commit, read, tree, write
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True)
 
 
 def test_the_commit_is_marked_for_changed_sources_and_not_for_what_benchmarks_write(
     tmp_path: Path,
 ) -> None:
-    def git(*arguments: str) -> None:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
-        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True)
-
     assert commit(tmp_path) == "unknown"
     files = ("src/code.py", "bench/results/paper/figure1.json", "docs/page.md", "README.md")
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("before")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "a")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "a")
     clean = commit(tmp_path)
     assert len(clean) == 12
 
@@ -31,6 +32,23 @@ def test_the_commit_is_marked_for_changed_sources_and_not_for_what_benchmarks_wr
     assert commit(tmp_path) == clean
     (tmp_path / files[0]).write_text("after")
     assert commit(tmp_path) == f"{clean}-dirty"
+
+
+def test_a_folder_has_the_same_name_in_all_commits_that_leave_it_as_it_is(tmp_path: Path) -> None:
+    assert tree("src", tmp_path) == "unknown"
+    git(tmp_path, "init", "-q")
+    names = []
+    for number, name in enumerate(("src/code.py", "other.py", "src/code.py")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(str(number))
+        git(tmp_path, "add", ".")
+        git(tmp_path, "commit", "-qm", name)
+        names.append(tree("src", tmp_path))
+    assert names[0] == names[1] != names[2]
+    (tmp_path / "other.py").write_text("changed")
+    assert tree("src", tmp_path) == names[2]
+    (tmp_path / "src/code.py").write_text("changed")
+    assert tree("src", tmp_path) == f"{names[2]}-dirty"
 
 
 @pytest.mark.slow

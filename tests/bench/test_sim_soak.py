@@ -50,13 +50,28 @@ def test_a_run_goes_on_from_its_file(tmp_path: Path) -> None:
     assert again == progress
 
 
-@pytest.mark.parametrize(("commit", "overlap"), [("another", False), ("abc", True)])
+@pytest.mark.parametrize(("code", "overlap"), [("another", False), ("abc", True)])
 def test_seeds_that_mean_something_else_are_not_gone_on_with(
-    commit: str, overlap: bool, tmp_path: Path
+    code: str, overlap: bool, tmp_path: Path
 ) -> None:
-    Progress("abc", overlap=False).save(tmp_path / "progress.json")
+    progress = Progress("abc", overlap=False, wall_s=1.0)
+    progress.save(tmp_path / "progress.json")
+    sim_progress.write(progress, 2, tmp_path)
     with pytest.raises(ConfigurationError, match="run without --continue"):
-        sim_progress.load(tmp_path / "progress.json", commit, overlap=overlap)
+        sim_progress.load(tmp_path / "progress.json", code, overlap=overlap)
+    with pytest.raises(ConfigurationError, match="run without --continue"):
+        sim_progress.load_results(tmp_path, code, overlap=overlap)
+
+
+def test_a_run_goes_on_from_its_results(tmp_path: Path) -> None:
+    """They are what is left of it on another day, or on another machine."""
+    progress = Progress("abc", overlap=True, wall_s=12.5)
+    for seed in (0, 1, 2, 10, 11):
+        progress.add(of_seed(seed, "broken" if seed == 11 else None))
+    sim_progress.write(progress, 2, tmp_path)
+    assert sim_progress.load_results(tmp_path, "abc", overlap=True) == progress
+    with pytest.raises(ConfigurationError, match=r"sim_soak\.json is not there: run without"):
+        sim_progress.load_results(tmp_path / "elsewhere", "abc", overlap=True)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"[]"])
@@ -94,6 +109,7 @@ def test_seeds_are_counted_and_counted_in(
     places = ["--progress", str(tmp_path / "progress.json"), "--results", str(tmp_path)]
     assert main(["--seeds", "12", "--workers", "2", *places]) == 0
     assert "12 seeds, 0 violations" in capsys.readouterr().out
+    (tmp_path / "progress.json").unlink()
     assert main(["--seeds", "8", "--first", "10", "--workers", "1", "--continue", *places]) == 0
     assert "18 seeds, 0 violations" in capsys.readouterr().out
     summary = results_io.read("sim_soak", tmp_path)["summary"]
@@ -126,6 +142,6 @@ def test_ctrl_c_ends_a_run_whole_and_it_goes_on_from_there(tmp_path: Path) -> No
     assert "--continue goes on from here" in said
     assert all("minutes to go" in line for line in errors.splitlines()), errors
     assert psutil.wait_procs(children, timeout=10)[1] == []
-    progress = sim_progress.load(path, results_io.commit(), overlap=False)
+    progress = sim_progress.load(path, results_io.tree(sim_progress.CODE), overlap=False)
     assert progress.num_seeds > 0
     assert len(progress.done) == 1
