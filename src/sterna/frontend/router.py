@@ -40,8 +40,8 @@ from sterna.frontend.effects import (
     ToInstance,
     ToScheduler,
 )
-from sterna.frontend.gauges import InstanceGauges
 from sterna.frontend.latencies import Latencies
+from sterna.frontend.metrics import FrontendMetrics
 from sterna.frontend.names import client_id
 from sterna.frontend.operators import Operators
 from sterna.frontend.peers import Peers
@@ -107,7 +107,7 @@ class Router:
             self._push_outputs,
         )
         self._core = FrontendCore(frontend_id, config)
-        self._gauges: InstanceGauges | None = None
+        self._metrics: FrontendMetrics | None = None
         self._utilities = Utilities(frontend_id, self.peers, config.utility_timeout_s)
         self._utility_calls: set[asyncio.Task[None]] = set()
         # vLLM ends a pooling request in another way than a generating one.
@@ -252,14 +252,14 @@ class Router:
                 logger.error("unexpected message type=%s", type(message).__name__)
 
     def _show(self, stats: ClusterStats) -> None:
-        if self._gauges is None:
-            # A process can have its gauges once; it may have had another router before.
-            self._gauges = InstanceGauges()
-        self._gauges.show(stats)
-        self._gauges.count(self._num_unshown)
+        if self._metrics is None:
+            # A process can have its metrics once; it may have had another router before.
+            self._metrics = FrontendMetrics()
+        self._metrics.show(stats)
+        self._metrics.count(self._num_unshown)
         self._num_unshown.clear()
-        self._gauges.observe(self._latencies.take())
-        self._gauges.count_sent_again(self._num_sent_again)
+        self._metrics.observe(self._latencies.take())
+        self._metrics.count_sent_again(self._num_sent_again)
         self._num_sent_again = 0
         self._push(encode_cluster_stats(stats))
         self._queue.on_queuing(sum(each.num_queuing for each in stats.instances))

@@ -1,4 +1,4 @@
-"""Sterna's own metrics, one time series for each instance, beside vLLM's on `/metrics`."""
+"""Sterna's own metrics of instances and of priority classes, beside vLLM's on `/metrics`."""
 
 import math
 import warnings
@@ -54,7 +54,7 @@ _HISTOGRAMS = {
 """Name, text, and upper bounds of the buckets in seconds."""
 
 
-class InstanceGauges:
+class FrontendMetrics:
     """Shows how many requests each class has had, how long they waited, and the last
     `ClusterStats`: the gauges of instances that are gone disappear, or are not a number where
     several processes share their metrics."""

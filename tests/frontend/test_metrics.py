@@ -8,8 +8,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from sterna.frontend.gauges import InstanceGauges
 from sterna.frontend.latencies import Latency
+from sterna.frontend.metrics import FrontendMetrics
 from sterna.messages import ClusterStats, InstanceStats
 from sterna.types import InstanceId
 
@@ -20,10 +20,10 @@ def stats_of(instance_id: str, used_tokens: int) -> InstanceStats:
 
 def test_every_instance_has_its_own_series_and_the_last_report_holds():
     registry = CollectorRegistry()
-    gauges = InstanceGauges(registry)
+    metrics = FrontendMetrics(registry)
 
-    gauges.show(ClusterStats((stats_of("i0", 96), stats_of("i1", 64))))
-    gauges.show(ClusterStats((stats_of("i0", 128), stats_of("i1", 64))))
+    metrics.show(ClusterStats((stats_of("i0", 96), stats_of("i1", 64))))
+    metrics.show(ClusterStats((stats_of("i0", 128), stats_of("i1", 64))))
 
     assert registry.get_sample_value("sterna_instance_used_tokens", {"instance": "i0"}) == 128
     assert registry.get_sample_value("sterna_instance_used_tokens", {"instance": "i1"}) == 64
@@ -37,7 +37,7 @@ def test_what_has_happened_since_an_instance_started_is_shown():
         num_preemptions=7,
     )  # fmt: skip
 
-    InstanceGauges(registry).show(ClusterStats((stats,)))
+    FrontendMetrics(registry).show(ClusterStats((stats,)))
 
     shown = {
         name: registry.get_sample_value(f"sterna_instance_{name}", {"instance": "i0"})
@@ -48,17 +48,17 @@ def test_what_has_happened_since_an_instance_started_is_shown():
 
 def test_requests_that_went_on_elsewhere_are_counted():
     registry = CollectorRegistry()
-    gauges = InstanceGauges(registry)
+    metrics = FrontendMetrics(registry)
     assert registry.get_sample_value("sterna_requests_sent_again_total") == 0
-    gauges.count_sent_again(2)
-    gauges.count_sent_again(3)
+    metrics.count_sent_again(2)
+    metrics.count_sent_again(3)
     assert registry.get_sample_value("sterna_requests_sent_again_total") == 5
 
 
 def test_latencies_are_shown_by_class():
     registry = CollectorRegistry()
-    gauges = InstanceGauges(registry)
-    gauges.observe(
+    metrics = FrontendMetrics(registry)
+    metrics.observe(
         {
             (Latency.FIRST_TOKEN, "high"): [0.02, 0.2],
             (Latency.FIRST_TOKEN, "normal"): [3.0],
@@ -79,10 +79,10 @@ def test_latencies_are_shown_by_class():
 
 def test_an_instance_that_is_gone_disappears():
     registry = CollectorRegistry()
-    gauges = InstanceGauges(registry)
+    metrics = FrontendMetrics(registry)
 
-    gauges.show(ClusterStats((stats_of("i0", 96), stats_of("i1", 64))))
-    gauges.show(ClusterStats((stats_of("i1", 64),)))
+    metrics.show(ClusterStats((stats_of("i0", 96), stats_of("i1", 64))))
+    metrics.show(ClusterStats((stats_of("i1", 64),)))
 
     assert registry.get_sample_value("sterna_instance_used_tokens", {"instance": "i0"}) is None
 
@@ -94,13 +94,13 @@ def test_where_processes_share_their_metrics_an_instance_that_is_gone_is_not_a_n
     script = textwrap.dedent("""
         from prometheus_client import CollectorRegistry
         from prometheus_client.multiprocess import MultiProcessCollector
-        from sterna.frontend.gauges import InstanceGauges
+        from sterna.frontend.metrics import FrontendMetrics
         from sterna.messages import ClusterStats, InstanceStats
 
-        gauges = InstanceGauges(CollectorRegistry())
+        metrics = FrontendMetrics(CollectorRegistry())
         i0, i1 = (InstanceStats(name, 2, 1, 96, 1000, 45.5, 1, 0) for name in ("i0", "i1"))
-        gauges.show(ClusterStats((i0, i1)))
-        gauges.show(ClusterStats((i1,)))
+        metrics.show(ClusterStats((i0, i1)))
+        metrics.show(ClusterStats((i1,)))
         shown = CollectorRegistry()
         MultiProcessCollector(shown)
         for name in ("i0", "i1"):
