@@ -26,8 +26,8 @@ from tests.serve.server import (
 NUM_CPUS = os.cpu_count() or 1
 """Of each node, and asked for each instance: no two fit on one node."""
 
-NODE_TIMEOUT_S = 120.0
-"""A node takes seconds to join, on a free machine."""
+NODE_TIMEOUT_S = 400.0
+"""A node takes seconds to join, on a free machine, and so does the start of its instance."""
 
 
 class Network:

@@ -22,10 +22,11 @@ from sterna.runtime.reaper import RUN_ID_VARIABLE
 
 START_TIMEOUT_S = 400.0
 """A start takes half a minute on two free cores; others may be using them."""
-HANG_TIMEOUT_S = 60.0
-"""No wait of a test takes so long unless something hangs."""
-END_TIMEOUT_S = 10.0
-"""By then a server that was told to end has ended, and so has everything that it started."""
+HANG_TIMEOUT_S = 300.0
+"""No wait of a test takes so long unless something hangs, on a machine however busy."""
+END_TIMEOUT_S = 60.0
+"""By then a server that was told to end has ended, and so has everything that it started. It takes
+a few seconds: what does not end by itself is killed after 8."""
 POLL_INTERVAL_S = 0.05
 """Pace of questions about what does not tell by itself."""
 
@@ -134,7 +135,7 @@ class ServerProcess:
         family = self.processes()
         self.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(2 * END_TIMEOUT_S)
+            self._process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             for process in family:
                 if process.is_running():
@@ -206,6 +207,20 @@ class ServerProcess:
         instances = self.instances()
         is_held = any(instance[each] for instance in instances for each in held)
         return not is_held and not self.requests()
+
+    def until_freed(self, max_tokens: int) -> None:
+        """Wait until it is empty, before its requests could have come to their end of so many
+        tokens."""
+        most_tokens = 0
+
+        def is_freed() -> bool:
+            nonlocal most_tokens
+            lengths = [each["num_output_tokens"] for each in self.requests()]
+            most_tokens = max((most_tokens, *lengths))
+            return self.is_empty()
+
+        until(is_freed, "all blocks are free again")
+        assert most_tokens < max_tokens / 2, "a request went on without its client"
 
     def _read(self, stream: Any, lines: list[str]) -> None:
         for line in stream:

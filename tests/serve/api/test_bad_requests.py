@@ -10,7 +10,7 @@ from tests.serve.bad_requests import BAD_REQUESTS, BadRequest
 from tests.serve.cases import Answer
 from tests.serve.server import ServerProcess
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 
 @pytest.mark.parametrize("bad", BAD_REQUESTS, ids=str)

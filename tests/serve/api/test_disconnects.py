@@ -11,9 +11,11 @@ import pytest
 from sterna.cli.admin import ServerError, ask
 from tests.serve.cases import LONG
 from tests.serve.mover import Mover
-from tests.serve.server import MODEL_NAME, ServerProcess, until
+from tests.serve.server import MODEL_NAME, ServerProcess
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(1800)]
+
+MAX_TOKENS = 600
 
 
 @contextmanager
@@ -25,7 +27,7 @@ def long_stream(
         "model": MODEL_NAME,
         "prompt": prompt,
         "stream": True,
-        "max_tokens": 600,
+        "max_tokens": MAX_TOKENS,
         "ignore_eos": True,
     }
     headers = {"X-Request-Id": name}
@@ -49,36 +51,32 @@ def migrate(server: ServerProcess, name: str) -> None:
     ask(server.url, "POST", "/admin/migrate", None, {"request": request["id"], "to": destination})
 
 
-def until_empty(server: ServerProcess) -> None:
-    until(server.is_empty, "all blocks are free again", timeout_s=15)
-
-
 def test_a_client_that_stops_reading_its_stream_frees_the_request(sterna: ServerProcess):
     with long_stream(sterna, "gone") as lines:
         read(lines, 3)
         assert not sterna.is_empty()
-    until_empty(sterna)
+    sterna.until_freed(MAX_TOKENS)
 
 
 def test_a_client_that_goes_away_before_its_answer_frees_the_request(sterna: ServerProcess):
-    body = {"model": MODEL_NAME, "prompt": "So", "max_tokens": 600, "ignore_eos": True}
+    body = {"model": MODEL_NAME, "prompt": "So", "max_tokens": MAX_TOKENS, "ignore_eos": True}
     with sterna.http(timeout=1.0) as http, pytest.raises(httpx.ReadTimeout):
         http.post("/v1/completions", json=body)
-    until_empty(sterna)
+    sterna.until_freed(MAX_TOKENS)
 
 
 def test_a_client_that_goes_away_during_prefill_frees_the_request(sterna: ServerProcess):
-    body = {"model": MODEL_NAME, "prompt": LONG, "max_tokens": 600, "ignore_eos": True}
+    body = {"model": MODEL_NAME, "prompt": LONG, "max_tokens": MAX_TOKENS, "ignore_eos": True}
     with sterna.http(timeout=0.1) as http, pytest.raises(httpx.ReadTimeout):
         http.post("/v1/completions", json=body)
-    until_empty(sterna)
+    sterna.until_freed(MAX_TOKENS)
 
 
 def test_a_client_that_goes_away_right_after_a_migration_frees_the_request(sterna: ServerProcess):
     with long_stream(sterna, "moved") as lines:
         read(lines, 3)
         migrate(sterna, "moved")
-    until_empty(sterna)
+    sterna.until_freed(MAX_TOKENS)
 
 
 @pytest.mark.parametrize("num_lines", range(6))
@@ -98,7 +96,7 @@ def test_a_client_that_goes_away_during_a_migration_frees_the_request(
         mover.start()
         read(lines, num_lines)
     mover.join()
-    until_empty(sterna)
+    sterna.until_freed(MAX_TOKENS)
 
 
 def test_clients_that_go_away_while_their_requests_move_to_and_fro_free_them_all(
@@ -120,4 +118,4 @@ def test_clients_that_go_away_while_their_requests_move_to_and_fro_free_them_all
         for client in clients:
             client.join()
     assert mover.total >= 5, mover.refusals
-    until_empty(sterna)
+    sterna.until_freed(MAX_TOKENS)

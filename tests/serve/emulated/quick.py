@@ -67,7 +67,7 @@ def many_connections() -> aiohttp.ClientSession:
     """A client that has as many connections as it is asked for."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
-        timeout=aiohttp.ClientTimeout(total=240),
+        timeout=aiohttp.ClientTimeout(total=1500),
     )
 
 

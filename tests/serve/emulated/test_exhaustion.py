@@ -13,6 +13,8 @@ import pytest
 from tests.serve.emulated.quick import MODEL, quick_server
 from tests.serve.emulated.test_overload import frontend
 from tests.serve.server import (
+    END_TIMEOUT_S,
+    HANG_TIMEOUT_S,
     START_TIMEOUT_S,
     ServerProcess,
     free_port,
@@ -20,7 +22,7 @@ from tests.serve.server import (
     until,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 HELLO = {"model": MODEL, "prompt": "Hello", "max_tokens": 3}
 SOFT_LIMIT = 1024
@@ -29,7 +31,8 @@ SOFT_LIMIT = 1024
 
 def is_answering(port: int) -> bool:
     with contextlib.suppress(httpx.TransportError):
-        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=HELLO, timeout=60)
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        answer = httpx.post(url, json=HELLO, timeout=HANG_TIMEOUT_S)
         return answer.status_code == 200
     return False
 
@@ -94,7 +97,7 @@ def test_a_server_whose_log_has_no_room_serves_and_ends(tmp_path: Path) -> None:
         )
         assert process.poll() is None, "it has ended"
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(END_TIMEOUT_S) == 0
     finally:
         if process.poll() is None:
             process.kill()

@@ -11,7 +11,7 @@ import pytest
 from tests.serve.emulated.quick import completion, many_connections, num_tokens, quick_server
 from tests.serve.server import HANG_TIMEOUT_S, ServerProcess, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NUM_STREAMS = 1000
 MAX_QUEUED = 1000

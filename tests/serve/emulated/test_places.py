@@ -10,9 +10,10 @@ import pytest
 from sterna.cli.admin import ask
 from tests.serve.server import START_TIMEOUT_S, ServerProcess, free_port, serve_command, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-NUM_TOKENS = 1200
+NUM_TOKENS = 1450
+"""With its prompt, as many as an instance holds, nearly."""
 
 
 def begun(*options: str) -> ServerProcess:
@@ -56,7 +57,7 @@ def test_an_instance_without_a_place_is_pending_until_another_one_leaves_its_own
     until(lambda: state(server, "i2") == "pending", "the third one is pending")
     assert "CPUs free" in by_id(server)["i2"]["note"]
     ask(server.url, "POST", "/admin/drain", None, {"instance": "i0"})
-    until(lambda: state(server, "i2") == "running", "it has the place of the first", 60.0)
+    until(lambda: state(server, "i2") == "running", "it has the place of the first")
     assert sorted(by_id(server)) == ["i1", "i2"]
 
 
@@ -66,7 +67,7 @@ def test_a_drain_without_room_elsewhere_waits_says_so_and_ends_after_the_limit(
     """Two streams fill an instance each: neither has the memory for the other's. After the limit
     the one goes on elsewhere, from its tokens, when there is room."""
     server = begun(
-        *("--instances", "2", "--num-gpu-blocks-override", "100", "--drain-timeout", "4")
+        *("--instances", "2", "--num-gpu-blocks-override", "100", "--drain-timeout", "8")
     )
     servers.append(server)
 
@@ -85,12 +86,11 @@ def test_a_drain_without_room_elsewhere_waits_says_so_and_ends_after_the_limit(
         until(
             lambda: all(each["used_tokens"] > 900 for each in server.instances()),
             "both instances are more than half full",
-            120.0,
         )
         ask(server.url, "POST", "/admin/drain", None, {"instance": "i0"})
         until(
             lambda: "waiting for an instance with room" in str(by_id(server)["i0"]["note"]),
             "the drain says what it waits for",
         )
-        until(lambda: "i0" not in by_id(server), "the instance has ended", 60.0)
+        until(lambda: "i0" not in by_id(server), "the instance has ended")
         assert list(streams) == [NUM_TOKENS, NUM_TOKENS]

@@ -14,10 +14,9 @@ from tests.serve.server import (
     ServerProcess,
     free_port,
     serve_command,
-    until,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 BODY = {
     "model": "SmolLM2-135M-Instruct",
@@ -27,6 +26,8 @@ BODY = {
     "stream": True,
 }
 PATH = "/v1/completions"
+LEFT_TOKENS = 6000
+"""Of a stream that takes minutes."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def server() -> Iterator[ServerProcess]:
     small_model()
     port = free_port()
     options = ("--engine", "emulated", "--port", str(port), "--resumable-streams")
-    server = ServerProcess(serve_command(*options, "--resume-window", "3"), port=port)
+    server = ServerProcess(serve_command(*options, "--resume-window", "10"), port=port)
     try:
         server.until_line(STERNA_IS_READY, START_TIMEOUT_S)
         yield server
@@ -84,11 +85,11 @@ def test_a_stream_that_loses_its_connection_again_and_again_is_whole(
 
 def test_a_stream_to_which_nobody_comes_back_is_freed(server: ServerProcess) -> None:
     with httpx.Client(base_url=server.url, timeout=HANG_TIMEOUT_S) as http:
-        body = {**BODY, "max_tokens": 2000}
+        body = {**BODY, "max_tokens": LEFT_TOKENS}
         with http.stream("POST", PATH, json=body, headers={"X-Request-Id": "left"}) as answer:
             assert answer.status_code == 200
             next(answer.iter_lines())
-        until(server.is_empty, "the request is freed")
+        server.until_freed(LEFT_TOKENS)
         back = {"X-Request-Id": "left", "Last-Event-ID": "1"}
         answer = http.post(PATH, json=body, headers=back)
         assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NotFoundError")

@@ -12,7 +12,7 @@ from tests.serve.emulated.quick import MODEL, quick_server
 from tests.serve.resuming import Reader, front_ends, read_elsewhere
 from tests.serve.server import START_TIMEOUT_S, ServerProcess, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 NUM_TOKENS = 250

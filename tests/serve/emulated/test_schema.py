@@ -13,7 +13,7 @@ import schemathesis
 from tests.serve.emulated.quick import quick_server
 from tests.serve.server import HANG_TIMEOUT_S, ServerProcess, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 MAX_EXAMPLES = 25
 

@@ -18,10 +18,12 @@ from tests.serve.server import (
     until,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SCHEDULER, FRONTEND = "ray::_SchedulerActor", "ray::_FrontendActor"
-INSTANCE_TIMEOUT_S = 2
+INSTANCE_TIMEOUT_S = 20
+MAX_WAIT_S = INSTANCE_TIMEOUT_S / 2
+"""Nobody waits until somebody's silence is noticed."""
 NUM_CLIENTS = 4
 NUM_TOKENS = 4
 """A request that takes a tenth of a second: what it waits for is its dispatch."""
@@ -63,9 +65,10 @@ def times_lost(server: ServerProcess, who: str, why: str) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_no_short_request_waits_a_second_longer_without_a_scheduler(
+def test_short_requests_go_on_without_a_scheduler(
     server: ServerProcess, number: signal.Signals
 ) -> None:
+    """How much longer they wait is printed; that none waits for a time-out is asserted."""
     until_whole(server)
     with Load(server, NUM_CLIENTS, num_tokens=NUM_TOKENS) as load:
         load.until_ended(10 * NUM_CLIENTS)
@@ -78,29 +81,34 @@ def test_no_short_request_waits_a_second_longer_without_a_scheduler(
         until(lambda: bool(server.at_work(SCHEDULER)), "there is another")
         last = load.until_ended(10 * NUM_CLIENTS)
     assert after.failures == last.failures == []
-    extra_s = max(after.longest_wait_s, last.longest_wait_s) - before.longest_wait_s
+    longest_wait_s = max(after.longest_wait_s, last.longest_wait_s)
+    extra_s = longest_wait_s - before.longest_wait_s
     print(f"waits of up to {before.longest_wait_s:.3f} s, {extra_s:+.3f} s without a scheduler")
-    assert extra_s < 1.0
+    assert longest_wait_s < MAX_WAIT_S
 
 
 def test_a_scheduler_that_hangs_is_noticed_by_its_silence_and_replaced(
     server: ServerProcess,
 ) -> None:
+    """Requests go on meanwhile: some end before its silence is noticed, and none waits for that."""
     until_whole(server)
-    num_before = times_lost(server, "global scheduler", "nothing was heard of it")
+
+    def num_lost() -> int:
+        return times_lost(server, "global scheduler", "nothing was heard of it")
+
+    num_before = num_lost()
     with Load(server, NUM_CLIENTS, num_tokens=NUM_TOKENS) as load:
         before = load.until_ended(10 * NUM_CLIENTS)
         with frozen(server.at_work(SCHEDULER)[0].pid):
-            until(
-                lambda: (
-                    times_lost(server, "global scheduler", "nothing was heard of it") > num_before
-                ),
-                "its silence is noticed",
-                HANG_TIMEOUT_S,
-            )
+            # Those of before may be among the first; the others were begun without a scheduler.
+            meanwhile = load.until_ended(2 * NUM_CLIENTS)
+            assert num_lost() == num_before
+            until(lambda: num_lost() > num_before, "its silence is noticed")
             after = load.until_ended(10 * NUM_CLIENTS)
-    assert after.failures == []
-    assert after.longest_wait_s < before.longest_wait_s + 1.0
+    assert meanwhile.failures == after.failures == []
+    longest_wait_s = max(meanwhile.longest_wait_s, after.longest_wait_s)
+    print(f"waits of up to {before.longest_wait_s:.3f} s, then of {longest_wait_s:.3f} s")
+    assert longest_wait_s < MAX_WAIT_S
     until_whole(server)
 
 
@@ -108,7 +116,7 @@ def test_a_front_end_that_is_stopped_is_ended_and_replaced(server: ServerProcess
     until_whole(server)
     frontend = server.at_work(FRONTEND)[0]
     frontend.suspend()
-    assert frontend.wait(5 * INSTANCE_TIMEOUT_S) is None
+    assert frontend.wait(HANG_TIMEOUT_S) is None
     until_whole(server)
     with Load(server, NUM_CLIENTS, num_tokens=NUM_TOKENS) as load:
         assert load.until_ended(4 * NUM_CLIENTS).failures == []
@@ -125,7 +133,6 @@ def test_a_front_end_that_hangs_is_noticed_by_its_silence_and_replaced(
         until(
             lambda: times_lost(server, "front end", "nothing was heard of it") > num_before,
             "its silence is noticed",
-            HANG_TIMEOUT_S,
         )
     until_whole(server)
     with Load(server, NUM_CLIENTS, num_tokens=NUM_TOKENS) as load:

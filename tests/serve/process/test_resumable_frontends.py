@@ -12,7 +12,7 @@ import pytest
 from tests.serve.resuming import Reader, front_ends
 from tests.serve.server import MODEL_NAME, ServerProcess, start_sterna, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(3000)]
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 NUM_TOKENS = 120
