@@ -24,7 +24,8 @@ from tests.models import tiny_random_llama
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 MakePair = Callable[..., InstancePair]
 
-LEASE_S = 2.0
+LEASE_S = 10.0
+"""Longer than a test holds a migration whose lease is not to end."""
 BLOCK_SIZE = 32
 NUM_TINY_BLOCKS = 40
 """Blocks of a tiny instance, of which requests can use one less."""
@@ -120,7 +121,8 @@ def shared_tiny(make_tiny: MakePair) -> InstancePair:
         "--num-gpu-blocks-override",
         str(NUM_TINY_BLOCKS),
         "--no-enable-prefix-caching",
-        transport=TransportConfig(kind="tcp"),
+        # What a test holds is given up by its lease, not for a copy without progress.
+        transport=TransportConfig(kind="tcp", timeout_s=3 * LEASE_S),
     )
 
 

@@ -13,7 +13,7 @@ from tests.cluster.conftest import Run
 from tests.cluster.pair import Generated, InstancePair, assert_same
 from tests.cluster.requests import random_prompt
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SAMPLING: list[dict[str, Any]] = [
     {},

@@ -18,7 +18,7 @@ from tests.cluster.conftest import BLOCK_SIZE, Run
 from tests.cluster.pair import FRONTEND, Generated, InstancePair, assert_same
 from tests.cluster.requests import random_prompt
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NUM_REQUESTS = 200
 

@@ -16,7 +16,7 @@ from tests.cluster.conftest import MakePair, Run
 from tests.cluster.pair import Generated, InstancePair, assert_same
 from tests.cluster.requests import random_prompt
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -17,7 +17,7 @@ from tests.cluster.conftest import Run
 from tests.cluster.pair import Generated, InstancePair, assert_same
 from tests.cluster.requests import PROMPTS, random_prompt
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 SCHEMA = {
     "type": "object",

@@ -18,7 +18,7 @@ from tests.cluster.conftest import MakePair, Run
 from tests.cluster.pair import Generated, InstancePair, assert_same
 from tests.cluster.requests import random_prompt
 
-pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 # So slow that a copy of 28 blocks can be caught under way, and faster than blocks are filled.
 # Gloo takes longest for a chunk.
@@ -35,7 +35,7 @@ def shared_over(
         kind=request.param,
         chunk_bytes=32 << 10,
         bandwidth_share=BANDWIDTH_SHARES[request.param],
-        timeout_s=2.0,
+        timeout_s=5.0,
     )
     pair = make_tiny("--num-gpu-blocks-override", "128", transport=transport)
     yield pair
