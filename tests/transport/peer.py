@@ -23,7 +23,7 @@ class Peer:
         self.process.start()
         theirs.close()
         # The first one waits for the server, which imports torch.
-        assert self._pipe.poll(120), "the peer did not start"
+        assert self._pipe.poll(250), "the peer did not start"
         self.plane = self
         self.endpoint: str = self._pipe.recv()
 

@@ -16,8 +16,10 @@ from sterna.transport.plane import make_data_plane
 from sterna.types import MigrationId
 
 KINDS = ("tcp", "shm", "gloo")
-WAIT_S = 20.0
+WAIT_S = 60.0
 """Far beyond anything that a test expects, on a machine however busy."""
+NEVER_S = 2 * WAIT_S
+"""A time-out for which no test waits: what ends before it has another reason."""
 
 
 def random_bytes(num_bytes: int, seed: int) -> torch.Tensor:
@@ -114,7 +116,7 @@ class Node:
         self.layout.watch()
         self._events: queue.SimpleQueue[PlaneEvent] = queue.SimpleQueue()
         # Two blocks a chunk unless told otherwise, so that small caches make many chunks.
-        config = {"chunk_bytes": 2 * num_layers * page_bytes, "timeout_s": 10.0} | config
+        config = {"chunk_bytes": 2 * num_layers * page_bytes, "timeout_s": NEVER_S} | config
         self.plane = make_data_plane(
             TransportConfig(kind=kind, **config), self.layout, self._events.put
         )

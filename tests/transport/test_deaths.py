@@ -17,10 +17,10 @@ from sterna.transport.gloo import _Helper
 from sterna.transport.interface import Arrived, ReceiveFailed, SendFailed, Sent, Stopped
 from sterna.types import MigrationId
 from tests.transport.peer import Peer
-from tests.transport.planes import KINDS, WAIT_S, Gate, Node, stage
+from tests.transport.planes import KINDS, NEVER_S, WAIT_S, Gate, Node, stage
 
 # So slow that a transfer of many chunks never ends within a test.
-SLOW = {"bandwidth_share": 0.001, "timeout_s": 40.0}
+SLOW = {"bandwidth_share": 0.001, "timeout_s": NEVER_S}
 
 
 class Cast:
@@ -71,7 +71,7 @@ def _eventually(condition: Callable[[], bool]) -> bool:
 
 def test_a_source_killed_in_the_middle_fails_its_transfer_and_no_other(cast: Cast) -> None:
     doomed = cast.peer(**SLOW)
-    source, destination = cast.node(), cast.node(timeout_s=40.0)
+    source, destination = cast.node(), cast.node(timeout_s=NEVER_S)
     destination.plane.receive(stage("doomed"), range(20))
     doomed.send(stage("doomed"), destination.plane.endpoint, list(range(20)), paced=True)
     assert destination.layout.first_scatter.wait(WAIT_S)
@@ -118,7 +118,7 @@ def test_a_destination_killed_in_the_middle_fails_its_transfer_and_no_other(cast
 
 def test_a_destination_killed_while_its_ack_is_awaited_fails_the_transfer(cast: Cast) -> None:
     doomed = cast.peer()
-    source = cast.node(timeout_s=40.0)
+    source = cast.node(timeout_s=NEVER_S)
     doomed.freeze()
     # All of it fits into buffers on the way, so the source waits for the acknowledgement only.
     source.send(stage("m"), doomed, [0, 1])  # type: ignore[arg-type]
@@ -126,10 +126,12 @@ def test_a_destination_killed_while_its_ack_is_awaited_fails_the_transfer(cast: 
     assert isinstance(source.next_event(), SendFailed)
 
 
-def test_a_source_killed_inside_a_gloo_message_is_noticed_at_once() -> None:
+@pytest.mark.slow
+def test_a_source_killed_inside_a_gloo_message_is_noticed_before_gloo_notices() -> None:
     """Gloo itself notices at its timeout only, and its thread cannot be woken before."""
+    gloo_timeout_s = 40.0
     shape = {"num_layers": 1, "num_blocks": 4, "page_bytes": 16 << 20, "chunk_bytes": 16 << 20}
-    doomed, destination = Peer("gloo", **shape), Node("gloo", **shape, timeout_s=3.0)
+    doomed, destination = Peer("gloo", **shape), Node("gloo", **shape, timeout_s=gloo_timeout_s)
     destination.plane.receive(stage("m"), range(4))
     doomed.send(stage("m"), destination.plane.endpoint, list(range(4)), paced=False)
     assert destination.layout.first_scatter.wait(WAIT_S)
@@ -137,7 +139,7 @@ def test_a_source_killed_inside_a_gloo_message_is_noticed_at_once() -> None:
     doomed.kill()
     assert isinstance(destination.next_event(), ReceiveFailed)
     destination.plane.close()
-    assert time.monotonic() - begun_s < 2
+    assert time.monotonic() - begun_s < gloo_timeout_s / 2
     assert _eventually(lambda: "sterna-kv-gloo" not in _plane_threads())
 
 
@@ -157,7 +159,7 @@ def test_a_helper_is_left_behind_when_the_peer_hangs_up() -> None:
 @pytest.mark.slow
 def test_a_frozen_destination_fails_its_transfers_after_the_timeout(cast: Cast) -> None:
     frozen = cast.peer()
-    source, destination = cast.node(timeout_s=1.5), cast.node()
+    source, destination = cast.node(timeout_s=5.0), cast.node()
     frozen.receive(stage("frozen"), list(range(20)))
     source.copy(stage("warm"), destination, [0], [0])
     frozen.freeze()
@@ -171,7 +173,7 @@ def test_a_frozen_destination_fails_its_transfers_after_the_timeout(cast: Cast) 
 @pytest.mark.slow
 def test_a_frozen_source_fails_its_transfers_after_the_timeout(cast: Cast) -> None:
     frozen = cast.peer(bandwidth_share=0.001)
-    source, destination = cast.node(), cast.node(timeout_s=1.5)
+    source, destination = cast.node(), cast.node(timeout_s=5.0)
     destination.plane.receive(stage("frozen"), range(20))
     frozen.send(stage("frozen"), destination.plane.endpoint, list(range(20)), paced=True)
     assert destination.layout.first_scatter.wait(WAIT_S)
@@ -229,7 +231,7 @@ def test_closed_planes_leave_nothing_behind(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_peer_leaves_nothing_behind(kind: str) -> None:
     """Neither here, while this plane lives on, nor in the host's shared memory."""
-    node = Node(kind, timeout_s=2.0)
+    node = Node(kind, timeout_s=10.0)
     gc.collect()
     fds, shared = psutil.Process().num_fds(), sorted(os.listdir("/dev/shm"))
     doomed = Peer(kind, **SLOW)
@@ -253,15 +255,15 @@ def test_a_killed_peer_leaves_nothing_behind(kind: str) -> None:
     node.plane.close()
 
 
-def test_closing_in_mid_transfer_is_quick_silent_and_final(cast: Cast) -> None:
-    source, destination = cast.node(**SLOW), cast.node(timeout_s=40.0)
+def test_closing_in_mid_transfer_waits_for_no_timeout_and_is_silent_and_final(cast: Cast) -> None:
+    source, destination = cast.node(**SLOW), cast.node(timeout_s=NEVER_S)
     destination.plane.receive(stage("m"), range(20))
     source.send(stage("m"), destination, range(20), paced=True)
     assert destination.layout.first_scatter.wait(WAIT_S)
     begun_s = time.monotonic()
     destination.plane.close()
     after = destination.kv.clone()
-    assert time.monotonic() - begun_s < 1.5
+    assert time.monotonic() - begun_s < NEVER_S / 2
     assert isinstance(source.next_event(), SendFailed)
     assert torch.equal(destination.kv, after)
     assert not destination.has_events()

@@ -47,7 +47,7 @@ def file_size_limit(num_bytes: int) -> Iterator[None]:
 
 @contextmanager
 def two_nodes(kind: str) -> Iterator[tuple[Node, Node]]:
-    nodes = Node(kind, seed=1, timeout_s=1.0), Node(kind, seed=2, timeout_s=1.0)
+    nodes = Node(kind, seed=1, timeout_s=5.0), Node(kind, seed=2, timeout_s=5.0)
     try:
         yield nodes
     finally:
@@ -69,6 +69,7 @@ def test_a_transfer_without_a_descriptor_fails_and_the_next_one_goes(kind: str) 
         source.copy(stage("n"), destination, [2, 3], [4, 5])
 
 
+@pytest.mark.slow
 def test_shared_memory_that_cannot_be_had_fails_the_transfer_with_the_reason() -> None:
     with two_nodes("shm") as (source, destination):
         # The first connection has a ring that was made beforehand.

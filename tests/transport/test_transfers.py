@@ -68,7 +68,7 @@ def test_blocks_arrive_byte_for_byte_under_other_ids(world: World) -> None:
     assert arrived == Arrived(transfer, 13 * BLOCK_BYTES, arrived.duration_s)
     assert isinstance(sent, Sent)
     assert sent == Sent(transfer, 13 * BLOCK_BYTES, sent.duration_s)
-    assert 0 <= arrived.duration_s <= sent.duration_s < 20
+    assert 0 <= arrived.duration_s <= sent.duration_s < WAIT_S
     assert torch.equal(destination.blocks(to_ids), source.blocks(from_ids))
     assert torch.equal(destination.blocks(others), before[:, others])
     assert not source.has_events()
@@ -403,7 +403,7 @@ def test_a_connection_that_broke_is_replaced_by_the_next_send(world: World) -> N
     (incoming,) = destination.plane._incoming  # type: ignore[attr-defined]
     (outgoing,) = source.plane._outgoing.values()  # type: ignore[attr-defined]
     incoming.close()
-    outgoing.thread.join(timeout=20)
+    outgoing.thread.join(timeout=WAIT_S)
     source.copy(stage("m", 1), destination, [2], [2])
 
 
@@ -462,10 +462,11 @@ def test_a_transfer_that_nobody_sends_fails_after_the_timeout(world: World) -> N
     assert destination.next_event() == ReceiveFailed(stage("m"), "no progress for 0.1 s")
 
 
+@pytest.mark.slow
 def test_a_transfer_that_the_destination_does_not_place_fails_after_the_timeout(
     world: World,
 ) -> None:
-    source, destination = world.node(timeout_s=0.1), world.node()
+    source, destination = world.node(timeout_s=2.5), world.node()
     source.copy(stage("m"), destination, [0], [0])
     gate = destination.layout.scatter_gate = Gate()
     destination.plane.receive(stage("m", 1), range(2))
@@ -473,7 +474,7 @@ def test_a_transfer_that_the_destination_does_not_place_fails_after_the_timeout(
     gate.wait_for_arrival()
     failed = source.next_event()
     assert isinstance(failed, SendFailed)
-    assert "0.1 s" in failed.reason
+    assert "2.5 s" in failed.reason
 
 
 def test_an_owner_that_fails_on_an_event_hears_the_next_one(
