@@ -21,7 +21,7 @@ from sterna.mailbox import Mailbox, draw_keys
 from sterna.messages import CancelDispatch, WireMessage
 from sterna.types import RequestId
 
-HANG_S = 20.0
+HANG_S = 60.0
 """No wait of a test takes so long unless something hangs."""
 
 HOST = "127.0.0.1"

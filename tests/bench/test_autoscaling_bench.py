@@ -155,7 +155,7 @@ def test_what_cannot_work_is_said_in_one_line(
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.vllm
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_emulated_instances_come_and_go_and_no_stream_is_cut(tmp_path: Path) -> None:
     """Section 4.4: "When a new instance is launched, Llumnix's load balancing policy will
     automatically saturate it by migrating requests from other instances to it. When an instance is

@@ -166,14 +166,14 @@ def test_a_stopped_process_keeps_its_connections_and_goes_on_afterwards(peer) ->
 def test_a_killed_process_ends(peer) -> None:
     process, wire = peer
     kill(psutil.Process(process.pid))
-    assert process.wait(10.0) == -9
+    assert process.wait(60.0) == -9
     assert wire.recv(10) == b""
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.vllm
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_minute_of_faults_on_emulated_instances_fails_nothing(tmp_path: Path) -> None:
     assert main(["--quick", "--results", str(tmp_path)]) == 0
     summary = json.loads((tmp_path / "chaos.json").read_text())["summary"]

@@ -12,7 +12,7 @@ from bench.chaos.clients import Answer, Question, ask, session_of
 from bench.serving.target import Target
 
 NUM_TOKENS = 6
-HANG_S = 20.0
+HANG_S = 60.0
 
 
 class BreakingServer:

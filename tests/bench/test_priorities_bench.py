@@ -177,7 +177,7 @@ def test_only_results_of_the_same_options_are_continued(
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.vllm
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_pair_is_measured_on_emulated_instances(tmp_path: Path) -> None:
     assert main(["--quick", "--results", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "priorities.json").read_text())

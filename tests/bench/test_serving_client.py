@@ -34,7 +34,7 @@ from tests.bench.sse_server import (
     token,
 )
 
-CONFIG = ClientConfig(seed=7, timeout_s=20.0)
+CONFIG = ClientConfig(seed=7, timeout_s=60.0)
 
 
 def trace_of(

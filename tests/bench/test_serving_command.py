@@ -169,7 +169,7 @@ def test_an_interrupted_run_ends_its_streams_and_reports_nothing(
             stderr=subprocess.PIPE,
             text=True,
         )
-        assert server.has_been_asked.wait(60)
+        assert server.has_been_asked.wait(120)
         process.send_signal(number)
         output, error = process.communicate(timeout=60)
     assert process.returncode == 130

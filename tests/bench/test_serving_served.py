@@ -17,7 +17,7 @@ from sterna.workload.catalog import Workload, build_trace
 
 PROFILE = """
 name: small
-description: an engine with steps of some milliseconds and little memory
+description: an engine with little memory, and steps that take longer than a client to send all
 source: made up for this test
 engine:
   num_blocks: 60
@@ -28,7 +28,7 @@ step_time:
   prefill_token_s: 1.0e-5
   prefill_pair_s: 0.0
   prefill_min_s: 0.004
-  decode_s: 0.02
+  decode_s: 0.1
   decode_request_s: 1.0e-5
   decode_token_s: 1.0e-8
 copy_time:
@@ -40,7 +40,7 @@ copy_time:
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.vllm
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_server_under_load_is_recorded_and_ended(tmp_path: Path) -> None:
     """Two instances with room for 15 requests each get 60 at once: some must queue, and some of
     these be preempted or move."""
@@ -59,7 +59,7 @@ def test_a_server_under_load_is_recorded_and_ended(tmp_path: Path) -> None:
     assert (summary.num_requests, summary.num_completed) == (60, 60)
     assert summary.instances_avg == 2.0
     assert summary.tpot_s is not None
-    assert summary.tpot_s.p50 > 0.02, "a step takes so long"
+    assert summary.tpot_s.p50 > 0.1, "a step takes so long"
     assert max(each.queuing for sample in run.samples for each in sample.instances) > 0
     assert run.cluster.free_tokens.min() < 0.5 * run.cluster.total_tokens.max()
     assert (summary.num_preemptions or 0) + (summary.migrations_committed or 0) > 0

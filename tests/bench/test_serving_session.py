@@ -71,7 +71,7 @@ def test_requests_and_instances_are_recorded_together() -> None:
     assert summary.instances_avg == 1.0
     assert done.instances() == 1
     assert done.cluster.free_tokens.tolist() == [750] * len(done.cluster.free_tokens)
-    assert len(done.samples) >= 3, "before, while a request is due, and after"
+    assert len(done.samples) >= 2, "before and after, and whenever there was time between"
     assert summary.simulated_s >= 0.05
 
 
@@ -118,7 +118,8 @@ def test_a_server_that_keeps_its_instances_to_itself_is_refused() -> None:
     assert server.bodies == []
 
 
-@pytest.mark.parametrize(("num_samples", "timeout_s"), [(9, 60.0), (10**9, 0.05)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_samples", "timeout_s"), [(9, 60.0), (10**9, 1.0)])
 def test_the_instances_are_watched_until_they_have_settled_or_the_time_is_up(
     num_samples: int, timeout_s: float
 ) -> None:

@@ -26,7 +26,7 @@ def test_a_run_is_measured_and_written_with_its_goal(tmp_path: Path, one_case: C
     assert (row["n"], row["goal_s"], row["num_requests"]) == (2, 5.0, 200)
     assert row["report"] == "live"
     assert row["steps"] > 200
-    assert 0 < row["run_s"]["median"] <= row["run_s"]["p99"] < 60
+    assert 0 < row["run_s"]["median"] <= row["run_s"]["p99"]
     assert row["peak_memory_bytes"] > 10_000_000
     table = simulator.markdown(document)
     assert document["commit"] in table

@@ -182,9 +182,9 @@ def test_who_finds_another_process_preparing_waits_and_takes_its_model(
     with (models / "Tiny.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         waiter.start()
-        assert is_waiting.wait(timeout=30)
+        assert is_waiting.wait(timeout=60)
         made_by_other.rename(models / "Tiny")
-    waiter.join(timeout=30)
+    waiter.join(timeout=60)
     assert not waiter.is_alive()
     assert lines == ["waiting for another process that is preparing the model"]
     assert shelf.num_fetches == 1
@@ -324,6 +324,7 @@ def test_an_installed_package_uses_the_cache_of_its_user(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_two_processes_at_once_prepare_one_whole_model(tmp_path):
     environment = {**os.environ, "STERNA_CACHE": str(tmp_path)}
     command = [sys.executable, "-m", "sterna.engine.vllm.small_model"]
@@ -331,7 +332,7 @@ def test_two_processes_at_once_prepare_one_whole_model(tmp_path):
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(2)
     ]
-    outputs = [process.communicate(timeout=120) for process in processes]
+    outputs = [process.communicate(timeout=600) for process in processes]
     folder = tmp_path / "models" / SMOLLM2.name
     assert [output.decode().strip() for output, _ in outputs] == [str(folder)] * 2
     assert find_fault(folder) is None

@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 
 @pytest.mark.vllm
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_no_step_waits_for_a_compiler_where_the_engine_is_eager(tmp_path: Path) -> None:
     """The first request with log probabilities had every stream of its instance wait for ten
     seconds, until vLLM's count of greater ones was compiled."""

@@ -18,7 +18,7 @@ from tests.engine.vllm_cores import tiny_core
 
 pytest.importorskip("vllm")
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NUM_TOKENS = 40
 CUTS = (1, 7, 30, NUM_TOKENS - 1)

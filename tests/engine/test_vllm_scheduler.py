@@ -13,7 +13,7 @@ from tests.engine.vllm_cores import tiny_core
 
 pytest.importorskip("vllm")
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 BLOCK_SIZE = 32
 NUM_BLOCKS = 10

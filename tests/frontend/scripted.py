@@ -42,7 +42,7 @@ from sterna.messages import (
 from sterna.types import FrontendId, InstanceId, RequestId
 
 ME = FrontendId(7)
-HANG_S = 30.0
+HANG_S = 60.0
 """No wait of a test takes so long unless something hangs."""
 
 Message = TypeVar("Message")

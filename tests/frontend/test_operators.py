@@ -10,7 +10,7 @@ from sterna.frontend.peers import Peers
 from sterna.mailbox import Mailbox
 from sterna.messages import Absent, AdminReply, DrainInstance, Instance, Membership
 
-HANG_S = 10.0
+HANG_S = 60.0
 
 
 async def drain(instance_id: str, error: str | None = None) -> DrainInstance:

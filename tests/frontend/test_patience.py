@@ -19,10 +19,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sterna.frontend.patience import Places, patient
 
-HANG_S = 20.0
+HANG_S = 60.0
 """No wait of a test takes so long unless something hangs."""
 
-SHORT_S = 0.05
+SHORT_S = 0.2
 CHUNK = bytes(1 << 16)
 
 
@@ -102,8 +102,11 @@ async def until_cut(client: socket.socket) -> bytes:
 
 
 async def is_answered(port: int) -> bool:
-    async with httpx.AsyncClient() as http:
-        return (await http.get(f"http://127.0.0.1:{port}/short")).text == "short"
+    """Whether a client is, sooner or later: on a busy machine its own head may come too late."""
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            async with httpx.AsyncClient(timeout=HANG_S) as http:
+                return (await http.get(f"http://127.0.0.1:{port}/short")).text == "short"
 
 
 both = pytest.mark.parametrize("protocol", [HttpToolsProtocol, H11Protocol])
@@ -191,11 +194,16 @@ def test_nor_is_that_of_a_second_request(
 ) -> None:
     async def test() -> None:
         async with served(protocol, head_s=SHORT_S) as (_, port):
-            client = await dial(port, SHORT)
             loop = asyncio.get_running_loop()
             answer = b""
             while b"short" not in answer:
-                answer += await loop.sock_recv(client, 1 << 14)
+                # Again, where a busy machine was too late with the first request.
+                client = await dial(port, SHORT)
+                with contextlib.suppress(ConnectionError):
+                    while b"short" not in answer and (
+                        received := await loop.sock_recv(client, 1 << 14)
+                    ):
+                        answer += received
             await loop.sock_sendall(client, b"GET /sh")
             await until_cut(client)
 

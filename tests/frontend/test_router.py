@@ -53,7 +53,7 @@ CONFIG = FrontendConfig(
     owner_retry_s=0.05,
     owner_timeout_s=0.05,
     gap_timeout_s=0.05,
-    utility_timeout_s=5.0,
+    utility_timeout_s=60.0,
 )
 ABORT = OnInstanceFailure.ABORT
 

@@ -48,7 +48,7 @@ class Served:
     ) -> None:
         self.server, self.mailbox, self.cluster = server, mailbox, cluster
         headers = {"Authorization": f"Bearer {API_KEY}"}
-        self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=30.0)
+        self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=60.0)
         from transformers import AutoTokenizer
 
         from tests.models import small_model

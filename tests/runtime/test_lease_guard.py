@@ -12,8 +12,9 @@ import pytest
 
 from sterna.runtime.lease_guard import LeaseGuard
 
-TIMEOUT_S = 20.0
-LEASE_S = 1.0
+HANG_S = 60.0
+LEASE_S = 5.0
+"""A process that is to be answered, or to say something, within its lease has that much time."""
 
 BEGIN = f"""
 import subprocess, sys, time
@@ -39,7 +40,7 @@ class Guarded:
 
     def end(self) -> tuple[int, str, str]:
         """Return status and output when it has ended."""
-        stdout, stderr = self.process.communicate(timeout=TIMEOUT_S)
+        stdout, stderr = self.process.communicate(timeout=HANG_S)
         return self.process.returncode, stdout, stderr
 
 
@@ -57,21 +58,22 @@ def begin(processes: list[Guarded], script: str) -> Guarded:
     return processes[-1]
 
 
+@pytest.mark.slow
 def test_a_process_that_nobody_answers_ends_with_all_that_it_has_started(
     processes: list[Guarded],
 ) -> None:
     guarded = begin(
         processes,
-        "child = subprocess.Popen(['sleep', '60'])\n"
+        "child = subprocess.Popen(['sleep', '1000'])\n"
         "print(child.pid, flush=True)\n"
         # As a loop that hangs.
-        "time.sleep(60)",
+        "time.sleep(1000)",
     )
     child = psutil.Process(int(guarded.line()))
     status, _, errors = guarded.end()
     assert status == 1
     assert "no supervisor has answered within its lease instance=i7" in errors
-    _, alive = psutil.wait_procs([child], TIMEOUT_S)
+    _, alive = psutil.wait_procs([child], HANG_S)
     assert not alive
 
 

@@ -14,7 +14,7 @@ from sterna.progress import ProcessState
 from sterna.runtime.process import identity_of, state_of_process
 from sterna.runtime.reaper import RUN_ID_VARIABLE, reap
 
-HANG_S = 30.0
+HANG_S = 60.0
 
 RUN = """
 import subprocess, sys, time

@@ -43,7 +43,7 @@ from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
 
 HOST = "127.0.0.1"
 FRONTEND = FrontendId(7)
-HANG_TIMEOUT_S = 30.0
+HANG_TIMEOUT_S = 60.0
 """Nothing here takes so long unless something hangs."""
 
 VOCABULARY = Vocabulary(100, 900)

@@ -24,7 +24,7 @@ from tests.engine.vllm_cores import tiny_core
 
 pytest.importorskip("vllm")
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NUM_SEEDS = 4
 BLOCK_SIZE = 32

@@ -24,6 +24,7 @@ from sterna.migration.messages import (
 )
 from sterna.types import InstanceId, MigrationId
 from tests.engine.emulated.clusters import (
+    HANG_TIMEOUT_S,
     HOST,
     EmulatedCluster,
     emulated_cluster,
@@ -201,7 +202,7 @@ class Told:
         self.events.put_nowait((migration_id, event))
 
     async def next(self) -> tuple[MigrationId, Event]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_TIMEOUT_S):
             return await self.events.get()
 
 

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from sterna.frontend.resumable.middleware import ResumableStreams
 from tests.frontend.resumable.connection import PATH, Connection
 
-HANG_S = 20.0
+HANG_S = 60.0
 
 
 class Server:

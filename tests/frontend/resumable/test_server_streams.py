@@ -58,7 +58,7 @@ class FrontEnd:
         own = ["--port", str(port), "--frontends", "2", "--max-model-len", "2048"]
         args = parse([*model, *tools, *own])
         self.server = FrontendServer(frontend_id, args, CONFIG, self.mailbox, ready_response())
-        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30.0)
+        self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0)
         self._frontend_id = frontend_id
         self._version = 0
 

@@ -23,7 +23,7 @@ from sterna.stream_messages import ExtendStreams, ReplicasKept, StreamMessage
 from sterna.types import FrontendId, RequestId
 from tests.frontend.resumable.connection import PATH, Connection
 
-HANG_S = 20.0
+HANG_S = 60.0
 
 
 class FrontEnd:
