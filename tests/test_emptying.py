@@ -53,18 +53,36 @@ def test_a_farewell_from_before_an_undo_is_void() -> None:
     assert under_test.to_tell([F0], 5) == 5
 
 
-def test_a_request_that_arrives_later_voids_its_front_ends_farewell() -> None:
-    """Its migration began before the instance was told to refuse any."""
+def test_what_a_front_end_is_told_voids_its_farewell() -> None:
+    """A request has arrived, by a migration that began before, or has come back."""
     under_test = emptying(3)
     under_test.on_farewell(F0, 3)
     under_test.on_farewell(F1, 3)
-    under_test.on_arrival(F0)
+    under_test.on_told(F0)
     assert under_test.to_tell([F0, F1], 3) is None
-    # Said before the front end heard of the arrival.
-    under_test.on_farewell(F0, 3, num_moved=0)
+    # Said before the front end heard it.
+    under_test.on_farewell(F0, 3, num_heard=0)
     assert under_test.to_tell([F0, F1], 3) is None
-    under_test.on_farewell(F0, 3, num_moved=1)
+    under_test.on_farewell(F0, 3, num_heard=1)
     assert under_test.to_tell([F0, F1], 3) == 3
+
+
+def test_a_farewell_that_was_said_while_tokens_were_on_their_way_is_void() -> None:
+    under_test = emptying(3)
+    under_test.on_told(F0)
+    under_test.on_told(F0)
+    under_test.on_farewell(F0, 3, num_heard=1)
+    assert under_test.to_tell([F0], 3) is None
+    under_test.on_farewell(F0, 3, num_heard=2)
+    assert under_test.to_tell([F0], 3) == 3
+
+
+def test_nobody_waits_for_what_could_not_be_sent() -> None:
+    under_test = emptying(3)
+    under_test.on_told(F0)
+    under_test.on_untold(F0)
+    under_test.on_farewell(F0, 3)
+    assert under_test.to_tell([F0], 3) == 3
 
 
 def test_later_memberships_do_not_void_a_farewell() -> None:

@@ -9,6 +9,8 @@ from sterna.config import LlumletConfig, PolicyConfig
 from sterna.instance_core import AddToEngine, InstanceCore, InstanceEffect
 from sterna.messages import (
     AddRequest,
+    Emptied,
+    Farewell,
     Frontend,
     HandedBack,
     Instance,
@@ -116,6 +118,61 @@ def test_a_request_that_comes_after_its_front_ends_death_is_not_begun() -> None:
     effects = under_test.on_message(AddRequest(F0, R, 0), [b"payload"], 0.0)
     assert not [each for each in effects if isinstance(each, AddToEngine)]
     assert not under_test.requests()
+
+
+# ------------------------------------------------------------------------------- its end
+
+SUPERVISOR = "mailbox of the supervisor"
+EMPTIED = ToMailbox(SUPERVISOR, Emptied(I0, 3))
+LAST = TokenSpan(R, 0, 1, True)
+
+
+def terminating(version: int, *frontends: FrontendId) -> Membership:
+    itself = Instance(I0, "i0", is_terminating=True, emptied_since=3)
+    return structs.replace(
+        membership(version, *frontends), instances=(itself,), supervisor=SUPERVISOR
+    )
+
+
+def test_it_may_end_when_its_front_end_has_heard_all_that_it_was_told() -> None:
+    under_test = core()
+    under_test.on_message(terminating(3, F0), [], 0.0)
+    under_test.on_adopted(F0, R, 0)
+    under_test.on_outputs(F0, (LAST,), [b"token"], 0.0)
+    for num_heard in (0, 1):
+        assert under_test.on_message(Farewell(F0, 3, num_heard), [], 1.0) == []
+    assert under_test.on_message(Farewell(F0, 3, 2), [], 1.0) == [EMPTIED]
+
+
+def test_what_it_hands_back_is_to_be_heard_too() -> None:
+    under_test, effects = emptied(LASTING, SUCCESSOR)
+    assert len(parted(effects)) == 2
+    told = structs.replace(under_test.membership, version=2, supervisor=SUPERVISOR)
+    under_test.on_message(told, [], LIMIT_S)
+    assert under_test.on_message(Farewell(F0, 1, 0), [], LIMIT_S) == []
+    may_end = ToMailbox(SUPERVISOR, Emptied(I0, 1))
+    assert under_test.on_message(Farewell(F0, 1, 1), [], LIMIT_S) == [may_end]
+
+
+def test_what_is_kept_counts_when_it_is_sent_and_answers_do_not() -> None:
+    under_test = core()
+    under_test.on_message(membership(1), [], 0.0)
+    under_test.on_outputs(F0, (LAST,), [b"token"], 0.0)
+    under_test.on_message(terminating(3, F0), [], 0.0)
+    under_test.on_message(OwnerQuery(F0, 7, (R,)), [], 0.0)
+    assert under_test.on_message(Farewell(F0, 3, 0), [], 1.0) == []
+    assert under_test.on_message(Farewell(F0, 3, 1), [], 1.0) == [EMPTIED]
+
+
+def test_nobody_waits_for_what_its_mailbox_has_dropped() -> None:
+    under_test = core()
+    under_test.on_message(terminating(3, F0, F1), [], 0.0)
+    under_test.on_message(Farewell(F1, 3), [], 0.5)
+    (effect,) = under_test.on_outputs(F0, (LAST,), [b"token"], 0.0)
+    assert isinstance(effect, ToMailbox)
+    under_test.on_unsent(effect.address, effect.message)
+    under_test.on_unsent(effect.address, OwnerReply(I0, 7, ()))
+    assert under_test.on_message(Farewell(F0, 3), [], 1.0) == [EMPTIED]
 
 
 # --------------------------------------------- what cannot move, on an instance that is to end

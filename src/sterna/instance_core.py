@@ -33,6 +33,7 @@ from sterna.messages import (
     MigrationMessage,
     OwnerQuery,
     OwnerReply,
+    RequestNews,
     RequestsMoved,
     SetDestination,
     TokenBatch,
@@ -204,8 +205,8 @@ class InstanceCore:
                 return [ToMailbox(reply_to, AdminReply(query_id, body))]
             case MigrateRequest():
                 return self._order(message, now_s)
-            case Farewell(frontend_id, emptied_since, num_moved):
-                self._emptying.on_farewell(frontend_id, emptied_since, num_moved)
+            case Farewell(frontend_id, emptied_since, num_heard):
+                self._emptying.on_farewell(frontend_id, emptied_since, num_heard)
                 return []
             case Membership():
                 return self.on_membership(message, now_s)
@@ -285,6 +286,13 @@ class InstanceCore:
         arriving = tuple(each for each in request_ids if each in unsure)
         reply = OwnerReply(self._instance_id, query_id, here, arriving)
         return self._to_frontend(frontend_id, reply)
+
+    def on_unsent(self, address: str, message: WireMessage) -> None:
+        """The mailbox has dropped this: nobody is to wait for its arrival."""
+        if isinstance(message, RequestNews):
+            for frontend_id, each in self._frontends.items():
+                if each == address:
+                    self._emptying.on_untold(frontend_id)
 
     # ---------------------------------------------------------------------------- operators
 
@@ -367,7 +375,6 @@ class InstanceCore:
     ) -> list[InstanceEffect]:
         """The engine steps this migrated request of this front end, from this token on."""
         self._requests[request_id] = frontend_id
-        self._emptying.on_arrival(frontend_id)
         version = self._membership.version
         moved = RequestsMoved(self._instance_id, (request_id,), (first_index,), version)
         return self._to_frontend(frontend_id, moved)
@@ -456,6 +463,8 @@ class InstanceCore:
     ) -> list[InstanceEffect]:
         address = self._frontends.get(frontend_id)
         if address is not None:
+            if isinstance(message, RequestNews):
+                self._emptying.on_told(frontend_id)
             return [ToMailbox(address, message, frames)]
         if frontend_id not in self._gone_frontends:
             self._kept.append((frontend_id, message, frames))

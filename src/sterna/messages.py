@@ -114,13 +114,13 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         emptied_since: of the instance (`Instance`); the farewell is void for another emptying.
-        num_moved: how many of its requests the front end knows to have moved to the instance, ever
-            (`RequestsMoved`); the farewell is void when it is not all of them.
+        num_heard: how many messages about its requests (`RequestNews`) the front end has had from
+            the instance, ever; the farewell is void while others are on their way.
     """
 
     frontend_id: FrontendId
     emptied_since: int
-    num_moved: int = 0
+    num_heard: int = 0
 
 
 class UtilityResult(msgspec.Struct, frozen=True, tag=True):
@@ -152,6 +152,10 @@ class HandedBack(msgspec.Struct, frozen=True, tag=True):
 
     instance_id: InstanceId
     request_ids: tuple[RequestId, ...]
+
+
+RequestNews = TokenBatch | RequestsMoved | HandedBack
+"""What an instance tells a front end unasked. Both count it (`Farewell`)."""
 
 
 class OwnerQuery(msgspec.Struct, frozen=True, tag=True):

@@ -4,6 +4,9 @@ Every token is a number of its own, and the world remembers which tokens its ins
 came to it. A stream is right when each token was said behind exactly those that the client had
 before: no token is missing, repeated or of another continuation. At the end, when all is told,
 every request has ended once, and no instance holds any.
+
+Instances are emptied, too: one that ends in good order takes nothing along that the front end has
+not heard, and when all is told each of them may end.
 """
 
 import itertools
@@ -15,6 +18,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from sterna.config import FrontendConfig
+from sterna.emptying import Emptying
 from sterna.engine.payload_parts import token_ids_of
 from sterna.frontend.core import FrontendCore
 from sterna.frontend.effects import Deliver, Effect, Fail, Failure, SendAgain, ToInstance
@@ -22,10 +26,12 @@ from sterna.messages import (
     AbortRequests,
     AddRequest,
     DispatchRequest,
+    Farewell,
     Instance,
     Membership,
     OwnerQuery,
     OwnerReply,
+    RequestNews,
     RequestsMoved,
     TokenBatch,
     TokenSpan,
@@ -59,8 +65,9 @@ class Simulated:
 
     held: dict[RequestId, Running] = field(default_factory=dict)
     arriving: dict[RequestId, InstanceId] = field(default_factory=dict)
-    inbox: list[AddRequest | AbortRequests | OwnerQuery] = field(default_factory=list)
+    inbox: list[AddRequest | AbortRequests | OwnerQuery | Farewell] = field(default_factory=list)
     outbox: list[tuple[object, list[bytes]]] = field(default_factory=list)
+    emptying: Emptying = field(default_factory=Emptying)
 
 
 class World(RuleBasedStateMachine):
@@ -75,6 +82,7 @@ class World(RuleBasedStateMachine):
         self.names = (InstanceId(f"i{number}") for number in itertools.count())
         self.live: dict[InstanceId, Simulated] = {}
         self.dead: dict[InstanceId, Simulated] = {}
+        self.emptied: dict[InstanceId, int] = {}
         self.said_behind: dict[int, tuple[int, ...]] = {}
         self.streams: dict[RequestId, list[int]] = {}
         self.ended: dict[RequestId, str] = {}
@@ -131,7 +139,10 @@ class World(RuleBasedStateMachine):
     @rule()
     def front_end_hears_of_members(self) -> None:
         self.version += 1
-        members = tuple(Instance(each, f"tcp://{each}") for each in self.live)
+        members = tuple(
+            Instance(each, "", each in self.emptied, emptied_since=self.emptied.get(each, 0))
+            for each in self.live
+        )
         membership = Membership(self.version, members, (), None)
         self.carry_out(self.core.on_message(membership, (), self.now_s))
 
@@ -191,6 +202,8 @@ class World(RuleBasedStateMachine):
                 arriving = tuple(each for each in attempt_ids if each in coming)
                 reply = OwnerReply(instance_id, query_id, here, arriving)
                 instance.outbox.append((reply, []))
+            case Farewell(frontend_id, emptied_since, num_heard):
+                instance.emptying.on_farewell(frontend_id, emptied_since, num_heard)
 
     def abort(self, instance: Simulated, attempt_id: RequestId) -> None:
         """End the attempt; an instance that gave it away tells its heir."""
@@ -222,12 +235,15 @@ class World(RuleBasedStateMachine):
         span = TokenSpan(attempt_id, first, 1, is_finished)
         batch = TokenBatch(instance_id, (span,))
         instance.outbox.append((batch, [output(attempt_id, [token_id])]))
+        instance.emptying.on_told(ME)
 
     @precondition(lambda self: self.attempts() and len(self.live) > 1)
     @rule(data=st.data())
     def reserve(self, data: st.DataObject) -> None:
         source, attempt_id = data.draw(st.sampled_from(self.attempts()))
         destination = data.draw(st.sampled_from([each for each in self.live if each != source]))
+        if destination in self.emptied:
+            return
         involved = [attempt_id in e.held or attempt_id in e.arriving for e in self.live.values()]
         if sum(involved) == 1:
             self.live[destination].arriving[attempt_id] = source
@@ -242,10 +258,29 @@ class World(RuleBasedStateMachine):
         running = self.live[source].held.get(attempt_id) if source in self.live else None
         if running is None or running.is_suspended:
             return
+        self.adopt(source, destination, attempt_id)
+
+    def adopt(self, source: InstanceId, destination: InstanceId, attempt_id: RequestId) -> None:
+        running = self.live[source].held[attempt_id]
         self.live[destination].held[attempt_id] = Running(list(running.token_ids))
         moved = RequestsMoved(destination, (attempt_id,), (len(running.token_ids),), 0)
         self.live[destination].outbox.append((moved, []))
+        self.live[destination].emptying.on_told(ME)
         running.is_suspended, running.heir = True, destination
+
+    @precondition(lambda self: self.attempts() and len(self.live) > 1)
+    @rule(data=st.data(), num_said=st.integers(0, 3))
+    def move_at_once(self, data: st.DataObject, num_said: int) -> None:
+        source, attempt_id = data.draw(st.sampled_from(self.attempts()))
+        destination = data.draw(st.sampled_from([each for each in self.live if each != source]))
+        involved = [attempt_id in e.held or attempt_id in e.arriving for e in self.live.values()]
+        if destination in self.emptied or sum(involved) != 1:
+            return
+        self.adopt(source, destination, attempt_id)
+        self.let_go_or_resume(source, attempt_id)
+        for _ in range(num_said):
+            if attempt_id in self.live[destination].held:
+                self.say(destination, attempt_id)
 
     @precondition(lambda self: self.attempts(suspended=True))
     @rule(data=st.data())
@@ -294,11 +329,54 @@ class World(RuleBasedStateMachine):
         del instance.outbox[data.draw(st.integers(0, len(instance.outbox))) :]
         self.num_deaths += 1
 
+    # ---------------------------------------------------------------------------- emptying
+
+    @precondition(lambda self: self.live.keys() - self.emptied.keys())
+    @rule(data=st.data(), is_heard=st.booleans())
+    def drain(self, data: st.DataObject, is_heard: bool) -> None:
+        """The front end hears of it at once, or with the next membership."""
+        name = data.draw(st.sampled_from(sorted(self.live.keys() - self.emptied.keys())))
+        self.emptied[name] = self.version + 1
+        self.live[name].emptying.on_membership(self.version + 1)
+        if is_heard:
+            self.front_end_hears_of_members()
+
+    @precondition(lambda self: self.live.keys() & self.emptied.keys())
+    @rule(data=st.data())
+    def undo(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.live.keys() & self.emptied.keys())))
+        del self.emptied[name]
+        self.live[name].emptying.on_membership(None)
+        self.front_end_hears_of_members()
+
+    def may_end(self, name: InstanceId) -> bool:
+        """Whether nothing is there, no peer waits for it, and the front end has said farewell."""
+        instance = self.live[name]
+        peers = [each for each in self.live.values() if each is not instance]
+        is_source = any(name in each.arriving.values() for each in peers)
+        is_heir = any(r.is_suspended and r.heir == name for e in peers for r in e.held.values())
+        if instance.held or instance.arriving or is_source or is_heir:
+            return False
+        return instance.emptying.to_tell([ME], next(self.numbers)) is not None
+
+    @precondition(lambda self: self.emptied)
+    @rule()
+    def emptied_instances_end(self) -> None:
+        for name in [each for each in self.live if each in self.emptied]:
+            while self.live[name].inbox:
+                self.receive_at(name)
+            if not self.may_end(name):
+                continue
+            unheard = [each for each, _ in self.live[name].outbox if isinstance(each, RequestNews)]
+            assert not unheard, "it takes along what the front end has not heard"
+            ended = self.dead[name] = self.live.pop(name)
+            ended.outbox.clear()
+
     # ---------------------------------------------------------------------------- the end
 
     def teardown(self) -> None:
         """With everybody told and an instance there, every request ends, and leaves nothing."""
-        if not self.live:
+        if not self.live.keys() - self.emptied.keys():
             self.live[next(self.names)] = Simulated()
         self.front_end_hears_of_members()
         for _ in range(NUM_TOKENS * (MAX_REQUESTS + 4) * 4):
@@ -323,6 +401,11 @@ class World(RuleBasedStateMachine):
         assert not self.attempts(), "an instance steps what nobody waits for"
         assert self.core.next_deadline_s is None
         assert not any(self.core.num_delivered(each) is not None for each in self.streams)
+        for name in self.live:
+            while self.live[name].inbox:
+                self.receive_at(name)
+        for name in self.live.keys() & self.emptied.keys():
+            assert self.may_end(name), "an instance is never emptied"
 
 
 def output(request_id: RequestId, token_ids: list[int]) -> bytes:

@@ -38,6 +38,7 @@ from sterna.messages import (
     HandedBack,
     Membership,
     OwnerReply,
+    RequestNews,
     RequestsMoved,
     TokenBatch,
 )
@@ -141,6 +142,8 @@ class FrontendCore:
         self, message: RequestMessage, frames: Sequence[bytes], now_s: float
     ) -> list[Effect]:
         """The cluster said this; `frames` are the message's payloads."""
+        if isinstance(message, RequestNews):
+            self._dispatcher.on_news(message.instance_id)
         match message:
             case TokenBatch():
                 effects = self._on_tokens(message, frames, now_s)
@@ -187,7 +190,7 @@ class FrontendCore:
         for attempt_id in outcome.ended:
             # No instance has it any more, and that is as it should be: what is missing is on its
             # way, and if it was lost, its gap says so.
-            self._dispatcher.on_last_token(attempt_id)
+            self._dispatcher.on_ended(attempt_id)
         if self._histories is None:
             effects: list[Effect] = [*outcome.deliveries]
             for delivery in outcome.deliveries:
@@ -296,7 +299,7 @@ class FrontendCore:
             concluded += [Fail(each, Failure.KILLED_INSTANCES) for each in guilty]
             for attempt in (*again, *self._histories.due(now_s)):
                 concluded += self._send_again(attempt, now_s)
-        return [*concluded, *self._dispatcher.farewells(self._streams.num_delivered)]
+        return [*concluded, *self._dispatcher.farewells()]
 
     def _attempt_of(self, request_id: RequestId) -> RequestId:
         return request_id if self._histories is None else self._histories.attempt_of(request_id)

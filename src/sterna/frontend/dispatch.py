@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from sterna.config import FrontendConfig, OnInstanceFailure
 from sterna.frontend.effects import Effect, Fail, Failure, ToInstance, ToScheduler
 from sterna.frontend.ownership import Ownership
-from sterna.frontend.remainders import NumDelivered
 from sterna.messages import (
     AddRequest,
     CancelDispatch,
@@ -60,8 +59,8 @@ class Dispatcher:
         # here any more, and those of the others.
         self._not_left: dict[InstanceId, int] = {}
         self._left: dict[InstanceId, int] = {}
-        # How many requests each instance has said to have moved to it, ever.
-        self._num_moved: Counter[InstanceId] = Counter()
+        # How many messages about requests each instance has sent, ever.
+        self._num_heard: Counter[InstanceId] = Counter()
         # In the order of their deadlines: each is entered with the same time-out.
         self._asked: dict[RequestId, _Unsent] = {}
         self._held: dict[RequestId, _Unsent] = {}
@@ -132,21 +131,19 @@ class Dispatcher:
                 sent.append(request_id)
         return effects + self._ownership.on_abort(sent)
 
-    def on_last_token(self, request_id: RequestId) -> None:
-        """The end of the request's stream is here, behind tokens that are still to come."""
-        self._ownership.on_last_token(request_id)
-
     def on_ended(self, request_id: RequestId) -> None:
         """The request's stream has ended."""
         self._ownership.on_ended(request_id)
 
+    def on_news(self, instance_id: InstanceId) -> None:
+        """The instance has told something of requests: tokens, or where they are."""
+        self._num_heard[instance_id] += 1
+        if instance_id in self._left:
+            # It was on its way when the farewell was said, which is void.
+            self._not_left[instance_id] = self._left.pop(instance_id)
+
     def on_moved(self, moved: RequestsMoved, now_s: float) -> list[Effect]:
         """An instance says that it has adopted requests."""
-        instance_id = moved.instance_id
-        self._num_moved[instance_id] += len(moved.request_ids)
-        if instance_id in self._left:
-            # Their migrations were under way: what it was told is void.
-            self._not_left[instance_id] = self._left.pop(instance_id)
         return self._ownership.on_moved(moved, now_s)
 
     def on_tokens(self, instance_id: InstanceId, spans: Iterable[TokenSpan]) -> None:
@@ -163,7 +160,7 @@ class Dispatcher:
             return []
         self._version = membership.version
         for instance_id in self._instances.keys() - {i.instance_id for i in membership.instances}:
-            self._num_moved.pop(instance_id, None)
+            self._num_heard.pop(instance_id, None)
         self._instances = {each.instance_id: each.is_terminating for each in membership.instances}
         emptied = {
             each.instance_id: each.emptied_since
@@ -197,20 +194,20 @@ class Dispatcher:
             effects.append(Fail(request_id, Failure.NO_INSTANCE))
         return effects + self._ownership.on_time(now_s)
 
-    def farewells(self, num_delivered: NumDelivered) -> list[Effect]:
+    def farewells(self) -> list[Effect]:
         """What instances that are being emptied are to be told, once nothing of here is with them.
 
         To be asked for after every event. An instance ends only when it has heard this of every
-        front end: no request is on its way to it then, and no token on its way from it.
+        front end: no request is on its way to it then. What is on its way from it voids this, and
+        is answered with another one.
         """
         if not self._not_left:
             return []
-        is_parted = self._ownership.is_parted
-        left = [each for each in sorted(self._not_left) if is_parted(each, num_delivered)]
+        left = [each for each in sorted(self._not_left) if not self._ownership.num_owned(each)]
         effects: list[Effect] = []
         for instance_id in left:
             since = self._left[instance_id] = self._not_left.pop(instance_id)
-            farewell = Farewell(self._frontend_id, since, self._num_moved[instance_id])
+            farewell = Farewell(self._frontend_id, since, self._num_heard[instance_id])
             effects.append(ToInstance(instance_id, farewell, None))
         return effects
 

@@ -32,7 +32,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sterna.frontend.effects import Effect, Fail, Failure, ToInstance
-from sterna.frontend.remainders import NumDelivered, Remainders
 from sterna.messages import AbortRequests, OwnerQuery, OwnerReply, RequestsMoved, TokenSpan
 from sterna.types import FrontendId, InstanceId, RequestId
 
@@ -79,7 +78,6 @@ class Ownership:
         # Which token of each was its next one when that was last heard of its owner.
         self._known_to: dict[RequestId, int] = {}
         self._num_owned: Counter[InstanceId] = Counter()
-        self._remainders = Remainders()
         # In the order of their deadlines: each is entered with the same time-out.
         self._doubts: dict[RequestId, _Doubt] = {}
         self._queries: dict[int, tuple[InstanceId, tuple[RequestId, ...]]] = {}
@@ -99,25 +97,14 @@ class Ownership:
         """Return how many of the requests the instance has."""
         return self._num_owned[instance_id]
 
-    def is_parted(self, instance_id: InstanceId, num_delivered: NumDelivered) -> bool:
-        """Whether the instance has none of the requests, and no token of one on its way."""
-        return not self._num_owned[instance_id] and not self._remainders.are_awaited(
-            instance_id, num_delivered
-        )
-
     def on_sent(self, request_id: RequestId, instance_id: InstanceId) -> None:
         """The request was sent to this instance."""
         self._own(request_id, instance_id)
 
-    def on_last_token(self, request_id: RequestId) -> None:
-        """The end of the request's stream is here; others from before it may be on their way."""
-        self._disown(request_id)
-        self._doubts.pop(request_id, None)
-
     def on_ended(self, request_id: RequestId) -> None:
         """The request's stream has ended."""
-        self.on_last_token(request_id)
-        self._remainders.forget(request_id)
+        self._disown(request_id)
+        self._doubts.pop(request_id, None)
 
     def on_moved(self, moved: RequestsMoved, now_s: float) -> list[Effect]:
         """An instance says that it has adopted these requests.
@@ -177,7 +164,6 @@ class Ownership:
         for request_id in request_ids:
             believed = {self._owners.get(request_id)}
             self._disown(request_id)
-            self._remainders.forget(request_id)
             doubt = self._doubts.get(request_id)
             if doubt is not None:
                 doubt.is_aborted = True
@@ -247,7 +233,6 @@ class Ownership:
             return []
         del self._doubts[request_id]
         self._disown(request_id)
-        self._remainders.forget(request_id)
         return [] if doubt.is_aborted else [Fail(request_id, Failure.OWNER_DIED)]
 
     def _begin_round(self, request_id: RequestId, now_s: float) -> None:
@@ -307,25 +292,17 @@ class Ownership:
         `first_index`, unless it is known to be elsewhere since later; it is known to be there up
         to `known_to`."""
         owner = self._owners.get(request_id)
-        if owner is None:
+        if owner is None or first_index < self._known_to[request_id]:
             return
-        if first_index < self._known_to[request_id]:
-            if owner != instance_id:
-                self._remainders.on_left(request_id, instance_id, self._known_to[request_id])
-            return
-        if owner != instance_id:
-            self._own(request_id, instance_id)
-        self._known_to[request_id] = known_to
-        self._remainders.on_shown(request_id, first_index)
+        if owner == instance_id:
+            self._known_to[request_id] = known_to
+        else:
+            self._own(request_id, instance_id, known_to)
 
-    def _own(self, request_id: RequestId, instance_id: InstanceId) -> None:
-        """The request is there; with which token it left its owner is not known yet."""
-        owner = self._owners.get(request_id)
-        if owner is not None and owner != instance_id:
-            self._remainders.on_left(request_id, owner, None)
+    def _own(self, request_id: RequestId, instance_id: InstanceId, known_to: int = 0) -> None:
         self._disown(request_id)
         self._owners[request_id] = instance_id
-        self._known_to[request_id] = 0
+        self._known_to[request_id] = known_to
         self._num_owned[instance_id] += 1
 
     def _disown(self, request_id: RequestId) -> None:

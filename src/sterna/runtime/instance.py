@@ -122,7 +122,8 @@ class Instance:
         # Whatever an instance does to others, it does by its mailbox.
         if self._lease is not None:
             self._lease.check()
-        self._mailbox.send(address, message, frames)
+        if not self._mailbox.send(address, message, frames):
+            self._core.on_unsent(address, message)
 
     # ------------------------------------------------------------------------------ effects
 

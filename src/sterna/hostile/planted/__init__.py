@@ -20,6 +20,7 @@ from sterna.hostile.planted.frontends import (
     WaitsForTheScheduler,
 )
 from sterna.hostile.planted.instances import (
+    BelievesOldFarewells,
     ForgetsUnknownFrontends,
     FreesFirst,
     LosesState,
@@ -86,7 +87,10 @@ MISTAKES = (
     Mistake("the front end does not cut repeats", Cores(frontend=DeliversRepeats)),
     Mistake("the front end does not wait for missing tokens", Cores(frontend=DeliversOutOfOrder)),
     Mistake("the front end asks only once who has a request", Cores(frontend=AsksOnceForOwners)),
-    Mistake("the front end says farewell too soon", Cores(frontend=SaysFarewellTooSoon)),
+    Mistake(
+        "the instance believes a farewell that was said too soon",
+        Cores(instance=BelievesOldFarewells, frontend=SaysFarewellTooSoon),
+    ),
     Mistake("the front end sends to a terminating instance", Cores(frontend=SendsToTerminating)),
     Mistake("outputs are handed before the buddy has them", Cores(pacing=HandsBeforeItIsKept)),
     Mistake("a new buddy is told of new streams only", Cores(pacing=TellsOfNewStreamsOnly)),

@@ -9,7 +9,6 @@ from sterna.frontend.dispatch import Dispatcher
 from sterna.frontend.effects import Deliver
 from sterna.frontend.effects import Effect as FrontendEffect
 from sterna.frontend.ownership import Ownership
-from sterna.frontend.remainders import NumDelivered
 from sterna.frontend.resumable.pacing import Pacing
 from sterna.frontend.resumable.pacing_effects import Begun
 from sterna.frontend.resumable.records import Record
@@ -83,7 +82,7 @@ class AsksOnceForOwners(FrontendCore):
 
 
 class SaysFarewellTooSoon(FrontendCore):
-    """Says farewell to an instance that still has requests of it."""
+    """Says farewell to an instance that still has requests of it, which must not believe it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -91,16 +90,16 @@ class SaysFarewellTooSoon(FrontendCore):
 
 
 class _Hurried(Dispatcher):
-    def farewells(self, num_delivered: NumDelivered) -> list[FrontendEffect]:
-        is_parted = self._ownership.is_parted
-        self._ownership.is_parted = _always  # type: ignore[method-assign]
-        effects = super().farewells(num_delivered)
-        self._ownership.is_parted = is_parted  # type: ignore[method-assign]
+    def farewells(self) -> list[FrontendEffect]:
+        num_owned = self._ownership.num_owned
+        self._ownership.num_owned = _none  # type: ignore[method-assign]
+        effects = super().farewells()
+        self._ownership.num_owned = num_owned  # type: ignore[method-assign]
         return effects
 
 
-def _always(instance_id: InstanceId, num_delivered: NumDelivered) -> bool:
-    return True
+def _none(instance_id: InstanceId) -> int:
+    return 0
 
 
 class SendsToTerminating(FrontendCore):

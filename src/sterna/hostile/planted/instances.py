@@ -72,7 +72,7 @@ class SaysEmptiedTooSoon(InstanceCore):
     def _tell_if_emptied(self) -> list[InstanceEffect]:
         for frontend_id in self._frontends:
             self._emptying.on_farewell(
-                frontend_id, self._own_emptying(), self._emptying._num_arrived[frontend_id]
+                frontend_id, self._own_emptying(), self._emptying._num_told[frontend_id]
             )
         return super()._tell_if_emptied()
 
@@ -81,6 +81,16 @@ class SaysEmptiedTooSoon(InstanceCore):
             if each.instance_id == self._instance_id:
                 return each.emptied_since
         return 0
+
+
+class BelievesOldFarewells(InstanceCore):
+    """Believes a farewell of a front end that has not heard all yet."""
+
+    def _tell_if_emptied(self) -> list[InstanceEffect]:
+        for frontend_id, (emptied_since, _) in self._emptying._farewells.items():
+            num_told = self._emptying._num_told[frontend_id]
+            self._emptying.on_farewell(frontend_id, emptied_since, num_told)
+        return super()._tell_if_emptied()
 
 
 class ForgetsUnknownFrontends(InstanceCore):
