@@ -87,18 +87,6 @@ def commit(root: Path = ROOT) -> str:
     return f"{head}-dirty" if is_dirty else head
 
 
-def tree(folder: str, root: Path = ROOT) -> str:
-    """What is in a folder, as git names it: the same in all commits that do not change it.
-
-    Marked when tracked files of it differ from the commit's.
-    """
-    name = _git("rev-parse", "--short=12", f"HEAD:{folder}", root=root)
-    if name is None:
-        return "unknown"
-    is_dirty = bool(_git("status", "--porcelain", "--untracked-files=no", "--", folder, root=root))
-    return f"{name}-dirty" if is_dirty else name
-
-
 def hardware() -> dict[str, Any]:
     """What decides the numbers: processor, memory, accelerator, versions. Names no machine."""
     facts: dict[str, Any] = {

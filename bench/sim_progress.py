@@ -15,15 +15,13 @@ from sterna.errors import ConfigurationError
 from sterna.hostile.run import Result
 
 NAME = "sim_soak"
-CODE = "src/sterna"
-"""What decides what happens in a seed."""
 
 
 class Progress(msgspec.Struct):
     """What the seeds so far came to.
 
     Attributes:
-        code: the contents of `CODE`, as `results_io.tree` names them.
+        code: what the seeds ran (`sim_code`).
         done: ranges, each as its first seed and the one after its last; they neither overlap nor
             touch, and are in order.
         wall_s: of all runs together.
@@ -155,7 +153,7 @@ def _same(progress: Progress, path: Path, code: str, *, overlap: bool) -> Progre
     if (progress.code, progress.overlap) != (code, overlap):
         kind = " with --overlap" if progress.overlap else ""
         raise ConfigurationError(
-            f"{path} is of another {CODE} ({progress.code}{kind}): the seeds mean something else "
-            "here; run without --continue"
+            f"{path} is of other code ({progress.code}{kind}): the seeds mean something else here; "
+            "run without --continue"
         )
     return progress

@@ -24,6 +24,7 @@ from pathlib import Path
 from bench import results_io, sim_planted, sim_progress
 from bench.command import ended, positive
 from bench.jobs import INTERRUPTED, Stop, workers
+from bench.sim_code import code_of_seeds
 from bench.sim_progress import Progress
 from sterna.hostile.faults import FaultPlan
 from sterna.hostile.run import Result, run_seed
@@ -124,7 +125,7 @@ def _replay(seed: int, plan: FaultPlan, num_lines: int) -> int:
 
 def _soak(options: argparse.Namespace, plan: FaultPlan) -> int:
     """Raises ConfigurationError: there is nothing to go on from."""
-    code = results_io.tree(sim_progress.CODE)
+    code = code_of_seeds()
     progress = Progress(code, plan.overlap)
     folder = options.results or results_io.RESULTS
     if options.is_continued and options.progress.exists():

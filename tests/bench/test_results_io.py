@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.results_io import commit, read, tree, write
+from bench.results_io import commit, read, write
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -32,23 +32,6 @@ def test_the_commit_is_marked_for_changed_sources_and_not_for_what_benchmarks_wr
     assert commit(tmp_path) == clean
     (tmp_path / files[0]).write_text("after")
     assert commit(tmp_path) == f"{clean}-dirty"
-
-
-def test_a_folder_has_the_same_name_in_all_commits_that_leave_it_as_it_is(tmp_path: Path) -> None:
-    assert tree("src", tmp_path) == "unknown"
-    git(tmp_path, "init", "-q")
-    names = []
-    for number, name in enumerate(("src/code.py", "other.py", "src/code.py")):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(str(number))
-        git(tmp_path, "add", ".")
-        git(tmp_path, "commit", "-qm", name)
-        names.append(tree("src", tmp_path))
-    assert names[0] == names[1] != names[2]
-    (tmp_path / "other.py").write_text("changed")
-    assert tree("src", tmp_path) == names[2]
-    (tmp_path / "src/code.py").write_text("changed")
-    assert tree("src", tmp_path) == f"{names[2]}-dirty"
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from bench import results_io, sim_progress
+from bench.sim_code import code_of_seeds
 from bench.sim_planted import markdown
 from bench.sim_progress import Progress
 from bench.sim_soak import main
@@ -72,6 +73,16 @@ def test_a_run_goes_on_from_its_results(tmp_path: Path) -> None:
     assert sim_progress.load_results(tmp_path, "abc", overlap=True) == progress
     with pytest.raises(ConfigurationError, match=r"sim_soak\.json is not there: run without"):
         sim_progress.load_results(tmp_path / "elsewhere", "abc", overlap=True)
+
+
+def test_the_code_of_seeds_has_a_name_that_does_not_depend_on_who_asks() -> None:
+    asked = [sys.executable, "-c", "import sterna.cli.main, bench.sim_code as c; c._main()"]
+    done = subprocess.run(asked, cwd=results_io.ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    name = code_of_seeds()
+    assert len(name) == 12
+    assert name == code_of_seeds()
+    # Who has loaded more modules would call it otherwise: it is asked for in a new process.
+    assert done.stdout.strip() != name
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"[]"])
@@ -142,6 +153,6 @@ def test_ctrl_c_ends_a_run_whole_and_it_goes_on_from_there(tmp_path: Path) -> No
     assert "--continue goes on from here" in said
     assert all("minutes to go" in line for line in errors.splitlines()), errors
     assert psutil.wait_procs(children, timeout=60)[1] == []
-    progress = sim_progress.load(path, results_io.tree(sim_progress.CODE), overlap=False)
+    progress = sim_progress.load(path, code_of_seeds(), overlap=False)
     assert progress.num_seeds > 0
     assert len(progress.done) == 1
