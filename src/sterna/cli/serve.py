@@ -43,14 +43,16 @@ from sterna.runtime.protection import protect_ray
 
 SMALL_MODEL_NAME = "SmolLM2-135M-Instruct"
 SMALL_MODEL_OPTIONS = {
-    # The smallest footprint that still shows what moves: 11,000 tokens of KV cache.
-    "kv_cache_memory_bytes": 256 * 1024 * 1024,
     "block_size": 32,
     "max_model_len": 8192,
     "max_num_batched_tokens": 512,
     "max_num_seqs": 32,
 }
 """Options for the small model where the user gives none."""
+
+SMALL_MODEL_KV_CACHE_BYTES = 256 * 1024 * 1024
+"""Of an instance of the small model in 16 bits: the smallest footprint that still shows what moves,
+11,000 tokens."""
 
 DEFAULT_KV_CACHE_BYTES = 4 << 30
 """KV cache of an instance on CPU where no option says otherwise and memory allows."""
@@ -299,7 +301,11 @@ def _choose_model(args: Namespace) -> None:
         if args.served_model_name is None:
             args.served_model_name = [SMALL_MODEL_NAME]
         if args.engine == "vllm":
-            for option, value in SMALL_MODEL_OPTIONS.items():
+            # As many tokens in 32 bits, for one request may have 8,192 of them.
+            num_halves = 2 if args.dtype in ("float", "float32") else 1
+            kv_cache_bytes = num_halves * SMALL_MODEL_KV_CACHE_BYTES
+            options = {**SMALL_MODEL_OPTIONS, "kv_cache_memory_bytes": kv_cache_bytes}
+            for option, value in options.items():
                 if getattr(args, option) is None:
                     setattr(args, option, value)
         args.enforce_eager = True

@@ -1,0 +1,22 @@
+"""What the small model is served with where no option says otherwise."""
+
+import pytest
+
+from sterna.cli.serve import checked_engine_config, parse
+from sterna.engine.vllm.facts import total_tokens
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float32", "float"])
+def test_a_request_of_full_length_fits_whatever_the_precision(dtype: str) -> None:
+    """In 32 bits a token takes twice the memory."""
+    args = parse(["serve", "--dtype", dtype])
+    num_tokens = total_tokens(checked_engine_config(args))
+    assert num_tokens is not None
+    assert args.max_model_len == 8192 <= num_tokens < 12_000
+
+
+def test_memory_that_is_given_is_what_there_is() -> None:
+    args = parse(["serve", "--dtype", "float32", "--kv-cache-memory-bytes", "100000000"])
+    assert args.kv_cache_memory_bytes == 100_000_000
