@@ -186,7 +186,7 @@ class ServerProcess:
             prompt="Terns",
             max_tokens=max_tokens,
             stream=True,
-            extra_body={"ignore_eos": True},
+            extra_body={"ignore_eos": True, "return_token_ids": True},
         )
 
     def http(self, **settings: Any) -> httpx.Client:
