@@ -61,6 +61,9 @@ CALIBRATION_SEED = 1_000_000
 
 INTERVAL_S = 1.0
 
+MIN_HIGH = 5
+"""High requests in a run: of fewer, their P99 is one request's luck."""
+
 PAIRS_A_START = 4
 """So many have the same two servers."""
 
@@ -157,6 +160,8 @@ class _Benchmark:
                     f"none of {len(trace)} requests of seed {seed} is high: raise --rate, "
                     "--seconds or --high-fraction"
                 )
+        if (few := scarcity(traces)) is not None:
+            self._notes.say(few)
         known = {run["pair"] for run in self._runs}
         left = [pair for pair in range(1, plan.pairs + 1) if pair not in known]
         for first in range(0, len(left), PAIRS_A_START):
@@ -298,6 +303,14 @@ class _Benchmark:
             "output_tokens": OUTPUT_TOKENS,
             "high_fraction": plan.high_fraction,
         }
+
+
+def scarcity(traces: "Sequence[Trace]") -> str | None:
+    """Say that a run has too few high requests, where one has."""
+    fewest = min(int((trace.priority == HIGH).sum()) for trace in traces)
+    if fewest >= MIN_HIGH:
+        return None
+    return f"only {fewest} high requests in a run, which says little: raise --seconds"
 
 
 def _plan(options: argparse.Namespace) -> _Plan:

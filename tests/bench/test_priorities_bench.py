@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.priorities import main
+from bench.priorities import main, scarcity
 from bench.priorities_report import (
     CLASSES,
     METRICS,
@@ -18,6 +18,8 @@ from bench.priorities_report import (
     plot,
     summary_of,
 )
+from bench.serving.loads import bursty_trace
+from sterna.workload.trace import Trace
 
 
 def cells(high: float, normal: float) -> dict[str, dict[str, dict[str, float]]]:
@@ -116,6 +118,16 @@ def test_the_plot_is_the_same_whenever_it_is_drawn(tmp_path: Path) -> None:
         plot(document((0.5, 1.2), (0.6, 1.2)), path)
     assert first.read_bytes() == second.read_bytes()
     assert len(first.read_bytes()) > 1000
+
+
+def test_runs_with_few_high_requests_are_said_to_say_little() -> None:
+    def trace(rate: float) -> Trace:
+        return bursty_trace(rate, 90.0, cv=2.5, high_fraction=0.1, seed=1)
+
+    assert scarcity([trace(1.0), trace(2.0)]) is None
+    assert scarcity([trace(1.0), trace(0.2)]) == (
+        "only 2 high requests in a run, which says little: raise --seconds"
+    )
 
 
 @pytest.mark.parametrize(
