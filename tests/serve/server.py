@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -287,10 +288,11 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = HANG_TIME
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens on, and that nobody gets who asks for any one: Ray and
+    others do before the server listens."""
+    while not is_port_free(port := random.randrange(20_000, 32_000)):
+        pass
+    return port
 
 
 def is_port_free(port: int) -> bool:
