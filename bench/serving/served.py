@@ -1,9 +1,9 @@
 """A server of this program's own: started, waited for, and ended whatever happens."""
 
 import contextlib
+import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from bench.serving.ports import free_port
 from sterna.errors import ConfigurationError
 
 START_TIMEOUT_S = 600.0
@@ -72,9 +73,7 @@ def _port(options: Sequence[str]) -> int:
         if not text.isdecimal():
             raise ConfigurationError(f"--serve: {PORT_OPTION} needs a number, not {text!r}")
         return int(text)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 def _until_ready(process: subprocess.Popen[bytes], url: str, deadline_s: float, log: int) -> None:
@@ -83,7 +82,11 @@ def _until_ready(process: subprocess.Popen[bytes], url: str, deadline_s: float, 
             raise ConfigurationError(f"sterna serve ended: {_last_words(log)}")
         if time.monotonic() > deadline_s:
             raise ConfigurationError(f"sterna serve was not ready in time: {_last_words(log)}")
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5.0):
+        # Another program that took the port may say anything; the server then ends.
+        with (
+            contextlib.suppress(OSError, http.client.HTTPException),
+            urllib.request.urlopen(f"{url}/health", timeout=5.0),
+        ):
             return
         time.sleep(POLL_INTERVAL_S)
 

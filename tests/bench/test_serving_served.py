@@ -1,6 +1,8 @@
 """A server of the benchmark's own, with emulated instances, under a workload."""
 
 import asyncio
+import socketserver
+import threading
 from pathlib import Path
 
 import psutil
@@ -78,6 +80,24 @@ def test_a_server_that_does_not_start_says_why() -> None:
         served(options),
     ):
         pass
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_another_program_at_the_port_is_not_taken_for_the_server() -> None:
+    class Noise(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(b"\0@not HTTP\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Noise) as other:
+        threading.Thread(target=other.serve_forever).start()
+        port = other.server_address[1]
+        options = ["--engine", "emulated", "--port", str(port)]
+        try:
+            with pytest.raises(ConfigurationError, match="choose another --port"), served(options):
+                pass
+        finally:
+            other.shutdown()
 
 
 def _words(process: psutil.Process) -> list[str]:

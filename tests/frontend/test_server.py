@@ -12,6 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
+from bench.serving.ports import free_port
+
 pytest.importorskip("vllm")
 
 from vllm.v1.engine import FinishReason
@@ -90,12 +92,6 @@ def _content(event: dict[str, Any]) -> str:
     return event["choices"][0]["delta"].get("content") or ""
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _options(port: int) -> Namespace:
     from sterna.cli.serve import parse
     from tests.models import small_model
@@ -106,7 +102,7 @@ def _options(port: int) -> Namespace:
 
 
 async def _serve() -> Served:
-    port = _free_port()
+    port = free_port()
     args = _options(port)
     mailbox = Mailbox("127.0.0.1")
     cluster = ScriptedCluster(mailbox.address)
@@ -589,7 +585,7 @@ def test_a_server_whose_port_is_taken_says_so():
 
 def test_a_server_can_be_stopped_while_it_waits_for_the_first_instance():
     async def test() -> None:
-        port = _free_port()
+        port = free_port()
         with _unstarted(port) as server:
             starting = asyncio.create_task(server.start())
             await asyncio.sleep(0)

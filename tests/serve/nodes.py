@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench.serving.ports import free_port
 from sterna.runtime.protection import IS_SPREAD
 from tests.models import small_model
 from tests.serve.server import (
@@ -19,7 +20,6 @@ from tests.serve.server import (
     START_TIMEOUT_S,
     STERNA_IS_READY,
     ServerProcess,
-    free_port,
     serve_command,
 )
 

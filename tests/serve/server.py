@@ -2,10 +2,8 @@
 
 import contextlib
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +15,7 @@ from typing import Any
 import httpx
 import psutil
 
+from bench.serving.ports import free_port
 from sterna.cli.admin import ask
 from sterna.folders import RUN_FOLDER_VARIABLE
 from sterna.runtime.reaper import RUN_ID_VARIABLE
@@ -285,25 +284,6 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = HANG_TIME
     while not condition():
         assert time.monotonic() < deadline_s, f"not within {timeout_s:.0f} s: {what}"
         pace.wait(POLL_INTERVAL_S)
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on, and that nobody gets who asks for any one: Ray and
-    others do before the server listens."""
-    while not is_port_free(port := random.randrange(20_000, 32_000)):
-        pass
-    return port
-
-
-def is_port_free(port: int) -> bool:
-    """Whether somebody could begin to listen on the port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 def _run_id(process: psutil.Process) -> str | None:

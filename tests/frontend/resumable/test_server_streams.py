@@ -10,6 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
+from bench.serving.ports import free_port
+
 pytest.importorskip("vllm")
 
 from vllm.v1.engine import FinishReason
@@ -23,7 +25,6 @@ from sterna.messages import AddRequest, Frontend, Instance, Membership
 from sterna.types import FrontendId
 from tests.frontend.scripted import ScriptedCluster, ready_response, within
 from tests.models import small_model
-from tests.serve.server import free_port
 
 pytestmark = pytest.mark.vllm
 

@@ -8,14 +8,9 @@ from typing import Any
 
 import aiohttp
 
+from bench.serving.ports import free_port
 from tests.models import small_model
-from tests.serve.server import (
-    START_TIMEOUT_S,
-    STERNA_IS_READY,
-    ServerProcess,
-    free_port,
-    serve_command,
-)
+from tests.serve.server import START_TIMEOUT_S, STERNA_IS_READY, ServerProcess, serve_command
 
 MODEL = "SmolLM2-135M-Instruct"
 PROFILE = """

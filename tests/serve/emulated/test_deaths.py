@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from bench.serving.ports import free_port
 from sterna.cli.emulated import plain_vocabulary
 from sterna.engine.emulated.tokens import stream_key, token_at
 from tests.models import small_model
@@ -25,7 +26,6 @@ from tests.serve.server import (
     START_TIMEOUT_S,
     STERNA_IS_READY,
     ServerProcess,
-    free_port,
     serve_command,
     until,
 )

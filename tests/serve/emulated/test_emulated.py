@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bench.serving.ports import free_port, is_port_free
 from sterna.cli.emulated import plain_vocabulary
 from sterna.engine.emulated.tokens import stream_key, token_at
 from tests.models import small_model
@@ -17,8 +18,6 @@ from tests.serve.server import (
     START_TIMEOUT_S,
     STERNA_IS_READY,
     ServerProcess,
-    free_port,
-    is_port_free,
     serve_command,
     until,
 )

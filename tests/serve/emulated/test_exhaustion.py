@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.serving.ports import free_port
 from tests.serve.emulated.quick import MODEL, quick_server
 from tests.serve.emulated.test_overload import frontend
 from tests.serve.server import (
@@ -17,7 +18,6 @@ from tests.serve.server import (
     HANG_TIMEOUT_S,
     START_TIMEOUT_S,
     ServerProcess,
-    free_port,
     serve_command,
     until,
 )

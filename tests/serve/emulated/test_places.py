@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from bench.serving.ports import free_port
 from sterna.cli.admin import ask
-from tests.serve.server import START_TIMEOUT_S, ServerProcess, free_port, serve_command, until
+from tests.serve.server import START_TIMEOUT_S, ServerProcess, serve_command, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from bench.serving.ports import free_port
 from tests.models import small_model
 from tests.serve.server import (
     HANG_TIMEOUT_S,
     START_TIMEOUT_S,
     STERNA_IS_READY,
     ServerProcess,
-    free_port,
     serve_command,
 )
 

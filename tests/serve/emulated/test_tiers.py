@@ -6,16 +6,10 @@ from typing import Any
 
 import pytest
 
+from bench.serving.ports import free_port
 from sterna.cli.admin import ServerError
 from tests.models import small_model
-from tests.serve.server import (
-    START_TIMEOUT_S,
-    STERNA_IS_READY,
-    ServerProcess,
-    free_port,
-    serve_command,
-    until,
-)
+from tests.serve.server import START_TIMEOUT_S, STERNA_IS_READY, ServerProcess, serve_command, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 

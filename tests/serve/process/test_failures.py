@@ -9,6 +9,7 @@ import httpx
 import psutil
 import pytest
 
+from bench.serving.ports import free_port, is_port_free
 from sterna.cli.admin import ServerError
 from sterna.config import FrontendConfig
 from tests.models import small_model
@@ -19,8 +20,6 @@ from tests.serve.server import (
     START_TIMEOUT_S,
     STERNA_IS_READY,
     ServerProcess,
-    free_port,
-    is_port_free,
     serve_command,
     until,
 )
