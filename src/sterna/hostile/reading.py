@@ -4,9 +4,10 @@ The interpreter of `Searches`, as `frontend.resumable.relays` is.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from sterna.frontend.resumable.search import Nowhere, Searches, ToFrontend
+from sterna.frontend.resumable.search import NotFound, Searches, ToFrontend
 from sterna.hostile.settings import FIND_S
 from sterna.stream_messages import (
     AnswerPart,
@@ -110,6 +111,13 @@ class _Remote:
         self._say(self._query.sender, part, (content,))
 
 
+@dataclass(eq=False, slots=True)
+class _Looking:
+    """A client whose stream is looked for, by one search after the other."""
+
+    connection: Connection
+
+
 Say = Callable[[FrontendId, StreamMessage, Sequence[bytes]], None]
 
 
@@ -144,7 +152,7 @@ class Reading:
         self._say = say
         self._later = later
         self._searches = Searches(own_id)
-        self._looking: dict[int, Connection] = {}
+        self._looking: dict[int, _Looking] = {}
         self._passing: dict[int, tuple[FrontendId, Connection]] = {}
         self._remotes: dict[tuple[FrontendId, int], _Remote] = {}
 
@@ -163,16 +171,13 @@ class Reading:
         if self._streams.has(stream_id):
             self._streams.answer(stream_id, connection.last, connection)
             return
-        has_replica = self._streams.has_replica(stream_id)
-        query_id, messages = self._searches.begin(stream_id, OWNER, has_replica=has_replica)
-        self._looking[query_id] = connection
-        self._say_all(messages)
-        self._later(FIND_S, "", lambda: self._give_up(query_id))
-        self._look(query_id)
+        looking = _Looking(connection)
+        self._later(FIND_S, "", lambda: self._give_up(looking))
+        self._begin(looking)
 
     def leave(self, connection: Connection) -> None:
         """The client has gone."""
-        for query_id in [q for q, each in self._looking.items() if each is connection]:
+        for query_id in [q for q, each in self._looking.items() if each.connection is connection]:
             self._end(query_id)
         for query_id, (holder, each) in list(self._passing.items()):
             if each is connection:
@@ -180,26 +185,36 @@ class Reading:
                 self._say(holder, StopReading(self._own_id, query_id), ())
         self._streams.leave(connection)
 
+    def _begin(self, looking: "_Looking") -> None:
+        stream_id = looking.connection.stream_id
+        has_replica = self._streams.has_replica(stream_id)
+        query_id, messages = self._searches.begin(stream_id, OWNER, has_replica=has_replica)
+        self._looking[query_id] = looking
+        self._say_all(messages)
+        self._look(query_id)
+
     def _look(self, query_id: int) -> None:
         """See how the search stands."""
-        connection = self._looking[query_id]
+        connection = self._looking[query_id].connection
         if self._streams.has(connection.stream_id):
             self._end(query_id)
             self._streams.answer(connection.stream_id, connection.last, connection)
             return
         outcome = self._searches.outcome(query_id)
-        if outcome is Nowhere.NOWHERE:
+        if outcome is NotFound.NOWHERE:
             self._end(query_id)
             connection.start(NOT_FOUND)
+        elif outcome is NotFound.ASK_AGAIN:
+            self._begin(self._end(query_id))
         elif outcome is not None:
             self._end(query_id)
             self._pass_on(outcome, connection)
 
-    def _give_up(self, query_id: int) -> None:
-        if query_id in self._looking:
-            self._end(query_id).start(UNAVAILABLE)
+    def _give_up(self, looking: "_Looking") -> None:
+        for query_id in [q for q, each in self._looking.items() if each is looking]:
+            self._end(query_id).connection.start(UNAVAILABLE)
 
-    def _end(self, query_id: int) -> Connection:
+    def _end(self, query_id: int) -> "_Looking":
         self._say_all(self._searches.end(query_id))
         return self._looking.pop(query_id)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sterna.frontend.resumable.search import Nowhere, Search, Searches, ToFrontend
+from sterna.frontend.resumable.search import NotFound, Search, Searches, ToFrontend
 from sterna.stream_messages import Finding, FindStream, StopReading, StreamFound
 from sterna.types import FrontendId
 
@@ -26,34 +26,44 @@ def test_a_stream_that_all_deny_is_nowhere() -> None:
     search.on_answer(A, NOTHING)
     assert search.outcome is None
     search.on_answer(B, NOTHING)
-    assert search.outcome is Nowhere.NOWHERE
-    assert searched().outcome is Nowhere.NOWHERE
+    assert search.outcome is NotFound.NOWHERE
+    assert searched().outcome is NotFound.NOWHERE
 
 
-def test_whoever_dies_denies() -> None:
+def test_when_one_dies_all_others_are_asked_again() -> None:
+    """A denies, B takes the stream over and dies: A may have it now."""
     search = searched(A, B)
     search.on_answer(A, NOTHING)
     search.on_frontends([A, C])
-    assert search.outcome is Nowhere.NOWHERE
+    assert search.outcome is NotFound.ASK_AGAIN
+    search.on_answer(A, STREAM)
+    assert search.outcome == A
+
+
+def test_one_that_comes_voids_no_answer() -> None:
+    search = searched(A)
+    search.on_frontends([A, C])
+    search.on_answer(A, NOTHING)
+    assert search.outcome is NotFound.NOWHERE
 
 
 @pytest.mark.parametrize("has_replica", [True, False])
 def test_a_stream_of_which_there_is_a_replica_is_waited_for(has_replica: bool) -> None:
-    search = searched(A, B, has_replica=has_replica)
+    search = searched(A, has_replica=has_replica)
     search.on_answer(A, NOTHING if has_replica else REPLICA)
-    search.on_frontends([A])
     assert search.outcome is None
     assert search.replicas == ([] if has_replica else [A])
     search.on_answer(A, STREAM)
     assert search.outcome == A
 
 
-def test_a_replica_dies_with_its_keeper_and_so_does_the_stream() -> None:
+def test_a_holder_or_a_replica_dies_with_who_has_it() -> None:
     search = searched(A, B)
     search.on_answer(A, REPLICA)
     search.on_answer(B, STREAM)
     search.on_frontends([C])
-    assert search.outcome is Nowhere.NOWHERE
+    assert search.outcome is NotFound.ASK_AGAIN
+    assert search.replicas == []
 
 
 def test_who_was_told_of_a_replica_is_told_when_it_has_become_the_stream() -> None:

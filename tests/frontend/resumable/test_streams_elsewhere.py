@@ -19,7 +19,7 @@ from starlette.routing import Route
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.middleware import ResumableStreams
 from sterna.frontend.resumable.paced import is_taken_over, paced
-from sterna.stream_messages import ExtendStreams, ReplicasKept, StreamMessage
+from sterna.stream_messages import ExtendStreams, ReplicasKept, StreamFound, StreamMessage
 from sterna.types import FrontendId, RequestId
 from tests.frontend.resumable.connection import PATH, Connection
 
@@ -117,6 +117,7 @@ class Cluster:
         self.live = [FrontendId(n) for n in range(num)]
         self.members = {each: FrontEnd(self, each, window_s) for each in self.live}
         self.messages: list[StreamMessage] = []
+        self._news = asyncio.Event()
         self.announce()
 
     def __getitem__(self, number: int) -> FrontEnd:
@@ -136,10 +137,17 @@ class Cluster:
         def arrive() -> None:
             if sender in self.members and to in self.members and not self.is_cut(message):
                 self.messages.append(message)
+                self._news.set()
                 self.members[to].exchange.on_message(message, frames)
 
         asyncio.get_running_loop().call_soon(arrive)
         return True
+
+    async def heard(self, kind: type[StreamMessage], *, sender: int) -> None:
+        """Wait until such a message of this front end has arrived."""
+        while not any(isinstance(each, kind) and each.sender == sender for each in self.messages):
+            self._news.clear()
+            await self._news.wait()
 
     def kill(self, number: int) -> None:
         """It is dead, and nobody knows."""
@@ -308,6 +316,25 @@ def test_a_stream_outlives_its_front_ends_one_after_the_other() -> None:
         client = Client(cluster[2], len(events))
         await until_over(cluster, client)
         assert events + client.events == expected(200)
+
+    played(scenario)
+
+
+def test_a_front_end_that_has_denied_a_stream_may_have_it_when_others_have_died() -> None:
+    async def scenario() -> None:
+        cluster = Cluster(4)
+        first = await begun(cluster, 3)
+        cluster.is_cut = lambda message: isinstance(message, StreamFound) and message.sender == 1
+        cluster.kill(0)
+        client = Client(cluster[3], len(first.events))
+        await cluster.heard(StreamFound, sender=2)
+        # The keeper of the replica, which is not heard, takes over, and gets a keeper in turn.
+        cluster.announce()
+        await cluster.heard(ReplicasKept, sender=2)
+        cluster.kill(1)
+        cluster.announce()
+        await until_over(cluster, client)
+        assert first.events + client.events == expected(8)
 
     played(scenario)
 

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Send
 
 from sterna.frontend.resumable.event_log import last_number
 from sterna.frontend.resumable.runs import until_gone
-from sterna.frontend.resumable.search import Nowhere, Searches, ToFrontend
+from sterna.frontend.resumable.search import NotFound, Searches, ToFrontend
 from sterna.stream_messages import (
     AnswerPart,
     AnswerStart,
@@ -195,24 +195,29 @@ class Relays:
 
     async def _find(self, stream_id: str, owner: bytes) -> FrontendId | Reading:
         """Return who has the stream, maybe this front end; or what is known of it else."""
+        try:
+            async with asyncio.timeout(FIND_S):
+                while (found := await self._search(stream_id, owner)) is NotFound.ASK_AGAIN:
+                    pass
+        except TimeoutError:
+            return Reading.UNDECIDED
+        return Reading.NOWHERE if found is NotFound.NOWHERE else found
+
+    async def _search(self, stream_id: str, owner: bytes) -> FrontendId | NotFound:
+        """Ask all others."""
         has_replica = self._streams.has_replica(stream_id, owner)
         query_id, messages = self._searches.begin(stream_id, owner, has_replica=has_replica)
         news = self._news[query_id] = asyncio.Event()
         self._say_all(messages)
         try:
-            async with asyncio.timeout(FIND_S):
-                while True:
-                    if self._streams.has(stream_id, owner):
-                        return self._frontend_id
-                    outcome = self._searches.outcome(query_id)
-                    if outcome is Nowhere.NOWHERE:
-                        return Reading.NOWHERE
-                    if outcome is not None:
-                        return outcome
-                    news.clear()
-                    await news.wait()
-        except TimeoutError:
-            return Reading.UNDECIDED
+            while True:
+                if self._streams.has(stream_id, owner):
+                    return self._frontend_id
+                outcome = self._searches.outcome(query_id)
+                if outcome is not None:
+                    return outcome
+                news.clear()
+                await news.wait()
         finally:
             del self._news[query_id]
             self._say_all(self._searches.end(query_id))

@@ -1,8 +1,10 @@
 """Looks for a stream at all other front ends. Pure.
 
-Whoever has the stream says so, and then it is found. It is nowhere when all have denied it; one
-that dies has. Who has a replica of it may come to have the stream itself: then its holder has died,
-and some time after that everybody knows. So a stream of which there is a replica is waited for.
+Whoever has the stream says so, and then it is found. It is nowhere when all have denied it. Who has
+a replica of it may come to have the stream itself: then its holder has died, and some time after
+that everybody knows. So a stream of which there is a replica is waited for. One that has denied it
+may get a replica from its next holder, and be the only one that has it when that one dies too. So
+when one dies, all others are asked again.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,10 +15,11 @@ from sterna.stream_messages import Finding, FindStream, StopReading, StreamFound
 from sterna.types import FrontendId
 
 
-class Nowhere(Enum):
+class NotFound(Enum):
     """The outcome of a search that finds nothing."""
 
     NOWHERE = "no front end has the stream"
+    ASK_AGAIN = "a front end has died, and what others said before may hold no more"
 
 
 class Search:
@@ -28,17 +31,21 @@ class Search:
     """
 
     def __init__(self, others: Iterable[FrontendId], *, has_replica: bool) -> None:
+        self._others = frozenset(others)
         self._unanswered = set(others)
         self._replicas: set[FrontendId | None] = {None} if has_replica else set()
         self._holder: FrontendId | None = None
+        self._has_one_died = False
 
     @property
-    def outcome(self) -> FrontendId | Nowhere | None:
+    def outcome(self) -> FrontendId | NotFound | None:
         """Who has the stream; None while that is open."""
         if self._holder is not None:
             return self._holder
+        if self._has_one_died:
+            return NotFound.ASK_AGAIN
         is_open = self._unanswered or self._replicas
-        return None if is_open else Nowhere.NOWHERE
+        return None if is_open else NotFound.NOWHERE
 
     @property
     def replicas(self) -> list[FrontendId]:
@@ -58,9 +65,9 @@ class Search:
                 pass
 
     def on_frontends(self, live: Iterable[FrontendId]) -> None:
-        """These front ends live; what others had said is void."""
+        """These front ends live; others are dead for good."""
         live = set(live)
-        self._unanswered &= live
+        self._has_one_died = self._has_one_died or not self._others <= live
         self._replicas &= {None, *live}
         if self._holder not in live:
             self._holder = None
@@ -109,7 +116,7 @@ class Searches:
         query = FindStream(self._frontend_id, query_id, stream_id, owner)
         return query_id, [ToFrontend(each, query) for each in self._live]
 
-    def outcome(self, query_id: int) -> FrontendId | Nowhere | None:
+    def outcome(self, query_id: int) -> FrontendId | NotFound | None:
         """See `Search`."""
         return self._searches[query_id].outcome
 
