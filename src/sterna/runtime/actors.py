@@ -117,7 +117,12 @@ class _SchedulerActor:
 
     async def run(self) -> None:
         """Return never; an error is a bug, and ends the service."""
-        await asyncio.shield(self._serving)
+        try:
+            await asyncio.shield(self._serving)
+        except Exception:
+            # The supervisor hears of it in one line.
+            logger.exception("global scheduler failed")
+            raise
 
     async def _serve(self) -> None:
         failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -28,6 +28,7 @@ from sterna.runtime.orders import (
     UseRay,
     say,
 )
+from sterna.runtime.reasons import origin_of, reason_of
 from sterna.runtime.successions import MAX_SHORT_LIVES, Succession
 from sterna.runtime.supervisors import Supervisor, find_supervisors
 
@@ -169,10 +170,11 @@ class Driver:
         try:
             ray.get(start)
         except ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, SternaError):
-                raise cause from None
-            raise InstanceStartError(str(cause)) from error
+            origin = origin_of(error)
+            if isinstance(origin, SternaError):
+                raise origin from None
+            reason = " ".join(str(origin).split())
+            raise InstanceStartError(f"{type(origin).__name__}: {reason}") from error
         except ray.exceptions.RayError:
             raise SupervisorDiedError(_reason_of_end(start)) from None
         return True
@@ -294,7 +296,7 @@ def _reason_of_end(call: ray.ObjectRef) -> str:
     try:
         ray.get(call)
     except ray.exceptions.RayError as error:
-        return str(error).strip().splitlines()[0]
+        return reason_of(error)
     return "it returned"
 
 

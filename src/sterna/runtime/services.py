@@ -18,6 +18,7 @@ from sterna.runtime.actors import FrontendActor, SchedulerActor
 from sterna.runtime.addresses import staying_here
 from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, forked_runtime_env
 from sterna.runtime.instance_actors import settle, surviving_as
+from sterna.runtime.reasons import reason_of
 from sterna.runtime.takeover import SCHEDULER, Found
 from sterna.runtime.tasks import Tasks
 from sterna.runtime.watch import Watch, forget
@@ -274,7 +275,7 @@ class Services:
                 await start()
             except (ray.exceptions.RayError, TimeoutError) as error:
                 delay_s = next(delays_s)
-                reason = (str(error).strip() or "it does not answer").splitlines()[0]
+                reason = reason_of(error) if str(error).strip() else "it does not answer"
                 logger.error("%s not replaced, again in %.0f s reason=%s", what, delay_s, reason)
                 await asyncio.sleep(delay_s)
             else:

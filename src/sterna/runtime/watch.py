@@ -20,6 +20,7 @@ from sterna.messages import Heartbeat
 from sterna.progress import ProcessIdentity, ProcessState, Progress
 from sterna.runtime.addresses import own_node
 from sterna.runtime.process import end_process, state_of_process
+from sterna.runtime.reasons import reason_of
 from sterna.runtime.tasks import Tasks
 from sterna.supervisor_core import Hosted
 from sterna.types import InstanceId
@@ -207,8 +208,7 @@ class Watch:
 
     async def _is_back(self, node_id: str, error: ray.exceptions.RayError) -> bool:
         """Whether a node, whose watcher was lost, may be asked again; if not, Ray has lost it."""
-        reason = str(error).strip().splitlines()[0]
-        logger.warning("watcher lost node=%s reason=%s", node_id, reason)
+        logger.warning("watcher lost node=%s reason=%s", node_id, reason_of(error))
         await asyncio.sleep(RETRY_DELAY_S)
         is_alive = await asyncio.to_thread(_is_alive, node_id)
         if is_alive:
@@ -229,7 +229,7 @@ async def _end_of(actor: Any | None) -> str:
             # The connection to it broke; it may well be alive, and who looks at it will know.
             await asyncio.sleep(RETRY_DELAY_S)
         except ray.exceptions.RayError as error:
-            return str(error).strip().splitlines()[0]
+            return reason_of(error)
 
 
 async def forget(actor: Any) -> None:
