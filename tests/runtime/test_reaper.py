@@ -31,6 +31,23 @@ reaper.close()
 folder.cleanup()
 """
 
+WITHOUT_REAPER = """
+import os, psutil, subprocess, sys, time
+from sterna.folders import RUN_FOLDER_VARIABLE
+from sterna.runtime.reaper import Reaper
+
+reaper = Reaper()
+(process,) = psutil.Process().children()
+process.kill()
+while process.status() != psutil.STATUS_ZOMBIE:
+    time.sleep(0.01)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+print(os.environ[RUN_FOLDER_VARIABLE], child.pid, flush=True)
+for _ in range(2):
+    reaper.note_descendants()
+reaper.close()
+"""
+
 
 @pytest.mark.parametrize("way", ["waits", "closes"])
 def test_the_end_of_a_run_is_that_of_its_processes_and_folders(way: str) -> None:
@@ -51,6 +68,20 @@ def test_the_end_of_a_run_is_that_of_its_processes_and_folders(way: str) -> None
     while run_folder.exists() and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert not run_folder.exists()
+    assert state_of_process(child) is ProcessState.GONE
+
+
+def test_a_run_whose_reaper_was_killed_ends_in_good_order() -> None:
+    """As by a kernel that has no memory left: what is left to the run is to end by itself."""
+    run = subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_REAPER], stdout=subprocess.PIPE, text=True
+    )
+    assert run.stdout is not None
+    run_folder, process_id = run.stdout.readline().split()
+    child = identity_of(int(process_id))
+    assert child is not None
+    assert run.wait(HANG_S) == 0
+    assert not Path(run_folder).exists()
     assert state_of_process(child) is ProcessState.GONE
 
 

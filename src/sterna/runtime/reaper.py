@@ -33,6 +33,7 @@ class Reaper:
     def __init__(self) -> None:
         run_id = uuid.uuid4().hex
         environment = {k: v for k, v in os.environ.items() if k != RUN_ID_VARIABLE}
+        self._noted: dict[int, float] = {}
         self._folder = tempfile.mkdtemp(prefix="sterna-")
         os.environ[RUN_ID_VARIABLE] = run_id
         os.environ[RUN_FOLDER_VARIABLE] = self._folder
@@ -50,8 +51,12 @@ class Reaper:
         assert self._process.stdin is not None
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                self._process.stdin.write(f"{process.pid} {process.create_time()}\n".encode())
-        self._process.stdin.flush()
+                self._noted[process.pid] = process.create_time()
+        lines = "".join(f"{pid} {created_s}\n" for pid, created_s in self._noted.items())
+        # Where it was killed, `close` does its work.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(lines.encode())
+            self._process.stdin.flush()
 
     def reap_now(self, spared: Collection[int]) -> None:
         """End what there is of the run but this process, what waits for its end, and the processes
@@ -61,8 +66,10 @@ class Reaper:
     def close(self) -> None:
         """End what is left of the run, and remove its folder; returns when that is done."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        if self._process.wait() != 0:
+            reap(os.environ[RUN_ID_VARIABLE], os.getpid(), self._noted)
         shutil.rmtree(self._folder, ignore_errors=True)
         os.environ.pop(RUN_FOLDER_VARIABLE, None)
 
