@@ -57,6 +57,19 @@ SMALL_MODEL_KV_CACHE_BYTES = 256 * 1024 * 1024
 DEFAULT_KV_CACHE_BYTES = 4 << 30
 """KV cache of an instance on CPU where no option says otherwise and memory allows."""
 
+_OPTIONS = {
+    "bandwidth_share": "--migration-bandwidth-share",
+    "cpus-per-instance": "--cpus-per-instance",
+    "drain_limit_s": "--drain-timeout",
+    "frontends": "--frontends",
+    "instances": "--instances",
+    "num_concurrent_migrations": "--migration-concurrency",
+    "round_interval_s": "--migration-interval",
+    "source_freeness_steps": "--migration-threshold",
+    "warm-instances": "--warm-instances",
+}
+"""What users call the values of a cluster's configuration."""
+
 MIN_KV_CACHE_BYTES = 256 << 20
 """With less, an instance is not worth starting."""
 
@@ -225,6 +238,15 @@ def cluster_config(args: Namespace) -> ClusterConfig:
     Raises:
         ConfigurationError: the values contradict each other or the machine.
     """
+    try:
+        return _cluster_config(args)
+    except ConfigurationError as error:
+        name, space, rule = str(error).partition(" ")
+        raise ConfigurationError(f"{_OPTIONS.get(name, name)}{space}{rule}") from None
+
+
+def _cluster_config(args: Namespace) -> ClusterConfig:
+    """Raises ConfigurationError, which may name a value as the configuration does."""
     scaling = scaling_config(args)
     policy = preset(args.policy)
     changes: dict[str, Any] = {}
@@ -263,7 +285,10 @@ def cluster_config(args: Namespace) -> ClusterConfig:
     )
     if num_gpus == 0 and args.emulated is None:
         most = config.num_instances if scaling is None else scaling.max_instances
-        _share_memory(args, most + config.num_warm_instances)
+        options = "--instances" if scaling is None else "--max-instances"
+        if config.num_warm_instances:
+            options += ", --warm-instances"
+        _share_memory(args, most + config.num_warm_instances, options)
     return config
 
 
@@ -363,10 +388,13 @@ def _world_size(args: Namespace) -> int:
     return int(args.tensor_parallel_size * args.pipeline_parallel_size)
 
 
-def _share_memory(args: Namespace, num_instances: int) -> None:
+def _share_memory(args: Namespace, num_instances: int, options: str) -> None:
     """Give each instance a part of main memory, or refuse more instances than it holds.
 
     Left to itself, each vLLM on CPU would take nearly all of it.
+
+    Args:
+        options: those that say how many there may be.
     """
     import psutil
 
@@ -387,7 +415,7 @@ def _share_memory(args: Namespace, num_instances: int) -> None:
     if needed > available:
         raise ConfigurationError(
             f"{num_instances} instances need about {needed / 2**30:.1f} GiB of memory, "
-            f"and {available / 2**30:.1f} GiB are available; lower --instances or "
+            f"and {available / 2**30:.1f} GiB are available; lower {options} or "
             "--kv-cache-memory-bytes"
         )
 
