@@ -27,6 +27,7 @@ from sterna.cli.scaling_options import (
 )
 from sterna.cli.simulate_options import DEFAULT_PROFILE
 from sterna.cli.target_load import with_target_load
+from sterna.cli.tls_options import check_tls
 from sterna.config import (
     ClusterConfig,
     FrontendConfig,
@@ -103,6 +104,7 @@ def serve(arguments: Sequence[str]) -> int:
         args = parse(arguments)
         config = replace(cluster_config(args), internal_host=internal_host(args, address))
         _check_port(args.host, args.port)
+        check_tls(args)
         engine = checked_engine_config(args)
         return with_target_load(config, args, engine), args
 
