@@ -260,7 +260,13 @@ class Services:
     async def _replace_frontend(self) -> None:
         frontend_id, actor = self._import_frontend()
         try:
-            await self._start_frontend(*await self._prepare(frontend_id, actor))
+            prepared = await self._prepare(frontend_id, actor)
+            if self._is_draining:
+                return
+            await self._start_frontend(*prepared)
+            if self._is_draining:
+                # It was told to let nobody in before it had a door.
+                await actor.drain.remote(0.0)
         except ray.exceptions.RayError:
             ray.kill(actor)
             if self._frontends.pop(frontend_id, None) is not None:
