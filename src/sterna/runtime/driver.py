@@ -263,13 +263,22 @@ class Driver:
         while num_left is None and not self._orders.is_urgent:
             left_s = max(0.0, deadline_s - time.monotonic())
             draining = self._supervisor.actor.drain.remote(left_s)
-            while not ray.wait([draining], timeout=POLL_INTERVAL_S)[0]:
+            lost = None
+            while lost is None and not ray.wait([draining], timeout=POLL_INTERVAL_S)[0]:
                 if self._orders.is_urgent:
                     return
-            try:
-                num_left = ray.get(draining)
-            except ray.exceptions.RayError:
-                logger.error("supervisor lost reason=%s", _reason_of_end(draining))
+                if time.monotonic() > deadline_s + CLOSE_TIMEOUT_S:
+                    # Whoever does not answer, the limit holds.
+                    logger.error("a front end or the supervisor does not answer")
+                    return
+                lost = self._supervisor.why_halted()
+            if lost is None:
+                try:
+                    num_left = ray.get(draining)
+                except ray.exceptions.RayError:
+                    lost = _reason_of_end(draining)
+            if lost is not None:
+                logger.error("supervisor lost reason=%s", lost)
                 self._replace_supervisor()
         if num_left:
             say(f"{num_left} requests did not finish within {timeout_s:g} s and are cut")
