@@ -6,14 +6,18 @@ What is begun goes on in the server; the commands only watch it, and may be left
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sterna.cli.admin import ServerError, add_server_options, ask
 
 POLL_INTERVAL_S = 0.5
 
-Rows = list[dict[str, Any]]
+NUM_LATE_POLLS = 4
+"""The scheduler, which is asked, may hear of a drain a little later than who has ordered it."""
+
+Row = dict[str, Any]
+Rows = list[Row]
 
 
 def add_commands(commands: Any) -> None:
@@ -58,17 +62,31 @@ def _drain(args: argparse.Namespace) -> int:
     if args.no_wait:
         print(f"{args.instance} is being drained; `sterna instances` shows how far it is")
         return 0
-    for rows in _watch(args, lambda row: row["id"] == args.instance):
+    wait_for_end(args.instance, _watch(args, lambda row: row["id"] == args.instance))
+    print(f"{args.instance} has ended")
+    return 0
+
+
+def wait_for_end(instance_id: str, polls: Iterable[Rows]) -> None:
+    """Return when the instance, which is being drained, is not among the others any more.
+
+    Args:
+        polls: the instances, again and again.
+
+    Raises:
+        ServerError: the drain was undone.
+    """
+    has_begun = False
+    for number, rows in enumerate(polls):
         if not rows:
             # A scheduler that has just taken the place of another knows nobody yet.
             continue
-        state = next((row["state"] for row in rows if row["id"] == args.instance), None)
+        state = next((row["state"] for row in rows if row["id"] == instance_id), None)
         if state is None:
-            print(f"{args.instance} has ended")
-            return 0
-        if state == "running":
-            raise ServerError(f"{args.instance} was told to serve on: the drain was undone")
-    return 1
+            return
+        has_begun = has_begun or state == "terminating" or number >= NUM_LATE_POLLS
+        if state == "running" and has_begun:
+            raise ServerError(f"{instance_id} was told to serve on: the drain was undone")
 
 
 def _start(args: argparse.Namespace) -> int:
@@ -108,19 +126,36 @@ def _restart(args: argparse.Namespace) -> int:
     return 1
 
 
-def _watch(args: argparse.Namespace, is_shown: Callable[[dict[str, Any]], bool]) -> Iterator[Rows]:
+def _watch(args: argparse.Namespace, is_shown: Callable[[Row], bool]) -> Iterator[Rows]:
     """The instances, again and again; says what changes about those that are to be shown."""
     shown: dict[str, str] = {}
     while True:
         rows = _instances(args)
-        for row in filter(is_shown, rows):
-            note = "" if row["note"] is None else f": {row['note']}"
-            line = f"{row['id']} {row['state']}{note}"
-            if shown.get(row["id"]) != line:
-                shown[row["id"]] = line
-                print(line, file=sys.stderr, flush=True)
+        for line in changes(shown, rows, is_shown):
+            print(line, file=sys.stderr, flush=True)
         yield rows
         time.sleep(POLL_INTERVAL_S)
+
+
+def changes(shown: dict[str, str], rows: Rows, is_shown: Callable[[Row], bool]) -> list[str]:
+    """What is to be said of these rows after what was.
+
+    Args:
+        shown: the line that was last said of each instance; is brought up to date.
+    """
+    lines = []
+    for row in filter(is_shown, rows):
+        note = "" if row["note"] is None else f": {row['note']}"
+        line = f"{row['id']} {row['state']}{note}"
+        if shown.get(row["id"]) != line:
+            shown[row["id"]] = line
+            lines.append(line)
+    there = {row["id"] for row in rows}
+    # A scheduler that has just taken the place of another knows nobody yet.
+    for instance_id in [each for each in shown if rows and each not in there]:
+        if shown.pop(instance_id).startswith((f"{instance_id} starting", f"{instance_id} pending")):
+            lines.append(f"{instance_id} did not come up; the server's log says why")
+    return lines
 
 
 def _instances(args: argparse.Namespace) -> Rows:
