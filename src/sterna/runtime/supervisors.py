@@ -32,11 +32,19 @@ class Supervisor:
     Args:
         actor: its handle in Ray.
         is_reserve: whether it is to stand by.
+        has_begun: the answer, not there yet, of one that is taken for the one that acts.
     """
 
-    def __init__(self, actor: Any, *, is_reserve: bool = False) -> None:
+    def __init__(
+        self,
+        actor: Any,
+        *,
+        is_reserve: bool = False,
+        has_begun: "ray.ObjectRef | None" = None,
+    ) -> None:
         self.actor = actor
         self._is_reserve = is_reserve
+        self._has_begun = has_begun
         self._asked = actor.process.remote()
         self._process: ProcessIdentity | None = None
         self._watch: ProcessWatch | None = None
@@ -59,8 +67,13 @@ class Supervisor:
         return cls(actor, is_reserve=is_reserve)
 
     def why_halted(self) -> str | None:
-        """Say, once, that its process has ended or is stopped. Where it is on another node, only
-        Ray tells that."""
+        """Say, once, that its process has ended or is stopped, or that it was wrongly taken for the
+        one that acts. Where it is on another node, only Ray tells of its end."""
+        if self._has_begun is not None and ray.wait([self._has_begun], timeout=0)[0]:
+            answer, self._has_begun = self._has_begun, None
+            with contextlib.suppress(ray.exceptions.RayError):
+                if not ray.get(answer):
+                    return "it is in reserve, and no other one acts"
         if self._process is None and ray.wait([self._asked], timeout=0)[0]:
             with contextlib.suppress(ray.exceptions.RayError):
                 self._on_process(ray.get(self._asked))
@@ -98,17 +111,17 @@ def find_supervisors(timeout_s: float) -> tuple[Supervisor | None, Supervisor | 
     if not asked:
         return None, None
     answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
-    acting = [asked[each] for each in silent]
+    acting: list[tuple[Any, ray.ObjectRef | None]] = [(asked[each], each) for each in silent]
     reserve = []
     for each in answered:
         with contextlib.suppress(ray.exceptions.RayError):
             if ray.get(each):
-                acting.append(asked[each])
+                acting.append((asked[each], None))
             else:
                 reserve.append(asked[each])
-    for actor in (*acting[:-1], *reserve[:-1]):
+    for actor in (*[actor for actor, _ in acting[:-1]], *reserve[:-1]):
         ray.kill(actor)
     return (
-        Supervisor(acting[-1]) if acting else None,
+        Supervisor(acting[-1][0], has_begun=acting[-1][1]) if acting else None,
         Supervisor(reserve[-1], is_reserve=True) if reserve else None,
     )
