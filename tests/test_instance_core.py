@@ -14,6 +14,7 @@ from sterna.messages import (
     Frontend,
     HandedBack,
     Instance,
+    LoadReport,
     Membership,
     MigrateRequest,
     MigrationMessage,
@@ -57,6 +58,24 @@ def test_a_front_end_that_is_not_known_yet_is_answered_when_it_is() -> None:
     assert under_test.on_message(OwnerQuery(F0, 7, (R,)), [], 0.0) == []
     effects = under_test.on_message(membership(1, F0), [], 0.0)
     assert ToMailbox("mailbox of 0", OwnerReply(I0, 7, ())) in effects
+
+
+def test_a_scheduler_is_told_the_load_as_soon_as_it_is_heard_of() -> None:
+    """An idle instance out of the warm pool, and one whose scheduler has a successor: until they
+    have reported, nobody is sent to them, and the next heartbeat may be a second away."""
+    under_test = core()
+    under_test.on_view(view(), 0.0)
+
+    def told(version: int, scheduler: str | None, now_s: float) -> list[str]:
+        news = structs.replace(membership(version), scheduler=scheduler)
+        effects = under_test.on_message(news, [], now_s)
+        sent = [each for each in effects if isinstance(each, ToMailbox)]
+        return [each.address for each in sent if isinstance(each.message, LoadReport)]
+
+    assert told(1, "scheduler 0", 0.3) == ["scheduler 0"]
+    assert told(2, "scheduler 0", 0.4) == []
+    assert told(3, None, 0.5) == []
+    assert told(4, "scheduler 1", 0.6) == ["scheduler 1"]
 
 
 def test_a_request_whose_commit_is_under_way_is_not_said_to_be_here() -> None:

@@ -217,11 +217,7 @@ class InstanceCore:
         """Learn who is there; whoever is not there any more is dead for good."""
         if membership.version <= self._membership.version:
             return []
-        effects: list[InstanceEffect] = []
-        if membership.scheduler != self._membership.scheduler:
-            # Migration is disabled while the scheduler is gone (Section 5); its successor says
-            # anew what it wants.
-            effects += self._translate(self._llumlet.on_destination(None, now_s), now_s)
+        has_other_scheduler = membership.scheduler != self._membership.scheduler
         self._membership = membership
         instances = {i.instance_id: i.address for i in membership.instances}
         frontends = {f.frontend_id: f.address for f in membership.frontends}
@@ -233,7 +229,10 @@ class InstanceCore:
         self._dead_instances |= dead
         others = (membership.scheduler, membership.supervisor)
         known = {*instances.values(), *frontends.values(), *(x for x in others if x is not None)}
-        effects.append(KeepOnly(frozenset(known)))
+        effects: list[InstanceEffect] = [KeepOnly(frozenset(known))]
+        if has_other_scheduler:
+            # Migration is disabled while the scheduler is gone (Section 5).
+            effects += self._translate(self._llumlet.on_scheduler(now_s), now_s)
         effects += self._send_kept()
         for instance_id in sorted(dead):
             effects += self._translate(self._llumlet.on_peer_dead(instance_id, now_s), now_s)

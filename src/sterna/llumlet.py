@@ -185,6 +185,12 @@ class Llumlet:
         self._paused_until_s = None
         return self._conclude([], now_s)
 
+    def on_scheduler(self, now_s: float) -> list[LlumletEffect]:
+        """Another global scheduler is there, or none: it says anew what it wants, and knows nothing
+        of this instance until it has been told."""
+        self._heartbeat_due_s = now_s
+        return self.on_destination(None, now_s)
+
     def on_order(
         self, request_id: RequestId, destination: InstanceId, mode: Mode, now_s: float
     ) -> Reason | tuple[MigrationId, list[LlumletEffect]]:
