@@ -185,6 +185,37 @@ def test_what_is_not_needed_any_more_and_has_no_place_yet_is_given_up_first() ->
     assert phases(fleet)[I0] is Phase.TERMINATING
 
 
+def test_a_start_without_a_place_is_given_up_before_the_last_instance_that_serves() -> None:
+    fleet = serving(1, max_instances=4)
+    fleet.on_needed(1, 2.0)
+    fleet.on_pending(I1, "no node has a GPU")
+    assert fleet.on_terminate(I0, Cause.SCALING, 3.0) == [Announce(), CancelStart(I1)]
+    assert phases(fleet) == {I0: Phase.SERVING}
+
+
+def test_where_a_start_is_to_be_tried_again_none_that_serves_ends() -> None:
+    """It would be started instead of the one that ends."""
+    fleet = serving(2, max_instances=4)
+    fleet.on_add(1, 2.0)
+    fleet.on_start_failed(I2, "no memory", 3.0)
+    fleet.on_terminate(I1, Cause.SCALING, 3.5)
+    assert phases(fleet) == {I0: Phase.SERVING, I1: Phase.SERVING}
+    assert fleet.next_deadline_s is None
+    assert started(fleet.on_time(60.0)) == []
+    # The next time it is one that serves.
+    fleet.on_terminate(I1, Cause.SCALING, 70.0)
+    assert phases(fleet) == {I0: Phase.SERVING, I1: Phase.TERMINATING}
+    assert started(fleet.on_gone(I1, 80.0)) == []
+
+
+def test_a_warm_one_that_does_not_start_keeps_no_instance_from_ending() -> None:
+    fleet = serving(2, max_instances=4)
+    for instance_id in started(fleet.on_pool(1, 2.0)):
+        fleet.on_start_failed(instance_id, "no memory", 3.0)
+    fleet.on_terminate(I1, Cause.SCALING, 3.5)
+    assert phases(fleet)[I1] is Phase.TERMINATING
+
+
 def test_auto_scaling_that_asks_again_while_starts_fail_does_not_raise_what_is_wanted() -> None:
     fleet = serving(1, max_instances=8)
     for at_s in (2.0, 2.2, 2.4):

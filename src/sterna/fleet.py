@@ -178,8 +178,8 @@ class Fleet:
     def on_terminate(
         self, instance_id: InstanceId, cause: Cause, now_s: float
     ) -> list[FleetEffect]:
-        """The instance is to be emptied and ended; where one less is enough and a start still waits
-        for its place, that is given up instead.
+        """The instance is to be emptied and ended; where one less is enough, and a start waits for
+        its place or is to be tried again, that is given up instead.
 
         Raises:
             UnknownInstanceError: there is no such instance.
@@ -191,14 +191,15 @@ class Fleet:
             raise FleetError(f"{instance_id} is being emptied already: {member.cause.value}")
         if member.phase in (Phase.STARTING, Phase.SPARE):
             raise FleetError(f"{instance_id} does not serve yet: there is nothing to drain")
+        is_one_less_enough = cause is Cause.SCALING and self.wanted > self.min_instances
+        if is_one_less_enough and (self._pending() or self._num_there() < self._target()):
+            self.wanted -= 1
+            return self._reconcile(now_s)
         if len(self.in_phase(Phase.SERVING)) == 1:
             raise FleetError(
                 f"{instance_id} is the last instance that takes requests: its own would have "
                 "nowhere to go; have another one started first"
             )
-        if cause is Cause.SCALING and self._pending() and self.wanted > self.min_instances:
-            self.wanted -= 1
-            return self._reconcile(now_s)
         self._set_terminating(member, cause)
         if self.wanted > self.min_instances:
             self.wanted -= 1

@@ -10,7 +10,7 @@ when it is first part of a round, also when it has none, since a predecessor may
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -91,6 +91,7 @@ class GlobalScheduler:
         # No dispatch in flight is taken for lost before.
         self._first_expiry_s = math.inf
         self._told: dict[InstanceId, InstanceId | None] = {}
+        self._pending: frozenset[InstanceId] = frozenset()
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -170,6 +171,10 @@ class GlobalScheduler:
         if instance is not None and instance.load is None:
             del self._instances[instance_id]
             self._order = None
+
+    def set_pending(self, instance_ids: Iterable[InstanceId]) -> None:
+        """Say which of the instances that start have no place to start on yet."""
+        self._pending = frozenset(instance_ids)
 
     def set_terminating(self, instance_id: InstanceId, is_terminating: bool) -> None:
         """Say that an instance is being emptied, or serves again, before its reports do."""
@@ -273,12 +278,13 @@ class GlobalScheduler:
     def _scale(self, now_s: float) -> list[Effect]:
         if self._scaling is None:
             return []
-        num_starting = sum(1 for each in self._instances.values() if each.load is None)
+        starting = [each for each, known in self._instances.items() if known.load is None]
         self._scaling_state, decision = decide(
             self._scaling_state,
             self.candidates,
             self._scaling,
-            num_starting=num_starting,
+            num_starting=len(starting),
+            num_pending=len(self._pending.intersection(starting)),
             now_s=now_s,
             begins_s=self._scaling_begins_s,
             num_held=len(self._held),

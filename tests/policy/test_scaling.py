@@ -50,6 +50,7 @@ def decisions(
     config: ScalingConfig = CONFIG,
     *,
     num_starting: int = 0,
+    num_pending: int = 0,
     begins_s: float = 0.0,
     num_held: int = 0,
 ) -> list[tuple[float, ScalingDecision]]:
@@ -61,6 +62,7 @@ def decisions(
             candidates,
             config,
             num_starting=num_starting,
+            num_pending=num_pending,
             now_s=now_s,
             begins_s=begins_s,
             num_held=num_held,
@@ -200,6 +202,22 @@ def test_the_cool_down_begins_when_the_last_instance_has_started() -> None:
         assert decision is None
     state, decision = decide(state, SLACK, config, num_starting=0, now_s=100.0)
     assert decision == Terminate(InstanceId("i1"))
+
+
+def test_a_start_that_waits_for_a_place_holds_no_end_up() -> None:
+    """It may wait for ever, as where the maximum is more than the machine has GPUs for."""
+    config = replace(CONFIG, cooldown_s=60)
+    history = [(0.0, SLACK), (10.0, SLACK)]
+    assert decisions(history, config, num_starting=2, num_pending=1) == []
+    terminate = (10.0, Terminate(InstanceId("i1")))
+    assert decisions(history, config, num_starting=2, num_pending=2) == [terminate]
+
+
+def test_at_the_minimum_a_start_that_waits_for_a_place_can_still_be_given_up() -> None:
+    history = [(0.0, SLACK[:1]), (10.0, SLACK[:1])]
+    terminate = (10.0, Terminate(InstanceId("i0")))
+    assert decisions(history, num_starting=1) == []
+    assert decisions(history, num_starting=1, num_pending=1) == [terminate]
 
 
 def test_instances_are_added_during_the_cool_down() -> None:

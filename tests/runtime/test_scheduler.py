@@ -16,10 +16,13 @@ from sterna.messages import (
     Instance,
     LoadReport,
     Membership,
+    TerminateInstance,
     WireMessage,
 )
 from sterna.policy.presets import LLUMNIX
 from sterna.runtime.scheduler import Scheduler
+from sterna.scheduler_core import SchedulerCore
+from sterna.sending import ToMailbox
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
 
 I0, I1 = InstanceId("i0"), InstanceId("i1")
@@ -76,6 +79,25 @@ def test_an_instance_out_of_the_warm_pool_gets_requests() -> None:
     asyncio.run(scenario())
     (dispatched,) = [message for _, message in outbox.sent if isinstance(message, Dispatched)]
     assert dispatched.instance_id == I1
+
+
+def test_an_instance_that_waits_for_a_place_does_not_keep_the_idle_ones() -> None:
+    """With the cool-down that `sterna serve` has by default. The supervisor gives up what waits
+    first."""
+    scaling = ScalingConfig(max_instances=8, high_freeness_steps=900, cooldown_s=30.0)
+
+    def ended(*absent: Absent) -> list[ToMailbox]:
+        core = SchedulerCore(LLUMNIX, now_s=0.0, scaling=scaling)
+        core.on_membership(membership(1, I0, absent=absent), 0.0)
+        core.on_message(report(I0), 0.0)
+        effects = [each for at_s in range(60) for each in core.on_tick(float(at_s))]
+        return [
+            each for each in effects if isinstance(each, ToMailbox) and each.address == "supervisor"
+        ][:1]
+
+    terminate = ToMailbox("supervisor", TerminateInstance(I0))
+    assert ended(Absent(I1, "pending", "no GPU")) == [terminate]
+    assert ended(Absent(I1, "starting")) == ended(Absent(I1, "warm")) == ended() == []
 
 
 def test_the_supervisor_hears_that_everything_of_its_loop_gets_its_turn() -> None:

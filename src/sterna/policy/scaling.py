@@ -70,6 +70,7 @@ def decide(
     config: ScalingConfig,
     *,
     num_starting: int,
+    num_pending: int = 0,
     now_s: float,
     begins_s: float = 0.0,
     num_held: int = 0,
@@ -80,6 +81,9 @@ def decide(
     They count against the maximum, too, and so do terminating ones, which hold their GPUs until
     they are empty. A side on which the limits leave nothing to do keeps its deadline, so that it
     acts as soon as they do; so it does before `begins_s`, when nothing is decided yet.
+
+    Of those that start, `num_pending` have no place to start on, and may wait for one for ever. To
+    terminate then is to give one of them up, whichever instance is named.
     """
     everyone = tuple(candidates)
     staying = _staying(everyone)
@@ -91,11 +95,11 @@ def decide(
     # No way up and none down are left before.
     if now_s < begins_s:
         num_room = 0
-    can_shrink = now_s >= begins_s and len(staying) > config.min_instances
+    can_shrink = now_s >= begins_s and len(staying) + num_pending > config.min_instances
     if not config.is_sustained:
         return _look(state, average, staying, config, num_starting, num_room, can_shrink, now_s)
     cooled_s = state.no_end_before_s
-    if num_starting > 0:
+    if num_starting > num_pending:
         # An instance that comes up is empty, and lifts the average before it has had its share.
         cooled_s = max(cooled_s, now_s + config.cooldown_s)
     after = ScalingState(no_end_before_s=now_s + config.cooldown_s)
