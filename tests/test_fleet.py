@@ -330,6 +330,62 @@ def test_a_restart_whose_surge_finds_no_place_can_go_on_without_one() -> None:
     assert started(fleet.on_gone(I0, 5.0)) == [I3]
 
 
+def with_two_that_find_no_place() -> Fleet:
+    """Auto-scaling wants four, and the machine has room for two."""
+    fleet = serving(2, max_instances=4)
+    fleet.on_needed(2, 2.0)
+    fleet.on_pending(I2, "no node has a GPU")
+    fleet.on_pending(I3, "no node has a GPU")
+    return fleet
+
+
+def test_what_waits_for_a_place_with_the_old_options_is_begun_anew_with_the_new_ones() -> None:
+    fleet = with_two_that_find_no_place()
+    effects = fleet.on_restart(3.0, has_surge=False)
+    assert [each for each in effects if isinstance(each, CancelStart)] == [
+        CancelStart(I2),
+        CancelStart(I3),
+    ]
+    begun = [each for each in effects if isinstance(each, Start)]
+    assert [each.generation for each in begun] == [1, 1]
+
+
+@pytest.mark.parametrize("has_surge", [True, False])
+def test_a_restart_without_a_surge_goes_on_with_as_many_as_there_is_room_for(
+    has_surge: bool,
+) -> None:
+    """Where it was asked for with a surge first, there is no place for that one either."""
+    fleet = with_two_that_find_no_place()
+    waiting = started(fleet.on_restart(3.0, has_surge=has_surge))
+    for instance_id in waiting:
+        fleet.on_pending(instance_id, "no node has a GPU")
+    if has_surge:
+        assert phases(fleet)[I0] is Phase.SERVING
+        fleet.on_restart(4.0, has_surge=False)
+    for old in (I0, I1):
+        assert fleet.in_phase(Phase.TERMINATING) == (old,)
+        fleet.on_emptied(old, 5.0)
+        fleet.on_gone(old, 6.0)
+        # It leaves a place, which is that of whoever waits first. One at a time:
+        assert not fleet.in_phase(Phase.TERMINATING)
+        begun = fleet.in_phase(Phase.STARTING)[0]
+        fleet.on_pending(begun, None)
+        fleet.on_started(begun, 7.0)
+    assert not fleet.is_restarting
+    assert len(fleet.in_phase(Phase.SERVING)) == len(fleet.in_phase(Phase.STARTING)) == 2
+
+
+def test_a_successor_whose_place_is_not_free_yet_keeps_the_next_instance_serving() -> None:
+    """Without a surge: of three, never fewer than two serve."""
+    fleet = serving(3)
+    fleet.on_restart(2.0, has_surge=False)
+    fleet.on_emptied(I0, 3.0)
+    (successor,) = started(fleet.on_gone(I0, 4.0))
+    fleet.on_pending(successor, "no node has a GPU")
+    fleet.on_time(5.0)
+    assert fleet.in_phase(Phase.SERVING) == (I1, I2)
+
+
 def test_a_second_restart_waits_for_the_first() -> None:
     fleet = serving()
     fleet.on_restart(2.0)

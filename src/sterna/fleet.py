@@ -127,6 +127,7 @@ class Fleet:
     _num_generations: int = 1
     _proven_generation: int | None = None
     _has_surge: bool = True
+    _num_at_restart: int = 0
     _num_failures: int = 0
     _no_start_before_s: float = float("-inf")
 
@@ -234,12 +235,14 @@ class Fleet:
         if self.is_restarting and not has_surge and self._has_surge and self._waits_for_a_place():
             # Nothing has been replaced yet, and nothing would be.
             self._has_surge = False
+            self._num_at_restart = len(self.in_phase(Phase.SERVING))
             return self._reconcile(now_s)
         if self.is_restarting:
             raise FleetError("a rolling restart is under way already; `sterna instances` shows it")
         self._generation = self._num_generations
         self._num_generations += 1
         self._has_surge = has_surge
+        self._num_at_restart = len(self.in_phase(Phase.SERVING))
         return self._reconcile(now_s)
 
     # ------------------------------------------------------------------------- what happens
@@ -313,6 +316,7 @@ class Fleet:
 
     def _reconcile(self, now_s: float) -> list[FleetEffect]:
         effects: list[FleetEffect] = [
+            *self._cancel_outdated_starts(),
             *self._close_outdated_spares(),
             *self._promote(),
             *self._replace_one(),
@@ -321,6 +325,14 @@ class Fleet:
         if self._num_failures == 0 or now_s >= self._no_start_before_s:
             effects += [self._begin() for _ in range(self._num_missing())]
         return effects
+
+    def _cancel_outdated_starts(self) -> list[FleetEffect]:
+        """Give up those that wait for a place: the next one there is belongs to the new options."""
+        cancelled = [each for each in self._pending() if self._is_outdated(self.members[each])]
+        for instance_id in cancelled:
+            del self.members[instance_id]
+        announced: list[FleetEffect] = [Announce()] if cancelled else []
+        return [*announced, *map(CancelStart, cancelled)]
 
     def _close_outdated_spares(self) -> Iterable[FleetEffect]:
         for instance_id, member in self.members.items():
@@ -343,8 +355,10 @@ class Fleet:
         outdated = [each for each in serving if self._is_outdated(self.members[each])]
         if not outdated or self._num_being_replaced() > 0:
             return []
+        # Where there is room for fewer than are wanted, no more need be there than were.
+        num_enough = min(self.wanted, self._num_at_restart)
         # The last one that takes requests stays until another is there, surge or not.
-        if len(serving) < (self._target() if self._has_surge else max(2, self.wanted)):
+        if len(serving) < (self._target() if self._has_surge else max(2, num_enough)):
             return []
         self._set_terminating(self.members[outdated[0]], Cause.RESTART)
         return [Announce()]
