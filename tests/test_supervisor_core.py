@@ -1,7 +1,17 @@
 """What the supervisor tells everybody, and how a successor goes on."""
 
+import pytest
+
 from sterna.fleet import Announce, Cause, Fleet, Member, Phase, Start
-from sterna.messages import AdminReply, Emptied, Frontend, Instance, Membership, StartInstances
+from sterna.messages import (
+    AdminReply,
+    Emptied,
+    Frontend,
+    Instance,
+    Membership,
+    RestartInstances,
+    StartInstances,
+)
 from sterna.sending import KeepOnly, ToMailbox
 from sterna.supervisor_core import (
     Hosted,
@@ -69,6 +79,24 @@ def test_an_operator_is_answered_also_when_nothing_was_begun() -> None:
     (reply,) = core.on_message(StartInstances("operator", 3, 0), 0.0)
     error = "can start 1 to 100 instances, not 0"
     assert reply == ToMailbox("operator", AdminReply(3, b"null", error))
+
+
+@pytest.mark.parametrize(
+    "order",
+    [StartInstances("operator", 3, 2), RestartInstances("operator", 3, True, ("--seed=1",))],
+)
+def test_what_an_operator_was_promised_everybody_is_told(
+    order: StartInstances | RestartInstances,
+) -> None:
+    """A start has failed, and none is begun before it is to be tried again. Should the supervisor
+    die meanwhile, its successor must know of what was ordered."""
+    core = SupervisorCore(serving(I0, I1))
+    core.fleet.on_add(1, 0.0)
+    core.fleet.on_start_failed(I2, "no memory", 1.0)
+    effects = core.on_message(order, 1.5)
+    assert not any(isinstance(each, Start) for each in effects)
+    assert Announce() in effects
+    assert effects[-1] == ToMailbox("operator", AdminReply(3, b"null", None))
 
 
 def test_what_a_dead_supervisor_said_last_never_overrules_its_successor() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from sterna.errors import FleetError, SternaError
-from sterna.fleet import Cause, Fleet, FleetEffect, Phase
+from sterna.fleet import Announce, Cause, Fleet, FleetEffect, Phase
 from sterna.messages import (
     Absent,
     AddInstances,
@@ -175,7 +175,8 @@ class SupervisorCore:
         if isinstance(order, DrainInstance):
             effects.append(OperatorDrains(order.instance_id, order.is_undo))
         try:
-            effects += self._effects_of(order, now_s)
+            # Also what nothing can be begun for yet: a successor must know of it.
+            effects += [Announce(), *self._effects_of(order, now_s)]
         except SternaError as refusal:
             error = str(refusal)
         reply = ToMailbox(order.reply_to, AdminReply(order.query_id, b"null", error))
