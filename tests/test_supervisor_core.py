@@ -1,10 +1,12 @@
 """What the supervisor tells everybody, and how a successor goes on."""
 
 import pytest
+from msgspec import structs
 
 from sterna.fleet import Announce, Cause, Fleet, Member, Phase, Start
 from sterna.messages import (
     AdminReply,
+    DrainInstance,
     Emptied,
     Frontend,
     Instance,
@@ -15,6 +17,7 @@ from sterna.messages import (
 from sterna.sending import KeepOnly, ToMailbox
 from sterna.supervisor_core import (
     Hosted,
+    OperatorDrains,
     Others,
     SupervisorCore,
     SupervisorState,
@@ -79,6 +82,16 @@ def test_an_operator_is_answered_also_when_nothing_was_begun() -> None:
     (reply,) = core.on_message(StartInstances("operator", 3, 0), 0.0)
     error = "can start 1 to 100 instances, not 0"
     assert reply == ToMailbox("operator", AdminReply(3, b"null", error))
+
+
+def test_a_drain_that_is_refused_is_not_told_to_the_log() -> None:
+    core = SupervisorCore(serving(I0, I1))
+    order = DrainInstance("operator", 3, I1, False)
+    assert core.on_message(order, 0.0)[0] == OperatorDrains(I1, is_undo=False)
+    (reply,) = core.on_message(structs.replace(order, instance_id=I0), 0.0)
+    assert isinstance(reply, ToMailbox)
+    assert isinstance(reply.message, AdminReply)
+    assert "the last instance that takes requests" in str(reply.message.error)
 
 
 @pytest.mark.parametrize(

@@ -172,11 +172,12 @@ class SupervisorCore:
         """Do what an operator wants, and say what was begun."""
         error = None
         effects: list[SupervisorEffect] = []
-        if isinstance(order, DrainInstance):
-            effects.append(OperatorDrains(order.instance_id, order.is_undo))
         try:
             # Also what nothing can be begun for yet: a successor must know of it.
-            effects += [Announce(), *self._effects_of(order, now_s)]
+            begun: list[FleetEffect] = [Announce(), *self._effects_of(order, now_s)]
+            if isinstance(order, DrainInstance):
+                effects.append(OperatorDrains(order.instance_id, order.is_undo))
+            effects += begun
         except SternaError as refusal:
             error = str(refusal)
         reply = ToMailbox(order.reply_to, AdminReply(order.query_id, b"null", error))
