@@ -28,7 +28,11 @@ def test_a_run_is_measured_and_written_with_its_goal(tmp_path: Path, one_case: C
     assert row["steps"] > 200
     assert 0 < row["run_s"]["median"] <= row["run_s"]["p99"]
     assert row["peak_memory_bytes"] > 10_000_000
+    # By the process that ran: its parent would take it, once it has ended, for somebody else.
+    assert 0 <= row["foreign_cores"] <= document["hardware"]["num_cores"]
+    assert "foreign_cores" not in document["config"]
     table = simulator.markdown(document)
+    assert f"other programs kept up to {row['foreign_cores']:g} of" in table
     assert document["commit"] in table
     assert f"| {one_case.name} | 200 | {row['run_s']['median']:.2f} | 5 |" in table
 
