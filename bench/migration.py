@@ -13,7 +13,6 @@ A run that was interrupted goes on where it was when it is started again with th
 
 import argparse
 import asyncio
-import hashlib
 import json
 import sys
 import time
@@ -31,12 +30,13 @@ from bench.migration_goals import Goal, cost_goals, goals
 from bench.migration_plan import BATCHES, MODES, TOKENS, TRANSPORTS, Group, Plan, groups, in_order
 from bench.migration_samples import row
 from bench.migration_session import BATCH_SIZE, BATCH_TOKENS, ENGINE_OPTIONS, Session
+from bench.migration_unfinished import Unfinished
 from sterna.cli.serve import SMALL_MODEL_NAME, engine_environment, parse
 from sterna.config import MigrationConfig, TransportConfig
 from sterna.migration.messages import Mode
 
 ROOT = Path(__file__).resolve().parent.parent
-UNFINISHED = ROOT / ".cache" / "bench" / "migration.json"
+UNFINISHED = ROOT / ".cache" / "bench"
 
 QUICK = Plan(
     transports=("shm",),
@@ -51,10 +51,13 @@ PARTS = ("downtime", "cost")
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     plan = QUICK if options.quick else _plan(options)
-    folder = UNFINISHED.parent / "quick" if options.quick else options.results
+    folder = UNFINISHED / "quick" if options.quick else options.results
     try:
         with local_ray():
-            benchmark = _Benchmark(plan, folder, resume=options.resume)
+            unfinished = Unfinished(
+                UNFINISHED, _config(plan), quick=options.quick, resume=options.resume
+            )
+            benchmark = _Benchmark(plan, folder, unfinished)
             if "downtime" in options.parts:
                 benchmark.measure_downtimes()
             if "cost" in options.parts:
@@ -125,12 +128,12 @@ def _plan(options: argparse.Namespace) -> Plan:
 class _Benchmark:
     """One run over a plan; results are kept after every length."""
 
-    def __init__(self, plan: Plan, folder: Path, *, resume: bool) -> None:
+    def __init__(self, plan: Plan, folder: Path, unfinished: Unfinished) -> None:
         self._plan = plan
         self._folder = folder
+        self._unfinished = unfinished
         self._name = "migration_cuda" if torch.cuda.is_available() else "migration"
         self._config = _config(plan)
-        self._key = "any" if resume else _key(self._config)
         self._args = parse(["serve", *ENGINE_OPTIONS])
         self._begun_s = time.monotonic()
 
@@ -138,14 +141,14 @@ class _Benchmark:
 
     def measure_downtimes(self) -> None:
         """Measure what is left of the plan, then write results, table and plot."""
-        self._rows = self._unfinished_rows()
+        self._rows = self._unfinished.rows()
         if self._rows:
             self._say(f"going on with {len(self._rows)} rows of an interrupted run")
         for group in groups(self._plan, self._rows):
             asyncio.run(self._measure_group(group))
         rows = in_order(self._plan, self._rows)
         path = results_io.write(self._name, self._config, rows, self._folder)
-        UNFINISHED.unlink(missing_ok=True)
+        self._unfinished.forget()
         self._say(f"written: {path}")
         self._say_goals(goals(rows))
         self._write_readme()
@@ -175,20 +178,8 @@ class _Benchmark:
                 found = row(cell, taken[Mode(cell.mode)], foreign_cores)
                 self._rows.append(found)
                 self._say(_line(found))
-            self._keep()
+            self._unfinished.keep(self._rows)
         await driver.close()
-
-    def _unfinished_rows(self) -> list[dict[str, Any]]:
-        try:
-            unfinished = json.loads(UNFINISHED.read_text())
-        except (OSError, ValueError):
-            return []
-        rows: list[dict[str, Any]] = unfinished["rows"]
-        return rows if self._key in ("any", unfinished["key"]) else []
-
-    def _keep(self) -> None:
-        UNFINISHED.parent.mkdir(parents=True, exist_ok=True)
-        UNFINISHED.write_text(json.dumps({"key": _key(self._config), "rows": self._rows}))
 
     # --------------------------------------------------------------------------------- cost
 
@@ -267,14 +258,6 @@ def _config(plan: Plan) -> dict[str, Any]:
         "bandwidth_share": transport.bandwidth_share,
         "last_stage_max_blocks": migration.last_stage_max_blocks,
     }
-
-
-def _key(config: dict[str, Any]) -> str:
-    """Names what is measured: rows under another key are of another run."""
-    digest = hashlib.sha256(json.dumps(config).encode())
-    for path in sorted((ROOT / "src").rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _line(found: dict[str, Any]) -> str:
