@@ -125,10 +125,9 @@ def test_headroom_is_divided_among_the_requests_of_its_priority() -> None:
 def test_queuing_requests_take_no_share_of_the_headroom() -> None:
     """Only running requests have a headroom to add: were it shared with queuing ones, less than
     the whole would be kept free for the one that runs."""
-    view = instance(
-        running=[running("a", 400, priority=HIGH)], queuing=[queuing("b", 16, priority=HIGH)]
-    )
-    assert headroom(HIGH, view, LLUMNIX) == 11_072
+    request = running("a", 400, priority=HIGH)
+    view = instance(running=[request], queuing=[queuing("b", 16, priority=HIGH)])
+    assert virtual_usage(request, view, LLUMNIX) == 400 + 11_072
 
 
 def test_a_further_execution_priority_needs_only_its_headroom() -> None:
