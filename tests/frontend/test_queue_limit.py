@@ -175,10 +175,9 @@ def test_places_are_neither_lost_nor_given_twice(
     started: list[bool] = []
     for number, step in steps:
         if step == "enter":
+            is_full = limit.num_waiting >= max_queued
             entered = limit.enter(0.0, is_urgent=False)
-            assert isinstance(entered, Full) == (limit.num_waiting >= max_queued) or isinstance(
-                entered, Ticket
-            )
+            assert isinstance(entered, Full) == is_full
             if isinstance(entered, Ticket):
                 tickets.append(entered)
                 holders.append(1)
