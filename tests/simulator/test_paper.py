@@ -76,10 +76,11 @@ def test_every_assumption_can_be_changed() -> None:
 
 
 def test_serving_is_slower_than_the_engine_alone() -> None:
-    for served, alone in zip(
-        SERVING_STEP_TIME.constants, A10_LLAMA_7B.step_time.constants, strict=True
-    ):
-        assert served >= alone
+    served, alone = SERVING_STEP_TIME, A10_LLAMA_7B.step_time
+    for ours, theirs in zip(served.constants, alone.constants, strict=True):
+        assert ours >= theirs
+    assert served.duration_s(256, 256**2, 0, 0) > alone.duration_s(256, 256**2, 0, 0)
+    assert served.duration_s(0, 0, 1, 256) > alone.duration_s(0, 0, 1, 256)
 
 
 def test_a_shipped_policy_runs_as_it_serves() -> None:
