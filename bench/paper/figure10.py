@@ -46,7 +46,8 @@ def rows(options: Options) -> list[Row]:
             "n": row["n"],
             "downtime_ms": row["downtime_ms"]["median"],
             "decode_step_ms": row["decode_step_ms"]["median"],
-            "decode_step_migrating_ms": row["decode_step_migrating_ms"]["median"],
+            # None where the source had no other request, and this one no step.
+            "decode_step_migrating_ms": (row["decode_step_migrating_ms"] or {}).get("median"),
             "stages": row.get("stages"),
         }
         for row in measured

@@ -1,5 +1,6 @@
 """What the figures compute from rows, on rows that are easily checked by hand."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from bench.paper import __main__ as command
 from bench.paper import (
     figure5,
+    figure10,
     figure11,
     figure13,
     figure14,
@@ -47,6 +49,25 @@ def test_gains_are_taken_at_equal_points() -> None:
     assert sorted(figure11.gains(rows, ("M-M",), "prefill_p99_s", "INFaaS++")) == [2.0, 10.0]
     assert figure11.most(("M-M",), "prefill_p99_s", "INFaaS++")(rows) == 10.0
     assert figure11.typical(("M-M",), "prefill_p99_s", "INFaaS++")(rows) == pytest.approx(20**0.5)
+
+
+def test_an_idle_source_has_no_steps_while_its_only_request_is_computed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such rows are shown where nothing was measured with busy instances."""
+    step_ms = {"median": 40.0}
+    row = {"tokens": 256, "busy": False, "n": 3, "downtime_ms": step_ms, "decode_step_ms": step_ms}
+    measured = [
+        row | {"mode": "live", "transport": "tcp", "decode_step_migrating_ms": step_ms},
+        row | {"mode": "recompute", "transport": None, "decode_step_migrating_ms": None},
+    ]
+    (tmp_path / "migration.json").write_text(json.dumps({"rows": measured}))
+    monkeypatch.setattr(figure10, "RESULTS", tmp_path)
+
+    found = figure10.rows(Options())
+
+    assert [each["decode_step_migrating_ms"] for each in found] == [40.0, None]
+    assert figure10.slowdown(found) == 0.0
 
 
 def test_a_baseline_of_zero_gives_no_ratio() -> None:
