@@ -51,11 +51,15 @@ def _run(options: argparse.Namespace) -> None:
         "num_instances": figure11.FIGURE11.config["instances"],
         "report": figure11.FIGURE11.config["report"],
     }
-    results_io.write("fidelity", config, rows, options.folder, summary=summary)
     text = markdown(rows, summary)
     print(text)
     is_whole = set(options.trace) == set(TRACES) and set(options.policy) == set(POLICIES)
-    if is_whole and options.folder.resolve() == results_io.RESULTS:
+    if options.folder is None and not is_whole:
+        print("not all points: nothing is written without --folder")
+        return
+    folder = options.folder or results_io.RESULTS
+    results_io.write("fidelity", config, rows, folder, summary=summary)
+    if is_whole and folder.resolve() == results_io.RESULTS:
         write_marked(PAGE, "sterna bench fidelity", text)
 
 
@@ -88,8 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--folder",
         type=Path,
-        default=results_io.RESULTS,
-        help="where to write; docs/fidelity.md is written only with the default and all points",
+        help="where the results go (default: bench/results, of all points only)",
     )
     return parser
 

@@ -1,14 +1,19 @@
 """What the fidelity benchmark makes of its rows."""
 
+import json
 import math
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench import fidelity
 from bench.fidelity import _row
 from bench.fidelity_report import GOALS, markdown, summaries
 from bench.paper import figure11
+from bench.paper.cells import Cell
 from bench.paper.distances import LEAST_LOSS_S
 from bench.paper.points import paper_points
 
@@ -108,3 +113,20 @@ def test_the_page_of_the_figure_says_the_same() -> None:
     found = numbers(markdown(rows, summaries(rows)))
     assert len(found) == 5 * len(figure11.METRICS)
     assert sorted(found) == sorted(numbers(figure11.distances_table(ours)))
+
+
+def test_a_part_of_the_points_does_not_replace_the_result_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def as_in_the_paper(name: str, cells: Sequence[Cell], *_: object) -> list[dict[str, Any]]:
+        return [{**figure11.paper_point(cell.labels), **cell.labels, "n": 1} for cell in cells]
+
+    monkeypatch.setattr(fidelity, "run_cells", as_in_the_paper)
+    part = ["--trace", "M-M", "--policy", "llumnix"]
+    assert fidelity.main([*part, "--folder", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "fidelity.json").read_text())["rows"]
+    assert {(row["trace"], row["policy"]) for row in rows} == {("M-M", "llumnix")}
+
+    monkeypatch.setattr(fidelity.results_io, "write", lambda *_, **__: pytest.fail("written"))
+    assert fidelity.main(part) == 0
+    assert "not all points: nothing is written without --folder" in capsys.readouterr().out
