@@ -42,7 +42,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     document = {
-        "commit": commit(),
+        "commit": measured_commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "hardware": hardware(),
         "config": dict(config),
@@ -72,8 +72,14 @@ def summary(samples: Sequence[float], digits: int = 4) -> dict[str, float]:
     }
 
 
+def measured_commit() -> str:
+    """The commit that was measured; two where the checkout changed since this program began."""
+    now_at = commit()
+    return now_at if now_at == _BEGUN_AT else f"{_BEGUN_AT} to {now_at}"
+
+
 def commit(root: Path = ROOT) -> str:
-    """The commit that was measured, marked when tracked files differ from it.
+    """The commit that is checked out, marked when tracked files differ from it.
 
     Result files and documents do not count: benchmarks write them, one after the other.
     """
@@ -139,3 +145,6 @@ def _gpu() -> str | None:
     except ImportError:
         return None
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+
+
+_BEGUN_AT = commit()

@@ -104,7 +104,7 @@ def write_run(reported: Reported, path: Path) -> None:
     """
     run = reported.run
     document = {
-        "commit": results_io.commit(),
+        "commit": results_io.measured_commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "hardware": results_io.hardware(),
         "summary": run_json(reported),

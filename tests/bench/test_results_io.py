@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import results_io
 from bench.results_io import commit, read, write
 
 
@@ -32,6 +33,19 @@ def test_the_commit_is_marked_for_changed_sources_and_not_for_what_benchmarks_wr
     assert commit(tmp_path) == clean
     (tmp_path / files[0]).write_text("after")
     assert commit(tmp_path) == f"{clean}-dirty"
+
+
+def test_a_commit_that_was_made_meanwhile_was_not_measured_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A benchmark may take hours, and who works on meanwhile commits."""
+    monkeypatch.setattr(results_io, "_BEGUN_AT", "aaaa")
+    monkeypatch.setattr(results_io, "commit", lambda: "aaaa")
+    write("terns", {}, [], tmp_path)
+    assert read("terns", tmp_path)["commit"] == "aaaa"
+    monkeypatch.setattr(results_io, "commit", lambda: "bbbb")
+    write("terns", {}, [], tmp_path)
+    assert read("terns", tmp_path)["commit"] == "aaaa to bbbb"
 
 
 @pytest.mark.slow
