@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.migration_goals import Goal
+from bench.serving.comparing import goal_list
 from sterna.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         _headline(document),
         "\n".join(lines),
         _filling_table(document["runs"]),
-        _goal_list(document["goals"]),
+        goal_list(document["goals"]),
     ]
     return "\n\n".join([*parts, "![A step up and down](../bench/results/autoscaling.svg)"])
 
@@ -190,14 +191,6 @@ def _headline(document: Mapping[str, Any]) -> str:
         f"{config['warm_instances']} of them kept warm; arrivals {config['arrivals']}, "
         "the same requests in every run. One run each, so that differences of some percent say "
         f"nothing; other programs kept up to {busiest:.1f} cores busy."
-    )
-
-
-def _goal_list(goals: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(
-        f"- {each['name']}: {each['found']} (goal: {each['bound']}): "
-        + ("reached" if each["is_reached"] else "**not reached**")
-        for each in goals
     )
 
 

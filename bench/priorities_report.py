@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from bench.migration_goals import Goal
+from bench.serving.comparing import goal_list
 from sterna.types import HIGH, NORMAL
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         for metric in METRICS:
             for number in NUMBERS:
                 lines.append(_line(summary[name], name, metric, number))
-    parts = [_headline(document), "\n".join(lines), _goal_list(document["goals"])]
+    parts = [_headline(document), "\n".join(lines), goal_list(document["goals"])]
     return "\n\n".join([*parts, "![Priorities on and off](../bench/results/priorities.svg)"])
 
 
@@ -196,14 +197,6 @@ def _headline(document: Mapping[str, Any]) -> str:
         f"{config['target_load']['from']}. {len(runs) // 2} pairs of runs of the same requests; "
         f"{failed} requests failed; other programs kept up to {busiest:.1f} cores busy. "
         "Numbers are the means of the runs'; the ratio is the geometric mean of the pairs'."
-    )
-
-
-def _goal_list(goals: Sequence[Mapping[str, Any]]) -> str:
-    return "\n".join(
-        f"- {each['name']}: {each['found']} (goal: {each['bound']}): "
-        + ("reached" if each["is_reached"] else "**not reached**")
-        for each in goals
     )
 
 

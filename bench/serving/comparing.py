@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,15 @@ def saying_what_is_kept(parts: str) -> Iterator[None]:
     except KeyboardInterrupt:
         print(f"sterna: stopped; {parts} that were done are written", file=sys.stderr)
         raise
+
+
+def goal_list(goals: Sequence[Mapping[str, Any]]) -> str:
+    """The goals of a result file, as a list of Markdown."""
+    return "\n".join(
+        f"- {each['name']}: {each['found']} (goal: {each['bound']}): "
+        + ("reached" if each["is_reached"] else "**not reached**")
+        for each in goals
+    )
 
 
 def write_report(
