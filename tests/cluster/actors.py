@@ -176,17 +176,6 @@ class _ProbedInstance(_InstanceActor):
             "drain times": len(decisions._drained_s),
         }
 
-    async def worker_requests(self) -> list[str]:
-        """Return the requests whose sampling state the worker keeps."""
-        engine: Any = self._instance._engine
-
-        def look(core: Any) -> list[str]:
-            worker = core.model_executor.driver_worker
-            return sorted(worker.model_runner.requests)
-
-        found: list[str] = await asyncio.wrap_future(engine._thread.call(look))
-        return found
-
     # ------------------------------------------------------------------------------ defects
 
     async def leave_out(self, part: str) -> None:

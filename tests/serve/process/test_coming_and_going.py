@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.serve.nodes import states
 from tests.serve.server import (
     HANG_TIMEOUT_S,
     MODEL_NAME,
@@ -52,10 +53,6 @@ def answer(server: ServerProcess, number: int) -> str:
         extra_body={"ignore_eos": True},
     )
     return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
-
-
-def states(server: ServerProcess) -> dict[str, str]:
-    return {each["id"]: each["state"] for each in server.instances()}
 
 
 def begin_streams(server: ServerProcess, threads: ThreadPoolExecutor) -> list[Future[str]]:
