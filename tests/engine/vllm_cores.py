@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tests.models import tiny_random_llama
 
@@ -21,32 +22,31 @@ def tiny_core(folder: Path, *, load_format: str = "dummy", **options: Any) -> It
     """
     from sterna.cli.serve import engine_environment
 
-    before = dict(os.environ)
-    os.environ.update(engine_environment())
-    from vllm.engine.arg_utils import EngineArgs
+    with patch.dict(os.environ, engine_environment()):
+        from vllm.engine.arg_utils import EngineArgs
 
-    from sterna.engine.vllm.core import build_core
+        from sterna.engine.vllm.core import build_core
 
-    model = tiny_random_llama(folder, seed=5, max_model_len=options["max_model_len"])
-    config = EngineArgs(
-        model=str(model),
-        dtype="float32",
-        load_format=load_format,
-        kv_cache_memory_bytes=64 << 20,
-        enable_prefix_caching=False,
-        enforce_eager=True,
-        distributed_executor_backend="uni",
-        **options,
-    ).create_engine_config()
-    # vLLM's CPU worker looks into everything that every loaded module names, and trips over the
-    # library object of llvmlite, which is loaded where anything was compiled before.
-    hidden = sys.modules.pop("llvmlite.binding.ffi", None)
-    try:
-        core = build_core(config, log_stats=False)
-    finally:
-        if hidden is not None:
-            sys.modules["llvmlite.binding.ffi"] = hidden
-    yield core
-    core.shutdown()
-    os.environ.clear()
-    os.environ.update(before)
+        model = tiny_random_llama(folder, seed=5, max_model_len=options["max_model_len"])
+        config = EngineArgs(
+            model=str(model),
+            dtype="float32",
+            load_format=load_format,
+            kv_cache_memory_bytes=64 << 20,
+            enable_prefix_caching=False,
+            enforce_eager=True,
+            distributed_executor_backend="uni",
+            **options,
+        ).create_engine_config()
+        # vLLM's CPU worker looks into everything that every loaded module names, and trips over the
+        # library object of llvmlite, which is loaded where anything was compiled before.
+        hidden = sys.modules.pop("llvmlite.binding.ffi", None)
+        try:
+            core = build_core(config, log_stats=False)
+        finally:
+            if hidden is not None:
+                sys.modules["llvmlite.binding.ffi"] = hidden
+        try:
+            yield core
+        finally:
+            core.shutdown()
