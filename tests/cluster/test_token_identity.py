@@ -231,7 +231,7 @@ def test_prompts_that_share_cached_blocks_move_apart(small: InstancePair, run: R
         requests = [small.build(prefix + tail, **sampling) for tail in tails]
         staying = small.submit(requests[0], "i0")
         await staying.until_tokens(2)
-        moving = asyncio.create_task(small.generate_moving(requests[1], cuts))
+        moving = asyncio.create_task(small.generate_moving(requests[1], cuts, is_exact=True))
         return [await staying.until_end(), await moving]
 
     async def alone() -> list[Generated]:
@@ -244,6 +244,7 @@ def test_prompts_that_share_cached_blocks_move_apart(small: InstancePair, run: R
     # the request that is alone again at its end, and by the third run below.
     assert len(moving.moves) == 3
     assert len(staying.token_ids) == len(moving.token_ids) == 30
-    again = run(small.generate_moving(small.build(prefix + tails[1], **sampling), [5, 15, 25]))
+    request = small.build(prefix + tails[1], **sampling)
+    again = run(small.generate_moving(request, [5, 15, 25], is_exact=True))
     assert_same(again, expected[1])
     run(small.until_idle())

@@ -26,7 +26,7 @@ from sterna.frontend.server import FrontendServer
 from sterna.mailbox import Mailbox
 from sterna.messages import AbortRequests, AddRequest
 from sterna.types import RequestId
-from tests.frontend.scripted import ME, ScriptedCluster, ready_response, within
+from tests.frontend.scripted import HANG_S, ME, ScriptedCluster, ready_response, within
 
 pytestmark = pytest.mark.vllm
 
@@ -34,7 +34,7 @@ MAX_QUEUED = 10
 CONFIG = FrontendConfig(
     scheduler_timeout_s=1.0,
     owner_timeout_s=0.05,
-    gap_timeout_s=0.2,
+    gap_timeout_s=HANG_S,
     shutdown_timeout_s=1.0,
     door=DoorConfig(max_queued_requests=MAX_QUEUED, max_body_bytes=100_000),
 )
