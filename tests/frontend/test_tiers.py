@@ -20,6 +20,7 @@ from sterna.types import Priority
 CHAT = "/v1/chat/completions"
 USAGE = {"service_tier": None}
 NORMAL_KEY, BATCH_KEY, FULL_KEY = "sk-normal", "sk-batch", "sk-full"
+TOO_DEEP = b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 FOUR = PriorityClasses(
     tuple(
@@ -97,7 +98,7 @@ class Server:
         self.bodies.append(await request.body())
         try:
             return dict(json.loads(self.bodies[-1]))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return {}
 
     async def _generate(self, vllm_priority: int) -> None:
@@ -249,7 +250,11 @@ def test_vllms_header_holds_in_place_of_the_bodys_priority(header: str, priority
     assert server.priorities == [priority]
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'"x"', b"\xff\xfe", TOO_DEEP, TOO_DEEP.decode().encode("utf-16")],
+    ids=lambda body: repr(body[:10]),
+)
 def test_a_body_that_is_no_object_is_left_to_vllm(body: bytes) -> None:
     server = Server()
     assert server.post(CHAT, body).status_code == 400

@@ -100,10 +100,13 @@ class Asked(msgspec.Struct, frozen=True):
             return _ASKED.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass
+        except RecursionError:
+            # Nested so deeply that nobody can read it.
+            return None
         try:
             # It takes what only Python takes for JSON (NaN, UTF-16), and so does vLLM.
             fields = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if not isinstance(fields, dict):
             return None

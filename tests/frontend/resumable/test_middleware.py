@@ -193,6 +193,27 @@ def test_an_error_is_answered_as_it_is_and_not_kept() -> None:
     played(scenario)
 
 
+def test_what_nobody_can_read_is_left_to_the_application() -> None:
+    async def scenario() -> None:
+        deep = b'{"stream": true, "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+        read: list[bytes] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            read.append((await receive())["body"])
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": deep, "more_body": False}
+
+        async def send(message: Any) -> None:
+            raise AssertionError("nothing is to be answered")
+
+        scope = {"type": "http", "method": "POST", "path": PATH, "headers": []}
+        await ResumableStreams(app, 60.0, 1 << 20)(scope, receive, send)
+        assert read == [deep]
+
+    played(scenario)
+
+
 def test_what_is_no_stream_passes() -> None:
     async def scenario() -> None:
         client = Client(Server(), {"stream": False}, x_request_id="tern")

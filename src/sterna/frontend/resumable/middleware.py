@@ -323,7 +323,7 @@ class ResumableStreams:
 def _is_streamed(body: bytes) -> bool:
     try:
         return bool(msgspec.json.decode(body, type=_Body).stream)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # vLLM's server says what is wrong with it.
         return False
 
