@@ -19,7 +19,17 @@ from starlette.routing import Route
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.middleware import ResumableStreams
 from sterna.frontend.resumable.paced import is_taken_over, paced
-from sterna.stream_messages import ExtendStreams, ReplicasKept, StreamFound, StreamMessage
+from sterna.stream_messages import (
+    ExtendStreams,
+    Finding,
+    FindStream,
+    KeepStream,
+    ReadStream,
+    ReplicasKept,
+    StopReading,
+    StreamFound,
+    StreamMessage,
+)
 from sterna.types import FrontendId, RequestId
 from tests.frontend.resumable.connection import PATH, Connection
 
@@ -469,6 +479,54 @@ def test_a_client_that_leaves_another_front_end_leaves_the_stream() -> None:
         late = Client(cluster[2], 1)
         await late.task
         assert late.status == 404
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("order", ["asks, leaves", "asks, is dead", "is dead, asks"])
+def test_a_reader_that_leaves_in_the_same_moment_leaves_the_stream(order: str) -> None:
+    """No task has had a turn between the two: messages are handled in bursts."""
+
+    async def scenario() -> None:
+        cluster = Cluster(window_s=0.05)
+        await begun(cluster, 1, num=1000)
+        (kept,) = [each for each in cluster.messages if isinstance(each, KeepStream)]
+        reader, exchange = FrontendId(2), cluster[0].exchange
+        for event in order.split(", "):
+            match event:
+                case "asks":
+                    read = ReadStream(reader, 7, "tern", kept.head.owner, "1")
+                    exchange.on_message(read, [])
+                case "leaves":
+                    exchange.on_message(StopReading(reader, 7), [])
+                case "is dead":
+                    exchange.on_frontends([FrontendId(0), FrontendId(1)])
+        await cluster[0].freed.wait()
+
+    played(scenario)
+
+
+def test_a_holder_whose_death_is_known_is_not_asked() -> None:
+    """Its last word may come later than that."""
+
+    async def scenario() -> None:
+        cluster = Cluster()
+        first = await begun(cluster, 3)
+        cluster.is_cut = lambda message: isinstance(message, StreamFound)
+        client = Client(cluster[2], 3)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        asked = [each for each in cluster.messages if isinstance(each, FindStream)]
+        cluster.kill(0)
+        cluster[2].exchange.on_frontends([FrontendId(1), FrontendId(2)])
+        late = StreamFound(FrontendId(0), asked[0].query_id, Finding.STREAM)
+        cluster[2].exchange.on_message(late, [])
+        for _ in range(10):
+            await asyncio.sleep(0)
+        cluster.is_cut = lambda _: False
+        cluster[1].exchange.on_frontends(cluster.live)
+        await until_over(cluster, client)
+        assert first.events + client.events == expected(8)
 
     played(scenario)
 

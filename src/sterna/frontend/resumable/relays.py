@@ -88,6 +88,7 @@ class Relays:
         self._streams = streams
         self._send_to = send_to
         self._live: tuple[FrontendId, ...] = ()
+        self._dead: set[FrontendId] = set()
         self._searches = Searches(frontend_id)
         # Of each search that is under way: set when something has changed.
         self._news: dict[int, asyncio.Event] = {}
@@ -98,6 +99,7 @@ class Relays:
 
     def on_frontends(self, live: Sequence[FrontendId]) -> None:
         """These front ends live, this one among them; others are dead for good."""
+        self._dead.update(set(self._live) - set(live))
         self._live = tuple(each for each in live if each != self._frontend_id)
         self._searches.on_frontends(live)
         self._wake_searches()
@@ -119,7 +121,9 @@ class Relays:
             news.set()
 
     def on_message(self, message: RelayMessage, frames: Sequence[bytes]) -> None:
-        """Another front end says this."""
+        """Another front end says this; what a dead one had said before it died comes too late."""
+        if message.sender in self._dead:
+            return
         match message:
             case FindStream():
                 self._on_find(message)
@@ -127,7 +131,10 @@ class Relays:
                 if self._searches.on_found(message):
                     self._news[message.query_id].set()
             case ReadStream():
-                task = asyncio.create_task(self._let_read(message))
+                # Known before the task has its first turn: that its client has gone, or its front
+                # end has died, may be the very next that is said.
+                reader = self._readers[message.sender, message.query_id] = _Reader()
+                task = asyncio.create_task(self._let_read(message, reader))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             case AnswerStart(_, query_id, status, headers):
@@ -268,10 +275,9 @@ class Relays:
         answer = self._searches.on_find(query, has_stream=has_stream, has_replica=has_replica)
         self._say_all([answer])
 
-    async def _let_read(self, query: ReadStream) -> None:
+    async def _let_read(self, query: ReadStream, reader: _Reader) -> None:
         """Answer another front end's client."""
         asker, query_id = query.sender, query.query_id
-        reader = self._readers[asker, query_id] = _Reader()
 
         async def receive() -> Message:
             await reader.gone.wait()
