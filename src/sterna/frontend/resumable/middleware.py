@@ -58,6 +58,7 @@ NUM_RUN_AGAIN = 8
 own streams are not to wait for hundreds of them."""
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
+_EVENT_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class _Body(msgspec.Struct):
@@ -218,7 +219,8 @@ class ResumableStreams:
         run = self._runs[stream_id]
         if run.record is not None:
             self._go_on(run, run.record)
-        knowledge = await run.knowledge(int(last)) if last.isdecimal() else Knowledge.NONE
+        is_number = _EVENT_NUMBER.fullmatch(last) is not None
+        knowledge = await run.knowledge(int(last)) if is_number else Knowledge.NONE
         if knowledge is Knowledge.ITS:
             await self._follow(run, int(last), receive, send)
             return
