@@ -22,10 +22,10 @@ from vllm.v1.outputs import LogprobsLists
 from sterna.config import DoorConfig, FrontendConfig
 from sterna.engine.vllm.payload import decode_request
 from sterna.frontend.key_check import OPEN_PATHS
-from sterna.frontend.server import FrontendServer
+from sterna.frontend.server import FrontendServer, number_adapters_apart
 from sterna.mailbox import Mailbox
 from sterna.messages import AbortRequests, AddRequest
-from sterna.types import RequestId
+from sterna.types import FrontendId, RequestId
 from tests.frontend.scripted import HANG_S, ME, ScriptedCluster, ready_response, within
 
 pytestmark = pytest.mark.vllm
@@ -508,6 +508,41 @@ def test_without_a_key_only_probes_metrics_and_the_description_of_the_api_answer
             assert answer.status_code == 200, path
 
     run(test)
+
+
+def test_adapters_that_two_front_ends_load_have_different_numbers():
+    """The second one stands in for the first, which died, and whose engines live on."""
+    from vllm.entrypoints.openai.models.protocol import LoRAModulePath
+    from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+    from vllm.entrypoints.serve.lora.protocol import LoadLoRAAdapterRequest
+
+    class Engine:
+        model_config = renderer = input_processor = None
+
+        def __init__(self) -> None:
+            self.adapters: dict[str, int] = {}
+
+        async def add_lora(self, lora_request: Any) -> bool:
+            self.adapters[lora_request.lora_name] = lora_request.lora_int_id
+            return True
+
+    async def adapters_of(frontend_id: FrontendId, loaded: str) -> dict[str, int]:
+        engine = Engine()
+        modules = [LoRAModulePath(name="of-the-start", path="/adapters/0")]
+        models = OpenAIServingModels(engine, [], lora_modules=modules)
+        await models.init_static_loras()
+        number_adapters_apart(models, frontend_id)
+        path = f"/adapters/{loaded}"
+        await models.load_lora_adapter(LoadLoRAAdapterRequest(lora_name=loaded, lora_path=path))
+        return engine.adapters
+
+    async def test() -> None:
+        one = await adapters_of(FrontendId(1), "terns")
+        other = await adapters_of(FrontendId(2), "gulls")
+        assert one["of-the-start"] == other["of-the-start"]
+        assert len({*one.values(), *other.values()}) == 3
+
+    asyncio.run(within(test()))
 
 
 def test_operators_see_instances_and_requests(run):

@@ -361,6 +361,14 @@ def _refuse_unhonoured(args: Namespace) -> None:
         raise ConfigurationError(
             f"--api-server-count {args.api_server_count}: use --frontends {args.api_server_count}"
         )
+    from sterna.engine.vllm.arguments import loads_adapters_at_run_time
+
+    if args.frontends > 1 and loads_adapters_at_run_time():
+        raise ConfigurationError(
+            f"--frontends {args.frontends}: with VLLM_ALLOW_RUNTIME_LORA_UPDATING there can be one "
+            "only, since the others would not know of the adapters that it loads; give adapters "
+            "by --lora-modules, or leave the variable out"
+        )
     for option in ("headless", "grpc"):
         if getattr(args, option, False):
             raise ConfigurationError(f"--{option} is not supported; leave it out")

@@ -65,6 +65,9 @@ logger = logging.getLogger(__name__)
 OWN_DESCRIPTORS = 256
 """Of a front end: files, sockets to the instances, what vLLM and Ray hold."""
 
+ADAPTERS_APART = 1 << 20
+"""More than the LoRA adapters that one front end ever numbers."""
+
 
 class ClusterClient(AsyncLLM):  # type: ignore[misc]
     """vLLM's engine client, whose health is that of the cluster."""
@@ -216,6 +219,7 @@ class FrontendServer:
                     check_options=partial(self._check_engine_options, only),
                 )
                 await init_app_state(client, app.state, self._args, tasks)
+                number_adapters_apart(app.state.openai_serving_models, self._frontend_id)
                 await self._answer(app, client, sock, router)
             finally:
                 client.shutdown(timeout=0)
@@ -285,6 +289,17 @@ def _build_app(
     # vLLM has had it built already, for its hosts' own standards.
     app.middleware_stack = app.build_middleware_stack()
     return app
+
+
+def number_adapters_apart(models: Any, frontend_id: FrontendId) -> None:
+    """Have vLLM's server number the LoRA adapters that it loads from now on as no other front end
+    does.
+
+    Engines keep adapters by number, and ask for no name: one that is loaded under the number of
+    another, which a front end before this one had loaded, would be answered by that one's weights.
+    Those of the start (`--lora-modules`) have the same numbers everywhere.
+    """
+    models.lora_id_counter.inc(frontend_id * ADAPTERS_APART)
 
 
 class _Server(NoSignalServer):  # type: ignore[misc]

@@ -126,6 +126,11 @@ def test_an_option_that_cannot_work_is_refused_in_one_line(
     assert message in line
 
 
+def test_adapters_are_loaded_at_run_time_by_one_front_end_only(refusal, monkeypatch):
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
+    assert "--frontends 2: with VLLM_ALLOW_RUNTIME_LORA_UPDATING" in refusal("--frontends", "2")
+
+
 def test_a_folder_without_a_model_is_refused(refusal, tmp_path: Path):
     assert refusal(str(tmp_path)).endswith("is not a model folder (no config.json)")
 

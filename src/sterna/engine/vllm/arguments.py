@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
+import vllm.envs as envs
 import yaml
 from vllm.engine.arg_utils import EngineArgs
 from vllm.entrypoints.cli.serve import ServeSubcommand
@@ -250,6 +251,11 @@ def one_line(error: BaseException) -> str:
     if callable(errors):
         text = "; ".join(str(each["msg"]) for each in errors())
     return " ".join(text.split()).removeprefix("Value error, ")
+
+
+def loads_adapters_at_run_time() -> bool:
+    """Whether vLLM's server loads LoRA adapters that it is told of while it runs."""
+    return bool(envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING)
 
 
 def leaves_memory_to_vllm(args: argparse.Namespace) -> bool:
