@@ -51,6 +51,14 @@ def test_probes_and_metrics_are_open(path: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "path", ["/docs", "/static/swagger-ui-bundle.js", "/static/swagger-ui.css", "/openapi.json"]
+)
+def test_the_description_of_the_api_is_open_with_all_that_its_page_loads(path: str) -> None:
+    """Of --enable-offline-docs, too."""
+    assert status(path, None, "GET") == 200
+
+
+@pytest.mark.parametrize(
     "path", ["/v1/chat/completions", "/invocations", "/tokenize", "/v2/embed", "/inference/v1/x"]
 )
 def test_inference_asks_for_any_key(path: str) -> None:

@@ -24,6 +24,10 @@ OPEN_PATHS = frozenset(
         "/metrics/",
         "/docs",
         "/docs/oauth2-redirect",
+        # What vLLM's page of the API is made of where no browser gets it elsewhere
+        # (--enable-offline-docs).
+        "/static/swagger-ui-bundle.js",
+        "/static/swagger-ui.css",
         "/redoc",
         "/openapi.json",
     }
