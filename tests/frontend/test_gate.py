@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import httpx
+import pytest
 
 from sterna.frontend.gate import Gate, Receive, Scope, Send
 
@@ -67,14 +68,16 @@ def test_after_the_time_the_gate_tells_how_many_are_still_inside() -> None:
     asyncio.run(scenario())
 
 
-def test_a_closed_server_is_not_healthy_and_its_operators_can_look() -> None:
+@pytest.mark.parametrize("root_path", ["", "/behind/proxy"])
+def test_a_closed_server_is_not_healthy_and_its_operators_can_look(root_path: str) -> None:
     async def scenario() -> None:
-        gate = Gate(Kitchen())
+        gate = Gate(Kitchen(), root_path)
         async with visitor(gate) as client:
-            assert (await client.get("/health")).status_code == 200
+            assert (await client.get(f"{root_path}/health")).status_code == 200
             gate.close()
-            assert (await client.get("/health")).status_code == 503
-            assert (await client.get("/admin/instances")).status_code == 200
+            assert (await client.get(f"{root_path}/health")).status_code == 503
+            assert (await client.get(f"{root_path}/admin/instances")).status_code == 200
+            assert (await client.get(f"{root_path}/metrics")).status_code == 200
             assert (await client.get("/metrics")).status_code == 200
 
     asyncio.run(scenario())

@@ -25,10 +25,15 @@ RETRY_AFTER_S = 5
 
 
 class Gate:
-    """Lets requests in until it is closed, and knows when the last one has left."""
+    """Lets requests in until it is closed, and knows when the last one has left.
 
-    def __init__(self, application: Application) -> None:
+    Args:
+        root_path: what a proxy may leave before the paths (`--root-path`).
+    """
+
+    def __init__(self, application: Application, root_path: str = "") -> None:
         self._application = application
+        self._root_path = root_path
         self._is_closed = False
         self._num_inside = 0
         self._empty = asyncio.Event()
@@ -54,7 +59,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or one connection of another kind."""
-        path = str(scope.get("path", ""))
+        path = str(scope.get("path", "")).removeprefix(self._root_path)
         if scope["type"] not in ("http", "websocket") or path.startswith(ALWAYS_OPEN):
             await self._application(scope, receive, send)
         elif self._is_closed:

@@ -238,10 +238,14 @@ class FrontendServer:
     ) -> None:
         door = self._config.door
         inside: ASGIApp = app
+        root_path = self._args.root_path or ""
         if door.resume_window_s is not None:
             exchange = router.streams if self._args.frontends > 1 else None
-            inside = ResumableStreams(app, door.resume_window_s, door.max_kept_bytes, exchange)
-        self._gate = Gate(BodyLimit(inside, door.max_body_bytes, door.body_timeout_s))
+            inside = ResumableStreams(
+                app, door.resume_window_s, door.max_kept_bytes, exchange, root_path
+            )
+        limited = BodyLimit(inside, door.max_body_bytes, door.body_timeout_s)
+        self._gate = Gate(limited, root_path)
         config = _http_config(self._gate, self._args, self._config)
         app.state.server = server = _Server(config, self._listening)
         companions = [

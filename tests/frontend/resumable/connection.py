@@ -20,7 +20,11 @@ class Connection:
     """
 
     def __init__(
-        self, app: ASGIApp, body: dict[str, Any], headers: Iterable[tuple[bytes, bytes]]
+        self,
+        app: ASGIApp,
+        body: dict[str, Any],
+        headers: Iterable[tuple[bytes, bytes]],
+        path: str = PATH,
     ) -> None:
         self._gone = asyncio.Event()
         self._news = asyncio.Event()
@@ -31,8 +35,8 @@ class Connection:
         scope = {
             "type": "http",
             "method": "POST",
-            "path": PATH,
-            "raw_path": PATH.encode(),
+            "path": path,
+            "raw_path": path.encode(),
             "query_string": b"",
             "headers": list(headers),
         }

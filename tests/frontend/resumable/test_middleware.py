@@ -19,13 +19,14 @@ HANG_S = 60.0
 class Server:
     """An application whose stream goes on when the test says so."""
 
-    def __init__(self, window_s: float = 60.0) -> None:
+    def __init__(self, window_s: float = 60.0, root_path: str = "") -> None:
         self.go_on = asyncio.Semaphore(0)
         self.num_begun = 0
         self.ended = asyncio.Event()
         self.was_cancelled = False
-        inner = Starlette(routes=[Route(PATH, self._answer, methods=["POST"])])
-        self.app = ResumableStreams(inner, window_s, 1 << 20)
+        self.path = root_path + PATH
+        inner = Starlette(routes=[Route(self.path, self._answer, methods=["POST"])])
+        self.app = ResumableStreams(inner, window_s, 1 << 20, root_path=root_path)
 
     async def _answer(self, request: Request) -> Response:
         body = await request.json()
@@ -119,6 +120,24 @@ def test_a_finished_stream_can_be_read_again_from_anywhere() -> None:
             again = Client(server, {}, x_request_id="tern", last_event_id=str(last))
             await again.task
             assert (again.status, len(again.numbered)) == (200, 3 - last)
+
+    played(scenario)
+
+
+def test_a_proxy_may_leave_the_root_path_before_the_paths() -> None:
+    async def scenario() -> None:
+        server = Server(root_path="/behind/proxy")
+        server.step(2)
+        first = Connection(server.app, stream(2), [(b"x-request-id", b"tern")], server.path)
+        await first.task
+        headers = [(b"x-request-id", b"tern"), (b"last-event-id", b"1")]
+        second = Connection(server.app, {}, headers, server.path)
+        await second.task
+        assert [first.events, second.events] == [
+            ["id: 1\ndata: 0", "id: 2\ndata: 1"],
+            ["id: 2\ndata: 1"],
+        ]
+        assert server.num_begun == 1
 
     played(scenario)
 

@@ -74,12 +74,19 @@ class ResumableStreams:
         window_s: see `EventLogs`.
         max_bytes: see `EventLogs`.
         exchange: with the other front ends; None: there are none.
+        root_path: what a proxy may leave before the paths (`--root-path`).
     """
 
     def __init__(
-        self, app: ASGIApp, window_s: float, max_bytes: int, exchange: StreamExchange | None = None
+        self,
+        app: ASGIApp,
+        window_s: float,
+        max_bytes: int,
+        exchange: StreamExchange | None = None,
+        root_path: str = "",
     ) -> None:
         self._app = app
+        self._root_path = root_path
         self._logs = EventLogs(window_s, max_bytes)
         self._runs: dict[str, Run] = {}
         # Answers that are no streams: how many of each id are under way.
@@ -93,7 +100,7 @@ class ResumableStreams:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or one connection of another kind."""
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in PATHS:
+        if scope["type"] != "http" or scope["method"] != "POST" or self._path(scope) not in PATHS:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
@@ -107,6 +114,10 @@ class ResumableStreams:
             await self._pass(headers.get(REQUEST_ID), scope, replaying(body, receive), send)
             return
         await self._begin(headers, body, scope, receive, send)
+
+    def _path(self, scope: Scope) -> str:
+        # vLLM's application, which knows the root path, has not been asked yet.
+        return str(scope["path"]).removeprefix(self._root_path)
 
     async def _pass(
         self, request_id: str | None, scope: Scope, receive: Receive, send: Send
@@ -144,7 +155,7 @@ class ResumableStreams:
         named: MutableMapping[str, Any] = {**scope, "headers": [*scope["headers"]]}
         MutableHeaders(scope=named)[REQUEST_ID] = request_id
         run = self._runs[request_id] = Run(request_id, log, int(_wall_s()))
-        if self._exchange is not None and scope["path"] in REPLICATED_PATHS:
+        if self._exchange is not None and self._path(scope) in REPLICATED_PATHS:
             run.has_replica = True
             self._exchange.begin(head_of(run, named), body)
         run.task = asyncio.create_task(self._generate(run, named, body))
