@@ -60,6 +60,21 @@ def test_a_first_token_makes_room_and_the_end_of_that_request_does_not_make_more
     refused(limit)
 
 
+def test_requests_of_one_name_wait_each_for_its_own_token() -> None:
+    """Some proxies give all requests of a session one X-Request-Id."""
+    limit = limit_of(3)
+    tickets = [let_in(limit) for _ in range(3)]
+    for ticket in tickets:
+        limit.expect("chatcmpl-session", ticket)
+    for num_waiting in (2, 1, 0):
+        limit.on_first_token("chatcmpl-session", 1.0)
+        assert limit.num_waiting == num_waiting
+    for ticket in tickets:
+        limit.forget("chatcmpl-session", ticket)
+        ticket.release()
+    assert limit.num_waiting == 0
+
+
 def test_a_request_that_ends_without_a_token_makes_room() -> None:
     limit = limit_of(1)
     let_in(limit).release()

@@ -85,7 +85,8 @@ class QueueLimit:
         self._max_queued = max_queued
         self._urgent_reserve = urgent_reserve
         self._num_elsewhere = 0
-        self._expected: dict[str, Ticket] = {}
+        # Clients may give several requests the same name.
+        self._expected: dict[str, list[Ticket]] = {}
         self._starts_s: deque[float] = deque(maxlen=NUM_STARTS)
         self.num_waiting = 0
 
@@ -106,19 +107,23 @@ class QueueLimit:
     def expect(self, name: str, ticket: Ticket) -> None:
         """The ticket is that of the engine request of this name, which is begun now."""
         ticket.hold()
-        self._expected[name] = ticket
+        self._expected.setdefault(name, []).append(ticket)
 
     def forget(self, name: str, ticket: Ticket) -> None:
         """The engine request of this name has ended."""
         ticket.release()
-        # Clients may give two requests the same name.
-        if self._expected.get(name) is ticket:
-            del self._expected[name]
+        tickets = self._expected.get(name, [])
+        if ticket in tickets:
+            tickets.remove(ticket)
+        if not tickets:
+            self._expected.pop(name, None)
 
     def on_first_token(self, name: str, now_s: float) -> None:
-        """The first token of the engine request of this name is there."""
-        ticket = self._expected.get(name)
-        if ticket is not None and ticket.start():
+        """The first token of the engine request of this name is there.
+
+        Of several of that name it is not known which; as many wait no more, whichever it is.
+        """
+        if any(ticket.start() for ticket in self._expected.get(name, ())):
             self._starts_s.append(now_s)
 
     def _limit(self, is_urgent: bool) -> int | None:
