@@ -531,6 +531,58 @@ def test_a_holder_whose_death_is_known_is_not_asked() -> None:
     played(scenario)
 
 
+def test_a_client_that_waits_until_its_stream_is_there_again_follows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Streams that run again take turns, which may take longer than streams are kept."""
+    monkeypatch.setattr("sterna.frontend.resumable.middleware.NUM_RUN_AGAIN", 0)
+
+    async def scenario() -> None:
+        cluster = Cluster(window_s=0.05)
+        first = await begun(cluster, 3)
+        headers = [(b"x-request-id", b"gull"), (b"authorization", b"mine")]
+        other = Connection(cluster[0].app, {"stream": True, "num": 8}, headers)
+        while not other.events:
+            cluster.bring()
+            await asyncio.sleep(0)
+        cluster.kill(0)
+        other.task.cancel()
+        cluster.announce()
+        client = Client(cluster[1], 3)
+        (kept,) = [
+            each
+            for each in cluster.messages
+            if isinstance(each, KeepStream) and each.head.stream_id == "gull"
+        ]
+        while cluster[1].exchange.has("gull", kept.head.owner):
+            cluster.bring()
+            await asyncio.sleep(0.01)
+        assert client.status == 0
+        cluster[1].app._turns.release()
+        await until_over(cluster, client)
+        assert first.events + client.events == expected(8)
+
+    played(scenario)
+
+
+def test_a_client_that_goes_while_it_waits_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sterna.frontend.resumable.middleware.NUM_RUN_AGAIN", 0)
+
+    async def scenario() -> None:
+        cluster = Cluster()
+        await begun(cluster, 3)
+        cluster.kill(0)
+        cluster.announce()
+        client = Client(cluster[1], 3)
+        await asyncio.sleep(0)
+        await client.leave()
+        assert client.status == 0
+
+    played(scenario)
+
+
 def test_streams_of_a_dead_front_end_are_given_up_as_others_are() -> None:
     async def scenario() -> None:
         cluster = Cluster(window_s=0.05)

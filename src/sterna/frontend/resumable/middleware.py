@@ -18,7 +18,8 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import MutableMapping
+from collections.abc import AsyncIterator, Coroutine, MutableMapping
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
@@ -159,7 +160,8 @@ class ResumableStreams:
             run.has_replica = True
             self._exchange.begin(head_of(run, named), body)
         run.task = asyncio.create_task(self._generate(run, named, body))
-        await self._follow(run, 0, receive, send)
+        async with self._following(run, receive) as gone:
+            await run.follow(0, gone, send)
 
     async def _generate(self, run: Run, scope: Scope, body: bytes) -> None:
         """Have the answer generated to its end, whether or not somebody reads it."""
@@ -230,10 +232,14 @@ class ResumableStreams:
         run = self._runs[stream_id]
         if run.record is not None:
             self._go_on(run, run.record)
-        is_number = _EVENT_NUMBER.fullmatch(last) is not None
-        knowledge = await run.knowledge(int(last)) if is_number else Knowledge.NONE
-        if knowledge is Knowledge.ITS:
-            await self._follow(run, int(last), receive, send)
+        # Who waits until it is known whether the stream is its own follows it already.
+        async with self._following(run, receive) as gone:
+            knowledge: Knowledge | None = Knowledge.NONE
+            if _EVENT_NUMBER.fullmatch(last) is not None:
+                knowledge = await _unless_gone(gone, run.knowledge(int(last)))
+            if knowledge is Knowledge.ITS:
+                await run.follow(int(last), gone, send)
+        if knowledge is Knowledge.ITS or knowledge is None:
             return
         if knowledge is Knowledge.LOST:
             text = (
@@ -245,12 +251,14 @@ class ResumableStreams:
         text = f"{LAST_EVENT_ID} must be a number up to {len(run.log.events)}, not {last[:50]!r}"
         await error_response(HTTPStatus.BAD_REQUEST, text)(scope, receive, send)
 
-    async def _follow(self, run: Run, num_known: int, receive: Receive, send: Send) -> None:
-        """Send the client what it has not got, until the stream ends or the client goes."""
+    @asynccontextmanager
+    async def _following(self, run: Run, receive: Receive) -> AsyncIterator["asyncio.Task[None]"]:
+        """Have the client count among those that follow the stream; the task is done when it has
+        gone."""
         self._logs.on_follower(run.log)
         gone = asyncio.create_task(until_gone(receive))
         try:
-            await run.follow(num_known, gone, send)
+            yield gone
         finally:
             gone.cancel()
             self._logs.on_left(run.log, _now_s())
@@ -331,6 +339,18 @@ class ResumableStreams:
         for request_id in self._logs.expired(_now_s()):
             self._give_up(request_id)
         self._schedule()
+
+
+async def _unless_gone(
+    gone: "asyncio.Task[None]", known: Coroutine[Any, Any, Knowledge]
+) -> Knowledge | None:
+    """Return what becomes known; None when the client goes before."""
+    knowing = asyncio.create_task(known)
+    await asyncio.wait({knowing, gone}, return_when=asyncio.FIRST_COMPLETED)
+    if knowing.done():
+        return knowing.result()
+    knowing.cancel()
+    return None
 
 
 def _is_streamed(body: bytes) -> bool:
