@@ -26,6 +26,18 @@ INFERENCE_PATHS = frozenset(
     {"/invocations", "/generative_scoring", "/pooling", "/classify", "/score", "/rerank"}
 )
 
+NO_INFERENCE = (
+    "/abort_requests",
+    "/cancel",
+    "/count_tokens",
+    "/derender",
+    "/render",
+    "/load_lora_adapter",
+    "/unload_lora_adapter",
+)
+"""How paths under these prefixes end that bring the engines no request: the first two make room,
+the last two are operators', and the others are work of the front end alone, as /tokenize is."""
+
 _TICKET: ContextVar[Ticket | None] = ContextVar("sterna_ticket", default=None)
 # As the class (`tiers`), it belongs to a request that vLLM's serving code knows nothing of.
 
@@ -101,8 +113,7 @@ def _is_inference(scope: Scope) -> bool:
     if scope["type"] != "http" or scope["method"] != "POST":
         return False
     path = scope["path"].removeprefix(scope.get("root_path", ""))
-    # To cancel makes room.
-    is_known = path.startswith(INFERENCE_PREFIXES) and not path.endswith("/cancel")
+    is_known = path.startswith(INFERENCE_PREFIXES) and not path.endswith(NO_INFERENCE)
     return is_known or path in INFERENCE_PATHS
 
 
