@@ -104,6 +104,13 @@ def test_an_output_that_is_too_large_for_a_message_ends_its_request():
     assert not failure.mm_cache_miss_hashes
 
 
+def test_an_output_says_which_weights_made_it():
+    output = EngineCoreOutput("r1", [7])
+    span = TokenSpan(RequestId("r1"), 0, 1, False)
+    _, content = payload.encode_span(span, output, 1000, "after step 40")
+    assert payload.decode_outputs(content).weight_version == "after step 40"
+
+
 def test_an_embedding_that_is_too_large_for_a_message_ends_its_request_as_vllm_wants_it():
     output = EngineCoreOutput(
         "r1", [], pooling_output=torch.zeros(100), finish_reason=FinishReason.STOP

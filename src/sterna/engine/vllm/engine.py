@@ -436,9 +436,7 @@ class VllmEngine:
         for client_index, client_outputs in outputs.items():
             spans = tuple(self._span(output) for output in client_outputs.outputs)
             if spans:
-                self._to_loop(
-                    self._deliver, FrontendId(client_index), spans, client_outputs.outputs
-                )
+                self._to_loop(self._deliver, FrontendId(client_index), spans, client_outputs)
         if self._waiting_drains:
             self._export_drained(core)
         self._publish_view(core)
@@ -470,11 +468,11 @@ class VllmEngine:
     # --------------------------------------------------------------------------------- loop
 
     def _deliver(
-        self, frontend_id: FrontendId, spans: tuple[TokenSpan, ...], outputs: list[Any]
+        self, frontend_id: FrontendId, spans: tuple[TokenSpan, ...], outputs: EngineCoreOutputs
     ) -> None:
         parts = [
-            encode_span(span, output, MAX_FRAME_BYTES)
-            for span, output in zip(spans, outputs, strict=True)
+            encode_span(span, output, MAX_FRAME_BYTES, outputs.weight_version)
+            for span, output in zip(spans, outputs.outputs, strict=True)
         ]
         for (sent, _), span in zip(parts, spans, strict=True):
             if sent is not span:

@@ -173,11 +173,15 @@ def encode_failure(request_id: str, *, is_pooling: bool) -> bytes:
 
 
 def encode_span(
-    span: TokenSpan, output: EngineCoreOutput, max_bytes: int
+    span: TokenSpan, output: EngineCoreOutput, max_bytes: int, weight_version: str | None = None
 ) -> tuple[TokenSpan, bytes]:
     """Return an output's part of a TokenBatch. Where it has too many bytes to be sent, this is
-    another span, which ends the request with vLLM's own error."""
-    payload = encode_outputs(EngineCoreOutputs(outputs=[output]))
+    another span, which ends the request with vLLM's own error.
+
+    Args:
+        weight_version: of the weights that made it; None where vLLM does not say.
+    """
+    payload = encode_outputs(EngineCoreOutputs(outputs=[output], weight_version=weight_version))
     if len(payload) <= max_bytes:
         return span, payload
     is_pooling = output.pooling_output is not None
