@@ -241,8 +241,9 @@ class FrontendServer:
         root_path = self._args.root_path or ""
         if door.resume_window_s is not None:
             exchange = router.streams if self._args.frontends > 1 else None
+            keys = ApiKeys(self._args.api_key_table)
             inside = ResumableStreams(
-                app, door.resume_window_s, door.max_kept_bytes, exchange, root_path
+                app, door.resume_window_s, door.max_kept_bytes, exchange, root_path, keys
             )
         limited = BodyLimit(inside, door.max_body_bytes, door.body_timeout_s)
         self._gate = Gate(limited, root_path)

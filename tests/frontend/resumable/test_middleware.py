@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from sterna.classes import ApiKey
+from sterna.frontend.keys import ApiKeys
 from sterna.frontend.resumable.middleware import ResumableStreams
 from tests.frontend.resumable.connection import PATH, Connection
 
@@ -19,14 +22,16 @@ HANG_S = 60.0
 class Server:
     """An application whose stream goes on when the test says so."""
 
-    def __init__(self, window_s: float = 60.0, root_path: str = "") -> None:
+    def __init__(
+        self, window_s: float = 60.0, root_path: str = "", keys: ApiKeys | None = None
+    ) -> None:
         self.go_on = asyncio.Semaphore(0)
         self.num_begun = 0
         self.ended = asyncio.Event()
         self.was_cancelled = False
         self.path = root_path + PATH
         inner = Starlette(routes=[Route(self.path, self._answer, methods=["POST"])])
-        self.app = ResumableStreams(inner, window_s, 1 << 20, root_path=root_path)
+        self.app = ResumableStreams(inner, window_s, 1 << 20, root_path=root_path, keys=keys)
 
     async def _answer(self, request: Request) -> Response:
         body = await request.json()
@@ -184,6 +189,26 @@ def test_an_event_that_never_was_is_a_bad_request(last: str) -> None:
         await client.task
         assert client.status == 400
         assert "Last-Event-ID must be a number up to 1" in client.content.decode()
+
+    played(scenario)
+
+
+def test_who_shows_no_key_is_left_to_the_application_and_takes_no_id() -> None:
+    async def scenario() -> None:
+        keys = ApiKeys([ApiKey("mine", sha256(b"mine").digest())])
+        server = Server(keys=keys)
+        server.step(3)
+        strange = Client(server, stream(1), x_request_id="tern", authorization="Bearer a")
+        await strange.task
+        assert strange.events == ["data: 0"]
+        back = Client(
+            server, stream(1), x_request_id="tern", last_event_id="0", authorization="Bearer a"
+        )
+        await back.task
+        assert back.events == ["data: 0"]
+        owner = Client(server, stream(1), x_request_id="tern", authorization="Bearer mine")
+        await owner.task
+        assert owner.numbered == [(1, "0")]
 
     played(scenario)
 

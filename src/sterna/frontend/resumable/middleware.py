@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sterna.frontend.bodies import replaying
 from sterna.frontend.error_response import error_response
+from sterna.frontend.keys import ApiKeys
 from sterna.frontend.resumable.event_log import EventLogs
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.horizon import Knowledge
@@ -76,6 +77,7 @@ class ResumableStreams:
         max_bytes: see `EventLogs`.
         exchange: with the other front ends; None: there are none.
         root_path: what a proxy may leave before the paths (`--root-path`).
+        keys: who shows none of them begins and reads nothing here; the application refuses it.
     """
 
     def __init__(
@@ -85,9 +87,11 @@ class ResumableStreams:
         max_bytes: int,
         exchange: StreamExchange | None = None,
         root_path: str = "",
+        keys: ApiKeys | None = None,
     ) -> None:
         self._app = app
         self._root_path = root_path
+        self._keys = keys or ApiKeys()
         self._logs = EventLogs(window_s, max_bytes)
         self._runs: dict[str, Run] = {}
         # Answers that are no streams: how many of each id are under way.
@@ -105,6 +109,10 @@ class ResumableStreams:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        if self._keys.are_needed and self._keys.find(headers.get("Authorization")) is None:
+            # Nothing of it is to be kept, or sent to another front end.
+            await self._app(scope, receive, send)
+            return
         if LAST_EVENT_ID in headers:
             await self._read_on(headers, scope, receive, send)
             return
