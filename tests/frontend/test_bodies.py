@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from hashlib import sha256
 
 import httpx
 import pytest
@@ -13,7 +14,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from sterna.classes import ApiKey
 from sterna.frontend.bodies import BodyLimit
+from sterna.frontend.keys import ApiKeys
 
 LIMIT = 1000
 
@@ -90,6 +93,21 @@ def test_a_body_that_does_not_come_is_refused() -> None:
             refused = await http.post("/", content=endless())
         assert refused.status_code == 408
         assert refused.json()["error"]["type"] == "RequestTimeoutError"
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(("key", "num_bytes"), [("Bearer a", "0"), ("Bearer mine", "4"), ("", "0")])
+def test_nothing_is_kept_of_who_shows_no_key(key: str, num_bytes: str) -> None:
+    """The application refuses it; here that says how much has come."""
+
+    async def test() -> None:
+        app = Starlette(routes=[Route("/", echo, methods=["POST"])])
+        keys = ApiKeys([ApiKey("mine", sha256(b"mine").digest())])
+        transport = httpx.ASGITransport(BodyLimit(app, LIMIT, 20.0, keys))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            answer = await http.post("/", content=b"body", headers={"Authorization": key})
+        assert answer.text == num_bytes
 
     asyncio.run(test())
 

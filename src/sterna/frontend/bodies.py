@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sterna.frontend.error_response import error_response
+from sterna.frontend.keys import ApiKeys
 
 METHODS = frozenset({"POST", "PUT", "PATCH"})
 """Others have no body that anybody would read; uvicorn takes only 64 KiB of one."""
@@ -23,10 +24,14 @@ class BodyLimit:
     Args:
         max_bytes: of one body.
         timeout_s: for all of it.
+        keys: who shows none of them is refused further on, and no byte of its body is kept.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout_s: float) -> None:
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, timeout_s: float, keys: ApiKeys | None = None
+    ) -> None:
         self._app = app
+        self._keys = keys or ApiKeys()
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
 
@@ -34,6 +39,9 @@ class BodyLimit:
         """Answer one request, or one connection of another kind."""
         if scope["type"] != "http" or scope["method"] not in METHODS:
             await self._app(scope, receive, send)
+            return
+        if self._is_strange(scope):
+            await self._app(scope, replaying(b"", receive), send)
             return
         try:
             body = await self._read(scope, receive)
@@ -54,6 +62,11 @@ class BodyLimit:
                 await self._app(scope, replaying(body, receive), send)
             return
         await answer(scope, receive, send)
+
+    def _is_strange(self, scope: Scope) -> bool:
+        if not self._keys.are_needed:
+            return False
+        return self._keys.find(Headers(scope=scope).get("Authorization")) is None
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the whole body, or None when the client went away.

@@ -239,13 +239,13 @@ class FrontendServer:
         door = self._config.door
         inside: ASGIApp = app
         root_path = self._args.root_path or ""
+        keys = ApiKeys(self._args.api_key_table)
         if door.resume_window_s is not None:
             exchange = router.streams if self._args.frontends > 1 else None
-            keys = ApiKeys(self._args.api_key_table)
             inside = ResumableStreams(
                 app, door.resume_window_s, door.max_kept_bytes, exchange, root_path, keys
             )
-        limited = BodyLimit(inside, door.max_body_bytes, door.body_timeout_s)
+        limited = BodyLimit(inside, door.max_body_bytes, door.body_timeout_s, keys)
         self._gate = Gate(limited, root_path)
         config = _http_config(self._gate, self._args, self._config)
         app.state.server = server = _Server(config, self._listening)
