@@ -6,6 +6,7 @@ import logging
 import mmap
 import os
 import socket
+import struct
 from collections.abc import Iterator
 
 import msgspec
@@ -409,6 +410,23 @@ def test_descriptors_that_nobody_asked_for_are_closed() -> None:
     assert os.read(reader, 1) == b""
     os.close(reader)
     stream.close()
+    node.plane.close()
+
+
+def test_a_caller_that_brings_descriptors_without_end_is_hung_up_on() -> None:
+    node = Node("shm")
+    name = node.plane.endpoint.removeprefix("shm://").rpartition("/")[0]
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect("\0" + name)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        # The length of a frame, and then every byte of it with a descriptor.
+        sock.send(struct.pack(">I", 1000))
+        for _ in range(100):
+            socket.send_fds(sock, [b"\0"], [sock.fileno()])
+    sock.settimeout(WAIT_S)
+    with contextlib.suppress(ConnectionResetError):
+        assert sock.recv(1) == b""
+    sock.close()
     node.plane.close()
 
 

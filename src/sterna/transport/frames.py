@@ -176,6 +176,9 @@ class FrameStream:
             if self._takes_fds:
                 received, fds, _, _ = socket.recv_fds(self._sock, _READ_BYTES, _MAX_FDS)
                 self.received_fds += fds
+                if len(self.received_fds) > _MAX_FDS:
+                    # They are held before anybody has shown a token.
+                    raise TransportError("the peer sent more descriptors than anybody asked for")
             else:
                 received = self._sock.recv(_READ_BYTES)
         if not received:
