@@ -1,15 +1,19 @@
 """Without descriptors or memory a transfer fails, and says so; the next one goes as if nothing
 had been."""
 
+import logging
 import os
 import resource
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from sterna.transport.interface import ReceiveFailed, SendFailed, Stopped
-from tests.transport.planes import KINDS, Node, stage
+from tests.transport.planes import KINDS, WAIT_S, Node, stage
 
 
 @contextmanager
@@ -66,6 +70,66 @@ def test_a_transfer_without_a_descriptor_fails_and_the_next_one_goes(kind: str) 
             assert "Too many open files" in failed.reason
         destination.plane.stop(stage("m").migration_id)
         assert destination.next_event() == Stopped(stage("m").migration_id)
+        source.copy(stage("n"), destination, [2, 3], [4, 5])
+
+
+@contextmanager
+def no_thread(name: str) -> Iterator[None]:
+    """No thread of this name can be started."""
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        yield
+
+
+@pytest.mark.parametrize("name", ["sterna-kv-send", "sterna-kv-receive"])
+def test_a_transfer_without_a_thread_fails_and_the_next_one_goes(name: str) -> None:
+    with two_nodes("tcp") as (source, destination):
+        with no_thread(name):
+            destination.plane.receive(stage("m"), [0, 1])
+            source.send(stage("m"), destination, [0, 1])
+            assert isinstance(source.next_event(), SendFailed)
+        destination.plane.stop(stage("m").migration_id)
+        assert destination.next_event() == Stopped(stage("m").migration_id)
+        source.copy(stage("n"), destination, [2, 3], [4, 5])
+
+
+def holdings() -> dict[str, int]:
+    """What this process has of threads, rings and descriptors."""
+    with open("/proc/self/maps") as maps:
+        num_rings = sum("sterna-kv" in line for line in maps)
+    num_fds = len(os.listdir("/proc/self/fd"))
+    return {"rings": num_rings, "fds": num_fds, "threads": threading.active_count()}
+
+
+@pytest.mark.parametrize("side", ["outgoing", "incoming"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_connection_without_device_memory_for_its_copies_leaves_nothing(
+    kind: str, side: str
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    with two_nodes(kind) as (source, destination):
+        before = holdings()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(f"sterna.transport.{side}.make_copier", refuse)
+            # What pytest keeps of a log holds tracebacks, and with them what it counts here.
+            patch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+            # Beyond the buffers that were made beforehand.
+            for number in range(4):
+                source.send(stage("m", number), destination, [0, 1])
+                assert isinstance(source.next_event(), SendFailed)
+        deadline_s = time.monotonic() + WAIT_S
+        while any(number > before[what] for what, number in holdings().items()):
+            assert time.monotonic() < deadline_s, (before, holdings())
+            time.sleep(0.01)
         source.copy(stage("n"), destination, [2, 3], [4, 5])
 
 

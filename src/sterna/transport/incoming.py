@@ -62,15 +62,31 @@ class Incoming:
         self._stream = FrameStream(sock, plane.timeout_s)
         self.thread = threading.Thread(target=self._run, name="sterna-kv-receive", daemon=True)
 
+    def start(self) -> None:
+        """Begins to listen to the caller.
+
+        Raises:
+            RuntimeError: there is no thread for that; everything was given back.
+        """
+        try:
+            self.thread.start()
+        except RuntimeError:
+            self._stream.close()
+            self._waker.close()
+            raise
+
     def close(self) -> None:
         """Makes the thread end soon."""
         self._stream.hang_up()
 
     def _run(self) -> None:
         reason = "the connection to the source failed"
+        channel: ReceiveChannel | None = None
         connection: _Connection | None = None
         try:
             channel = self._greet()
+            self._stream.put(Welcome())
+            self._stream.flush()
             self.is_greeted = True
             connection = _Connection(self._stream, channel, self._plane, self._waker)
             channel.join(self._stream)
@@ -85,8 +101,8 @@ class Incoming:
         for copy in connection.copies() if connection is not None else []:
             self._plane.ledger.fail(copy, reason)
         self._stream.close()
-        if connection is not None:
-            connection.close()
+        if channel is not None:
+            channel.close()
         self._waker.close()
         self._on_over(self)
 
@@ -102,8 +118,6 @@ class Incoming:
             self._stream.put(Rejected(str(error)))
             self._stream.flush()
             raise
-        self._stream.put(Welcome())
-        self._stream.flush()
         return channel
 
     def _check(self, hello: Hello) -> None:
@@ -150,9 +164,6 @@ class _Connection:
 
     def copies(self) -> list[Copy]:
         return [inbound.copy for inbound in self._streams.values()]
-
-    def close(self) -> None:
-        self._channel.close()
 
     def _hear(self, frame: Frame) -> None:
         match frame:

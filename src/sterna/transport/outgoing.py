@@ -90,6 +90,18 @@ class Outgoing:
         self._waker.set()
         return True
 
+    def start(self) -> None:
+        """Begins to connect.
+
+        Raises:
+            RuntimeError: there is no thread for that; everything was given back.
+        """
+        try:
+            self.thread.start()
+        except RuntimeError:
+            self._waker.close()
+            raise
+
     def close(self) -> None:
         """Makes the thread end soon."""
         with self._lock:
@@ -166,9 +178,10 @@ class _Connection:
         self._peer = peer
         self._plane = plane
         self._waker = waker
+        self._copier = make_copier(plane.layout, plane.slot_bytes)
+        # Last of what may fail, because it has to be given back.
         self._channel = plane.wire.sender(peer.address)
         self._slots = self._channel.slots
-        self._copier = make_copier(plane.layout, plane.slot_bytes)
         self._next_stream = 0
         self._streams: dict[int, _Outbound] = {}
         # Those with chunks left, in order of their turns.

@@ -100,7 +100,7 @@ class _Plane:
             try:
                 outgoing = Outgoing(peer, self._parts, self._forget_outgoing)
                 outgoing.submit(copy)
-                outgoing.thread.start()
+                outgoing.start()
             except (OSError, RuntimeError) as error:
                 # There is no descriptor left, or no thread.
                 _logger.error("kv connection not opened peer=%s error=%s", peer.address, error)
@@ -168,9 +168,9 @@ class _Plane:
                 continue
             try:
                 self._accept()
-            except OSError as error:
-                # The caller has gone, or the process is out of descriptors: a loop without a
-                # pause would not help.
+            except (OSError, RuntimeError) as error:
+                # The caller has gone, or the process is out of descriptors or threads: a loop
+                # without a pause would not help.
                 _logger.warning("kv connection not accepted error=%s", error)
                 wait(self._waker, timeout_s=_ACCEPT_RETRY_S)
 
@@ -187,8 +187,8 @@ class _Plane:
                 strangers[0].close()
                 del self._incoming[strangers[0]]
             incoming = Incoming(sock, self._parts, self._forget_incoming)
+            incoming.start()
             self._incoming[incoming] = None
-            incoming.thread.start()
 
     def _forget_incoming(self, incoming: Incoming) -> None:
         with self._lock:
