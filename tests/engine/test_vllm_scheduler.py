@@ -187,6 +187,27 @@ def test_a_request_that_moves_while_it_queues_keeps_its_place_by_arrival(vllm_co
     finish(core)
 
 
+def test_a_kv_connector_is_told_of_a_request_that_comes_with_a_history(vllm_core: Any) -> None:
+    """As of any other: vLLM's own offloading looks its state up at the first step."""
+
+    class Connector:
+        def __init__(self) -> None:
+            self.told: list[str] = []
+
+        def on_new_request(self, request: Any) -> None:
+            self.told.append(request.request_id)
+
+    scheduler = with_scheduler(vllm_core).scheduler
+    scheduler.connector = connector = Connector()
+    request, _ = vllm_core.preprocess_add_request(wire_request("again", 32))
+    request.append_output_token_ids([100, 100])
+    scheduler.add_with_history(request)
+    assert connector.told == ["again"]
+    scheduler.connector = None
+    vllm_core.abort_requests(["again"])
+    finish(vllm_core)
+
+
 def test_views_have_both_priorities_of_a_requests_class(vllm_core: Any) -> None:
     core = with_scheduler(vllm_core, policy="priority")
     core.scheduler.classes = PriorityClasses(

@@ -306,6 +306,10 @@ class MigratingScheduler(Scheduler):
         one: in front (by arrival where vLLM serves by priority), its KV to be computed again."""
         request.status = RequestStatus.PREEMPTED
         self._register(request)
+        if self.connector is not None:
+            # One that is asked about a request that it was never told of ends the engine, and then
+            # every engine where the request goes on.
+            self.connector.on_new_request(request)
         self.waiting.prepend_request(request)
 
     def _register(self, request: Request) -> None:
