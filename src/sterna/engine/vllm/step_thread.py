@@ -64,6 +64,9 @@ class StepThread:
         future: Future[T] = Future()
 
         def run(core: Core) -> None:
+            if not future.set_running_or_notify_cancel():
+                # Whoever wanted it is being closed.
+                return
             self._is_busy = not may_last
             try:
                 result = command(core)
