@@ -34,9 +34,9 @@ from sterna.engine.vllm.payload import (
 )
 from sterna.engine.vllm.request_state import (
     RequestState,
+    import_into_workers,
     restore_history,
     until_grammar_ready,
-    worker_state,
 )
 from sterna.engine.vllm.scheduler import MigratingScheduler
 from sterna.engine.vllm.step_thread import StepThread
@@ -206,12 +206,7 @@ class VllmEngine:
     def _restore(core: HostedCore, request: Request, output_token_ids: Sequence[int]) -> None:
         """Let a request go on behind outputs of an engine that is gone."""
         restore_history(core, request, RequestState(list(output_token_ids), 0, 0))
-        num_groups = len(core.scheduler.kv_cache_config.kv_cache_groups)
-        core.collective_rpc(
-            "sterna_import_request",
-            args=(worker_state(request, [], num_groups), None),
-            kwargs={"is_continued": True},
-        )
+        import_into_workers(core, request, [], is_continued=True)
         core.scheduler.add_with_history(request)
 
     def _fail(self, frontend_id: FrontendId, request_id: str, num_delivered: int = 0) -> None:
@@ -344,7 +339,8 @@ class VllmEngine:
             return ReserveFailed(effect.stage, Reason.UNSUPPORTED)
 
         def reserve(core: HostedCore) -> list[int] | Reason:
-            if core.scheduler.immovable_features:
+            has_kv = effect.first_block + effect.num_blocks > 0
+            if has_kv and core.scheduler.immovable_features:
                 return Reason.UNSUPPORTED
             if effect.request_id in core.scheduler.requests:
                 return Reason.DUPLICATE_REQUEST
@@ -422,10 +418,7 @@ class VllmEngine:
         else:
             scheduler.adopt_queuing(effect.migration_id, request)
         if state.output_token_ids:
-            core.collective_rpc(
-                "sterna_import_request",
-                args=(worker_state(request, block_ids), state.generator_state),
-            )
+            import_into_workers(core, request, block_ids, state.generator_state)
         self._wire[effect.request_id] = wire_request
         first_index = self._num_delivered[effect.request_id] = len(state.output_token_ids)
         return first_index

@@ -95,6 +95,26 @@ async def until_grammar_ready(request: Request) -> bool:
     return is_grammar_ready(request)
 
 
+def import_into_workers(
+    core: Any,
+    request: Request,
+    block_ids: list[int],
+    generator_state: bytes | None = None,
+    *,
+    is_continued: bool = False,
+) -> None:
+    """Make the workers know a request with a history; see `sterna_import_request`."""
+    if core.scheduler.use_v2_model_runner:
+        # It is told all tokens of a request with every admission, and draws by their positions.
+        return
+    num_groups = len(core.scheduler.kv_cache_config.kv_cache_groups)
+    core.collective_rpc(
+        "sterna_import_request",
+        args=(worker_state(request, block_ids, num_groups), generator_state),
+        kwargs={"is_continued": is_continued},
+    )
+
+
 def worker_state(request: Request, block_ids: list[int], num_groups: int = 1) -> CachedRequestState:
     """Return what a vLLM worker remembers of a request with a history.
 

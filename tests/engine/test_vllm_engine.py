@@ -1,0 +1,138 @@
+"""The real engine's side of migrations, with a core that is stepped by hand."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pytest
+
+from sterna.config import TransportConfig
+from sterna.migration.messages import (
+    Adopt,
+    Adopted,
+    BlocksReserved,
+    Reason,
+    ReserveBlocks,
+    ReserveFailed,
+)
+from sterna.types import FrontendId, InstanceId, MigrationId, RequestId
+from tests.engine.test_vllm_histories import wire_request
+from tests.engine.test_vllm_scheduler import finish, step, with_scheduler
+from tests.engine.vllm_cores import tiny_core
+
+pytest.importorskip("vllm")
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+
+T = TypeVar("T")
+
+MIGRATION, REQUEST = MigrationId("i0-1"), RequestId("moves")
+
+
+@pytest.fixture(scope="module")
+def vllm_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from sterna.engine.vllm.core import WORKER_EXTENSION
+
+    with tiny_core(
+        tmp_path_factory.mktemp("models") / "tiny",
+        max_model_len=512,
+        block_size=32,
+        num_gpu_blocks_override=61,
+        max_num_batched_tokens=96,
+        max_num_seqs=4,
+        enable_chunked_prefill=True,
+        worker_extension_cls=WORKER_EXTENSION,
+    ) as core:
+        yield core
+
+
+class DirectThread:
+    """A step thread that steps nothing, and carries commands out where they are given."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+
+    def call(self, command: Callable[[Any], T], *, may_last: bool = False) -> Future[T]:
+        future: Future[T] = Future()
+        future.set_result(command(self._core))
+        return future
+
+
+class Listener:
+    """Notes what it hears."""
+
+    def __init__(self) -> None:
+        self.adopted: list[tuple[str, int]] = []
+        self.failures: list[str] = []
+
+    def on_adopted(self, frontend_id: FrontendId, request_id: RequestId, first_index: int) -> None:
+        self.adopted.append((request_id, first_index))
+
+    def on_transfer(self, migration_id: MigrationId, event: Any) -> None:
+        raise AssertionError(f"{migration_id}: {event}")
+
+    def on_failure(self, error: BaseException) -> None:
+        self.failures.append(str(error))
+
+
+def run_with_engine(core: Any, play: Callable[[Any, Listener], Coroutine[Any, Any, T]]) -> T:
+    """What `play` returns, which is given an engine over this core."""
+    from sterna.engine.vllm.engine import VllmEngine
+
+    async def run() -> T:
+        listener = Listener()
+        engine = VllmEngine(InstanceId("i1"), None, TransportConfig(), listener)  # type: ignore[arg-type]
+        engine._core = core
+        engine._thread = DirectThread(core)  # type: ignore[assignment]
+        try:
+            return await play(engine, listener)
+        finally:
+            await engine._transfers.close()
+
+    return asyncio.run(run())
+
+
+def reserve(num_blocks: int) -> ReserveBlocks:
+    from sterna.engine.vllm.payload import encode_request
+
+    request = encode_request(wire_request(REQUEST, {"seed": 3, "temperature": 0.9}))
+    return ReserveBlocks(MIGRATION, REQUEST, 0, 0, num_blocks, True, request)
+
+
+def test_an_engine_that_moves_no_kv_takes_requests_without_it(vllm_core: Any) -> None:
+    """Else one that is emptied for its sake, by a rolling restart, would never be empty."""
+    from sterna.engine.vllm.request_state import RequestState
+
+    core = with_scheduler(vllm_core)
+    core.scheduler.immovable_features = ("speculative decoding",)
+
+    async def play(engine: Any, listener: Listener) -> None:
+        assert await engine.reserve(reserve(3)) == ReserveFailed(0, Reason.UNSUPPORTED)
+        assert await engine.reserve(reserve(0)) == BlocksReserved(0, ())
+        state = RequestState([5, 6, 7], 0, 0).encode()
+        assert await engine.adopt(Adopt(MIGRATION, REQUEST, 0, state)) == Adopted()
+        assert listener.adopted == [(REQUEST, 3)]
+
+    run_with_engine(core, play)
+    step(core)
+    (running,) = core.scheduler.running
+    assert list(running.output_token_ids)[:3] == [5, 6, 7]
+    finish(core)
+
+
+def test_a_request_goes_on_without_the_v1_runners_state_where_there_is_none(vllm_core: Any) -> None:
+    """vLLM's V2 runner is told all tokens when it admits a request."""
+    from sterna.engine.vllm.engine import VllmEngine
+
+    core = with_scheduler(vllm_core)
+    core.scheduler.use_v2_model_runner = True
+    request, _ = core.preprocess_add_request(wire_request("again", {}))
+    calls: list[str] = []
+    told = SimpleNamespace(scheduler=core.scheduler, collective_rpc=lambda *a, **_: calls.append(a))
+    VllmEngine._restore(told, request, [5, 6, 7])  # type: ignore[arg-type]
+    assert not calls
+    output = core.scheduler.schedule()
+    (admitted,) = output.scheduled_new_reqs
+    assert admitted.prefill_token_ids[-3:] == [5, 6, 7]
