@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -136,3 +137,32 @@ def test_a_request_goes_on_without_the_v1_runners_state_where_there_is_none(vllm
     output = core.scheduler.schedule()
     (admitted,) = output.scheduled_new_reqs
     assert admitted.prefill_token_ids[-3:] == [5, 6, 7]
+
+
+def test_engines_whose_pages_lie_otherwise_have_another_format(vllm_core: Any) -> None:
+    from sterna.engine.vllm.facts import kv_format
+
+    (layout,) = vllm_core.collective_rpc("sterna_page_layout")
+    assert layout.startswith("layout=LBHNC; backends=['CPU_ATTN']; isas=['")
+    # The same model on a processor with other kernels.
+    other = layout.replace("isas=['", "isas=['x")
+    config = vllm_core.vllm_config
+    assert kv_format(config, [layout, layout]) == kv_format(config, [layout])
+    assert kv_format(config, [layout]) != kv_format(config, [other])
+    assert kv_format(config, [layout]) != kv_format(config, ["no page moves"])
+
+
+def test_new_weights_under_an_old_name_are_another_model(tmp_path: Path) -> None:
+    from sterna.engine.vllm.facts import weights_digest
+
+    digests = set()
+    for number in range(3):
+        folder = tmp_path / str(number) / "model"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        weights = bytearray(100_000)
+        weights[50_000] = number % 2
+        (folder / "model.safetensors").write_bytes(weights)
+        digests.add(weights_digest(folder))
+    assert len(digests) == 2
+    assert weights_digest(tmp_path / "nowhere") is None

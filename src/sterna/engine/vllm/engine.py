@@ -119,13 +119,17 @@ class VllmEngine:
         scheduler.classes = self._classes
         self._core = core
         core.collective_rpc("sterna_prepare")
-        if not scheduler.immovable_features:
+        if scheduler.immovable_features:
+            # Requests may come here, but without their KV.
+            page_layouts = ["no page moves"]
+        else:
+            page_layouts = core.collective_rpc("sterna_page_layout")
             self._transfers.open(core)
         return EngineFacts(
             block_size=scheduler.block_size,
             total_tokens=scheduler.total_tokens,
             ready_response=core.ready_response(),
-            kv_format=kv_format(core.vllm_config),
+            kv_format=kv_format(core.vllm_config, page_layouts),
             immovable_features=scheduler.immovable_features,
         )
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -51,10 +52,44 @@ KV_KEYS = (
 """What decides, of all that a profile holds for, what is in a KV block and how it lies there."""
 
 
-def kv_format(config: VllmConfig) -> str:
-    """Equal for engines whose KV blocks mean the same: same weights, layout and precision."""
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+NUM_SAMPLES = 32
+SAMPLE_BYTES = 4096
+
+
+def kv_format(config: VllmConfig, page_layouts: Iterable[str]) -> str:
+    """Equal for engines whose KV blocks mean the same: same weights, layout and precision.
+
+    Args:
+        page_layouts: how the bytes of a page lie on each rank; the options alone do not say it,
+            since vLLM chooses by what the hardware can do.
+    """
     key = profile_key(config)
-    return "; ".join(f"{name}={key[name]}" for name in KV_KEYS)
+    formats = [f"{name}={key[name]}" for name in KV_KEYS]
+    formats.append(f"weights={weights_digest(Path(config.model_config.model))}")
+    formats.append(f"hf_overrides={config.model_config.hf_overrides}")
+    formats += sorted(set(page_layouts))
+    return "; ".join(formats)
+
+
+def weights_digest(model: Path) -> str | None:
+    """Return a digest of samples of a model's weights, or None where they are not in a folder.
+
+    New weights may come under the name of the old ones, with the same config.json.
+    """
+    if not model.is_dir():
+        return None
+    digest = hashlib.sha256()
+    for path in sorted(model.iterdir()):
+        if path.suffix not in WEIGHT_SUFFIXES or not path.is_file():
+            continue
+        num_bytes = path.stat().st_size
+        digest.update(f"{path.name} {num_bytes} ".encode())
+        with path.open("rb") as weights:
+            for number in range(NUM_SAMPLES):
+                weights.seek(num_bytes * number // NUM_SAMPLES)
+                digest.update(weights.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:12]
 
 
 def total_tokens(config: VllmConfig) -> int | None:

@@ -48,6 +48,21 @@ class SternaWorkerExtension:
         self._sterna_plane = server
         return server.command_address, server.plane.endpoint
 
+    def sterna_page_layout(self) -> str:
+        """Return what decides how the bytes of a KV page lie on this rank."""
+        runner = self.model_runner
+        layout = runner.cache_config.get_resolved_kv_cache_layout().name
+        groups = [group for groups in runner.attn_groups for group in groups]
+        backends = sorted({group.backend.get_name() for group in groups})
+        # The CPU backend packs keys and values as its kernels for the processor at hand read them.
+        builders = [builder for group in groups for builder in group.metadata_builders]
+        isas = sorted({str(builder.isa) for builder in builders if hasattr(builder, "isa")})
+        kernel_block_sizes = sorted(set(runner._kernel_block_sizes))
+        return (
+            f"layout={layout}; backends={backends}; isas={isas}; "
+            f"kernel_block_sizes={kernel_block_sizes}"
+        )
+
     def sterna_export_generator(self, request_id: str) -> bytes | None:
         """Return the state of the request's random generator, None if it has none of its own."""
         state: CachedRequestState | None = self.model_runner.requests.get(request_id)
