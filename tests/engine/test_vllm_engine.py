@@ -166,3 +166,20 @@ def test_new_weights_under_an_old_name_are_another_model(tmp_path: Path) -> None
         digests.add(weights_digest(folder))
     assert len(digests) == 2
     assert weights_digest(tmp_path / "nowhere") is None
+
+
+def test_an_engine_one_of_whose_ranks_has_died_says_so(vllm_core: Any) -> None:
+    core = with_scheduler(vllm_core)
+    callbacks: list[Callable[[], None]] = []
+
+    async def play(engine: Any, listener: Listener) -> list[str]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(core.model_executor, "register_failure_callback", callbacks.append)
+            facts = engine._open_planes(core)
+        assert "CPU_ATTN" in facts.kv_format
+        (died,) = callbacks
+        died()
+        await asyncio.sleep(0)
+        return listener.failures
+
+    assert run_with_engine(core, play) == ["a rank of the engine has died"]

@@ -118,6 +118,12 @@ class VllmEngine:
         scheduler: MigratingScheduler = core.scheduler
         scheduler.classes = self._classes
         self._core = core
+        # vLLM notices the death of a rank also while nothing is stepped.
+        core.model_executor.register_failure_callback(
+            lambda: self._to_loop(
+                self._listener.on_failure, RuntimeError("a rank of the engine has died")
+            )
+        )
         core.collective_rpc("sterna_prepare")
         if scheduler.immovable_features:
             # Requests may come here, but without their KV.
