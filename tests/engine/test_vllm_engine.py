@@ -1,6 +1,7 @@
 """The real engine's side of migrations, with a core that is stepped by hand."""
 
 import asyncio
+import copy
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -183,3 +184,17 @@ def test_an_engine_one_of_whose_ranks_has_died_says_so(vllm_core: Any) -> None:
         return listener.failures
 
     assert run_with_engine(core, play) == ["a rank of the engine has died"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "moves"), [("LBNHC", True), ("BLHNC", True), ("LHBNC", False), ("BHLNC", False)]
+)
+def test_a_cache_whose_pages_lie_in_pieces_does_not_move(
+    vllm_core: Any, layout: str, moves: bool
+) -> None:
+    from sterna.engine.vllm.support import immovable_engine_features
+
+    config = copy.deepcopy(vllm_core.vllm_config)
+    config.cache_config.kv_cache_layout = layout
+    features = immovable_engine_features(config, vllm_core.scheduler.kv_cache_config)
+    assert features == (() if moves else (f"KV cache layout {layout}",))

@@ -7,6 +7,7 @@ What is not known to move is refused here by name; the instance then serves with
 from typing import Any
 
 from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.request import Request
 
 
@@ -32,6 +33,10 @@ def immovable_engine_features(vllm_config: Any, kv_cache_config: Any) -> tuple[s
         # Subclasses of full attention (latent attention, say) lay their pages out differently.
         is_full_attention = type(groups[0].kv_cache_spec) is FullAttentionSpec
         features["attention other than full"] = not is_full_attention
+    if (layout := vllm_config.cache_config.kv_cache_layout) is not None:
+        # A page of others lies in pieces, head by head.
+        is_compact = KVCacheLayout[layout].is_block_compact
+        features[f"KV cache layout {layout}"] = not is_compact
     return tuple(name for name, is_used in features.items() if is_used)
 
 
