@@ -198,3 +198,102 @@ def test_a_cache_whose_pages_lie_in_pieces_does_not_move(
     config.cache_config.kv_cache_layout = layout
     features = immovable_engine_features(config, vllm_core.scheduler.kv_cache_config)
     assert features == (() if moves else (f"KV cache layout {layout}",))
+
+
+# ------------------------------------------------------------------- asynchronous scheduling
+
+
+class InFlight:
+    """Steps of vLLM's asynchronous scheduler, whose tokens the test says."""
+
+    def __init__(self, core: Any, *, num_ranks: int = 1) -> None:
+        from sterna.engine.vllm.scheduler import MigratingAsyncScheduler
+
+        config = copy.deepcopy(core.vllm_config)
+        config.scheduler_config.async_scheduling = True
+        config.parallel_config.world_size = num_ranks
+        self._core = core
+        self.scheduler = MigratingAsyncScheduler(
+            vllm_config=config,
+            kv_cache_config=core.scheduler.kv_cache_config,
+            structured_output_manager=core.structured_output_manager,
+            block_size=core.scheduler.block_size,
+            hash_block_size=core.scheduler.hash_block_size,
+        )
+        self._steps: list[Any] = []
+
+    def add(self, name: str, **case: Any) -> None:
+        request, _ = self._core.preprocess_add_request(wire_request(name, case))
+        self.scheduler.add_request(request)
+
+    def begin(self) -> None:
+        self._steps.append(self.scheduler.schedule())
+
+    def end(self, token_id: int) -> None:
+        """End the oldest step, which says this token for each of its requests."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        output = self._steps.pop(0)
+        names = list(output.num_scheduled_tokens)
+        self.scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=names,
+                req_id_to_index={name: index for index, name in enumerate(names)},
+                sampled_token_ids=[[token_id] for _ in names],
+            ),
+        )
+
+
+def test_a_drain_waits_for_the_step_in_flight(vllm_core: Any) -> None:
+    flight = InFlight(vllm_core)
+    scheduler = flight.scheduler
+    flight.add("a")
+    flight.begin()
+    flight.begin()
+    flight.end(7)
+    assert scheduler.begin_drain("a", 0, 0, 9) is True
+    assert not scheduler.is_drained("a")
+    # The batch goes on without it.
+    assert not scheduler.schedule().num_scheduled_tokens
+    flight.end(8)
+    assert scheduler.is_drained("a")
+    request = scheduler.drained_request("a")
+    assert request is not None
+    assert list(request.output_token_ids) == [7, 8]
+    assert request.num_computed_tokens == request.num_tokens - 1
+    scheduler.resume("a")
+    flight.begin()
+    flight.end(9)
+    assert list(request.output_token_ids) == [7, 8, 9]
+
+
+def test_a_request_that_ends_in_the_step_in_flight_is_not_drained(vllm_core: Any) -> None:
+    flight = InFlight(vllm_core)
+    scheduler = flight.scheduler
+    flight.add("a", stop_token_ids=[99])
+    flight.begin()
+    flight.begin()
+    flight.end(7)
+    assert scheduler.begin_drain("a", 0, 0, 9) is True
+    flight.end(99)
+    assert scheduler.is_drained("a")
+    assert scheduler.drained_request("a") is None
+    assert not scheduler.requests
+
+
+def test_no_blocks_are_reserved_that_a_rank_may_still_write_to(vllm_core: Any) -> None:
+    """A request that has ended is part of one step more, which a rank may not have launched yet
+    when the blocks for a migration are named to it."""
+    flight = InFlight(vllm_core, num_ranks=2)
+    scheduler = flight.scheduler
+    flight.add("a", stop_token_ids=[99])
+    flight.begin()
+    flight.begin()
+    written = set(scheduler.block_ids("a"))
+    flight.end(99)
+    assert not scheduler.requests
+    reserved = scheduler.reserve(MIGRATION, 5, needs_slot=True)
+    assert written.isdisjoint(reserved)
+    flight.end(1)
+    assert written <= set(scheduler.reserve(MIGRATION, 60, needs_slot=True))

@@ -50,6 +50,12 @@ class MigratingScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.immovable_features = immovable_engine_features(self.vllm_config, self.kv_cache_config)
+        if not self.immovable_features and self.parallel_config.world_size > 1:
+            # As vLLM does for connectors that bring KV: with two steps under way, a rank may still
+            # have to launch the one that writes once more to the blocks of a request that has just
+            # ended. What is copied into them would not wait for it. (With one rank it does:
+            # this thread has launched all steps before it commands a copy.)
+            self.defer_block_free |= self.vllm_config.max_concurrent_batches > 1
         self.num_preemptions = 0
         self._drained: dict[str, Request] = {}
         self._reservations: dict[MigrationId, Reservation] = {}
