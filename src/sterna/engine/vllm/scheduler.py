@@ -365,5 +365,5 @@ def _is_prefilling(request: Request) -> bool:
 class MigratingAsyncScheduler(MigratingScheduler, AsyncScheduler):
     """The same over vLLM's asynchronous scheduling, vLLM's default on GPUs.
 
-    Not run so far: vLLM forces synchronous scheduling on CPU.
+    Not run with a GPU so far: vLLM forces synchronous scheduling on CPU. Tests play its steps.
     """
