@@ -15,6 +15,8 @@ from sterna.migration.messages import (
     Adopt,
     Adopted,
     BlocksReserved,
+    Drain,
+    Mode,
     Reason,
     ReserveBlocks,
     ReserveFailed,
@@ -198,6 +200,20 @@ def test_a_cache_whose_pages_lie_in_pieces_does_not_move(
     config.cache_config.kv_cache_layout = layout
     features = immovable_engine_features(config, vllm_core.scheduler.kv_cache_config)
     assert features == (() if moves else (f"KV cache layout {layout}",))
+
+
+def test_a_drain_that_nobody_waits_for_any_more_does_not_end_the_engine() -> None:
+    """An instance that is closed cancels what it waits for."""
+    core = SimpleNamespace(scheduler=SimpleNamespace(is_drained=lambda _: True))
+    cancelled: Future[Any] = Future()
+    cancelled.cancel()
+
+    async def play(engine: Any, _: Listener) -> None:
+        engine._waiting_drains = [(Drain(MIGRATION, REQUEST, Mode.LIVE, 0, 0, 1), cancelled)]
+        engine._export_drained(core)
+        assert not engine._waiting_drains
+
+    run_with_engine(core, play)
 
 
 # ------------------------------------------------------------------- asynchronous scheduling

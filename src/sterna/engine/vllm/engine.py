@@ -457,10 +457,10 @@ class VllmEngine:
     def _export_drained(self, core: HostedCore) -> None:
         waiting, self._waiting_drains = self._waiting_drains, []
         for effect, future in waiting:
-            if core.scheduler.is_drained(effect.request_id):
-                future.set_result(self._export(core, effect))
-            else:
+            if not core.scheduler.is_drained(effect.request_id):
                 self._waiting_drains.append((effect, future))
+            elif future.set_running_or_notify_cancel():
+                future.set_result(self._export(core, effect))
 
     def _publish_view(self, core: HostedCore) -> None:
         view = core.scheduler.view(self._instance_id, self._is_terminating)
