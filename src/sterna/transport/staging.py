@@ -81,7 +81,9 @@ class CudaCopier:
 
     def __init__(self, layout: KvLayout, num_bytes: int) -> None:
         self._layout = layout
-        self._stream = torch.cuda.Stream(layout.device)
+        # PyTorch hands out 32 streams of each priority in turn, then the same ones again. The
+        # engine's own is one of normal priority, which a late copier must not come to share.
+        self._stream = torch.cuda.Stream(layout.device, priority=-1)
         with torch.cuda.stream(self._stream):
             self._fused = torch.empty(num_bytes, dtype=torch.uint8, device=layout.device)
 
