@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from sterna.config import TransportConfig
+from sterna.messages import TokenSpan
 from sterna.migration.messages import (
     Adopt,
     Adopted,
@@ -60,7 +61,10 @@ class DirectThread:
 
     def call(self, command: Callable[[Any], T], *, may_last: bool = False) -> Future[T]:
         future: Future[T] = Future()
-        future.set_result(command(self._core))
+        try:
+            future.set_result(command(self._core))
+        except Exception as error:
+            future.set_exception(error)
         return future
 
 
@@ -70,6 +74,12 @@ class Listener:
     def __init__(self) -> None:
         self.adopted: list[tuple[str, int]] = []
         self.failures: list[str] = []
+        self.outputs: list[tuple[FrontendId, TokenSpan, bytes]] = []
+
+    def on_outputs(
+        self, frontend_id: FrontendId, spans: tuple[TokenSpan, ...], payloads: list[bytes]
+    ) -> None:
+        self.outputs += [(frontend_id, *each) for each in zip(spans, payloads, strict=True)]
 
     def on_adopted(self, frontend_id: FrontendId, request_id: RequestId, first_index: int) -> None:
         self.adopted.append((request_id, first_index))
@@ -124,6 +134,27 @@ def test_an_engine_that_moves_no_kv_takes_requests_without_it(vllm_core: Any) ->
     (running,) = core.scheduler.running
     assert list(running.output_token_ids)[:3] == [5, 6, 7]
     finish(core)
+
+
+def test_a_refused_pooling_request_does_not_end_its_front_end(vllm_core: Any) -> None:
+    from vllm.pooling_params import PoolingParams
+
+    from sterna.engine.vllm.payload import decode_outputs, encode_request
+
+    wire = wire_request("embeds", {})
+    wire.sampling_params, wire.pooling_params = None, PoolingParams(task="embed")
+    core = with_scheduler(vllm_core)
+
+    async def play(engine: Any, listener: Listener) -> bytes:
+        # This engine generates.
+        engine.add(FrontendId(4), encode_request(wire))
+        await asyncio.sleep(0)
+        ((_, _, payload),) = listener.outputs
+        return payload
+
+    (output,) = decode_outputs(run_with_engine(core, play)).outputs
+    # vLLM's output processor takes an end without an embedding and without this for a bug.
+    assert output.mm_cache_miss_hashes == ["embeds"]
 
 
 def test_a_request_goes_on_without_the_v1_runners_state_where_there_is_none(vllm_core: Any) -> None:

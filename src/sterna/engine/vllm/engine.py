@@ -13,10 +13,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from vllm.v1.engine import (
-    EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
-    FinishReason,
 )
 from vllm.v1.request import Request, RequestStatus
 
@@ -28,6 +26,7 @@ from sterna.engine.vllm.facts import kv_format
 from sterna.engine.vllm.payload import (
     decode_request,
     decode_utility_call,
+    encode_failure,
     encode_outputs,
     encode_request,
     encode_span,
@@ -166,7 +165,7 @@ class VllmEngine:
             request, _ = self._core.preprocess_add_request(wire_request)
         except Exception:
             logger.exception("request refused by the engine request=%s", wire_request.request_id)
-            self._fail(frontend_id, wire_request.request_id, len(output_token_ids))
+            self._fail(wire_request, len(output_token_ids))
             return
         if not output_token_ids:
             self._add(wire_request, request, ())
@@ -184,7 +183,7 @@ class VllmEngine:
                 raise TimeoutError("its grammar takes too long to compile")
         except Exception:
             logger.exception("request refused by the engine request=%s", request.request_id)
-            self._fail(FrontendId(request.client_index), request.request_id, len(output_token_ids))
+            self._fail(wire_request, len(output_token_ids))
             return
         self._add(wire_request, request, output_token_ids)
 
@@ -207,8 +206,7 @@ class VllmEngine:
         def check(future: Future[None]) -> None:
             if future.exception() is not None:
                 logger.error("request refused by the engine", exc_info=future.exception())
-                frontend_id = FrontendId(request.client_index)
-                self._to_loop(self._fail, frontend_id, request.request_id, num_delivered)
+                self._to_loop(self._fail, wire_request, num_delivered)
 
         self._thread.call(add).add_done_callback(check)
 
@@ -219,11 +217,12 @@ class VllmEngine:
         import_into_workers(core, request, [], is_continued=True)
         core.scheduler.add_with_history(request)
 
-    def _fail(self, frontend_id: FrontendId, request_id: str, num_delivered: int = 0) -> None:
-        output = EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR)
+    def _fail(self, wire_request: EngineCoreRequest, num_delivered: int) -> None:
+        request_id = wire_request.request_id
         span = TokenSpan(RequestId(request_id), num_delivered, 0, True)
-        payload = encode_outputs(EngineCoreOutputs(outputs=[output]))
-        self._listener.on_outputs(frontend_id, (span,), [payload])
+        is_pooling = wire_request.pooling_params is not None
+        payload = encode_failure(request_id, is_pooling=is_pooling)
+        self._listener.on_outputs(FrontendId(wire_request.client_index), (span,), [payload])
 
     def abort(self, request_ids: Sequence[RequestId]) -> None:
         for request_id in request_ids:
