@@ -15,6 +15,7 @@ from sterna.messages import TokenSpan
 from sterna.migration.messages import (
     Adopt,
     Adopted,
+    AdoptFailed,
     BlocksReserved,
     Drain,
     Mode,
@@ -136,6 +137,32 @@ def test_an_engine_that_moves_no_kv_takes_requests_without_it(vllm_core: Any) ->
     finish(core)
 
 
+def test_a_request_beyond_the_length_of_this_engine_is_refused(vllm_core: Any) -> None:
+    """Its 75 tokens of prompt and 3 of output may be fine for another, with more memory."""
+    from sterna.engine.vllm.payload import encode_request
+    from sterna.engine.vllm.request_state import RequestState
+
+    core = with_scheduler(vllm_core)
+    payload = encode_request(wire_request(REQUEST, {}))
+    state = RequestState([5, 6, 7], 0, 0).encode()
+
+    async def play(engine: Any, listener: Listener) -> None:
+        core.scheduler.max_model_len = 78
+        engine.add(FrontendId(4), payload, [5, 6, 7])
+        (refused,) = listener.outputs
+        assert refused[:2] == (FrontendId(4), TokenSpan(REQUEST, 3, 0, True))
+        assert await engine.reserve(reserve(0)) == BlocksReserved(0, ())
+        refusal = AdoptFailed(Reason.UNSUPPORTED)
+        assert await engine.adopt(Adopt(MIGRATION, REQUEST, 0, state)) == refusal
+        assert not core.scheduler.requests
+        core.scheduler.max_model_len = 79
+        assert await engine.adopt(Adopt(MIGRATION, REQUEST, 0, state)) == Adopted()
+
+    run_with_engine(core, play)
+    core.abort_requests([REQUEST])
+    finish(core)
+
+
 def test_a_refused_pooling_request_does_not_end_its_front_end(vllm_core: Any) -> None:
     from vllm.pooling_params import PoolingParams
 
@@ -164,7 +191,7 @@ def test_a_request_goes_on_without_the_v1_runners_state_where_there_is_none(vllm
     core = with_scheduler(vllm_core)
     core.scheduler.use_v2_model_runner = True
     request, _ = core.preprocess_add_request(wire_request("again", {}))
-    calls: list[str] = []
+    calls: list[tuple[Any, ...]] = []
     told = SimpleNamespace(scheduler=core.scheduler, collective_rpc=lambda *a, **_: calls.append(a))
     VllmEngine._restore(told, request, [5, 6, 7])  # type: ignore[arg-type]
     assert not calls
@@ -341,6 +368,9 @@ def test_no_blocks_are_reserved_that_a_rank_may_still_write_to(vllm_core: Any) -
     flight.end(99)
     assert not scheduler.requests
     reserved = scheduler.reserve(MIGRATION, 5, needs_slot=True)
+    assert not isinstance(reserved, Reason)
     assert written.isdisjoint(reserved)
     flight.end(1)
-    assert written <= set(scheduler.reserve(MIGRATION, 60, needs_slot=True))
+    reserved = scheduler.reserve(MIGRATION, 60, needs_slot=True)
+    assert not isinstance(reserved, Reason)
+    assert written <= set(reserved)

@@ -34,6 +34,7 @@ from sterna.engine.vllm.payload import (
 from sterna.engine.vllm.request_state import (
     RequestState,
     import_into_workers,
+    is_too_long,
     restore_history,
     until_grammar_ready,
 )
@@ -165,6 +166,10 @@ class VllmEngine:
             request, _ = self._core.preprocess_add_request(wire_request)
         except Exception:
             logger.exception("request refused by the engine request=%s", wire_request.request_id)
+            self._fail(wire_request, len(output_token_ids))
+            return
+        if is_too_long(self._core, request, len(output_token_ids)):
+            logger.error("request refused, it is too long request=%s", request.request_id)
             self._fail(wire_request, len(output_token_ids))
             return
         if not output_token_ids:
@@ -416,6 +421,9 @@ class VllmEngine:
             return AdoptFailed(Reason.DUPLICATE_REQUEST)
         try:
             state = RequestState.decode(effect.state)
+            if is_too_long(core, request, len(state.output_token_ids)):
+                logger.warning("migrating request too long request=%s", effect.request_id)
+                return AdoptFailed(Reason.UNSUPPORTED)
             restore_history(core, request, state)
         except Exception:
             logger.exception("migrating request not restored request=%s", effect.request_id)

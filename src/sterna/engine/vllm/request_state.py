@@ -41,6 +41,17 @@ class RequestState(msgspec.Struct, frozen=True):
         return msgspec.msgpack.decode(state, type=RequestState)
 
 
+def is_too_long(core: Any, request: Request, num_output_tokens: int) -> bool:
+    """Whether the engine has no room for the request's tokens and, when it generates, one more.
+
+    Front ends see to this, but by the limit of the first instance. With `--max-model-len auto` each
+    chooses by its memory, and a request beyond its limit would end the engine.
+    """
+    num_next_tokens = 0 if request.pooling_params is not None else 1
+    num_tokens = request.num_prompt_tokens + num_output_tokens + num_next_tokens
+    return bool(num_tokens > core.scheduler.max_model_len)
+
+
 def restore_history(core: Any, request: Request, state: RequestState) -> None:
     """Bring a request that was just built to where it was on its source.
 
