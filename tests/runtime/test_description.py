@@ -74,5 +74,5 @@ def test_a_drain_says_how_many_requests_it_waits_for_and_why() -> None:
     assert note() == "an operator drains it; 3 requests left, none of which can move now"
     assert note(num_running=0, num_queuing=0) == "an operator drains it"
     assert note(move_tokens=64, migrates=False) == (
-        "an operator drains it; 3 requests left, which end here: the policy moves none"
+        "an operator drains it; 3 requests left, which the policy does not move"
     )

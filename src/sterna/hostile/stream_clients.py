@@ -28,6 +28,8 @@ class StreamClient:
         self._stream_id: str = ask.request_id
         self._connection: Connection | None = None
         self._frontend: FrontendProcess | None = None
+        # None while it is answered.
+        self._away_since_s: float | None = None
 
     def begin(self, frontend: FrontendProcess) -> None:
         """Send the request."""
@@ -77,6 +79,8 @@ class StreamClient:
             self._come_back()
 
     def _come_back(self, longest_s: float = LONGEST_ABSENCE_S) -> None:
+        if self._away_since_s is None:
+            self._away_since_s = self._world.timeline.now_s
         delay_s = self._world.rng.random() * longest_s
         self._world.timeline.push(delay_s, None, "", self._read_on)
 
@@ -99,10 +103,12 @@ class StreamClient:
     def on_start(self, connection: Connection, status: int) -> None:
         """See `Client`."""
         if status == OK:
+            self._away_since_s = None
             return
         self._connection = None
         if status == NOT_FOUND:
-            self._ledger.on_unknown(self._stream_id)
+            now_s, since_s = self._world.timeline.now_s, self._away_since_s
+            self._ledger.on_unknown(self._stream_id, 0.0 if since_s is None else now_s - since_s)
         elif status == UNAVAILABLE:
             self._world.counts["stream: try again"] += 1
             self._come_back(1.0)

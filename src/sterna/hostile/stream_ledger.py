@@ -1,10 +1,10 @@
 """What clients of streams that outlive their front ends were told: the promises about these.
 
 A client gets each event of its stream once, in order, whoever tells it. It may be told that its
-stream is unknown (404) only where what it has is lost, and that only by what the documentation
-says (`docs/operations.md`): at the death of a front end, what it had given out and no living
-other one had. It gives out what its buddy does not have only where it has none, or has heard
-nothing of it for `PATIENCE_S`, or where it repeats what another one had given out.
+stream is unknown (404) only where it came too late, or where what it has is lost, and that only by
+what the documentation says (`docs/operations.md`): at the death of a front end, what it had given
+out and no living other one had. It gives out what its buddy does not have only where it has none,
+or has heard nothing of it for `PATIENCE_S`, or where it repeats what another one had given out.
 """
 
 from collections import Counter
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from sterna.hostile.answers import EMPTY, Ask, Event, decode_event, followed
+from sterna.hostile.settings import WINDOW_S
 from sterna.hostile.violations import Violation
 
 
@@ -23,7 +24,7 @@ class Fate(Enum):
     FINISHED = "finished"
     FAILED = "failed"
     LEFT = "left by its client"
-    LOST = "lost with its front end"
+    LOST = "lost"
 
 
 class Excuse(Enum):
@@ -130,13 +131,20 @@ class StreamLedger:
         """A front end that has the stream lets its client read on."""
         self.streams[stream_id].loss = None
 
-    def on_unknown(self, stream_id: str) -> None:
+    def on_unknown(self, stream_id: str, away_s: float) -> None:
         """The client is told that its stream is lost.
+
+        Args:
+            away_s: for so long it was not answered, or told only to try again.
 
         Raises:
             Violation: it need not be.
         """
         told = self.streams[stream_id]
+        if away_s >= WINDOW_S:
+            self._counts["stream lost: nobody came for it in time"] += 1
+            self.end(stream_id, Fate.LOST)
+            return
         loss, num_events = told.loss, told.num_events
         if loss is None or (loss.num_left is not None and num_events <= loss.num_left):
             left = "the stream" if loss is None else f"{loss.num_left} events"

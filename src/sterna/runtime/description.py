@@ -109,7 +109,7 @@ def _note(
         return instance.note
     left = f"{instance.note}; {num_left} request{'s' if num_left > 1 else ''} left"
     if not migrates:
-        return f"{left}, which end here: the policy moves none"
+        return f"{left}, which the policy does not move"
     if instance.instance_id in sources or load.num_migrating_out > 0:
         return left
     if load.move_tokens is None:

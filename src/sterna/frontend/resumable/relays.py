@@ -133,8 +133,8 @@ class Relays:
             case ReadStream():
                 # Known before the task has its first turn: that its client has gone, or its front
                 # end has died, may be the very next that is said.
-                reader = self._readers[message.sender, message.query_id] = _Reader()
-                task = asyncio.create_task(self._let_read(message, reader))
+                asker = self._readers[message.sender, message.query_id] = _Reader()
+                task = asyncio.create_task(self._let_read(message, asker))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             case AnswerStart(_, query_id, status, headers):
