@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from bench.serving.ports import is_port_free
 from tests.serve.server import (
     END_TIMEOUT_S,
     START_TIMEOUT_S,
     ServerProcess,
     begin_sterna,
-    is_port_free,
     start_sterna,
     until,
 )
