@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.serve.emulated.quick import quick_server
-from tests.serve.server import HANG_TIMEOUT_S
+from tests.serve.server import HANG_TIMEOUT_S, MODEL_NAME
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -19,8 +19,9 @@ SHUTDOWN_TIMEOUT_S = 3600
 def test_a_server_whose_supervisor_is_stopped_at_sigterm_ends_with_its_last_request(
     tmp_path: Path,
 ) -> None:
-    options = ("--instances", "2", "--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S))
-    with quick_server(tmp_path, *options) as server:
+    name = ("--served-model-name", MODEL_NAME)
+    patience = ("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S))
+    with quick_server(tmp_path, "--instances", "2", *name, *patience) as server:
         stream = iter(server.stream(NUM_TOKENS))
         next(stream)
         server.send_signal(signal.SIGTERM)
