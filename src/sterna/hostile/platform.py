@@ -92,7 +92,18 @@ class Platform:
                 lambda: self._seek_place(supervisor, instance_id, on_up, on_failed, on_pending),
             )
             return
-        self._tell(supervisor, 0.0, "placed", lambda: on_pending(None))
+
+        def begin() -> None:
+            on_pending(None)
+            if instance_id in self._starting:
+                self._begin_instance(supervisor, instance_id, on_up, on_failed)
+
+        # It is the supervisor that begins what has a place.
+        self._tell(supervisor, 0.0, "placed", begin)
+
+    def _begin_instance(
+        self, supervisor: Actor, instance_id: InstanceId, on_up: Action, on_failed: Action
+    ) -> None:
         self.world.nodes.place(instance_id)
 
         def come_up() -> None:
