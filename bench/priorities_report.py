@@ -187,8 +187,10 @@ def _headline(document: Mapping[str, Any]) -> str:
     hardware, config, runs = document["hardware"], document["config"], document["runs"]
     busiest = max(run["foreign_cores"] for run in runs)
     failed = sum(run["failed"] for run in runs)
+    # What was continued may be of several.
+    commits = list(dict.fromkeys(run.get("commit", document["commit"]) for run in runs))
     return (
-        f"Measured on {document['date'][:10]} at commit {document['commit']}: "
+        f"Measured on {document['date'][:10]} at commit {', '.join(commits)}: "
         f"{hardware['cpu']}, {hardware['num_cores']} cores, {config['model']} on "
         f"{config['instances']} instances, {config['requests']} requests at "
         f"{config['rate']:g}/s in bursts (cv {config['cv']:g}), "

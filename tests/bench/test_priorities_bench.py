@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
+from bench import results_io
 from bench.priorities import main, scarcity
 from bench.priorities_report import (
     CLASSES,
@@ -152,14 +153,23 @@ def test_what_cannot_work_is_said_in_one_line(
     assert error.count("\n") == 1
 
 
+def test_pairs_of_several_commits_are_said_to_be() -> None:
+    found = document((0.5, 1.0), (0.5, 1.0))
+    assert "at commit abc:" in markdown(found)
+    for run, commit in zip(found["runs"], ("tern", "tern", "gull", "gull"), strict=True):
+        run["commit"] = commit
+    assert "at commit tern, gull:" in markdown(found)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         (None, "has no results that could be continued: leave out --continue"),
         ({"seconds": 10.0}, "measured with another seconds: give the same options"),
         ({"seeds": [7, 8]}, "measured with another seed: give the same options"),
+        ({"cpu": "an abacus"}, "measured on another machine"),
     ],
-    ids=["none", "other_seconds", "other_seed"],
+    ids=["none", "other_seconds", "other_seed", "other_machine"],
 )
 def test_only_results_of_the_same_options_are_continued(
     settings: dict[str, Any] | None,
@@ -168,6 +178,8 @@ def test_only_results_of_the_same_options_are_continued(
     tmp_path: Path,
 ) -> None:
     if settings is not None:
+        hardware = results_io.hardware()
+        hardware["cpu"] = settings.pop("cpu", hardware["cpu"])
         config = {
             "serve": [],
             "policies": {"on": "sterna", "off": "llumnix-base"},
@@ -181,7 +193,8 @@ def test_only_results_of_the_same_options_are_continued(
             "seeds": [1, 2],
             **settings,
         }
-        (tmp_path / "priorities.json").write_text(json.dumps({"config": config, "runs": []}))
+        results = {"config": config, "hardware": hardware, "runs": []}
+        (tmp_path / "priorities.json").write_text(json.dumps(results))
     assert main(["--continue", "--results", str(tmp_path)]) == 1
     assert words in capsys.readouterr().err
 
