@@ -149,6 +149,17 @@ def test_a_failed_start_is_tried_again_later_and_later() -> None:
     assert fleet.next_deadline_s is None
 
 
+def test_starts_that_fail_together_are_one_failure() -> None:
+    fleet = serving(1)
+    starts = started(fleet.on_add(3, 2.0))
+    for instance_id, at_s in zip(starts, (10.0, 10.2, 10.4), strict=True):
+        fleet.on_start_failed(instance_id, "no memory", at_s)
+    assert fleet.next_deadline_s == 10.0 + RETRY_DELAYS_S[0]
+    (again, *_) = started(fleet.on_time(11.0))
+    fleet.on_start_failed(again, "no memory", 20.0)
+    assert fleet.next_deadline_s == 20.0 + RETRY_DELAYS_S[1]
+
+
 def test_a_successor_goes_on_with_what_it_finds() -> None:
     """A start that has ended meanwhile, an order to end that may have been lost, a death."""
     fleet = serving(3)

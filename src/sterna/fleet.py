@@ -287,7 +287,8 @@ class Fleet:
             assert self._proven_generation is not None
             self._generation = self._proven_generation
             effects.append(GiveUpGeneration(member.generation, reason))
-        else:
+        elif now_s >= self._no_start_before_s:
+            # Starts that were begun together, and fail together, are one failure.
             delay_s = RETRY_DELAYS_S[min(self._num_failures, len(RETRY_DELAYS_S) - 1)]
             self._num_failures += 1
             self._no_start_before_s = now_s + delay_s
