@@ -40,7 +40,7 @@ class BodyLimit:
         if scope["type"] != "http" or scope["method"] not in METHODS:
             await self._app(scope, receive, send)
             return
-        if self._is_strange(scope):
+        if self._keys.refuse(Headers(scope=scope).get("Authorization")):
             await self._app(scope, replaying(b"", receive), send)
             return
         try:
@@ -62,11 +62,6 @@ class BodyLimit:
                 await self._app(scope, replaying(body, receive), send)
             return
         await answer(scope, receive, send)
-
-    def _is_strange(self, scope: Scope) -> bool:
-        if not self._keys.are_needed:
-            return False
-        return self._keys.find(Headers(scope=scope).get("Authorization")) is None
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """Return the whole body, or None when the client went away.

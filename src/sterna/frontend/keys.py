@@ -18,6 +18,10 @@ class ApiKeys:
         """Whether the server has keys at all."""
         return bool(self._keys)
 
+    def refuse(self, authorization: str | None) -> bool:
+        """Whether the server has keys, and this header has none of them."""
+        return self.are_needed and self.find(authorization) is None
+
     def find(self, authorization: str | None) -> ApiKey | None:
         """Return the key of an `Authorization: Bearer KEY` header; None where it is none."""
         scheme, _, key = (authorization or "").partition(" ")

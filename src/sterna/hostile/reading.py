@@ -151,8 +151,6 @@ class Reading:
         self._streams = streams
         self._say = say
         self._later = later
-        self._live: tuple[FrontendId, ...] = ()
-        self._dead: set[FrontendId] = set()
         self._searches = Searches(own_id)
         self._looking: dict[int, _Looking] = {}
         self._passing: dict[int, tuple[FrontendId, Connection]] = {}
@@ -231,8 +229,6 @@ class Reading:
 
     def on_frontends(self, live: Sequence[FrontendId]) -> None:
         """These front ends live; others are dead for good."""
-        self._dead.update(set(self._live) - set(live))
-        self._live = tuple(live)
         self._searches.on_frontends(live)
         for query_id in list(self._looking):
             self._look(query_id)
@@ -250,9 +246,7 @@ class Reading:
         self._say_all(self._searches.on_taken_over(lambda each, _: self._streams.has(each)))
 
     def on_message(self, message: StreamMessage, frames: Sequence[bytes]) -> None:
-        """Another front end says this; what a dead one had said before it died comes too late."""
-        if message.sender in self._dead:
-            return
+        """Another front end, which lives, says this."""
         match message:
             case FindStream():
                 has_stream = self._streams.has(message.stream_id)

@@ -349,7 +349,7 @@ class FrontendStreams:
                 answer = self.replicas.on_message(message, frames)
                 self._host.begin_effect()
                 self._host.send_to_frontend(message.sender, answer, ())
-            case _:
+            case _ if not self.replicas.is_dead(message.sender):
                 self._host.begin_effect()
                 self.reading.on_message(message, frames)
 

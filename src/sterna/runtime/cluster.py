@@ -220,7 +220,9 @@ class Cluster:
                     self._starts[instance_id] = self._tasks.begin(start)
                     must_announce = True
                 case CancelStart(instance_id):
-                    logger.info("start given up, one less is needed instance=%s", instance_id)
+                    logger.info(
+                        "start given up while it waited for a place instance=%s", instance_id
+                    )
                     self._starts.pop(instance_id).cancel()
                 case Close(instance_id):
                     self._tasks.begin(self._instances.close(instance_id))

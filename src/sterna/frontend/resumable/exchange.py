@@ -106,7 +106,8 @@ class StreamExchange:
                 answer = self._replicas.on_message(message, frames)
                 self._send_to(message.sender, answer, ())
             case message if isinstance(message, RelayMessage):
-                self._relays.on_message(message, frames)
+                if not self._replicas.is_dead(message.sender):
+                    self._relays.on_message(message, frames)
 
     def _take_over(self, records: list[Record]) -> None:
         if self._kept is None:

@@ -109,7 +109,7 @@ class ResumableStreams:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if self._keys.are_needed and self._keys.find(headers.get("Authorization")) is None:
+        if self._keys.refuse(headers.get("Authorization")):
             # Nothing of it is to be kept, or sent to another front end.
             await self._app(scope, receive, send)
             return

@@ -88,7 +88,6 @@ class Relays:
         self._streams = streams
         self._send_to = send_to
         self._live: tuple[FrontendId, ...] = ()
-        self._dead: set[FrontendId] = set()
         self._searches = Searches(frontend_id)
         # Of each search that is under way: set when something has changed.
         self._news: dict[int, asyncio.Event] = {}
@@ -99,7 +98,6 @@ class Relays:
 
     def on_frontends(self, live: Sequence[FrontendId]) -> None:
         """These front ends live, this one among them; others are dead for good."""
-        self._dead.update(set(self._live) - set(live))
         self._live = tuple(each for each in live if each != self._frontend_id)
         self._searches.on_frontends(live)
         self._wake_searches()
@@ -121,9 +119,7 @@ class Relays:
             news.set()
 
     def on_message(self, message: RelayMessage, frames: Sequence[bytes]) -> None:
-        """Another front end says this; what a dead one had said before it died comes too late."""
-        if message.sender in self._dead:
-            return
+        """Another front end, which lives, says this."""
         match message:
             case FindStream():
                 self._on_find(message)

@@ -42,6 +42,10 @@ class Replicas:
         self._live: frozenset[FrontendId] = frozenset()
         self._dead: set[FrontendId] = set()
 
+    def is_dead(self, frontend_id: FrontendId) -> bool:
+        """Whether it has lived, and does no more: what it had sent before comes too late."""
+        return frontend_id in self._dead
+
     def on_message(self, message: ReplicaMessage, frames: Sequence[bytes]) -> ReplicasKept:
         """A holder says this; returns the answer.
 
@@ -50,7 +54,7 @@ class Replicas:
         Raises:
             ValueError: the frames do not fit the message.
         """
-        if message.sender not in self._dead:
+        if not self.is_dead(message.sender):
             self._take(message, frames)
         return ReplicasKept(self._frontend_id, message.number)
 
