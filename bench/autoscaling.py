@@ -185,7 +185,7 @@ class _Benchmark:
         self._notes.say(f"written: {path}")
 
     def _config(self) -> dict[str, Any]:
-        from bench.serving.loads import INPUT_TOKENS, OUTPUT_TOKENS
+        from bench.serving.loads import STEP_LENGTHS
 
         plan = self._plan
         return {
@@ -196,8 +196,7 @@ class _Benchmark:
             "serve": {run: plan.options(run) for run in plan.runs},
             "arrivals": plan.arrivals,
             "changes_s": list(accumulate(plan.steps.durations_s)),
-            "input_tokens": INPUT_TOKENS,
-            "output_tokens": OUTPUT_TOKENS,
+            **asdict(STEP_LENGTHS),
             "seed": plan.seed,
         }
 

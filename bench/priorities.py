@@ -7,7 +7,7 @@ with the other side. The two sides differ in nothing but the policy's priorities
 turns: the two runs of a pair are close to each other, and a machine that grows slower for a while
 slows both. Every few pairs have servers of their own, for no two processes are equally fast.
 
-    sterna bench priorities [--pairs 16] [--rate 1] [--quick] [--continue]
+    sterna bench priorities [--pairs 20] [--rate 1] [--quick] [--continue]
 
 `bench/results/priorities.json` has a row for each class, metric and side over all runs; `runs` the
 same of every run, and `summary` the ratios of the pairs, whose scatter is the noise. The rate is by
@@ -232,13 +232,13 @@ class _Benchmark:
 
     def _calibrated(self) -> float:
         """A share of the rate at which requests end that came all at once."""
-        from bench.serving.loads import burst
+        from bench.serving.loads import BURST_LENGTHS, burst
         from bench.serving.measured import started
 
         self._notes.say("finding a rate: starting")
         with started(self._plan.options("off"), self._log("calibration")) as server:
             server.warm_up()
-            trace = burst(CALIBRATION_REQUESTS, seed=self._plan.seed)
+            trace = burst(CALIBRATION_REQUESTS, BURST_LENGTHS, seed=self._plan.seed)
             done = server.measure(
                 trace, "calibration", seed=CALIBRATION_SEED, interval_s=INTERVAL_S
             )
@@ -300,7 +300,7 @@ class _Benchmark:
 
     def _settings(self) -> dict[str, Any]:
         """What all pairs have in common, and is given."""
-        from bench.serving.loads import INPUT_TOKENS, OUTPUT_TOKENS
+        from bench.serving.loads import BURST_LENGTHS
 
         plan = self._plan
         return {
@@ -310,8 +310,7 @@ class _Benchmark:
             "seconds": plan.seconds,
             "arrivals": f"gamma:{plan.cv:g}",
             "cv": plan.cv,
-            "input_tokens": INPUT_TOKENS,
-            "output_tokens": OUTPUT_TOKENS,
+            **asdict(BURST_LENGTHS),
             "high_fraction": plan.high_fraction,
         }
 
@@ -354,7 +353,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="docs/benchmarks.md explains what is measured.",
     )
     add_common_options(parser, quick="one short pair on emulated instances")
-    parser.add_argument("--pairs", type=count, default=16, help="of runs (default: %(default)s)")
+    parser.add_argument("--pairs", type=count, default=20, help="of runs (default: %(default)s)")
     parser.add_argument(
         "--continue",
         dest="is_continued",
@@ -371,7 +370,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--load-share",
         type=positive,
-        default=0.5,
+        default=0.7,
         metavar="SHARE",
         help="rate, as a part of what the instances get done of a burst (default: %(default)g)",
     )
@@ -381,7 +380,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cv",
         type=positive,
-        default=2.5,
+        default=4.0,
         help="coefficient of variation of the gaps between requests (default: %(default)g)",
     )
     parser.add_argument(

@@ -1,8 +1,10 @@
 """The loads of the benchmarks that compare servers: short requests in bursts, or in steps.
 
-Lengths are log-uniform, so that most requests are short and some are eight times as long: prompts
-of 64 to 512 tokens, answers of 32 to 256. They suit the small model on a machine with few cores.
+Lengths are log-uniform, so that most requests are short and some are several times as long. They
+suit the small model on a machine with few cores.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +15,18 @@ from sterna.workload.classes import mix_priorities
 from sterna.workload.draws import Draws
 from sterna.workload.trace import Trace
 
-INPUT_TOKENS = (64, 512)
-OUTPUT_TOKENS = (32, 256)
-"""Shortest and longest."""
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Of prompts and answers in tokens: the shortest and the longest."""
+
+    input_tokens: tuple[int, int]
+    output_tokens: tuple[int, int]
+
+
+STEP_LENGTHS = Lengths((64, 512), (32, 256))
+BURST_LENGTHS = Lengths((32, 256), (32, 128))
+"""Shorter: what bursts do to a class shows in the number of its requests, not in their lengths."""
 
 
 def bursty_trace(
@@ -32,7 +43,7 @@ def bursty_trace(
     draws = np.random.RandomState(seed)
     num_requests = max(2, round(rate * seconds))
     arrival_s = recorded_arrivals_s(gamma_arrivals_s(rate, cv, num_requests, draws), rate)
-    return _trace("bursts", arrival_s, high_fraction, draws)
+    return _trace("bursts", arrival_s, BURST_LENGTHS, high_fraction, draws)
 
 
 def stepped_trace(steps: Step, *, seed: int) -> Trace:
@@ -46,26 +57,32 @@ def stepped_trace(steps: Step, *, seed: int) -> Trace:
     mean = sum(r * d for r, d in zip(steps.rates, steps.durations_s, strict=True))
     most = round(mean + 10.0 * mean**0.5 + 10.0)
     arrival_s = curve_arrivals_s(steps.curve(), most, draws)
-    return _trace("steps", arrival_s[arrival_s < seconds], 0.0, draws)
+    return _trace("steps", arrival_s[arrival_s < seconds], STEP_LENGTHS, 0.0, draws)
 
 
-def burst(num_requests: int, *, seed: int) -> Trace:
+def burst(num_requests: int, lengths: Lengths, *, seed: int) -> Trace:
     """Requests that all come at once: how fast they are done is what a server can do."""
-    return _trace("burst", np.zeros(num_requests), 0.0, np.random.RandomState(seed))
+    return _trace("burst", np.zeros(num_requests), lengths, 0.0, np.random.RandomState(seed))
 
 
-def _trace(name: str, arrival_s: NDArray[np.float64], high_fraction: float, draws: Draws) -> Trace:
+def _trace(
+    name: str,
+    arrival_s: NDArray[np.float64],
+    lengths: Lengths,
+    high_fraction: float,
+    draws: Draws,
+) -> Trace:
     num_requests = len(arrival_s)
     return Trace(
         name,
         arrival_s,
-        _lengths(INPUT_TOKENS, num_requests, draws),
-        _lengths(OUTPUT_TOKENS, num_requests, draws),
+        _drawn(lengths.input_tokens, num_requests, draws),
+        _drawn(lengths.output_tokens, num_requests, draws),
         mix_priorities({HIGH: high_fraction}, num_requests, draws),
     )
 
 
-def _lengths(bounds: tuple[int, int], num_requests: int, draws: Draws) -> NDArray[np.int64]:
+def _drawn(bounds: tuple[int, int], num_requests: int, draws: Draws) -> NDArray[np.int64]:
     shortest, longest = bounds
     shares = draws.random(num_requests)
     lengths: NDArray[np.int64] = np.round(shortest * (longest / shortest) ** shares).astype(

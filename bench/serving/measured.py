@@ -18,7 +18,7 @@ import numpy as np
 from bench.machine import ForeignLoad
 from bench.results_io import ROOT
 from bench.serving.client import ClientConfig, PriorityField
-from bench.serving.loads import burst
+from bench.serving.loads import STEP_LENGTHS, burst
 from bench.serving.observer import DEFAULT_INTERVAL_S, ClusterSample
 from bench.serving.progress import progress
 from bench.serving.report import send_delay_s
@@ -75,7 +75,9 @@ class Server:
 
     def warm_up(self) -> None:
         """Have each instance answer once: an engine's first steps take longer."""
-        self.measure(burst(NUM_WARM_UP_REQUESTS, seed=0), "warm-up", seed=WARM_UP_SEED)
+        self.measure(
+            burst(NUM_WARM_UP_REQUESTS, STEP_LENGTHS, seed=0), "warm-up", seed=WARM_UP_SEED
+        )
 
     def measure(
         self,

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from bench.serving.loads import INPUT_TOKENS, OUTPUT_TOKENS, burst, bursty_trace, stepped_trace
+from bench.serving.loads import (
+    BURST_LENGTHS,
+    STEP_LENGTHS,
+    Lengths,
+    burst,
+    bursty_trace,
+    stepped_trace,
+)
 from sterna.types import HIGH
 from sterna.workload.arrivals import Step
 
@@ -26,12 +33,13 @@ def test_a_seed_gives_the_same_requests() -> None:
     assert (first.input_tokens != other.input_tokens).any()
 
 
-def test_most_requests_are_short_and_none_is_out_of_bounds() -> None:
-    trace = burst(2000, seed=1)
+@pytest.mark.parametrize("of", [BURST_LENGTHS, STEP_LENGTHS])
+def test_most_requests_are_short_and_none_is_out_of_bounds(of: Lengths) -> None:
+    trace = burst(2000, of, seed=1)
     assert (trace.arrival_s == 0.0).all()
     for lengths, (shortest, longest) in (
-        (trace.input_tokens, INPUT_TOKENS),
-        (trace.output_tokens, OUTPUT_TOKENS),
+        (trace.input_tokens, of.input_tokens),
+        (trace.output_tokens, of.output_tokens),
     ):
         assert shortest <= lengths.min() < 1.1 * shortest
         assert 0.9 * longest < lengths.max() <= longest
