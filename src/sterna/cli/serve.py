@@ -7,7 +7,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from sterna.cli.classes import add_class_options, settle_classes, with_classes
@@ -18,6 +17,14 @@ from sterna.cli.cluster_options import (
     transport_config,
 )
 from sterna.cli.door_options import add_door_options, door_config
+from sterna.cli.engine_options import (
+    SMALL_MODEL_NAME,
+    checked_engine_config,
+    choose_model,
+    gpus_of,
+    share_memory,
+    world_size,
+)
 from sterna.cli.failure_options import add_failure_options, watch_config
 from sterna.cli.scaling_options import (
     add_scaling_options,
@@ -42,22 +49,6 @@ from sterna.policy.presets import PRESETS, preset
 from sterna.runtime.noise import VLLM_LOG_LEVEL, drop_noise, library_environment, log_environment
 from sterna.runtime.protection import protect_ray
 
-SMALL_MODEL_NAME = "SmolLM2-135M-Instruct"
-SMALL_MODEL_OPTIONS = {
-    "block_size": 32,
-    "max_model_len": 8192,
-    "max_num_batched_tokens": 512,
-    "max_num_seqs": 32,
-}
-"""Options for the small model where the user gives none."""
-
-SMALL_MODEL_KV_CACHE_BYTES = 256 * 1024 * 1024
-"""Of an instance of the small model in 16 bits: the smallest footprint that still shows what moves,
-11,000 tokens."""
-
-DEFAULT_KV_CACHE_BYTES = 4 << 30
-"""KV cache of an instance on CPU where no option says otherwise and memory allows."""
-
 _OPTIONS = {
     "bandwidth_share": "--migration-bandwidth-share",
     "cpus-per-instance": "--cpus-per-instance",
@@ -70,15 +61,6 @@ _OPTIONS = {
     "warm-instances": "--warm-instances",
 }
 """What users call the values of a cluster's configuration."""
-
-MIN_KV_CACHE_BYTES = 256 << 20
-"""With less, an instance is not worth starting."""
-
-USABLE_MEMORY_SHARE = 0.9
-"""Of the available main memory, what instances take together at most by themselves."""
-
-INSTANCE_OVERHEAD_BYTES = 1200 * 1024 * 1024
-"""Main memory of an instance's process besides weights and KV cache, as measured on CPU."""
 
 
 def serve(arguments: Sequence[str]) -> int:
@@ -135,7 +117,7 @@ def parse(
     if add_more is not None:
         add_more(serve_parser)
     args = parse_serve(parser, serve_parser, list(arguments), SMALL_MODEL_NAME)
-    _choose_model(args)
+    choose_model(args)
     _refuse_unhonoured(args)
     settle_classes(args)
     args.emulated = None
@@ -262,7 +244,7 @@ def _cluster_config(args: Namespace) -> ClusterConfig:
     if "migration_concurrency" in args:
         changes["num_concurrent_migrations"] = args.migration_concurrency
     policy = with_classes(replace(policy, **changes), args.classes)
-    num_gpus = 0 if args.emulated is not None else _num_gpus(args)
+    num_gpus = 0 if args.emulated is not None else gpus_of(args)
     on_failure = OnInstanceFailure(args.on_instance_failure)
     config = ClusterConfig(
         llumlet=LlumletConfig(
@@ -290,7 +272,7 @@ def _cluster_config(args: Namespace) -> ClusterConfig:
         options = "--instances" if scaling is None else "--max-instances"
         if config.num_warm_instances:
             options += ", --warm-instances"
-        _share_memory(args, most + config.num_warm_instances, options)
+        share_memory(args, most + config.num_warm_instances, options)
     return config
 
 
@@ -315,39 +297,6 @@ def engine_environment() -> dict[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND", "nobind"
         )
     return environment
-
-
-def _choose_model(args: Namespace) -> None:
-    """Prepare the small model if it is the one; check the folder if it is another."""
-    args.model = args.model_tag
-    if args.model == SMALL_MODEL_NAME:
-        from sterna.engine.vllm.small_model import default_cache_folder, ensure_small_model
-
-        folder = default_cache_folder(os.environ)
-        args.model = str(ensure_small_model(folder, _print_progress))
-        if args.served_model_name is None:
-            args.served_model_name = [SMALL_MODEL_NAME]
-        if args.engine == "vllm":
-            # As many tokens in 32 bits, for one request may have 8,192 of them.
-            num_halves = 2 if args.dtype in ("float", "float32") else 1
-            kv_cache_bytes = num_halves * SMALL_MODEL_KV_CACHE_BYTES
-            options = {**SMALL_MODEL_OPTIONS, "kv_cache_memory_bytes": kv_cache_bytes}
-            for option, value in options.items():
-                if getattr(args, option) is None:
-                    setattr(args, option, value)
-        args.enforce_eager = True
-    args.model_tag = args.model
-    path = Path(args.model)
-    looks_like_path = args.model.startswith((".", "/", "~")) or path.exists()
-    # Mistral's own format has its configuration in params.json.
-    has_config = any((path / name).is_file() for name in ("config.json", "params.json"))
-    if looks_like_path and not has_config:
-        state = "is not a model folder (no config.json)" if path.exists() else "is not there"
-        raise ConfigurationError(f"model {args.model} {state}")
-
-
-def _print_progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _refuse_unhonoured(args: Namespace) -> None:
@@ -379,71 +328,13 @@ def _refuse_unhonoured(args: Namespace) -> None:
     from sterna.engine.vllm.core import executor_backend
 
     executor = args.distributed_executor_backend
-    if executor not in (None, executor_backend(_world_size(args))):
+    if executor not in (None, executor_backend(world_size(args))):
         raise ConfigurationError(
             f"--distributed-executor-backend {executor}: Sterna chooses the one that suits an "
             "instance's ranks; leave it out"
         )
     if args.worker_extension_cls:
         raise ConfigurationError("--worker-extension-cls: Sterna brings its own extension")
-
-
-def _num_gpus(args: Namespace) -> int:
-    if is_cpu_build():
-        return 0
-    return _world_size(args)
-
-
-def _world_size(args: Namespace) -> int:
-    return int(args.tensor_parallel_size * args.pipeline_parallel_size)
-
-
-def _share_memory(args: Namespace, num_instances: int, options: str) -> None:
-    """Give each instance a part of main memory, or refuse more instances than it holds.
-
-    Left to itself, each vLLM on CPU would take nearly all of it.
-
-    Args:
-        options: those that say how many there may be.
-    """
-    import psutil
-
-    from sterna.engine.vllm.arguments import leaves_memory_to_vllm
-
-    available = psutil.virtual_memory().available
-    weights = sum(file.stat().st_size for file in Path(args.model).glob("*.safetensors"))
-    world_size = _world_size(args)
-    fixed = weights + INSTANCE_OVERHEAD_BYTES * world_size
-    if leaves_memory_to_vllm(args) and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        free = int(available * USABLE_MEMORY_SHARE) // num_instances - fixed
-        args.kv_cache_memory_bytes = max(
-            MIN_KV_CACHE_BYTES, min(DEFAULT_KV_CACHE_BYTES, free // world_size)
-        )
-    if args.kv_cache_memory_bytes is None:
-        return
-    needed = (fixed + args.kv_cache_memory_bytes * world_size) * num_instances
-    if needed > available:
-        raise ConfigurationError(
-            f"{num_instances} instances need about {needed / 2**30:.1f} GiB of memory, "
-            f"and {available / 2**30:.1f} GiB are available; lower {options} or "
-            "--kv-cache-memory-bytes"
-        )
-
-
-def checked_engine_config(args: Namespace) -> Any:
-    """Return vLLM's configuration of an instance; vLLM checks here what it would only refuse when
-    every process has been started.
-
-    Raises:
-        ConfigurationError: vLLM refuses; the message is vLLM's.
-    """
-    from sterna.engine.vllm.arguments import one_line
-    from sterna.engine.vllm.core import engine_config
-
-    try:
-        return engine_config(args)
-    except (TypeError, ValueError, OSError) as error:
-        raise ConfigurationError(one_line(error)) from error
 
 
 def _check_port(host: str | None, port: int) -> None:

@@ -76,7 +76,8 @@ def _check_what_serve_finds(
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from sterna.cli.serve import checked_engine_config, cluster_config, engine_environment, parse
+    from sterna.cli.engine_options import checked_engine_config
+    from sterna.cli.serve import cluster_config, engine_environment, parse
     from sterna.engine.profile_file import find
     from sterna.engine.vllm.facts import profile_key, total_tokens
 

@@ -1,8 +1,9 @@
-"""What the small model is served with where no option says otherwise."""
+"""What the small model is served with where no option says otherwise, and what is warned of."""
 
 import pytest
 
-from sterna.cli.serve import checked_engine_config, parse
+from sterna.cli.engine_options import checked_engine_config
+from sterna.cli.serve import parse
 from sterna.engine.vllm.facts import total_tokens
 
 pytestmark = pytest.mark.vllm
@@ -20,3 +21,20 @@ def test_a_request_of_full_length_fits_whatever_the_precision(dtype: str) -> Non
 def test_memory_that_is_given_is_what_there_is() -> None:
     args = parse(["serve", "--dtype", "float32", "--kv-cache-memory-bytes", "100000000"])
     assert args.kv_cache_memory_bytes == 100_000_000
+
+
+@pytest.mark.parametrize(
+    ("dtype", "has_bfloat16", "is_warned_of"),
+    [("auto", False, True), ("auto", True, False), ("float32", False, False)],
+)
+def test_a_dtype_without_instructions_is_warned_of(
+    dtype: str,
+    has_bfloat16: bool,
+    is_warned_of: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The model is of bfloat16, which CPUs without AVX-512 compute in software."""
+    monkeypatch.setattr("sterna.engine.vllm.facts._has_bfloat16", lambda: has_bfloat16)
+    checked_engine_config(parse(["serve", "--dtype", dtype]))
+    assert ("--dtype float32" in caplog.text) is is_warned_of

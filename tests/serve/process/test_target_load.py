@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from sterna.cli.serve import checked_engine_config, cluster_config, parse
+from sterna.cli.engine_options import checked_engine_config
+from sterna.cli.serve import cluster_config, parse
 from sterna.cli.target_load import with_target_load
 from sterna.engine.emulated.profiles import A10_LLAMA_7B
 from sterna.engine.profile_file import document, path_of, write
@@ -58,12 +59,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> Pa
 
 @pytest.fixture
 def lines() -> Iterator[Lines]:
-    """What is logged."""
+    """What is logged of target loads."""
     found: Lines = []
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            found.append(f"{record.levelname} {record.getMessage()}")
+            if "target load" in record.getMessage():
+                found.append(f"{record.levelname} {record.getMessage()}")
 
     logger, handler = logging.getLogger("sterna.serve"), Keep()
     level = logger.level

@@ -114,6 +114,17 @@ def total_tokens(config: VllmConfig) -> int | None:
     return max(0, int((num_blocks - 1) * cache.block_size))
 
 
+def computes_in_software(config: VllmConfig) -> bool:
+    """Whether this CPU has no instructions for the model's dtype: a float32 model is then several
+    times as fast."""
+    is_bfloat16 = config.model_config.dtype == torch.bfloat16
+    return current_platform.is_cpu() and is_bfloat16 and not _has_bfloat16()
+
+
+def _has_bfloat16() -> bool:
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def _model(name: str, revision: str | None) -> str:
     """The model by what makes it one; a folder may stand elsewhere and hold the same model."""
     config_file = Path(name) / "config.json"

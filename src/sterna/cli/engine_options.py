@@ -1,0 +1,138 @@
+"""What an instance runs: its model, its share of the machine, and vLLM's own checks of it."""
+
+import logging
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from sterna.engine.vllm.guard import is_cpu_build
+from sterna.errors import ConfigurationError
+
+SMALL_MODEL_NAME = "SmolLM2-135M-Instruct"
+SMALL_MODEL_OPTIONS = {
+    "block_size": 32,
+    "max_model_len": 8192,
+    "max_num_batched_tokens": 512,
+    "max_num_seqs": 32,
+}
+"""Options for the small model where the user gives none."""
+
+SMALL_MODEL_KV_CACHE_BYTES = 256 * 1024 * 1024
+"""Of an instance of the small model in 16 bits: the smallest footprint that still shows what moves,
+11,000 tokens."""
+
+DEFAULT_KV_CACHE_BYTES = 4 << 30
+"""KV cache of an instance on CPU where no option says otherwise and memory allows."""
+
+MIN_KV_CACHE_BYTES = 256 << 20
+"""With less, an instance is not worth starting."""
+
+USABLE_MEMORY_SHARE = 0.9
+"""Of the available main memory, what instances take together at most by themselves."""
+
+INSTANCE_OVERHEAD_BYTES = 1200 * 1024 * 1024
+"""Main memory of an instance's process besides weights and KV cache, as measured on CPU."""
+
+logger = logging.getLogger("sterna.serve")
+
+
+def choose_model(args: Namespace) -> None:
+    """Prepare the small model if it is the one; check the folder if it is another."""
+    args.model = args.model_tag
+    if args.model == SMALL_MODEL_NAME:
+        from sterna.engine.vllm.small_model import default_cache_folder, ensure_small_model
+
+        folder = default_cache_folder(os.environ)
+        args.model = str(ensure_small_model(folder, _print_progress))
+        if args.served_model_name is None:
+            args.served_model_name = [SMALL_MODEL_NAME]
+        if args.engine == "vllm":
+            # As many tokens in 32 bits, for one request may have 8,192 of them.
+            num_halves = 2 if args.dtype in ("float", "float32") else 1
+            kv_cache_bytes = num_halves * SMALL_MODEL_KV_CACHE_BYTES
+            options = {**SMALL_MODEL_OPTIONS, "kv_cache_memory_bytes": kv_cache_bytes}
+            for option, value in options.items():
+                if getattr(args, option) is None:
+                    setattr(args, option, value)
+        args.enforce_eager = True
+    args.model_tag = args.model
+    path = Path(args.model)
+    looks_like_path = args.model.startswith((".", "/", "~")) or path.exists()
+    # Mistral's own format has its configuration in params.json.
+    has_config = any((path / name).is_file() for name in ("config.json", "params.json"))
+    if looks_like_path and not has_config:
+        state = "is not a model folder (no config.json)" if path.exists() else "is not there"
+        raise ConfigurationError(f"model {args.model} {state}")
+
+
+def _print_progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def gpus_of(args: Namespace) -> int:
+    """How many an instance takes; 0 with vLLM for CPU."""
+    if is_cpu_build():
+        return 0
+    return world_size(args)
+
+
+def world_size(args: Namespace) -> int:
+    """The ranks of an instance."""
+    return int(args.tensor_parallel_size * args.pipeline_parallel_size)
+
+
+def share_memory(args: Namespace, num_instances: int, options: str) -> None:
+    """Give each instance a part of main memory, or refuse more instances than it holds.
+
+    Left to itself, each vLLM on CPU would take nearly all of it.
+
+    Args:
+        options: those that say how many there may be.
+    """
+    import psutil
+
+    from sterna.engine.vllm.arguments import leaves_memory_to_vllm
+
+    available = psutil.virtual_memory().available
+    weights = sum(file.stat().st_size for file in Path(args.model).glob("*.safetensors"))
+    num_ranks = world_size(args)
+    fixed = weights + INSTANCE_OVERHEAD_BYTES * num_ranks
+    if leaves_memory_to_vllm(args) and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        free = int(available * USABLE_MEMORY_SHARE) // num_instances - fixed
+        args.kv_cache_memory_bytes = max(
+            MIN_KV_CACHE_BYTES, min(DEFAULT_KV_CACHE_BYTES, free // num_ranks)
+        )
+    if args.kv_cache_memory_bytes is None:
+        return
+    needed = (fixed + args.kv_cache_memory_bytes * num_ranks) * num_instances
+    if needed > available:
+        raise ConfigurationError(
+            f"{num_instances} instances need about {needed / 2**30:.1f} GiB of memory, "
+            f"and {available / 2**30:.1f} GiB are available; lower {options} or "
+            "--kv-cache-memory-bytes"
+        )
+
+
+def checked_engine_config(args: Namespace) -> Any:
+    """Return vLLM's configuration of an instance; vLLM checks here what it would only refuse when
+    every process has been started. Warns of a dtype that makes the engine slow.
+
+    Raises:
+        ConfigurationError: vLLM refuses; the message is vLLM's.
+    """
+    from sterna.engine.vllm.arguments import one_line
+    from sterna.engine.vllm.core import engine_config
+    from sterna.engine.vllm.facts import computes_in_software
+
+    try:
+        config = engine_config(args)
+    except (TypeError, ValueError, OSError) as error:
+        raise ConfigurationError(one_line(error)) from error
+    if args.emulated is None and computes_in_software(config):
+        logger.warning(
+            "this CPU has no instructions for bfloat16, the model's dtype: --dtype float32 is "
+            "several times as fast"
+        )
+    return config
