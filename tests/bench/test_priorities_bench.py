@@ -9,7 +9,9 @@ import psutil
 import pytest
 
 from bench import results_io
-from bench.priorities import main, scarcity
+from bench.pace import Pace
+from bench.priorities import Benchmark, main, scarcity
+from bench.priorities_plan import make_parser, plan_of
 from bench.priorities_report import (
     CLASSES,
     METRICS,
@@ -129,6 +131,37 @@ def test_runs_with_few_high_requests_are_said_to_say_little() -> None:
     assert scarcity([trace(1.0), trace(0.2)]) == (
         "only 2 high requests in a run, which says little: raise --seconds"
     )
+
+
+@pytest.mark.parametrize(
+    ("speeds", "kept"),
+    [
+        ((), [("on", 1, True), ("off", 1, True)]),
+        # As the first run ends, it has grown slower.
+        ((100, 50), [("on", 2, True), ("off", 2, True)]),
+        # As the second run of each attempt ends.
+        ((100, 100, 50) * 3, [("on", 3, False), ("off", 3, False)]),
+    ],
+)
+def test_a_pair_is_measured_again_when_the_machine_grew_slower(
+    speeds: tuple[float, ...],
+    kept: list[tuple[str, int, bool]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = list(speeds)
+
+    def measure(_: Any, server: str, pair: int, side: str, trace: Any, attempt: int) -> Any:
+        assert (server, pair) == (f"server {side}", 1)
+        return {"priorities": side, "attempt": attempt}
+
+    monkeypatch.setattr(Benchmark, "_measure", measure)
+    benchmark = Benchmark(plan_of(make_parser().parse_args([])))
+    benchmark.pace = Pace(
+        100.0, lambda _: None, speed=lambda: left.pop(0) if left else 100.0, wait=lambda _: None
+    )
+    benchmark.measure_pair({"on": "server on", "off": "server off"}, 1, None)
+    found = [(run["priorities"], run["attempt"], run["is_steady"]) for run in benchmark.runs]
+    assert found == kept
 
 
 @pytest.mark.parametrize(
