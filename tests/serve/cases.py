@@ -159,6 +159,14 @@ def page(name: str, method: str, path: str, body: Any = None) -> Case:
     return Case(name, send, is_moved=False)
 
 
+def with_tier(plain: Answer) -> Answer:
+    """What plain vLLM answers, with the tier of who asks for none: it gets the default one and is
+    told so, where vLLM has none."""
+    if plain.get("service_tier", "") is None:
+        return {**plain, "service_tier": "default"}
+    return plain
+
+
 def without_texts(answer: Answer) -> Answer:
     """Return what of an answer does not depend on the tokens: choices, reasons to end, usage."""
     choices = answer["choices"]

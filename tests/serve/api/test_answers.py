@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.serve.cases import CASES, Answer, Case, without_texts
+from tests.serve.cases import CASES, Answer, Case, with_tier, without_texts
 from tests.serve.mover import Mover
 from tests.serve.server import ServerProcess, until
 
@@ -19,10 +19,7 @@ def test_a_moved_request_gets_the_answer_of_plain_vllm(
     for attempt in range(MAX_ATTEMPTS):
         with Mover(sterna, seed=f"{case.name}-{attempt}") as mover:
             answer = case.send(sterna)
-        expected = plain_answers[case.name]
-        if expected.get("service_tier", "") is None:
-            # Who asks for no tier gets the default one, and is told so; plain vLLM has none.
-            expected = {**expected, "service_tier": "default"}
+        expected = with_tier(plain_answers[case.name])
         if case.in_batch:
             # Its sequences were batched otherwise, and so got other tokens; the test in float32
             # compares them.

@@ -79,13 +79,13 @@ def test_beyond_the_limit_clients_are_told_when_to_come_again_and_the_others_are
 
     assert asyncio.run(run()) == [MAX_TOKENS] * (3 * MAX_QUEUED)
     assert num_refused > 0
-    assert "queue full, requests are refused" in server.log
+    until(lambda: "queue full, requests are refused" in server.log, "refusals are logged")
     until(server.is_empty, "every instance is empty")
     with server.http() as http:
         body = {**completion(0, 3), "stream": False}
         del body["stream_options"]
         assert http.post("/v1/completions", json=body).status_code == 200
-    assert "queue has room again" in server.log
+    until(lambda: "queue has room again" in server.log, "the end of it is logged")
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_streams_of_every_kind_go_on_when_the_front_end_that_has_them_is_killed(
         list(pool.map(Reader.read_to_the_end, broken.values()))
     for name, each in broken.items():
         assert each.said() == undisturbed[name[:-2]].said(), name
-    assert "streams taken over" in server.log
+    until(lambda: "streams taken over" in server.log, "the taking over is logged")
     assert "Traceback" not in server.log
     until(server.is_empty, "every instance is empty")
 

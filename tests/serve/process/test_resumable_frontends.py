@@ -61,6 +61,6 @@ def test_streams_of_every_kind_say_what_they_say_alone_although_their_front_end_
             expected = said_alone[index]
             assert choice.logprobs == pytest.approx(expected.logprobs, abs=1e-3), name
             assert replace(choice, logprobs=[]) == replace(expected, logprobs=[]), name
-    assert "streams taken over" in server.log
+    until(lambda: "streams taken over" in server.log, "the taking over is logged")
     assert "Traceback" not in server.log
     until(server.is_empty, "every instance is empty")
