@@ -8,6 +8,7 @@ from msgspec import structs
 from sterna.config import LlumletConfig, PolicyConfig
 from sterna.instance_core import AddToEngine, InstanceCore, InstanceEffect
 from sterna.messages import (
+    AbortRequests,
     AddRequest,
     Emptied,
     Farewell,
@@ -76,6 +77,41 @@ def test_a_scheduler_is_told_the_load_as_soon_as_it_is_heard_of() -> None:
     assert told(2, "scheduler 0", 0.4) == []
     assert told(3, None, 0.5) == []
     assert told(4, "scheduler 1", 0.6) == ["scheduler 1"]
+
+
+def test_a_dispatch_is_in_flight_until_the_engine_shows_it() -> None:
+    """An engine takes requests in between two steps, which may be seconds apart. What came
+    meanwhile is in none of the numbers of a report; if the scheduler took it for reported, it would
+    send the whole of a burst to this instance."""
+    under_test = core()
+    under_test.on_message(structs.replace(membership(1, F0), scheduler="scheduler"), [], 0.0)
+
+    def reported(effects: list[InstanceEffect]) -> list[int]:
+        sent = [each.message for each in effects if isinstance(each, ToMailbox)]
+        return [each.load.last_dispatch for each in sent if isinstance(each, LoadReport)]
+
+    assert reported(under_test.on_view(view(running("old", 64)), 0.0)) == [0]
+    under_test.on_message(AddRequest(F0, R, 7), [b"request"], 0.1)
+    assert reported(under_test.on_tick(10.0)) == [0], "a heartbeat while the engine steps"
+    # The step that was under way has ended.
+    assert reported(under_test.on_view(view(running("old", 96)), 20.0)) == [0]
+    both = view(running("old", 96), running(R, 64))
+    assert reported(under_test.on_view(both, 30.0)) == [7]
+
+
+@pytest.mark.parametrize("is_aborted", [False, True], ids=["refused", "aborted"])
+def test_a_dispatch_that_no_view_ever_shows_does_not_stay_in_flight(is_aborted: bool) -> None:
+    under_test = core()
+    under_test.on_message(structs.replace(membership(1, F0), scheduler="scheduler"), [], 0.0)
+    under_test.on_view(view(), 0.0)
+    under_test.on_message(AddRequest(F0, R, 7), [b"request"], 0.1)
+    if is_aborted:
+        under_test.on_message(AbortRequests((R,)), [], 0.1)
+    else:
+        under_test.on_outputs(F0, (TokenSpan(R, 0, 0, True),), [b"error"], 0.1)
+    (sent,) = [each for each in under_test.on_tick(0.2) if isinstance(each, ToMailbox)]
+    assert isinstance(sent.message, LoadReport)
+    assert sent.message.load.last_dispatch == 7
 
 
 def test_a_request_whose_commit_is_under_way_is_not_said_to_be_here() -> None:

@@ -478,17 +478,17 @@ def test_reports_are_numbered() -> None:
 
 def test_the_last_dispatch_that_was_admitted_is_reported() -> None:
     llumlet = Llumlet(A, config())
-    llumlet.on_request_admitted(RequestId("second"), 2)
-    llumlet.on_request_admitted(RequestId("first"), 1)
+    llumlet.on_request_admitted(2)
+    llumlet.on_request_admitted(1)
     (report,) = reports(llumlet.on_view(view(running("first"), running("second")), 0.0))
     assert report.load.last_dispatch == 2
 
 
-def test_a_dispatch_that_arrived_is_reported_without_a_step_of_the_engine() -> None:
-    """The scheduler counts it as in flight until then."""
+def test_a_dispatch_that_ended_at_once_is_reported_without_a_step_of_the_engine() -> None:
+    """It was refused, say. The scheduler counts it as in flight until then."""
     llumlet = Llumlet(A, config())
     llumlet.on_view(view(running("r")), 0.0)
-    llumlet.on_request_admitted(RequestId("new"), 5)
+    llumlet.on_request_admitted(5)
     assert llumlet.next_deadline_s == 0.05
     (report,) = reports(llumlet.on_tick(0.05))
     assert report.load.last_dispatch == 5
@@ -580,7 +580,7 @@ def test_abort_of_a_request_that_came_back_goes_to_the_engine() -> None:
 def test_abort_of_a_request_that_was_dispatched_here_again_goes_to_the_engine() -> None:
     llumlet = paired(running("r"))
     committed(llumlet, "A-1")
-    llumlet.on_request_admitted(RequestId("r"), 7)
+    llumlet.on_request_arrived(RequestId("r"))
     assert llumlet.on_client_abort(RequestId("r"), 0.0) == [AbortRequest(RequestId("r"))]
 
 

@@ -133,6 +133,10 @@ class InstanceCore:
             maxlen=MAX_KEPT_MESSAGES
         )
         self._requests: dict[RequestId, FrontendId] = {}
+        # The dispatch numbers of those that the engine has not shown yet: it takes them in when
+        # its step has ended. Until then they are in flight for the scheduler, which would else
+        # see them nowhere.
+        self._unseen: dict[RequestId, int] = {}
         self._view: InstanceView | None = None
         self._orders: dict[MigrationId, MigrateRequest] = {}
         self._drained_s: dict[MigrationId, float] = {}
@@ -185,7 +189,8 @@ class InstanceCore:
                 return []
             case AddRequest(frontend_id, request_id, dispatch_number, _):
                 self._requests[request_id] = frontend_id
-                self._llumlet.on_request_admitted(request_id, dispatch_number)
+                self._unseen[request_id] = dispatch_number
+                self._llumlet.on_request_arrived(request_id)
                 return [AddToEngine(frontend_id, message, frames)]
             case AbortRequests(request_ids):
                 return self._abort(request_ids, now_s)
@@ -348,7 +353,7 @@ class InstanceCore:
         effects = self._to_frontend(frontend_id, TokenBatch(self._instance_id, spans), payloads)
         for span in spans:
             if span.is_finished:
-                self._requests.pop(span.request_id, None)
+                self._forget(span.request_id)
                 ended = self._llumlet.on_request_ended(
                     span.request_id, Reason.REQUEST_FINISHED, now_s
                 )
@@ -359,8 +364,19 @@ class InstanceCore:
     def on_view(self, view: InstanceView, now_s: float) -> list[InstanceEffect]:
         """The state between two steps has changed."""
         self._view = view
+        if self._unseen:
+            for request in (*view.running, *view.queuing):
+                self._see(request.request_id)
         effects = self._translate(self._llumlet.on_view(view, now_s), now_s)
         return [*effects, *self._hand_back(view), *self._tell_if_emptied()]
+
+    def _see(self, request_id: RequestId) -> None:
+        if (dispatch_number := self._unseen.pop(request_id, None)) is not None:
+            self._llumlet.on_request_admitted(dispatch_number)
+
+    def _forget(self, request_id: RequestId) -> None:
+        self._see(request_id)
+        self._requests.pop(request_id, None)
 
     def on_utility_result(
         self, frontend_id: FrontendId, call_id: int, payload: bytes
@@ -425,7 +441,7 @@ class InstanceCore:
                     if (address := self._addresses.get(instance_id)) is not None:
                         translated.append(ToMailbox(address, AbortRequests((request_id,))))
                 case AbortRequest(request_id) | AbortDrained(_, request_id):
-                    self._requests.pop(request_id, None)
+                    self._forget(request_id)
                     translated.append(effect)
                 case Ended():
                     translated += [effect, *self._note_end(effect, now_s)]
@@ -444,7 +460,7 @@ class InstanceCore:
             self._num_aborted += 1
             return effects if order is None else [*effects, _error(order, ended.aborted.value)]
         self._num_committed += 1
-        self._requests.pop(ended.request_id, None)
+        self._forget(ended.request_id)
         if order is None:
             return effects
         body = {

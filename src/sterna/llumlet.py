@@ -233,10 +233,14 @@ class Llumlet:
         """
         return self._conclude(self._coordinator.on_outcome(migration_id, event, now_s), now_s)
 
-    def on_request_admitted(self, request_id: RequestId, dispatch_number: int) -> None:
-        """A request that was dispatched to this instance has reached its queue."""
-        self._last_dispatch = max(self._last_dispatch, dispatch_number)
+    def on_request_arrived(self, request_id: RequestId) -> None:
+        """A request that was dispatched to this instance is here; the engine will take it in."""
         self._moved_out.pop(request_id, None)
+
+    def on_request_admitted(self, dispatch_number: int) -> None:
+        """The engine has taken a dispatched request in: from now on its views show it, or it has
+        ended. Reports say so, and the scheduler does not count it as in flight any more."""
+        self._last_dispatch = max(self._last_dispatch, dispatch_number)
         self._has_changed = True
 
     def on_request_ended(

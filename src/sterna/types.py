@@ -122,8 +122,9 @@ class InstanceLoad(msgspec.Struct, frozen=True):
         head_demand_tokens: demand of the head-of-line queuing request, 0 if none queues.
         queued_demand_tokens: demand of all queuing requests.
         num_by_priority: running requests of each execution priority, as (priority, count).
-        last_dispatch: the highest dispatch number among the requests that reached this
-            instance; 0 before the first. The scheduler corrects for dispatches above it.
+        last_dispatch: the highest dispatch number among the requests that this instance's engine
+            has taken in, so that the other numbers count them; 0 before the first. The scheduler
+            corrects for dispatches above it.
         move_tokens: memory that one migration from here would take at its destination: that of
             the request which would move next; None when none can move.
         num_migrating_out: migrations in flight from this instance.

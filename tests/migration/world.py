@@ -113,7 +113,8 @@ class World:
         self.num_requests += 1
         request_id = RequestId(f"r{self.num_requests}")
         node = self.nodes[instance_id]
-        node.llumlet.on_request_admitted(request_id, self.num_requests)
+        node.llumlet.on_request_arrived(request_id)
+        node.llumlet.on_request_admitted(self.num_requests)
         node.engine.add(Request(request_id, num_tokens, num_tokens + num_more))
         node.engine.admit()
         self.home[request_id] = instance_id

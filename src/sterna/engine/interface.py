@@ -71,7 +71,7 @@ class EngineListener(Protocol):
         """A step produced these tokens for this front end; one payload a span."""
 
     def on_view(self, view: InstanceView) -> None:
-        """The state between two steps."""
+        """The state of the step that begins, or between two steps."""
 
     def on_transfer(self, migration_id: MigrationId, event: Event) -> None:
         """StageReceived, StageFailed or CopyFailed happened."""

@@ -278,4 +278,5 @@ class Instance:
 
     def on_request_admitted(self, request_id: RequestId, dispatch_number: int) -> None:
         """A dispatched request has reached the engine's queue."""
-        self.llumlet.on_request_admitted(request_id, dispatch_number)
+        self.llumlet.on_request_arrived(request_id)
+        self.llumlet.on_request_admitted(dispatch_number)

@@ -41,6 +41,7 @@ from sterna.engine.vllm.request_state import (
 from sterna.engine.vllm.scheduler import MigratingScheduler
 from sterna.engine.vllm.step_thread import StepThread
 from sterna.engine.vllm.transfers import Transfers
+from sterna.engine.vllm.views import Views
 from sterna.errors import InstanceStartError
 from sterna.messages import MAX_FRAME_BYTES, TokenSpan
 from sterna.migration.messages import (
@@ -58,7 +59,7 @@ from sterna.migration.messages import (
     ReserveBlocks,
     ReserveFailed,
 )
-from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
+from sterna.types import FrontendId, InstanceId, MigrationId, RequestId
 
 logger = logging.getLogger(__name__)
 
@@ -78,23 +79,21 @@ class VllmEngine:
         classes: PriorityClasses = DEFAULT_CLASSES,
         log_stats: bool = False,
     ) -> None:
-        self._instance_id = instance_id
         self._listener = listener
         self._classes = classes
         self._loop = asyncio.get_running_loop()
         self._transfers = Transfers(transport, listener.on_transfer, listener.on_failure)
+        self._views = Views(instance_id, lambda view: self._to_loop(listener.on_view, view))
         self._thread = StepThread(
             lambda: build_core(vllm_config, log_stats=log_stats),
             on_step=self._on_step,
-            on_idle_command=self._publish_view,
+            on_idle_command=self._views.publish,
             on_failure=lambda error: self._to_loop(listener.on_failure, error),
         )
-        self._is_terminating = False
         # Of the step thread: each request as its front end sent it, and its tokens delivered.
         self._wire: dict[str, EngineCoreRequest] = {}
         self._num_delivered: dict[str, int] = {}
         self._waiting_drains: list[tuple[Drain, Future[Drained | DrainRefused]]] = []
-        self._last_view: InstanceView | None = None
         # Of the loop: requests built for migrations that have not committed, and the blocks
         # of requests that migrate away.
         self._core: HostedCore | None = None
@@ -117,6 +116,7 @@ class VllmEngine:
     def _open_planes(self, core: HostedCore) -> EngineFacts:
         scheduler: MigratingScheduler = core.scheduler
         scheduler.classes = self._classes
+        self._views.follow(core)
         self._core = core
         # vLLM notices the death of a rank also while nothing is stepped.
         core.model_executor.register_failure_callback(
@@ -147,8 +147,8 @@ class VllmEngine:
 
     def set_terminating(self, is_terminating: bool) -> None:
         """Have views say that the instance is being emptied."""
-        self._is_terminating = is_terminating
-        self._thread.call(self._publish_view)
+        self._views.is_terminating = is_terminating
+        self._thread.call(self._views.publish)
 
     def progress(self) -> EngineProgress:
         return self._thread.progress
@@ -449,7 +449,7 @@ class VllmEngine:
                 self._to_loop(self._deliver, FrontendId(client_index), spans, client_outputs)
         if self._waiting_drains:
             self._export_drained(core)
-        self._publish_view(core)
+        self._views.on_step_end(core)
 
     def _span(self, output: Any) -> TokenSpan:
         request_id = output.request_id
@@ -468,12 +468,6 @@ class VllmEngine:
                 self._waiting_drains.append((effect, future))
             elif future.set_running_or_notify_cancel():
                 future.set_result(self._export(core, effect))
-
-    def _publish_view(self, core: HostedCore) -> None:
-        view = core.scheduler.view(self._instance_id, self._is_terminating)
-        if view != self._last_view:
-            self._last_view = view
-            self._to_loop(self._listener.on_view, view)
 
     # --------------------------------------------------------------------------------- loop
 

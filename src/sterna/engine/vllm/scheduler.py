@@ -6,12 +6,14 @@ A request taken in needs a **reservation**: blocks of the pool and, for its last
 slot. To vLLM an adopted request is a running one that missed a step.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.utils.math_utils import cdiv
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
@@ -43,9 +45,11 @@ class MigratingScheduler(Scheduler):
 
     Attributes:
         classes: what requests' priorities mean in views.
+        on_scheduled: called when a step has been scheduled, before it is computed.
     """
 
     classes: PriorityClasses = DEFAULT_CLASSES
+    on_scheduled: Callable[[], None] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -61,6 +65,13 @@ class MigratingScheduler(Scheduler):
         self._reservations: dict[MigrationId, Reservation] = {}
         self._admission_limit: int = self.max_num_active_reqs
 
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Schedule a step as vLLM does, and say so."""
+        output = super().schedule(*args, **kwargs)
+        if self.on_scheduled is not None:
+            self.on_scheduled()
+        return output
+
     # ------------------------------------------------------------------------------- views
 
     @property
@@ -70,7 +81,7 @@ class MigratingScheduler(Scheduler):
         return int((self._pool.num_gpu_blocks - 1 - watermark_blocks) * self.block_size)
 
     def view(self, instance_id: InstanceId, is_terminating: bool) -> InstanceView:
-        """Return the state between two steps."""
+        """Return the state between two steps, or of the step that has just been scheduled."""
         running = [self._view_running(request) for request in self.running]
         running += [self._view_running(request) for request in self._drained_running()]
         queuing = [

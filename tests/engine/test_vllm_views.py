@@ -1,0 +1,59 @@
+"""When the real engine shows what it has, with a core that is stepped by hand."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sterna.types import InstanceId, InstanceView, RequestId
+from tests.engine.test_vllm_scheduler import add, step, with_scheduler
+from tests.engine.vllm_cores import tiny_core
+
+pytest.importorskip("vllm")
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+
+A, B = RequestId("a"), RequestId("b")
+
+
+@pytest.fixture(scope="module")
+def vllm_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    with tiny_core(folder, max_model_len=512, block_size=32, max_num_batched_tokens=96) as core:
+        yield core
+
+
+def test_what_a_step_computes_is_shown_before_it_is_computed(
+    vllm_core: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step with a long prompt may take seconds: meanwhile, the cluster's scheduler has to know
+    that the request runs here."""
+    from sterna.engine.vllm.views import Views
+
+    core = with_scheduler(vllm_core, max_num_seqs=1)
+    shown: list[InstanceView] = []
+    when_computed: list[InstanceView] = []
+    execute = core.model_executor.execute_model
+
+    def execute_model(*args: Any, **kwargs: Any) -> Any:
+        when_computed.append(shown[-1])
+        return execute(*args, **kwargs)
+
+    monkeypatch.setattr(core.model_executor, "execute_model", execute_model)
+    views = Views(InstanceId("i0"), shown.append)
+    views.follow(core)
+
+    def names(view: InstanceView) -> tuple[list[str], list[str]]:
+        return [r.request_id for r in view.running], [r.request_id for r in view.queuing]
+
+    add(core, A, 40, output_tokens=2)
+    add(core, B, 40, output_tokens=1)
+    while core.scheduler.has_requests():
+        step(core)
+        views.on_step_end(core)
+    # The last step has nothing to compute: by it, vLLM's worker hears of the last end.
+    states = [([A], [B]), ([A], [B]), ([B], []), ([], [])]
+    assert [names(each) for each in when_computed] == states
+    assert [names(each) for each in shown] == states
+    assert shown[0].running[0].physical_usage_tokens == 64
+    assert shown[-1].reserved_tokens == shown[-1].shared_tokens == 0
