@@ -8,7 +8,10 @@ import numpy as np
 PROBE_S = 2.0
 
 MAX_CHANGE = 0.2
-"""A machine whose speed is within this part of what it was is as fast as it was."""
+"""Runs that are compared are equally fast where the machine's speed differs by no more."""
+
+MAX_DRIFT = 0.35
+"""Pairs are comparable, under the same load, where it differs by no more from the first one's."""
 
 RETRY_S = 30.0
 PATIENCE_S = 900.0
@@ -30,10 +33,10 @@ def speed() -> float:
 
 
 class Pace:
-    """Whether the machine is as fast as it was when a measurement began.
+    """Whether the machine is as fast as it was.
 
     Args:
-        first: its speed then; by default it begins now.
+        first: its speed when the measurement began; by default it begins now.
         say: called with what a user should know.
         speed, wait: how they are had.
     """
@@ -49,20 +52,27 @@ class Pace:
         self._say = say
         self._speed = speed
         self._wait = wait
-        self.first = speed() if first is None else first
+        self.first = self._latest = speed() if first is None else first
 
     def is_kept(self) -> bool:
-        """Whether it is; says so where it is not."""
-        now = self._speed()
-        is_kept = abs(now / self.first - 1.0) <= MAX_CHANGE
-        if not is_kept:
-            self._say(f"the machine is {now / self.first:.2f} times as fast as at first")
-        return is_kept
+        """Whether it is as fast as when `wait_until_kept` returned; says so where it is not."""
+        return self._is_near(self._speed(), self._latest, MAX_CHANGE, "before")
 
     def wait_until_kept(self) -> bool:
-        """Wait until it is again; returns whether it is, for patience has an end."""
+        """Wait until it is about as fast as at first; returns whether it is, for patience has an
+        end."""
         for _ in range(round(PATIENCE_S / RETRY_S)):
-            if self.is_kept():
+            if self._is_as_at_first():
                 return True
             self._wait(RETRY_S)
-        return self.is_kept()
+        return self._is_as_at_first()
+
+    def _is_as_at_first(self) -> bool:
+        self._latest = self._speed()
+        return self._is_near(self._latest, self.first, MAX_DRIFT, "at first")
+
+    def _is_near(self, now: float, then: float, max_change: float, when: str) -> bool:
+        is_near = abs(now / then - 1.0) <= max_change
+        if not is_near:
+            self._say(f"the machine is {now / then:.2f} times as fast as {when}")
+        return is_near

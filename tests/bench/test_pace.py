@@ -37,6 +37,16 @@ def test_a_fifth_more_or_less_is_as_fast(now: float, is_kept: bool) -> None:
     assert bool(machine.said) is not is_kept
 
 
+@pytest.mark.parametrize(("now", "is_kept"), [(60.0, True), (50.0, False), (90.0, False)])
+def test_runs_of_a_pair_are_held_to_its_beginning(now: float, is_kept: bool) -> None:
+    """Not to that of the measurement: what matters is that they are equally fast."""
+    machine = Machine(70.0, now)
+    pace = machine.pace(100.0)
+    assert pace.wait_until_kept()
+    assert not machine.said
+    assert pace.is_kept() is is_kept
+
+
 def test_a_slow_machine_is_waited_for_and_said_to_be_slow() -> None:
     machine = Machine(50.0, 60.0, 90.0)
     assert machine.pace(100.0).wait_until_kept()
