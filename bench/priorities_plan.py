@@ -107,7 +107,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--load-share",
         type=positive,
-        default=0.5,
+        default=0.6,
         metavar="SHARE",
         help="rate, as a part of what the instances get done of a burst (default: %(default)g)",
     )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.policy.dispatch import choose
-from sterna.policy.headroom import shared
+from sterna.policy.headroom import MAX_GROWTH, shared
 from sterna.policy.pairing import pair
 from sterna.policy.presets import STERNA
 from sterna.policy.virtual_usage import Candidate
@@ -38,16 +38,30 @@ def test_without_headrooms_nothing_changes() -> None:
     assert shared(candidates) == candidates
 
 
-def test_one_of_many_instances_gives_nearly_its_whole_headroom() -> None:
-    """15 of 16 give none, and have far more room than it takes."""
-    first, *others = shared([host(), *(idle(f"i{k}") for k in range(15))])
-    assert first.headroom_share == 15 / 16
-    assert first.freeness == M - 160 - HEADROOM * 15 / 16
-    assert [each.headroom_share for each in others] == [1.0] * 15
+def test_one_of_many_instances_gives_its_whole_headroom() -> None:
+    """31 of 32 give none, and have far more room than it takes."""
+    first, *others = shared([host(), *(idle(f"i{k}") for k in range(31))])
+    assert first.headroom_share == 1.0
+    assert first.freeness == M - 160 - HEADROOM
+    assert [each.headroom_share for each in others] == [1.0] * 31
 
 
-def test_one_of_two_instances_gives_half_of_its_headroom() -> None:
-    assert shared([host(), idle("i1")])[0].headroom_share == 0.5
+def test_one_of_two_instances_gives_two_fifths_of_its_headroom() -> None:
+    assert shared([host(), idle("i1")])[0].headroom_share == pytest.approx(0.393, abs=0.001)
+
+
+@pytest.mark.parametrize(("num_hosts", "num_others"), [(1, 1), (1, 3), (2, 2), (3, 2), (2, 14)])
+def test_the_batches_of_normal_requests_grow_by_so_much_and_no_more(
+    num_hosts: int, num_others: int
+) -> None:
+    """As many run on each instance as its share leaves it; most are where the batch is large."""
+    hosts = [host(f"h{k}") for k in range(num_hosts)]
+    share = shared([*hosts, *(idle(f"i{k}") for k in range(num_others))])[0].headroom_share
+    assert 0.0 < share < 1.0
+    batches = [1.0 - share] * num_hosts + [1.0] * num_others
+    equal = sum(batches) / len(batches)
+    found = sum(batch * batch for batch in batches) / sum(batches)
+    assert found / equal == pytest.approx(1.0 + MAX_GROWTH)
 
 
 def test_no_headroom_counts_where_all_instances_give_one() -> None:
@@ -73,7 +87,7 @@ def test_a_terminating_instance_has_no_room_and_gives_none() -> None:
     first, other = shared([host(), ending])
     assert (first.headroom_share, other.headroom_share) == (0.0, 1.0)
     both = [host("i0"), candidate(instance("i1", is_terminating=True), STERNA), idle("i2")]
-    assert shared(both)[0].headroom_share == 0.5
+    assert shared(both)[0].headroom_share == shared([host(), idle("i1")])[0].headroom_share
 
 
 def test_a_normal_request_joins_a_high_one_rather_than_queue_elsewhere() -> None:
@@ -111,7 +125,7 @@ def test_a_share_is_a_share_and_what_counts_fits_the_others(
     shares = {each.headroom_share for each in result[: len(hosts)]}
     assert len(shares) == 1
     share = shares.pop()
-    assert 0.0 <= share <= len(normal) / (len(normal) + len(hosts))
+    assert 0.0 <= share <= 1.0
     room_tokens = sum(max(0.0, each.load.normal_free_tokens) for each in others)
     assert share * HEADROOM * len(hosts) <= room_tokens + 1e-6
     for before, after in zip(candidates, result, strict=False):

@@ -6,15 +6,29 @@ they have nowhere to go: with two instances one high-priority request sends all 
 other, where they wait for memory, and slow each other, while the first is nearly empty. So a
 headroom counts by a share, the same for all instances,
 
-- at most the part of the instances that give none: all but one of many, half of two;
+- at most so much that the batches in which normal requests run grow by `MAX_GROWTH` in the mean:
+  the whole headroom of one of many, two fifths of one of two;
 - at most what those have free: normal requests that would have to queue elsewhere run beside
   high-priority ones instead.
+
+Where memory is far from full, freeness is balanced when an instance that gives a headroom has 1 - s
+of the batch of the others, s the share. With a part p of the instances giving one, the batch that a
+normal request finds itself in is larger in the mean than if all were equal by
+
+    p * (1 - p) * s^2 / (1 - p * s)^2
+
+which is the variance of the batches over the square of their mean: it grows with the square of the
+share, while what high-priority requests gain grows with the share itself.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import sqrt
 
 from sterna.policy.virtual_usage import Candidate
+
+MAX_GROWTH = 0.06
+"""Of the batches in which normal requests run, while high-priority ones run elsewhere."""
 
 
 def shared(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
@@ -40,7 +54,17 @@ def _share(candidates: Sequence[Candidate]) -> float:
     others = [each for each in staying if _headrooms_tokens(each) == 0]
     given_tokens = sum(_headrooms_tokens(each) for each in givers)
     room_tokens = sum(_room_tokens(each) for each in others)
-    return min(len(others) / len(staying), room_tokens / given_tokens)
+    return min(_bearable_share(len(givers) / len(staying)), room_tokens / given_tokens)
+
+
+def _bearable_share(giving: float) -> float:
+    """The share by which batches grow by MAX_GROWTH, where this part of the instances gives one.
+
+    Args:
+        giving: above 0, at most 1. At 1 every share is bearable; nobody has room for it then.
+    """
+    growth = sqrt(MAX_GROWTH)
+    return min(1.0, growth / (sqrt(giving * (1.0 - giving)) + giving * growth))
 
 
 def _headrooms_tokens(candidate: Candidate) -> float:
