@@ -51,9 +51,28 @@ def test_a_stale_report_shows_what_the_last_step_began_with(is_fast: bool) -> No
     long_s = 0.005 + 640 * 0.0002 + 640**2 * 4e-9
     records, _ = simulate(trace, replace(config, report=Report.STALE))
     assert records.first_token_s[2:] == pytest.approx([0.23 + long_s, 0.26 + long_s])
-    records, _ = simulate(trace, replace(config, report=Report.LIVE))
-    assert records.first_token_s[2] == pytest.approx(0.23 + long_s)
-    assert records.first_token_s[3] == pytest.approx(0.266 + 0.03, abs=0.001)
+    for report in (Report.LIVE, Report.STEP):
+        records, _ = simulate(trace, replace(config, report=report))
+        assert records.first_token_s[2] == pytest.approx(0.23 + long_s)
+        assert records.first_token_s[3] == pytest.approx(0.266 + 0.03, abs=0.001)
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+@pytest.mark.parametrize(
+    ("report", "goes_behind_the_long_one"),
+    [(Report.LIVE, False), (Report.STEP, True), (Report.STALE, True)],
+)
+def test_what_comes_during_a_step_is_reported_when_the_next_begins(
+    report: Report, goes_behind_the_long_one: bool, is_fast: bool
+) -> None:
+    """As before, but the last request comes while i1 still prefills the one of 16 tokens: only a
+    live report shows the long one in its queue."""
+    trace = requests((0.1, 64, 20), (0.2, 16, 20), (0.201, 640, 1), (0.22, 16, 1))
+    policy = replace(INFAAS_PP, counts_dispatched=False)
+    config = configuration(policy, num_instances=2, report=report, is_fast=is_fast)
+    records, _ = simulate(trace, config)
+    long_s = 0.005 + 640 * 0.0002 + 640**2 * 4e-9
+    assert bool(records.first_token_s[3] >= 0.23 + long_s) is goes_behind_the_long_one
 
 
 @pytest.mark.parametrize("is_fast", [False, True])

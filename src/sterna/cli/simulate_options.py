@@ -20,8 +20,9 @@ FRAGMENTATION_INTERVAL_S = 1.0
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 SETTINGS: Sequence[tuple[str, str, str, str]] = (
-    ("--report", "report", "live|stale", "what the scheduler knows when it decides: the state of "
-     "this moment, or that at the beginning of each instance's last step"),
+    ("--report", "report", "live|step|stale", "what the scheduler knows when it decides: the "
+     "state of this moment, or that at the beginning of each instance's step under way, or of its "
+     "last one"),
     ("--queue-demand", "policy.queue_demand", "head|all", "which queuing requests have a virtual "
      "usage: the head of the line, or all"),
     ("--victim", "policy.victim", "shortest|longest|last-started", "which request of a source "

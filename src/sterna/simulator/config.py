@@ -15,6 +15,8 @@ class Report(Enum):
 
     LIVE = "live"
     """The instance's state at this moment."""
+    STEP = "step"
+    """The state at the beginning of the step under way, which is what real instances report."""
     STALE = "stale"
     """The state at the beginning of the last step that has ended, as in the paper's runs: what
     was dispatched since then, or came in during that step, is not seen."""

@@ -92,6 +92,7 @@ def _settings(config: SimulationConfig) -> Table:
     settings["is_by_arrival"] = engine.preemption is Preemption.LATEST_ARRIVED
     settings["min_free_blocks"] = engine.keeps_block_free
     settings["is_live"] = config.report is Report.LIVE
+    settings["is_by_step"] = config.report is Report.STEP
     settings["victim"] = VICTIMS[policy.victim] if policy.migrates else NO_VICTIM
     settings["has_priorities"] = policy.has_priorities
     return settings

@@ -124,6 +124,8 @@ class PlainEngines:
         engine.step = step
         engine.step_ns = whole_nanoseconds(engine.end_s - now_s)
         engine.begun = self._snapshot(engine)
+        if self._config.report is Report.STEP:
+            engine.reported = engine.begun
         self._changed.add(row)
         return engine.end_s
 

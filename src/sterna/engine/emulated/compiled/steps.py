@@ -88,6 +88,8 @@ def begin_step(tables: Tables, r: int, now_s: float) -> bool:
     tables.totals[NUM_STEPS] += 1
     if not tables.settings[0].is_live:
         take_report(tables, BEGUN, r)
+    if tables.settings[0].is_by_step:
+        take_report(tables, REPORTED, r)
     return True
 
 

@@ -138,6 +138,7 @@ SETTINGS = np.dtype(
         ("is_by_arrival", np.int64),
         ("min_free_blocks", np.int64),
         ("is_live", np.int64),
+        ("is_by_step", np.int64),
         ("victim", np.int64),
         ("has_priorities", np.int64),
     ],
