@@ -8,7 +8,7 @@ turns: the two runs of a pair are close to each other, and a machine that grows 
 slows both. A pair during which the machine's speed changed is measured again. Every few pairs have
 servers of their own, for no two processes are equally fast.
 
-    sterna bench priorities [--pairs 20] [--rate 1] [--quick] [--continue]
+    sterna bench priorities [--pairs 30] [--rate 1] [--quick] [--continue]
 
 `bench/results/priorities.json` has a row for each class, metric and side over all runs; `runs` the
 same of every run, and `summary` the ratios of the pairs, whose scatter is the noise. The rate is by
@@ -58,7 +58,7 @@ INTERVAL_S = 1.0
 MIN_HIGH = 5
 """High requests in a run: of fewer, their P99 is one request's luck."""
 
-PAIRS_A_START = 4
+PAIRS_A_START = 6
 """So many have the same two servers."""
 
 FOUND = ("rate", "capacity", "model", "target_load", "speed")

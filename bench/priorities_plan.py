@@ -90,7 +90,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="docs/benchmarks.md explains what is measured.",
     )
     add_common_options(parser, quick="one short pair on emulated instances")
-    parser.add_argument("--pairs", type=count, default=20, help="of runs (default: %(default)s)")
+    parser.add_argument("--pairs", type=count, default=30, help="of runs (default: %(default)s)")
     parser.add_argument(
         "--continue",
         dest="is_continued",
@@ -112,7 +112,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="rate, as a part of what the instances get done of a burst (default: %(default)g)",
     )
     parser.add_argument(
-        "--seconds", type=positive, default=90.0, help="of each run (default: %(default)g)"
+        "--seconds", type=positive, default=60.0, help="of each run (default: %(default)g)"
     )
     parser.add_argument(
         "--cv",
