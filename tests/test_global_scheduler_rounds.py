@@ -110,9 +110,9 @@ def test_a_dispatch_that_was_lost_does_not_keep_its_instance_from_being_a_destin
     core = scheduler(OVERLOADED, IDLE)
     lost = DispatchRequest(FrontendId(1), RequestId("lost"), 12_640, 0.0, NORMAL, NORMAL)
     core.on_request(lost, 0.0)
-    core.on_tick(4.9)
+    core.on_tick(29.9)
     assert core.destinations == {}
-    core.on_tick(5.2)
+    core.on_tick(30.2)
     assert core.destinations == {"i0": "i1"}
 
 

@@ -114,6 +114,30 @@ def test_a_dispatch_that_no_view_ever_shows_does_not_stay_in_flight(is_aborted: 
     assert sent.message.load.last_dispatch == 7
 
 
+@pytest.mark.parametrize("is_shown", [True, False], ids=["older shown", "older aborted"])
+def test_an_end_does_not_take_older_dispatches_out_of_flight(is_shown: bool) -> None:
+    """Whoever reports a number says that all below it are in its numbers, too."""
+    under_test = core()
+    under_test.on_message(structs.replace(membership(1, F0), scheduler="scheduler"), [], 0.0)
+    under_test.on_view(view(), 0.0)
+    for name, number in (("first", 5), ("second", 6), ("third", 7)):
+        under_test.on_message(AddRequest(F0, RequestId(name), number), [b"request"], 0.1)
+
+    def reported(effects: list[InstanceEffect]) -> list[int]:
+        sent = [each.message for each in effects if isinstance(each, ToMailbox)]
+        return [each.load.last_dispatch for each in sent if isinstance(each, LoadReport)]
+
+    under_test.on_message(AbortRequests((RequestId("third"),)), [], 0.2)
+    assert reported(under_test.on_tick(10.0)) == [0]
+    under_test.on_message(AbortRequests((RequestId("first"),)), [], 10.1)
+    assert reported(under_test.on_tick(20.0)) == [5]
+    if is_shown:
+        assert reported(under_test.on_view(view(running("second", 64)), 30.0)) == [7]
+    else:
+        under_test.on_message(AbortRequests((RequestId("second"),)), [], 20.1)
+        assert reported(under_test.on_tick(30.0)) == [7]
+
+
 def test_a_request_whose_commit_is_under_way_is_not_said_to_be_here() -> None:
     """The peer may have adopted it and died: its late Committed would free what was claimed, and
     nobody would have the request."""

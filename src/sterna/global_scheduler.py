@@ -31,8 +31,8 @@ class Dispatch:
     """Tell the front end to send the request to the instance.
 
     Attributes:
-        dispatch_number: grows with every dispatch; the instance reports the highest that has
-            reached it.
+        dispatch_number: grows with every dispatch; the instance reports the highest whose
+            request its engine has taken in.
     """
 
     request_id: RequestId
@@ -62,7 +62,8 @@ class GlobalScheduler:
         scaling_begins_s: no instance is added or terminated before.
         first_dispatch_number: number of the first dispatch, above any that a predecessor gave.
         in_flight_lease_s: a dispatch that no report shows after so long is taken for lost, and
-            its demand no longer held against the instance.
+            its demand no longer held against the instance. An engine may compute a step of
+            several seconds before it takes a request in.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class GlobalScheduler:
         scaling: ScalingConfig | None = None,
         scaling_begins_s: float = 0.0,
         first_dispatch_number: int = 1,
-        in_flight_lease_s: float = 5.0,
+        in_flight_lease_s: float = 30.0,
     ) -> None:
         self._policy = policy
         self._scaling = scaling

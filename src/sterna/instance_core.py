@@ -362,7 +362,7 @@ class InstanceCore:
         return [*effects, *self._tell_if_emptied()]
 
     def on_view(self, view: InstanceView, now_s: float) -> list[InstanceEffect]:
-        """The state between two steps has changed."""
+        """The state has changed, at the beginning of a step or between two."""
         self._view = view
         if self._unseen:
             for request in (*view.running, *view.queuing):
@@ -375,8 +375,17 @@ class InstanceCore:
             self._llumlet.on_request_admitted(dispatch_number)
 
     def _forget(self, request_id: RequestId) -> None:
-        self._see(request_id)
+        """The request is not here any more, whether the engine has ever shown it or not."""
         self._requests.pop(request_id, None)
+        dispatch_number = self._unseen.pop(request_id, None)
+        if dispatch_number is None:
+            return
+        older = [each for each, number in self._unseen.items() if number < dispatch_number]
+        if older:
+            # To report the number would say that the older ones are seen. It goes with the last.
+            self._unseen[max(older, key=self._unseen.__getitem__)] = dispatch_number
+        else:
+            self._llumlet.on_request_admitted(dispatch_number)
 
     def on_utility_result(
         self, frontend_id: FrontendId, call_id: int, payload: bytes
@@ -412,7 +421,8 @@ class InstanceCore:
             is_stuck = is_lasting or not self._migrates
             if not is_stuck or request_id in migrating or request_id not in self._requests:
                 continue
-            frontend_id = self._requests.pop(request_id)
+            frontend_id = self._requests[request_id]
+            self._forget(request_id)
             handed_back = HandedBack(self._instance_id, (request_id,))
             effects += [AbortRequest(request_id), *self._to_frontend(frontend_id, handed_back)]
         return effects

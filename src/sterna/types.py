@@ -82,7 +82,7 @@ class RequestView(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class InstanceView:
-    """The state of one instance between two steps, as its llumlet sees it.
+    """The state of one instance as a step begins, or between two, as its llumlet sees it.
 
     Attributes:
         total_tokens: M, the memory usable by requests (total less the admission watermark).

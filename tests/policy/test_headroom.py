@@ -46,19 +46,20 @@ def test_one_of_many_instances_gives_its_whole_headroom() -> None:
     assert [each.headroom_share for each in others] == [1.0] * 31
 
 
-def test_one_of_two_instances_gives_two_fifths_of_its_headroom() -> None:
-    assert shared([host(), idle("i1")])[0].headroom_share == pytest.approx(0.393, abs=0.001)
+def test_one_of_two_instances_gives_two_fifths_of_its_memory() -> None:
+    share = shared([host(), idle("i1")])[0].headroom_share
+    assert share * HEADROOM / M == pytest.approx(0.393, abs=0.001)
 
 
 @pytest.mark.parametrize(("num_hosts", "num_others"), [(1, 1), (1, 3), (2, 2), (3, 2), (2, 14)])
 def test_the_batches_of_normal_requests_grow_by_so_much_and_no_more(
     num_hosts: int, num_others: int
 ) -> None:
-    """As many run on each instance as its share leaves it; most are where the batch is large."""
+    """Batches are as large as balanced freeness has them; most requests are where one is large."""
     hosts = [host(f"h{k}") for k in range(num_hosts)]
     share = shared([*hosts, *(idle(f"i{k}") for k in range(num_others))])[0].headroom_share
     assert 0.0 < share < 1.0
-    batches = [1.0 - share] * num_hosts + [1.0] * num_others
+    batches = [1.0 - share * HEADROOM / M] * num_hosts + [1.0] * num_others
     equal = sum(batches) / len(batches)
     found = sum(batch * batch for batch in batches) / sum(batches)
     assert found / equal == pytest.approx(1.0 + MAX_GROWTH)

@@ -154,7 +154,7 @@ def test_on_few_instances_normal_requests_pay_little_for_headrooms_that_are_shar
     """With the paper's headroom, normal requests of four instances wait long for memory while one
     instance is kept for high-priority ones; Sterna's counts only as far as the others can bear it
     (`policy.headroom`). Over six seeds normal requests take 1.02 times as long as without
-    priorities, in place of 1.32 times, and high ones still gain: 1.07, and in TTFT 1.71 times."""
+    priorities, in place of 1.32 times, and high ones still gain: 1.10, and in TTFT 1.82 times."""
     paper = gains_of_priorities(LLUMNIX, num_instances=4, num_requests=2_500)
     own = gains_of_priorities(STERNA, num_instances=4, num_requests=2_500)
     normal, high = f"{NORMAL} request_s mean", f"{HIGH} request_s mean"

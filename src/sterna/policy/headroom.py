@@ -11,14 +11,14 @@ headroom counts by a share, the same for all instances,
 - at most what those have free: normal requests that would have to queue elsewhere run beside
   high-priority ones instead.
 
-Where memory is far from full, freeness is balanced when an instance that gives a headroom has 1 - s
-of the batch of the others, s the share. With a part p of the instances giving one, the batch that a
-normal request finds itself in is larger in the mean than if all were equal by
+Freeness is balanced when an instance that gives d of its memory as headroom has 1 - d of the batch
+of the others. With a part p of the instances giving so much, the batch that a normal request finds
+itself in is larger in the mean than if all were equal by
 
-    p * (1 - p) * s^2 / (1 - p * s)^2
+    p * (1 - p) * d^2 / (1 - p * d)^2
 
-which is the variance of the batches over the square of their mean: it grows with the square of the
-share, while what high-priority requests gain grows with the share itself.
+which is the variance of the batches over the square of their mean: it grows with the square of what
+is given, while what high-priority requests gain grows with that itself.
 """
 
 from collections.abc import Sequence
@@ -52,19 +52,23 @@ def _share(candidates: Sequence[Candidate]) -> float:
     if not givers:
         return 1.0
     others = [each for each in staying if _headrooms_tokens(each) == 0]
-    given_tokens = sum(_headrooms_tokens(each) for each in givers)
+    headrooms_tokens = sum(_headrooms_tokens(each) for each in givers)
     room_tokens = sum(_room_tokens(each) for each in others)
-    return min(_bearable_share(len(givers) / len(staying)), room_tokens / given_tokens)
+    total_tokens = sum(each.load.total_tokens for each in givers)
+    bearable_tokens = _bearable_part(len(givers) / len(staying)) * total_tokens
+    return min(1.0, bearable_tokens / headrooms_tokens, room_tokens / headrooms_tokens)
 
 
-def _bearable_share(giving: float) -> float:
-    """The share by which batches grow by MAX_GROWTH, where this part of the instances gives one.
+def _bearable_part(giving: float) -> float:
+    """The part of their memory that instances may give so that batches grow by MAX_GROWTH; above 1
+    where even all of it would be less than that.
 
     Args:
-        giving: above 0, at most 1. At 1 every share is bearable; nobody has room for it then.
+        giving: the part of the instances that give, above 0, at most 1. At 1 it does not matter to
+            batches; nobody has room for what is given then.
     """
     growth = sqrt(MAX_GROWTH)
-    return min(1.0, growth / (sqrt(giving * (1.0 - giving)) + giving * growth))
+    return growth / (sqrt(giving * (1.0 - giving)) + giving * growth)
 
 
 def _headrooms_tokens(candidate: Candidate) -> float:

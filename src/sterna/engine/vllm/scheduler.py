@@ -1,9 +1,9 @@
 """vLLM's scheduler, able to give requests away and to take them in (`scheduler_cls`).
 
-Everything here runs on the engine's thread between two steps. A request given away is first
-**drained**: out of the batch, its blocks kept, its batch slot held so that it can come back.
-A request taken in needs a **reservation**: blocks of the pool and, for its last stage, a batch
-slot. To vLLM an adopted request is a running one that missed a step.
+Everything here runs on the engine's thread between two steps, but for views, which show how one
+begins. A request given away is first **drained**: out of the batch, its blocks kept, its batch slot
+held so that it can come back. A request taken in needs a **reservation**: blocks of the pool and,
+for its last stage, a batch slot. To vLLM an adopted request is a running one that missed a step.
 """
 
 from collections.abc import Callable

@@ -7,11 +7,11 @@ from sterna.types import InstanceId, InstanceView
 
 
 class Views:
-    """Shows every state of an engine that differs from the one before; of the step thread.
+    """Shows how an engine's steps begin, and where it stands when it idles; of the step thread.
 
     A step's state is shown when it has been scheduled, not when it has ended: a step with a long
     prompt may take seconds, and the scheduler of the cluster has to know meanwhile which requests
-    run here.
+    run here. States that are the same as the one before are not shown.
 
     Args:
         show: called with each view.
