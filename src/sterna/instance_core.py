@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from sterna.arrivals import Arrivals
 from sterna.config import LlumletConfig
 from sterna.emptying import Emptying
 from sterna.llumlet import ForwardAbort, Llumlet, LlumletEffect, Report
@@ -133,10 +134,7 @@ class InstanceCore:
             maxlen=MAX_KEPT_MESSAGES
         )
         self._requests: dict[RequestId, FrontendId] = {}
-        # The dispatch numbers of those that the engine has not shown yet: it takes them in when
-        # its step has ended. Until then they are in flight for the scheduler, which would else
-        # see them nowhere.
-        self._unseen: dict[RequestId, int] = {}
+        self._arrivals = Arrivals()
         self._view: InstanceView | None = None
         self._orders: dict[MigrationId, MigrateRequest] = {}
         self._drained_s: dict[MigrationId, float] = {}
@@ -189,7 +187,7 @@ class InstanceCore:
                 return []
             case AddRequest(frontend_id, request_id, dispatch_number, _):
                 self._requests[request_id] = frontend_id
-                self._unseen[request_id] = dispatch_number
+                self._arrivals.add(request_id, dispatch_number)
                 self._llumlet.on_request_arrived(request_id)
                 return [AddToEngine(frontend_id, message, frames)]
             case AbortRequests(request_ids):
@@ -364,27 +362,15 @@ class InstanceCore:
     def on_view(self, view: InstanceView, now_s: float) -> list[InstanceEffect]:
         """The state has changed, at the beginning of a step or between two."""
         self._view = view
-        if self._unseen:
-            for request in (*view.running, *view.queuing):
-                self._see(request.request_id)
+        for dispatch_number in self._arrivals.seen(view):
+            self._llumlet.on_request_admitted(dispatch_number)
         effects = self._translate(self._llumlet.on_view(view, now_s), now_s)
         return [*effects, *self._hand_back(view), *self._tell_if_emptied()]
-
-    def _see(self, request_id: RequestId) -> None:
-        if (dispatch_number := self._unseen.pop(request_id, None)) is not None:
-            self._llumlet.on_request_admitted(dispatch_number)
 
     def _forget(self, request_id: RequestId) -> None:
         """The request is not here any more, whether the engine has ever shown it or not."""
         self._requests.pop(request_id, None)
-        dispatch_number = self._unseen.pop(request_id, None)
-        if dispatch_number is None:
-            return
-        older = [each for each, number in self._unseen.items() if number < dispatch_number]
-        if older:
-            # To report the number would say that the older ones are seen. It goes with the last.
-            self._unseen[max(older, key=self._unseen.__getitem__)] = dispatch_number
-        else:
+        for dispatch_number in self._arrivals.ended(request_id):
             self._llumlet.on_request_admitted(dispatch_number)
 
     def on_utility_result(
