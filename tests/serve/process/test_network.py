@@ -82,12 +82,18 @@ class Remote:
 def remote(server: ServerProcess, node: Node) -> Remote:
     until(lambda: list(states(server).values()) == ["running"] * 2, "two serve", NODE_TIMEOUT_S)
     there = {each.pid: each for each in node.processes()}
-    (found,) = {
-        Remote(instance_id, there[int(pid)])
-        for instance_id, pid in re.findall(r"\((instance \S+) pid=(\d+)", server.log)
-        if int(pid) in there
-    }
-    return Remote(found.instance_id.removeprefix("instance "), found.process)
+
+    def found() -> set[Remote]:
+        return {
+            Remote(instance_id.removeprefix("instance "), there[int(pid)])
+            for instance_id, pid in re.findall(r"\((instance \S+) pid=(\d+)", server.log)
+            if int(pid) in there
+        }
+
+    # What it has printed comes by Ray, which takes its time.
+    until(lambda: bool(found()), "it has printed something", NODE_TIMEOUT_S)
+    (remote,) = found()
+    return remote
 
 
 def has_ended(process: psutil.Process) -> bool:
