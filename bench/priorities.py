@@ -222,7 +222,7 @@ class Benchmark:
         return rate
 
     def measure_pair(self, servers: "Mapping[str, Server]", pair: int, trace: "Trace") -> None:
-        """Measure both sides while the machine is as fast as at first, or as well as can be."""
+        """Measure both sides while the machine is equally fast, or as well as can be."""
         # What drifts with time falls on both sides alike.
         sides = list(POLICIES if pair % 2 else reversed(POLICIES))
         for attempt in range(1, MAX_ATTEMPTS + 1):

@@ -53,6 +53,12 @@ def membership(version: int, *frontends: FrontendId) -> Membership:
     return Membership(version, (Instance(I0, "i0"),), there, None)
 
 
+def reported(effects: list[InstanceEffect]) -> list[int]:
+    """The last dispatch of each load report."""
+    sent = [each.message for each in effects if isinstance(each, ToMailbox)]
+    return [each.load.last_dispatch for each in sent if isinstance(each, LoadReport)]
+
+
 def test_a_front_end_that_is_not_known_yet_is_answered_when_it_is() -> None:
     """It heard of the instance before the instance heard of anybody."""
     under_test = core()
@@ -86,10 +92,6 @@ def test_a_dispatch_is_in_flight_until_the_engine_shows_it() -> None:
     under_test = core()
     under_test.on_message(structs.replace(membership(1, F0), scheduler="scheduler"), [], 0.0)
 
-    def reported(effects: list[InstanceEffect]) -> list[int]:
-        sent = [each.message for each in effects if isinstance(each, ToMailbox)]
-        return [each.load.last_dispatch for each in sent if isinstance(each, LoadReport)]
-
     assert reported(under_test.on_view(view(running("old", 64)), 0.0)) == [0]
     under_test.on_message(AddRequest(F0, R, 7), [b"request"], 0.1)
     assert reported(under_test.on_tick(10.0)) == [0], "a heartbeat while the engine steps"
@@ -109,9 +111,7 @@ def test_a_dispatch_that_no_view_ever_shows_does_not_stay_in_flight(is_aborted: 
         under_test.on_message(AbortRequests((R,)), [], 0.1)
     else:
         under_test.on_outputs(F0, (TokenSpan(R, 0, 0, True),), [b"error"], 0.1)
-    (sent,) = [each for each in under_test.on_tick(0.2) if isinstance(each, ToMailbox)]
-    assert isinstance(sent.message, LoadReport)
-    assert sent.message.load.last_dispatch == 7
+    assert reported(under_test.on_tick(0.2)) == [7]
 
 
 @pytest.mark.parametrize("is_shown", [True, False], ids=["older shown", "older aborted"])
@@ -122,10 +122,6 @@ def test_an_end_does_not_take_older_dispatches_out_of_flight(is_shown: bool) -> 
     under_test.on_view(view(), 0.0)
     for name, number in (("first", 5), ("second", 6), ("third", 7)):
         under_test.on_message(AddRequest(F0, RequestId(name), number), [b"request"], 0.1)
-
-    def reported(effects: list[InstanceEffect]) -> list[int]:
-        sent = [each.message for each in effects if isinstance(each, ToMailbox)]
-        return [each.load.last_dispatch for each in sent if isinstance(each, LoadReport)]
 
     under_test.on_message(AbortRequests((RequestId("third"),)), [], 0.2)
     assert reported(under_test.on_tick(10.0)) == [0]
