@@ -217,7 +217,7 @@ def test_only_results_of_the_same_options_are_continued(
             "serve": [],
             "policies": {"on": "sterna", "off": "llumnix-base"},
             "instances": 2,
-            "seconds": 90.0,
+            "seconds": 60.0,
             "arrivals": "gamma:4",
             "cv": 4.0,
             "input_tokens": [32, 256],
