@@ -33,6 +33,7 @@ from bench.priorities_report import (
     CLASSES,
     METRICS,
     cells_of,
+    compared,
     goals_of,
     markdown,
     plot,
@@ -142,6 +143,8 @@ class Benchmark:
                 for pair in pairs:
                     self.measure_pair(servers, pair, traces[pair - 1])
                     self._write()
+        if not left:
+            self._write()
         write_report(NAME, plan.folder, markdown, plot)
 
     @contextmanager
@@ -268,8 +271,9 @@ class Benchmark:
                     f"pair {run['pair']}, priorities {run['priorities']}: of a class no request "
                     f"ended; {self._log('*').parent} has what the servers said"
                 )
-        sides = {side: cells_of(runs, side) for side in POLICIES}
-        summary = summary_of(runs)
+        counted = compared(runs)
+        sides = {side: cells_of(counted, side) for side in POLICIES}
+        summary = summary_of(counted)
         rows = [
             {"class": name, "metric": metric, "priorities": side, **sides[side][name][metric]}
             for name in CLASSES

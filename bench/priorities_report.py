@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from bench.migration_goals import Goal
+from bench.pace import MAX_CHANGE
 from bench.serving.comparing import goal_list
 from sterna.types import HIGH, NORMAL
 
@@ -67,6 +68,16 @@ def cells_of(runs: Sequence[Mapping[str, Any]], side: str) -> dict[str, dict[str
         return {**means, "n": sum(each["n"] for each in cells)}
 
     return {name: {metric: mean_cell(name, metric) for metric in METRICS} for name in CLASSES}
+
+
+def compared(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The runs that count: those of pairs in which the machine kept its speed.
+
+    In the others, what it lost or gained would be taken for the work of priorities. Where fewer
+    than two pairs would be left, all count.
+    """
+    steady = [run for run in runs if run["is_steady"]]
+    return steady if len({run["pair"] for run in steady}) >= 2 else list(runs)
 
 
 def summary_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -162,7 +173,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     """The table and the goals of `priorities.json`."""
     summary = document["summary"]
     lines = [
-        "| class | | off | on | on/off | 95 % interval | of each pair |",
+        "| class | | off | on | on/off | 95 % interval | shorter in |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name in CLASSES:
@@ -177,9 +188,10 @@ def _line(of_class: Mapping[str, Any], name: str, metric: str, number: str) -> s
     ratio = of_class["ratio"][metric][number]
     # Milliseconds: seconds of a TPOT would be all zeros.
     off, on = (f"{1000 * of_class[side][metric][number]:,.0f}" for side in ("off", "on"))
-    pairs = ", ".join(f"{each:.2f}" for each in ratio["pairs"])
+    pairs = ratio["pairs"]
+    shorter = f"{sum(each < 1.0 for each in pairs)} of {len(pairs)} pairs"
     title = _title(metric, number)
-    shown = f"{title}, ms | {off} | {on} | {ratio['mean']:.2f} | {_interval(ratio)} | {pairs}"
+    shown = f"{title}, ms | {off} | {on} | {ratio['mean']:.2f} | {_interval(ratio)} | {shorter}"
     return f"| {name} | {shown} |"
 
 
@@ -189,6 +201,13 @@ def _headline(document: Mapping[str, Any]) -> str:
     failed = sum(run["failed"] for run in runs)
     # What was continued may be of several.
     commits = list(dict.fromkeys(run.get("commit", document["commit"]) for run in runs))
+    num_pairs, num_compared = len(runs) // 2, len(compared(runs)) // 2
+    left_out = (
+        ""
+        if num_compared == num_pairs
+        else f" {num_compared} count: in the others the machine's speed changed by more than "
+        f"{100 * MAX_CHANGE:.0f} %."
+    )
     return (
         f"Measured on {document['date'][:10]} at commit {', '.join(commits)}: "
         f"{hardware['cpu']}, {hardware['num_cores']} cores, {config['model']} on "
@@ -196,8 +215,8 @@ def _headline(document: Mapping[str, Any]) -> str:
         f"{config['rate']:g}/s in bursts (cv {config['cv']:g}), "
         f"{100 * config['high_fraction']:.0f} % of them high, "
         f"target load {config['target_load']['tokens']:,} tokens, "
-        f"{config['target_load']['from']}. {len(runs) // 2} pairs of runs of the same requests; "
-        f"{failed} requests failed; other programs kept up to {busiest:.1f} cores busy. "
+        f"{config['target_load']['from']}. {num_pairs} pairs of runs of the same requests; "
+        f"{failed} requests failed; other programs kept up to {busiest:.1f} cores busy.{left_out} "
         "Numbers are the means of the runs'; the ratio is the geometric mean of the pairs'."
     )
 

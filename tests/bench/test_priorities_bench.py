@@ -15,6 +15,7 @@ from bench.priorities_plan import make_parser, plan_of
 from bench.priorities_report import (
     CLASSES,
     METRICS,
+    compared,
     goals_of,
     interval_95,
     markdown,
@@ -39,7 +40,7 @@ def document(*pairs: tuple[float, float]) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
     for pair, (high, normal) in enumerate(pairs, start=1):
         for side, of_side in (("on", cells(high, normal)), ("off", cells(1.0, 1.0))):
-            common = {"failed": 0, "foreign_cores": 0.04}
+            common = {"failed": 0, "foreign_cores": 0.04, "is_steady": True}
             runs.append({"pair": pair, "priorities": side, "classes": of_side, **common})
     summary = summary_of(runs)
     return {
@@ -109,7 +110,7 @@ def test_the_summary_has_both_sides_and_the_ratio_of_every_pair() -> None:
 
 def test_the_page_says_what_was_not_reached() -> None:
     text = markdown(document((0.5, 1.2), (0.51, 1.2)))
-    assert "| high | P99 TPOT, ms | 1,000 | 505 | 0.51 | 0.45 to 0.57 | 0.50, 0.51 |" in text
+    assert "| high | P99 TPOT, ms | 1,000 | 505 | 0.51 | 0.45 to 0.57 | 2 of 2 pairs |" in text
     assert text.count(": reached") == 4
     assert text.count("**not reached**") == 1
 
@@ -121,6 +122,27 @@ def test_the_plot_is_the_same_whenever_it_is_drawn(tmp_path: Path) -> None:
         plot(document((0.5, 1.2), (0.6, 1.2)), path)
     assert first.read_bytes() == second.read_bytes()
     assert len(first.read_bytes()) > 1000
+
+
+def test_pairs_in_which_the_machine_changed_its_speed_do_not_count() -> None:
+    found = document((0.5, 1.0), (0.6, 1.0), (3.0, 1.0))
+    runs = found["runs"]
+    assert compared(runs) == runs
+    assert "the machine's speed" not in markdown(found)
+    for run in runs[-2:]:
+        run["is_steady"] = False
+    assert compared(runs) == runs[:4]
+    assert "3 pairs of runs of the same requests" in markdown(found)
+    assert "2 count: in the others the machine's speed changed by more than 20 %." in markdown(
+        found
+    )
+
+
+def test_where_the_machine_was_never_steady_all_pairs_count() -> None:
+    runs = document((0.5, 1.0), (0.6, 1.0))["runs"]
+    for run in runs[:2]:
+        run["is_steady"] = False
+    assert compared(runs) == runs
 
 
 def test_runs_with_few_high_requests_are_said_to_say_little() -> None:
@@ -252,7 +274,8 @@ def test_a_pair_is_measured_on_emulated_instances(tmp_path: Path) -> None:
     assert not _left_behind()
     # All that was to be measured is there.
     assert main(["--quick", "--continue", "--results", str(tmp_path)]) == 0
-    assert json.loads((tmp_path / "priorities.json").read_text()) == found
+    counted_again = json.loads((tmp_path / "priorities.json").read_text())
+    assert {**counted_again, "date": found["date"]} == found
 
 
 def _left_behind() -> list[Any]:
