@@ -144,6 +144,7 @@ class Benchmark:
                     self.measure_pair(servers, pair, traces[pair - 1])
                     self._write()
         if not left:
+            # By the rules of today, which may be others than when it was measured.
             self._write()
         write_report(NAME, plan.folder, markdown, plot)
 
