@@ -250,6 +250,33 @@ def test_an_instance_of_whose_start_others_heard_first_may_have_a_request():
     assert under_test.next_deadline_s is None
 
 
+def test_a_newcomer_may_have_what_was_arriving_elsewhere_when_that_is_asked_again():
+    """The move to it has ended meanwhile, so its source has parted from the request."""
+    under_test = ownership(I0, I1, owner=I1, decides_at_once=True)
+    under_test.on_moved(moved(I2, 3, R1, version=5), 2.0)
+    assert under_test.on_instances([I1], 5.0, version=4) == [query(I1, 1)]
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, (), (R1,))) == []
+    assert under_test.on_time(6.0) == [query(I1, 2)]
+    assert under_test.on_owner_reply(OwnerReply(I1, 2, ())) == []
+    assert under_test.on_time(7.0) == []
+    assert under_test.owner(R1) == I2
+    assert under_test.on_instances([I1, I2], 7.5, version=5) == [query(I2, 3)]
+    assert under_test.on_owner_reply(OwnerReply(I2, 3, (R1,))) == []
+    assert under_test.next_deadline_s is None
+
+
+def test_a_newcomer_that_says_so_during_a_doubt_may_have_the_request():
+    """Who died had passed it on, and so did that one."""
+    under_test = ownership(I0, I1, decides_at_once=True)
+    assert under_test.on_instances([I1], 5.0, version=4) == [query(I1, 1)]
+    assert under_test.on_moved(moved(I2, 3, R1, version=5), 5.1) == [query(I1, 2)]
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, ())) == []
+    assert under_test.on_owner_reply(OwnerReply(I1, 2, ())) == []
+    assert under_test.owner(R1) == I2
+    assert under_test.on_instances([I1], 6.0, version=6) == [query(I1, 3)]
+    assert under_test.on_owner_reply(OwnerReply(I1, 3, ())) == [DIED]
+
+
 def test_an_instance_that_died_before_its_start_was_known_is_not_waited_for():
     under_test = ownership(I0, I1, decides_at_once=True)
     under_test.on_moved(moved(I2, 3, R1, version=5), 2.0)

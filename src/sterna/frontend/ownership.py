@@ -196,9 +196,6 @@ class Ownership:
                 owner = self._owners.get(request_id)
                 if owner in dead:
                     self._disown(request_id)
-                elif owner in self._newcomers:
-                    # It can be asked when it is known where it is; until then nobody decides.
-                    self._doubts[request_id].unanswered.add(owner)
         effects = self._query(list(self._doubts))
         if self._decides_at_once and not instances:
             # There is nobody who could have any.
@@ -216,7 +213,7 @@ class Ownership:
             if doubt.claimant is not None and not doubt.is_aborted:
                 self._begin_round(request_id, now_s)
                 asked_again.append(request_id)
-            elif doubt.claimant is None and doubt.unanswered:
+            elif doubt.claimant is None and self._is_open(doubt, request_id):
                 # Taken out and entered again, so that the deadlines stay in order.
                 del self._doubts[request_id]
                 doubt.deadline_s = now_s + self._owner_timeout_s
@@ -229,11 +226,17 @@ class Ownership:
     def _decide(self, request_id: RequestId) -> list[Effect]:
         """Give the request up if all who were asked have denied it."""
         doubt = self._doubts[request_id]
-        if doubt.unanswered if doubt.claimant is None else not doubt.is_aborted:
+        is_open = self._is_open(doubt, request_id)
+        if is_open if doubt.claimant is None else not doubt.is_aborted:
             return []
         del self._doubts[request_id]
         self._disown(request_id)
         return [] if doubt.is_aborted else [Fail(request_id, Failure.OWNER_DIED)]
+
+    def _is_open(self, doubt: _Doubt, request_id: RequestId) -> bool:
+        """Return whether somebody may have the request who has not denied it. A newcomer can be
+        asked only when it is known where it is."""
+        return bool(doubt.unanswered) or self._owners.get(request_id) in self._newcomers
 
     def _begin_round(self, request_id: RequestId, now_s: float) -> None:
         """Void all answers for this request; it enters as the last to come due."""
@@ -272,12 +275,7 @@ class Ownership:
         """Send the queries about these requests that have no answer once more, as they were: an
         answer that is only late counts."""
         doubts = [self._doubts[each] for each in request_ids]
-        query_ids = {
-            doubt.queries[each]
-            for doubt in doubts
-            for each in doubt.unanswered
-            if each in doubt.queries
-        }
+        query_ids = {doubt.queries[each] for doubt in doubts for each in doubt.unanswered}
         effects: list[Effect] = []
         for query_id in sorted(query_ids):
             instance_id, asked = self._queries[query_id]
@@ -290,9 +288,14 @@ class Ownership:
     ) -> None:
         """Believe that the request, if it is known, was there when its next token was that of
         `first_index`, unless it is known to be elsewhere since later; it is known to be there up
-        to `known_to`."""
+        to `known_to`. While nobody is known to have it, a newcomer may."""
         owner = self._owners.get(request_id)
-        if owner is None or first_index < self._known_to[request_id]:
+        if owner is None:
+            doubt = self._doubts.get(request_id)
+            if doubt is not None and not doubt.is_aborted and instance_id in self._newcomers:
+                self._own(request_id, instance_id, known_to)
+            return
+        if first_index < self._known_to[request_id]:
             return
         if owner == instance_id:
             self._known_to[request_id] = known_to
