@@ -2,7 +2,7 @@
 
 import hypothesis.strategies as st
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sterna.frontend.effects import Effect, Fail, Failure, ToInstance
 from sterna.frontend.ownership import Ownership
@@ -10,7 +10,7 @@ from sterna.messages import AbortRequests, OwnerQuery, OwnerReply, RequestsMoved
 from sterna.types import FrontendId, InstanceId, RequestId
 
 ME = FrontendId(7)
-I0, I1, I2 = InstanceId("i0"), InstanceId("i1"), InstanceId("i2")
+I0, I1, I2, I3 = (InstanceId(f"i{number}") for number in range(4))
 R1, R2 = RequestId("r1"), RequestId("r2")
 DIED = Fail(R1, Failure.OWNER_DIED)
 
@@ -272,9 +272,21 @@ def test_a_newcomer_that_says_so_during_a_doubt_may_have_the_request():
     assert under_test.on_moved(moved(I2, 3, R1, version=5), 5.1) == [query(I1, 2)]
     assert under_test.on_owner_reply(OwnerReply(I1, 1, ())) == []
     assert under_test.on_owner_reply(OwnerReply(I1, 2, ())) == []
-    assert under_test.owner(R1) == I2
     assert under_test.on_instances([I1], 6.0, version=6) == [query(I1, 3)]
     assert under_test.on_owner_reply(OwnerReply(I1, 3, ())) == [DIED]
+
+
+def test_a_newcomer_may_have_the_request_from_an_earlier_token_on_than_the_dead():
+    """The source of a move to one that died went on from there, and moved it to another one."""
+    under_test = ownership(I0, I1, decides_at_once=True)
+    under_test.on_moved(moved(I1, 2, R1), 1.0)
+    under_test.on_tokens(I1, [span(R1, 2), span(R1, 3)])
+    assert under_test.on_moved(moved(I2, 3, R1, version=5), 2.0) == []
+    assert under_test.on_instances([I0], 3.0, version=4) == [query(I0, 1)]
+    assert under_test.on_owner_reply(OwnerReply(I0, 1, ())) == []
+    assert under_test.on_instances([I0, I2], 4.0, version=5) == [query(I2, 2)]
+    assert under_test.on_owner_reply(OwnerReply(I2, 2, (R1,))) == []
+    assert under_test.owner(R1) == I2
 
 
 def test_an_instance_that_died_before_its_start_was_known_is_not_waited_for():
@@ -339,31 +351,50 @@ def test_a_stream_that_ends_in_doubt_is_forgotten():
 
 class World(RuleBasedStateMachine):
     """Instances that step, pass on and lose one request, behind connections each of which keeps
-    its order; what a dead instance had not sent yet may be lost.
+    its order; what a dead instance had not sent yet may be lost. One is born later, and who lives
+    may be heard of late, too.
 
-    `holders` have the request's state (two while a commit is under way); `reserved` is about to
-    adopt it. Both say so when asked, as instances must.
+    `holders` have the request's state (two while a commit is under way, of which the source does
+    not know yet that the other one has it); `reserved` is about to adopt it. All say so when
+    asked, as instances must.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
         self.live = [I0, I1, I2]
+        self.version = 0
+        self.unheard: list[tuple[int, list[InstanceId]]] = []
+        self.is_born = self.has_died = False
         self.holders = {I0: 0}
         self.stepping: InstanceId | None = I0
         self.reserved: InstanceId | None = None
         self.to_front: dict[InstanceId, list[OwnerReply | TokenSpan | RequestsMoved]] = {
-            each: [] for each in self.live
+            each: [] for each in (*self.live, I3)
         }
         # Of two moves without a token in between nobody can tell which was later.
         self.moved_at: set[int] = set()
         self.has_moved_idly = False
-        self.to_instance: dict[InstanceId, list[OwnerQuery]] = {each: [] for each in self.live}
+        self.to_instance: dict[InstanceId, list[OwnerQuery]] = {each: [] for each in self.to_front}
         self.has_failed = False
         self.num_seen = 0
         self.under_test = Ownership(ME, owner_timeout_s=1.0)
         self.under_test.on_instances(self.live, 0.0)
         self.under_test.on_sent(R1, I0)
+
+    @initialize(is_told_first=st.none() | st.booleans())
+    def begin_with_a_move_to_a_newcomer(self, is_told_first: bool | None) -> None:
+        """The front end knows of the move and of a death before it, but not of the birth."""
+        if is_told_first is None:
+            return
+        self.kill(I2, 0)
+        self.be_born()
+        self.reserved = I3
+        self.adopt()
+        if is_told_first:
+            self.front_end_receives(I3)
+        self.hear_of_births_and_deaths()
+        self.everybody_answers()
 
     def carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -394,7 +425,8 @@ class World(RuleBasedStateMachine):
         num_tokens = next(iter(self.holders.values()), self.num_seen)
         self.holders[self.reserved] = num_tokens
         self.stepping, self.reserved = self.reserved, None
-        self.to_front[self.stepping].append(moved(self.stepping, num_tokens, R1))
+        news = moved(self.stepping, num_tokens, R1, version=self.version)
+        self.to_front[self.stepping].append(news)
         self.has_moved_idly |= num_tokens in self.moved_at
         self.moved_at.add(num_tokens)
 
@@ -408,14 +440,29 @@ class World(RuleBasedStateMachine):
     def give_reservation_back(self) -> None:
         self.reserved = None
 
+    def change_membership(self) -> None:
+        self.version += 1
+        self.unheard.append((self.version, list(self.live)))
+
+    @precondition(lambda self: self.live and not self.is_born)
+    @rule()
+    def be_born(self) -> None:
+        self.is_born = True
+        self.live.append(I3)
+        self.change_membership()
+
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
         dead = data.draw(st.sampled_from(self.live))
+        self.kill(dead, data.draw(st.integers(0, len(self.to_front[dead]))))
+
+    def kill(self, dead: InstanceId, num_sent: int) -> None:
         self.live.remove(dead)
+        self.has_died = True
+        self.change_membership()
         self.to_instance[dead].clear()
-        unsent = self.to_front[dead]
-        del unsent[data.draw(st.integers(0, len(unsent))) :]
+        del self.to_front[dead][num_sent:]
         self.holders.pop(dead, None)
         if self.reserved == dead:
             self.reserved = None
@@ -423,11 +470,13 @@ class World(RuleBasedStateMachine):
             # The source of an unfinished commit resumes when its peer is confirmed dead.
             self.stepping = next(iter(self.holders), None)
 
+    @precondition(lambda self: self.unheard)
     @rule()
-    def hear_of_deaths(self) -> None:
-        self.carry_out(self.under_test.on_instances(self.live, self.now_s))
+    def hear_of_births_and_deaths(self) -> None:
+        version, instances = self.unheard.pop(0)
+        self.carry_out(self.under_test.on_instances(instances, self.now_s, version))
 
-    @rule(instance_id=st.sampled_from([I0, I1, I2]))
+    @rule(instance_id=st.sampled_from([I0, I1, I2, I3]))
     def front_end_receives(self, instance_id: InstanceId) -> None:
         if not self.to_front[instance_id]:
             return
@@ -443,18 +492,26 @@ class World(RuleBasedStateMachine):
     @invariant()
     def who_steps_is_known_when_all_news_is_there(self) -> None:
         is_all_there = not any(self.to_front.values())
-        if is_all_there and len(self.live) == 3 and not self.has_moved_idly:
+        if is_all_there and not self.has_died and not self.has_moved_idly:
             assert self.under_test.owner(R1) == self.stepping
 
-    @rule(instance_id=st.sampled_from([I0, I1, I2]))
+    @rule(instance_id=st.sampled_from([I0, I1, I2, I3]))
     def instance_receives(self, instance_id: InstanceId) -> None:
         if instance_id not in self.live or not self.to_instance[instance_id]:
             return
         query = self.to_instance[instance_id].pop(0)
-        here = query.request_ids if instance_id in self.holders else ()
-        arriving = query.request_ids if instance_id == self.reserved else ()
+        here = query.request_ids if instance_id == self.stepping else ()
+        may_have_it = instance_id == self.reserved or instance_id in self.holders
+        arriving = query.request_ids if may_have_it and not here else ()
         reply = OwnerReply(instance_id, query.query_id, here, arriving)
         self.to_front[instance_id].append(reply)
+
+    @rule()
+    def everybody_answers(self) -> None:
+        for instance_id in self.live:
+            while self.to_instance[instance_id]:
+                self.instance_receives(instance_id)
+        self.deliver_news()
 
     @rule()
     def deadline_comes(self) -> None:
@@ -473,11 +530,10 @@ class World(RuleBasedStateMachine):
         self.reserved = None
         if self.stepping is None:
             self.holders = {}
-        self.hear_of_deaths()
+        while self.unheard:
+            self.hear_of_births_and_deaths()
         for _ in range(4):
-            for instance_id in self.live:
-                while self.to_instance[instance_id]:
-                    self.instance_receives(instance_id)
+            self.everybody_answers()
             self.deadline_comes()
         assert self.has_failed == (not self.holders)
         if self.holders:
@@ -488,4 +544,4 @@ class World(RuleBasedStateMachine):
 
 
 TestWorld = World.TestCase
-TestWorld.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestWorld.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)

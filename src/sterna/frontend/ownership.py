@@ -55,6 +55,20 @@ class _Doubt:
     claimant: InstanceId | None = None
 
 
+@dataclass(slots=True)
+class _Newcomer:
+    """An instance of whose start others have heard first.
+
+    Attributes:
+        version: of the membership that it knows.
+        request_ids: what it said that it has adopted. It may have these, and can be asked only
+            when it is known where it is.
+    """
+
+    version: int
+    request_ids: set[RequestId] = field(default_factory=set)
+
+
 class Ownership:
     """The requests that were sent to instances.
 
@@ -72,8 +86,7 @@ class Ownership:
         self._owner_timeout_s = owner_timeout_s
         self._instances: tuple[InstanceId, ...] = ()
         self._version = 0
-        # Instances of whose start others have heard first, with the membership that they know.
-        self._newcomers: dict[InstanceId, int] = {}
+        self._newcomers: dict[InstanceId, _Newcomer] = {}
         self._owners: dict[RequestId, InstanceId] = {}
         # Which token of each was its next one when that was last heard of its owner.
         self._known_to: dict[RequestId, int] = {}
@@ -115,7 +128,9 @@ class Ownership:
         if instance_id not in self._instances:
             if moved.version <= self._version:
                 return []
-            self._newcomers[instance_id] = moved.version
+            newcomer = self._newcomers.setdefault(instance_id, _Newcomer(moved.version))
+            newcomer.version = moved.version
+            newcomer.request_ids.update(moved.request_ids)
         restarted = []
         for request_id, first_index in zip(moved.request_ids, moved.first_indices, strict=True):
             self._own_if_fresh(request_id, instance_id, first_index, first_index)
@@ -180,9 +195,9 @@ class Ownership:
         there = {*self._instances, *self._newcomers}
         self._version = version
         self._newcomers = {
-            each: known
-            for each, known in self._newcomers.items()
-            if known > version and each not in instances
+            each: newcomer
+            for each, newcomer in self._newcomers.items()
+            if newcomer.version > version and each not in instances
         }
         dead = there - {*instances, *self._newcomers}
         self._instances = tuple(instances)
@@ -234,9 +249,9 @@ class Ownership:
         return [] if doubt.is_aborted else [Fail(request_id, Failure.OWNER_DIED)]
 
     def _is_open(self, doubt: _Doubt, request_id: RequestId) -> bool:
-        """Return whether somebody may have the request who has not denied it. A newcomer can be
-        asked only when it is known where it is."""
-        return bool(doubt.unanswered) or self._owners.get(request_id) in self._newcomers
+        """Return whether somebody may have the request who has not denied it."""
+        newcomers = self._newcomers.values()
+        return bool(doubt.unanswered) or any(request_id in each.request_ids for each in newcomers)
 
     def _begin_round(self, request_id: RequestId, now_s: float) -> None:
         """Void all answers for this request; it enters as the last to come due."""
@@ -288,14 +303,9 @@ class Ownership:
     ) -> None:
         """Believe that the request, if it is known, was there when its next token was that of
         `first_index`, unless it is known to be elsewhere since later; it is known to be there up
-        to `known_to`. While nobody is known to have it, a newcomer may."""
+        to `known_to`."""
         owner = self._owners.get(request_id)
-        if owner is None:
-            doubt = self._doubts.get(request_id)
-            if doubt is not None and not doubt.is_aborted and instance_id in self._newcomers:
-                self._own(request_id, instance_id, known_to)
-            return
-        if first_index < self._known_to[request_id]:
+        if owner is None or first_index < self._known_to[request_id]:
             return
         if owner == instance_id:
             self._known_to[request_id] = known_to
