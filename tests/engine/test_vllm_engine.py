@@ -69,6 +69,22 @@ class DirectThread:
         return future
 
 
+class FastThread(DirectThread):
+    """One that steps until all requests have ended before anybody hears of a command's end."""
+
+    def __init__(self, core: Any, on_step: Callable[[Any, dict[int, Any]], None]) -> None:
+        super().__init__(core)
+        self._on_step = on_step
+
+    def call(self, command: Callable[[Any], T], *, may_last: bool = False) -> Future[T]:
+        future = super().call(command, may_last=may_last)
+        while self._core.scheduler.has_requests():
+            outputs, is_executed = self._core.step_fn()
+            self._on_step(self._core, outputs or {})
+            self._core.post_step(is_executed)
+        return future
+
+
 class Listener:
     """Notes what it hears."""
 
@@ -76,14 +92,20 @@ class Listener:
         self.adopted: list[tuple[str, int]] = []
         self.failures: list[str] = []
         self.outputs: list[tuple[FrontendId, TokenSpan, bytes]] = []
+        self.news: list[str] = []
 
     def on_outputs(
         self, frontend_id: FrontendId, spans: tuple[TokenSpan, ...], payloads: list[bytes]
     ) -> None:
+        self.news += [f"{each.request_id} says something" for each in spans]
         self.outputs += [(frontend_id, *each) for each in zip(spans, payloads, strict=True)]
 
     def on_adopted(self, frontend_id: FrontendId, request_id: RequestId, first_index: int) -> None:
+        self.news.append(f"{request_id} is here")
         self.adopted.append((request_id, first_index))
+
+    def on_view(self, view: Any) -> None:
+        pass
 
     def on_transfer(self, migration_id: MigrationId, event: Any) -> None:
         raise AssertionError(f"{migration_id}: {event}")
@@ -135,6 +157,28 @@ def test_an_engine_that_moves_no_kv_takes_requests_without_it(vllm_core: Any) ->
     (running,) = core.scheduler.running
     assert list(running.output_token_ids)[:3] == [5, 6, 7]
     finish(core)
+
+
+def test_a_request_that_ends_at_once_is_adopted_before_it_ends(vllm_core: Any) -> None:
+    """Else its instance would have it for ever: the loop is slow, and the step that ends it ends
+    before the migration hears of the adoption."""
+    from sterna.engine.vllm.payload import encode_request
+    from sterna.engine.vllm.request_state import RequestState
+
+    core = with_scheduler(vllm_core)
+    request = encode_request(wire_request(REQUEST, {"max_tokens": 4}))
+    reservation = ReserveBlocks(MIGRATION, REQUEST, 0, 0, 0, True, request)
+    state = RequestState([5, 6, 7], 0, 0).encode()
+
+    async def play(engine: Any, listener: Listener) -> None:
+        assert await engine.reserve(reservation) == BlocksReserved(0, ())
+        engine._thread = FastThread(core, engine._on_step)
+        assert await engine.adopt(Adopt(MIGRATION, REQUEST, 0, state)) == Adopted()
+        ((_, span, _),) = listener.outputs
+        assert span == TokenSpan(REQUEST, 3, 1, True)
+        assert listener.news == [f"{REQUEST} is here", f"{REQUEST} says something"]
+
+    run_with_engine(core, play)
 
 
 def test_a_request_beyond_the_length_of_this_engine_is_refused(vllm_core: Any) -> None:

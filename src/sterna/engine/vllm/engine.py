@@ -399,14 +399,10 @@ class VllmEngine:
         if self._transfers.is_expecting(effect.migration_id):
             # A stage that was given up must not write to the request's blocks any more.
             await self._transfers.stop(effect.migration_id)
-        outcome: int | AdoptFailed = await self._call(
+        outcome: Adopted | AdoptFailed = await self._call(
             lambda core: self._adopt(core, effect, *prepared)
         )
-        if isinstance(outcome, AdoptFailed):
-            return outcome
-        frontend_id = FrontendId(prepared[0].client_index)
-        self._listener.on_adopted(frontend_id, effect.request_id, first_index=outcome)
-        return Adopted()
+        return outcome
 
     def _adopt(
         self,
@@ -414,8 +410,7 @@ class VllmEngine:
         effect: Adopt,
         request: Request,
         wire_request: EngineCoreRequest,
-    ) -> int | AdoptFailed:
-        """Returns the first token that the request will produce here."""
+    ) -> Adopted | AdoptFailed:
         scheduler: MigratingScheduler = core.scheduler
         if effect.request_id in scheduler.requests:
             return AdoptFailed(Reason.DUPLICATE_REQUEST)
@@ -438,7 +433,10 @@ class VllmEngine:
             import_into_workers(core, request, block_ids, state.generator_state)
         self._wire[effect.request_id] = wire_request
         first_index = self._num_delivered[effect.request_id] = len(state.output_token_ids)
-        return first_index
+        # Told from here, so that no step can end the request before.
+        frontend_id = FrontendId(request.client_index)
+        self._to_loop(self._listener.on_adopted, frontend_id, effect.request_id, first_index)
+        return Adopted()
 
     # -------------------------------------------------------------------------- step thread
 
