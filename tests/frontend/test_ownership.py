@@ -59,10 +59,31 @@ def test_who_is_said_to_have_it_after_a_death_may_have_it_from_an_earlier_token_
     under_test.on_moved(moved(I1, 2, R1), 1.0)
     under_test.on_tokens(I1, [span(R1, 2)])
     under_test.on_instances([I0, I2], 2.0)
-    under_test.on_owner_reply(OwnerReply(I0, 1, (R1,)))
+    under_test.on_owner_reply(OwnerReply(I0, 1, (R1,)), 2.0)
     assert under_test.owner(R1) == I0
     assert under_test.on_moved(moved(I2, 2, R1), 3.0) == []
     assert under_test.owner(R1) == I2
+
+
+def test_a_token_from_before_a_move_says_nothing_after_a_death_either():
+    under_test = ownership(I0, I1, I2)
+    under_test.on_moved(moved(I1, 5, R1), 1.0)
+    under_test.on_instances([I0, I1], 2.0)
+    under_test.on_owner_reply(OwnerReply(I1, 2, (R1,)), 2.1)
+    under_test.on_tokens(I0, [span(R1, 4)])
+    assert under_test.owner(R1) == I1
+
+
+def test_news_is_waited_for_as_long_after_the_last_denial():
+    """Who has passed the request on may deny it just before the deadline."""
+    under_test = ownership(I0, I1, I2)
+    under_test.on_instances([I1, I2], 5.0)
+    assert under_test.on_owner_reply(OwnerReply(I2, 2, ()), 5.1) == []
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, ()), 5.9) == []
+    assert under_test.on_time(6.0) == []
+    assert under_test.on_moved(moved(I2, 1, R1), 6.5) == [query(I1, 3), query(I2, 4)]
+    assert under_test.on_owner_reply(OwnerReply(I2, 4, (R1,)), 6.6) == []
+    assert under_test.next_deadline_s is None
 
 
 def test_a_death_puts_every_request_in_doubt_and_every_instance_is_asked():
@@ -77,7 +98,7 @@ def test_a_death_puts_every_request_in_doubt_and_every_instance_is_asked():
 def test_a_request_that_nobody_claims_fails_at_the_deadline():
     under_test = ownership(I0, I1)
     under_test.on_instances([I1], 5.0)
-    assert under_test.on_owner_reply(OwnerReply(I1, 1, ())) == []
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, ()), 5.0) == []
     assert under_test.on_time(5.9) == []
     assert under_test.on_time(6.0) == [DIED]
     assert under_test.next_deadline_s is None
@@ -94,7 +115,7 @@ def test_a_slow_instance_is_waited_for():
     under_test.on_instances([I1], 5.0)
     assert under_test.on_time(6.0) == [query(I1, 1)]
     assert under_test.next_deadline_s == 7.0
-    under_test.on_owner_reply(OwnerReply(I1, 1, ()))
+    under_test.on_owner_reply(OwnerReply(I1, 1, ()), 6.0)
     assert under_test.on_time(7.0) == [DIED]
 
 
@@ -104,14 +125,14 @@ def test_whoever_does_not_answer_is_asked_the_same_again():
     under_test = ownership(I0, I1, I2)
     under_test.on_sent(R2, I0)
     under_test.on_instances([I1, I2], 5.0)
-    under_test.on_owner_reply(OwnerReply(I2, 2, ()))
+    under_test.on_owner_reply(OwnerReply(I2, 2, ()), 5.0)
     assert under_test.on_time(6.0) == [query(I1, 1, R1, R2)]
     under_test.on_ended(R2)
     assert under_test.on_time(7.0) == [query(I1, 1, R1, R2)]
-    assert under_test.on_owner_reply(OwnerReply(I1, 1, (R1,))) == []
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, (R1,)), 7.0) == []
     assert under_test.owner(R1) == I1
     # The answer to the question that was repeated.
-    assert under_test.on_owner_reply(OwnerReply(I1, 1, ())) == []
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, ()), 7.0) == []
     assert under_test.owner(R1) == I1
     assert under_test.next_deadline_s is None
 
@@ -126,7 +147,7 @@ def test_an_instance_that_dies_unanswering_is_not_waited_for():
 def test_a_claimed_request_that_is_seen_to_run_is_out_of_doubt():
     under_test = ownership(I0, I1)
     under_test.on_instances([I1], 5.0)
-    under_test.on_owner_reply(OwnerReply(I1, 1, (), (R1,)))
+    under_test.on_owner_reply(OwnerReply(I1, 1, (), (R1,)), 5.0)
     under_test.on_tokens(I1, [span(R1, 0)])
     assert under_test.owner(R1) == I1
     assert under_test.next_deadline_s is None
@@ -135,17 +156,17 @@ def test_a_claimed_request_that_is_seen_to_run_is_out_of_doubt():
 def test_a_request_that_an_instance_has_is_out_of_doubt_at_once():
     under_test = ownership(I0, I1, I2)
     under_test.on_instances([I1, I2], 5.0)
-    under_test.on_owner_reply(OwnerReply(I1, 1, (R1,)))
+    under_test.on_owner_reply(OwnerReply(I1, 1, (R1,)), 5.0)
     assert under_test.owner(R1) == I1
     assert under_test.next_deadline_s is None
-    assert under_test.on_owner_reply(OwnerReply(I2, 2, ())) == []
+    assert under_test.on_owner_reply(OwnerReply(I2, 2, ()), 5.0) == []
 
 
 def test_who_sends_again_does_not_wait_when_all_have_denied_a_request():
     under_test = ownership(I0, I1, I2, decides_at_once=True)
     under_test.on_instances([I1, I2], 5.0)
-    assert under_test.on_owner_reply(OwnerReply(I1, 1, ())) == []
-    assert under_test.on_owner_reply(OwnerReply(I2, 2, ())) == [DIED]
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, ()), 5.0) == []
+    assert under_test.on_owner_reply(OwnerReply(I2, 2, ()), 5.0) == [DIED]
     assert under_test.next_deadline_s is None
 
 
@@ -157,19 +178,19 @@ def test_who_sends_again_does_not_wait_where_there_is_nobody_to_ask():
 def test_who_sends_again_waits_for_a_request_that_may_be_arriving():
     under_test = ownership(I0, I1, I2, decides_at_once=True)
     under_test.on_instances([I1, I2], 5.0)
-    assert under_test.on_owner_reply(OwnerReply(I1, 1, (), (R1,))) == []
-    assert under_test.on_owner_reply(OwnerReply(I2, 2, ())) == []
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, (), (R1,)), 5.0) == []
+    assert under_test.on_owner_reply(OwnerReply(I2, 2, ()), 5.0) == []
     assert under_test.on_time(6.0) == [query(I1, 3), query(I2, 4)]
-    assert under_test.on_owner_reply(OwnerReply(I1, 3, ())) == []
-    assert under_test.on_owner_reply(OwnerReply(I2, 4, ())) == [DIED]
+    assert under_test.on_owner_reply(OwnerReply(I1, 3, ()), 6.0) == []
+    assert under_test.on_owner_reply(OwnerReply(I2, 4, ()), 6.0) == [DIED]
 
 
 def test_a_request_that_is_only_arriving_is_asked_for_again_for_it_may_never_get_there():
     under_test = ownership(I0, I1)
     under_test.on_instances([I1], 5.0)
-    under_test.on_owner_reply(OwnerReply(I1, 1, (), (R1,)))
+    under_test.on_owner_reply(OwnerReply(I1, 1, (), (R1,)), 5.0)
     assert under_test.on_time(6.0) == [query(I1, 2)]
-    under_test.on_owner_reply(OwnerReply(I1, 2, ()))
+    under_test.on_owner_reply(OwnerReply(I1, 2, ()), 6.0)
     assert under_test.on_time(7.0) == [DIED]
 
 
@@ -177,18 +198,18 @@ def test_late_tokens_of_a_former_owner_do_not_settle_a_doubt():
     under_test = ownership(I0, I1)
     under_test.on_instances([I1], 5.0)
     under_test.on_tokens(I1, [span(R1, 0)])
-    under_test.on_owner_reply(OwnerReply(I1, 1, ()))
+    under_test.on_owner_reply(OwnerReply(I1, 1, ()), 5.0)
     assert under_test.on_time(6.0) == [DIED]
 
 
 def test_a_move_during_the_query_voids_the_answers_so_far():
     under_test = ownership(I0, I1, I2, owner=I1)
     under_test.on_instances([I1, I2], 5.0)
-    under_test.on_owner_reply(OwnerReply(I2, 2, ()))
+    under_test.on_owner_reply(OwnerReply(I2, 2, ()), 5.0)
     assert under_test.on_moved(moved(I2, 0, R1), 5.5) == [query(I1, 3), query(I2, 4)]
-    under_test.on_owner_reply(OwnerReply(I1, 1, ()))
-    under_test.on_owner_reply(OwnerReply(I1, 3, ()))
-    under_test.on_owner_reply(OwnerReply(I2, 4, (R1,)))
+    under_test.on_owner_reply(OwnerReply(I1, 1, ()), 5.5)
+    under_test.on_owner_reply(OwnerReply(I1, 3, ()), 5.5)
+    under_test.on_owner_reply(OwnerReply(I2, 4, (R1,)), 5.5)
     under_test.on_tokens(I2, [span(R1, 0)])
     assert under_test.on_time(9.0) == []
     assert under_test.owner(R1) == I2
@@ -199,18 +220,18 @@ def test_an_answer_to_a_voided_query_does_not_count():
     under_test.on_sent(R2, I1)
     under_test.on_instances([I1], 5.0)
     under_test.on_moved(moved(I1, 0, R1), 5.5)
-    under_test.on_owner_reply(OwnerReply(I1, 1, ()))
+    under_test.on_owner_reply(OwnerReply(I1, 1, ()), 5.5)
     assert under_test.on_time(6.5) == [Fail(R2, Failure.OWNER_DIED), query(I1, 2)]
 
 
 def test_a_second_death_voids_the_answers_so_far():
     under_test = ownership(I0, I1, I2)
     under_test.on_instances([I1, I2], 5.0)
-    under_test.on_owner_reply(OwnerReply(I1, 1, ()))
+    under_test.on_owner_reply(OwnerReply(I1, 1, ()), 5.0)
     assert under_test.on_instances([I1], 5.5) == [query(I1, 3)]
     assert under_test.on_time(6.0) == []
-    under_test.on_owner_reply(OwnerReply(I1, 3, ()))
-    assert under_test.on_time(6.5) == [DIED]
+    under_test.on_owner_reply(OwnerReply(I1, 3, ()), 6.0)
+    assert under_test.on_time(7.0) == [DIED]
 
 
 def test_a_newcomer_is_asked_too():
@@ -226,10 +247,10 @@ def test_an_instance_of_whose_start_others_heard_first_may_have_a_request():
     under_test.on_tokens(I2, [span(R1, 3)])
     assert under_test.owner(R1) == I2
     assert under_test.on_instances([I1], 5.0, version=4) == [query(I1, 1)]
-    assert under_test.on_owner_reply(OwnerReply(I1, 1, ())) == []
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, ()), 5.0) == []
     assert under_test.on_time(6.0) == []
     assert under_test.on_instances([I1, I2], 6.5, version=5) == [query(I2, 2)]
-    assert under_test.on_owner_reply(OwnerReply(I2, 2, (R1,))) == []
+    assert under_test.on_owner_reply(OwnerReply(I2, 2, (R1,)), 6.5) == []
     assert under_test.owner(R1) == I2
     assert under_test.next_deadline_s is None
 
@@ -239,13 +260,13 @@ def test_a_newcomer_may_have_what_was_arriving_elsewhere_when_that_is_asked_agai
     under_test = ownership(I0, I1, owner=I1, decides_at_once=True)
     under_test.on_moved(moved(I2, 3, R1, version=5), 2.0)
     assert under_test.on_instances([I1], 5.0, version=4) == [query(I1, 1)]
-    assert under_test.on_owner_reply(OwnerReply(I1, 1, (), (R1,))) == []
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, (), (R1,)), 5.0) == []
     assert under_test.on_time(6.0) == [query(I1, 2)]
-    assert under_test.on_owner_reply(OwnerReply(I1, 2, ())) == []
+    assert under_test.on_owner_reply(OwnerReply(I1, 2, ()), 6.0) == []
     assert under_test.on_time(7.0) == []
     assert under_test.owner(R1) == I2
     assert under_test.on_instances([I1, I2], 7.5, version=5) == [query(I2, 3)]
-    assert under_test.on_owner_reply(OwnerReply(I2, 3, (R1,))) == []
+    assert under_test.on_owner_reply(OwnerReply(I2, 3, (R1,)), 7.5) == []
     assert under_test.next_deadline_s is None
 
 
@@ -254,10 +275,10 @@ def test_a_newcomer_that_says_so_during_a_doubt_may_have_the_request():
     under_test = ownership(I0, I1, decides_at_once=True)
     assert under_test.on_instances([I1], 5.0, version=4) == [query(I1, 1)]
     assert under_test.on_moved(moved(I2, 3, R1, version=5), 5.1) == [query(I1, 2)]
-    assert under_test.on_owner_reply(OwnerReply(I1, 1, ())) == []
-    assert under_test.on_owner_reply(OwnerReply(I1, 2, ())) == []
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, ()), 5.1) == []
+    assert under_test.on_owner_reply(OwnerReply(I1, 2, ()), 5.1) == []
     assert under_test.on_instances([I1], 6.0, version=6) == [query(I1, 3)]
-    assert under_test.on_owner_reply(OwnerReply(I1, 3, ())) == [DIED]
+    assert under_test.on_owner_reply(OwnerReply(I1, 3, ()), 6.0) == [DIED]
 
 
 def test_a_newcomer_may_have_the_request_from_an_earlier_token_on_than_the_dead():
@@ -267,9 +288,9 @@ def test_a_newcomer_may_have_the_request_from_an_earlier_token_on_than_the_dead(
     under_test.on_tokens(I1, [span(R1, 2), span(R1, 3)])
     assert under_test.on_moved(moved(I2, 3, R1, version=5), 2.0) == []
     assert under_test.on_instances([I0], 3.0, version=4) == [query(I0, 1)]
-    assert under_test.on_owner_reply(OwnerReply(I0, 1, ())) == []
+    assert under_test.on_owner_reply(OwnerReply(I0, 1, ()), 3.0) == []
     assert under_test.on_instances([I0, I2], 4.0, version=5) == [query(I2, 2)]
-    assert under_test.on_owner_reply(OwnerReply(I2, 2, (R1,))) == []
+    assert under_test.on_owner_reply(OwnerReply(I2, 2, (R1,)), 4.0) == []
     assert under_test.owner(R1) == I2
 
 
@@ -278,15 +299,17 @@ def test_an_instance_that_died_before_its_start_was_known_is_not_waited_for():
     under_test.on_moved(moved(I2, 3, R1, version=5), 2.0)
     assert under_test.on_instances([I0, I1], 5.0, version=6) == [query(I0, 1), query(I1, 2)]
     assert under_test.owner(R1) is None
-    assert under_test.on_owner_reply(OwnerReply(I0, 1, ())) == []
-    assert under_test.on_owner_reply(OwnerReply(I1, 2, ())) == [DIED]
+    assert under_test.on_owner_reply(OwnerReply(I0, 1, ()), 5.0) == []
+    assert under_test.on_owner_reply(OwnerReply(I1, 2, ()), 5.0) == [DIED]
 
 
 def test_the_last_words_of_a_dead_instance_do_not_make_it_a_newcomer():
     under_test = ownership(I0, I1, I2)
     under_test.on_instances([I0, I1], 2.0, version=6)
     for number in (1, 2):
-        under_test.on_owner_reply(OwnerReply((I0, I1)[number - 1], number, (R1,) * (number == 1)))
+        under_test.on_owner_reply(
+            OwnerReply((I0, I1)[number - 1], number, (R1,) * (number == 1)), 2.0
+        )
     assert under_test.on_moved(moved(I2, 3, R1, version=5), 2.5) == []
     under_test.on_tokens(I2, [span(R1, 3)])
     assert under_test.owner(R1) == I0
@@ -304,7 +327,7 @@ def test_an_abort_in_doubt_reaches_whoever_claims_the_request():
     under_test = ownership(I0, I1)
     under_test.on_instances([I1], 5.0)
     assert under_test.on_abort([R1]) == []
-    assert under_test.on_owner_reply(OwnerReply(I1, 1, (R1,))) == [abort(I1)]
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, (R1,)), 5.0) == [abort(I1)]
     assert under_test.on_time(6.0) == []
     assert under_test.next_deadline_s is None
 
@@ -313,7 +336,7 @@ def test_an_abort_in_doubt_of_a_request_that_nobody_has_is_no_failure():
     under_test = ownership(I0, I1)
     under_test.on_instances([I1], 5.0)
     under_test.on_abort([R1])
-    under_test.on_owner_reply(OwnerReply(I1, 1, ()))
+    under_test.on_owner_reply(OwnerReply(I1, 1, ()), 5.0)
     assert under_test.on_time(6.0) == []
     assert under_test.next_deadline_s is None
 
@@ -321,7 +344,7 @@ def test_an_abort_in_doubt_of_a_request_that_nobody_has_is_no_failure():
 def test_an_abort_after_a_claim_goes_to_the_claimant():
     under_test = ownership(I0, I1)
     under_test.on_instances([I1], 5.0)
-    under_test.on_owner_reply(OwnerReply(I1, 1, (R1,)))
+    under_test.on_owner_reply(OwnerReply(I1, 1, (R1,)), 5.0)
     assert under_test.on_abort([R1]) == [abort(I1)]
 
 
@@ -329,5 +352,5 @@ def test_a_stream_that_ends_in_doubt_is_forgotten():
     under_test = ownership(I0, I1)
     under_test.on_instances([I1], 5.0)
     under_test.on_ended(R1)
-    assert under_test.on_owner_reply(OwnerReply(I1, 1, ())) == []
+    assert under_test.on_owner_reply(OwnerReply(I1, 1, ()), 5.0) == []
     assert under_test.next_deadline_s is None

@@ -1,6 +1,8 @@
 """After a death no live request is given up, and no dead one is waited for forever: whatever
 comes late."""
 
+import math
+
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -10,6 +12,12 @@ from sterna.frontend.ownership import Ownership
 from sterna.messages import OwnerQuery, OwnerReply, RequestsMoved, TokenSpan
 from sterna.types import InstanceId
 from tests.frontend.ownership_news import I0, I1, I2, I3, ME, R1, moved, span
+
+News = OwnerReply | TokenSpan | RequestsMoved
+
+PERIOD_S = 0.4
+NEWS_S = 2 * PERIOD_S
+"""News takes no longer, which is less than what it is waited for."""
 
 
 class World(RuleBasedStateMachine):
@@ -32,9 +40,9 @@ class World(RuleBasedStateMachine):
         self.holders = {I0: 0}
         self.stepping: InstanceId | None = I0
         self.reserved: InstanceId | None = None
-        self.to_front: dict[InstanceId, list[OwnerReply | TokenSpan | RequestsMoved]] = {
-            each: [] for each in (*self.live, I3)
-        }
+        # With the time of each.
+        self.to_front: dict[InstanceId, list[tuple[float, News]]]
+        self.to_front = {each: [] for each in (*self.live, I3)}
         # Of two moves without a token in between nobody can tell which was later.
         self.moved_at: set[int] = set()
         self.has_moved_idly = False
@@ -59,6 +67,11 @@ class World(RuleBasedStateMachine):
         self.hear_of_births_and_deaths()
         self.everybody_answers()
 
+    def send(
+        self, instance_id: InstanceId, message: OwnerReply | TokenSpan | RequestsMoved
+    ) -> None:
+        self.to_front[instance_id].append((self.now_s, message))
+
     def carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Fail):
@@ -71,7 +84,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.stepping)
     @rule()
     def step(self) -> None:
-        self.to_front[self.stepping].append(span(R1, self.holders[self.stepping]))
+        self.send(self.stepping, span(R1, self.holders[self.stepping]))
         self.holders[self.stepping] += 1
 
     @precondition(lambda self: self.stepping and not self.reserved and len(self.live) > 1)
@@ -88,8 +101,7 @@ class World(RuleBasedStateMachine):
         num_tokens = next(iter(self.holders.values()), self.num_seen)
         self.holders[self.reserved] = num_tokens
         self.stepping, self.reserved = self.reserved, None
-        news = moved(self.stepping, num_tokens, R1, version=self.version)
-        self.to_front[self.stepping].append(news)
+        self.send(self.stepping, moved(self.stepping, num_tokens, R1, version=self.version))
         self.has_moved_idly |= num_tokens in self.moved_at
         self.moved_at.add(num_tokens)
 
@@ -143,9 +155,9 @@ class World(RuleBasedStateMachine):
     def front_end_receives(self, instance_id: InstanceId) -> None:
         if not self.to_front[instance_id]:
             return
-        message = self.to_front[instance_id].pop(0)
+        _, message = self.to_front[instance_id].pop(0)
         if isinstance(message, OwnerReply):
-            self.carry_out(self.under_test.on_owner_reply(message))
+            self.carry_out(self.under_test.on_owner_reply(message, self.now_s))
         elif isinstance(message, RequestsMoved):
             self.carry_out(self.under_test.on_moved(message, self.now_s))
         elif message.first_index >= self.num_seen:
@@ -166,8 +178,7 @@ class World(RuleBasedStateMachine):
         here = query.request_ids if instance_id == self.stepping else ()
         may_have_it = instance_id == self.reserved or instance_id in self.holders
         arriving = query.request_ids if may_have_it and not here else ()
-        reply = OwnerReply(instance_id, query.query_id, here, arriving)
-        self.to_front[instance_id].append(reply)
+        self.send(instance_id, OwnerReply(instance_id, query.query_id, here, arriving))
 
     @rule()
     def everybody_answers(self) -> None:
@@ -177,15 +188,14 @@ class World(RuleBasedStateMachine):
         self.deliver_news()
 
     @rule()
-    def deadline_comes(self) -> None:
-        """News that is under way arrives within a deadline; an answer may take longer."""
-        self.deliver_news()
-        self.now_s += 1.0
+    def time_passes(self) -> None:
+        self.now_s += PERIOD_S
+        self.deliver_news(self.now_s - NEWS_S)
         self.carry_out(self.under_test.on_time(self.now_s))
 
-    def deliver_news(self) -> None:
+    def deliver_news(self, until_s: float = math.inf) -> None:
         for instance_id, messages in self.to_front.items():
-            while messages:
+            while messages and messages[0][0] <= until_s:
                 self.front_end_receives(instance_id)
 
     def teardown(self) -> None:
@@ -195,9 +205,9 @@ class World(RuleBasedStateMachine):
             self.holders = {}
         while self.unheard:
             self.hear_of_births_and_deaths()
-        for _ in range(4):
+        for _ in range(16):
             self.everybody_answers()
-            self.deadline_comes()
+            self.time_passes()
         assert self.has_failed == (not self.holders)
         if self.holders:
             self.step()

@@ -154,7 +154,7 @@ class FrontendCore:
             case HandedBack():
                 effects = self._on_handed_back(message, now_s)
             case OwnerReply():
-                effects = self._dispatcher.on_owner_reply(message)
+                effects = self._dispatcher.on_owner_reply(message, now_s)
             case Membership():
                 effects = self._dispatcher.on_membership(message, now_s)
         return self._conclude(effects, now_s)

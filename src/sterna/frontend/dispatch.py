@@ -150,9 +150,9 @@ class Dispatcher:
         """The instance sent these tokens, later ones of their requests than all before."""
         self._ownership.on_tokens(instance_id, spans)
 
-    def on_owner_reply(self, reply: OwnerReply) -> list[Effect]:
+    def on_owner_reply(self, reply: OwnerReply, now_s: float) -> list[Effect]:
         """An instance claims these of the requests that it was asked for."""
-        return self._ownership.on_owner_reply(reply)
+        return self._ownership.on_owner_reply(reply, now_s)
 
     def on_membership(self, membership: Membership, now_s: float) -> list[Effect]:
         """Somebody came or went; a version that was overtaken is ignored."""

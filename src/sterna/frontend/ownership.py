@@ -150,7 +150,7 @@ class Ownership:
             if self._doubts and (doubt := self._doubts.get(request_id)) is not None:
                 self._settles(doubt, instance_id, request_id)
 
-    def on_owner_reply(self, reply: OwnerReply) -> list[Effect]:
+    def on_owner_reply(self, reply: OwnerReply, now_s: float) -> list[Effect]:
         """An instance has these of the requests that it was asked for, or may come to have them."""
         _, request_ids = self._queries.pop(reply.query_id, (None, ()))
         here, arriving = set(reply.request_ids), set(reply.arriving)
@@ -166,11 +166,14 @@ class Ownership:
             if request_id in here:
                 del self._doubts[request_id]
                 if not doubt.is_aborted:
-                    self._own(request_id, reply.instance_id)
+                    self._confirm(request_id, reply.instance_id)
             elif request_id in arriving:
                 doubt.claimant = reply.instance_id
             elif self._decides_at_once:
                 effects += self._decide(request_id)
+            elif not doubt.unanswered:
+                # Who passed it on before it denied it may be heard of before the new owner is.
+                self._put_off(request_id, now_s)
         return _aborts({reply.instance_id: aborted}) + effects
 
     def on_abort(self, request_ids: Iterable[RequestId]) -> list[Effect]:
@@ -229,10 +232,7 @@ class Ownership:
                 self._begin_round(request_id, now_s)
                 asked_again.append(request_id)
             elif doubt.claimant is None and self._is_open(doubt, request_id):
-                # Taken out and entered again, so that the deadlines stay in order.
-                del self._doubts[request_id]
-                doubt.deadline_s = now_s + self._owner_timeout_s
-                self._doubts[request_id] = doubt
+                self._put_off(request_id, now_s)
                 unanswered.append(request_id)
             else:
                 effects += self._decide(request_id)
@@ -247,6 +247,12 @@ class Ownership:
         del self._doubts[request_id]
         self._disown(request_id)
         return [] if doubt.is_aborted else [Fail(request_id, Failure.OWNER_DIED)]
+
+    def _put_off(self, request_id: RequestId, now_s: float) -> None:
+        """Wait once more; the doubt enters as the last to come due."""
+        doubt = self._doubts.pop(request_id)
+        doubt.deadline_s = now_s + self._owner_timeout_s
+        self._doubts[request_id] = doubt
 
     def _is_open(self, doubt: _Doubt, request_id: RequestId) -> bool:
         """Return whether somebody may have the request who has not denied it."""
@@ -264,7 +270,7 @@ class Ownership:
         is_settled = doubt.claimant == instance_id and not doubt.is_aborted
         if is_settled:
             del self._doubts[request_id]
-            self._own(request_id, instance_id)
+            self._confirm(request_id, instance_id)
         return is_settled
 
     def _query(self, request_ids: Sequence[RequestId]) -> list[Effect]:
@@ -311,6 +317,12 @@ class Ownership:
             self._known_to[request_id] = known_to
         else:
             self._own(request_id, instance_id, known_to)
+
+    def _confirm(self, request_id: RequestId, instance_id: InstanceId) -> None:
+        """The instance has the request. From which token on is not said: a source that its dead
+        destination leaves the request knows fewer tokens than that has sent."""
+        if self._owners.get(request_id) != instance_id:
+            self._own(request_id, instance_id)
 
     def _own(self, request_id: RequestId, instance_id: InstanceId, known_to: int = 0) -> None:
         self._disown(request_id)
