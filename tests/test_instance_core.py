@@ -21,6 +21,7 @@ from sterna.messages import (
     MigrationMessage,
     OwnerQuery,
     OwnerReply,
+    SetDestination,
     TokenBatch,
     TokenSpan,
 )
@@ -37,7 +38,7 @@ from sterna.migration.messages import (
 from sterna.policy.presets import INFAAS_PP, STERNA
 from sterna.sending import ToMailbox
 from sterna.types import FrontendId, Immovable, InstanceId, InstanceView, RequestId
-from tests.test_llumlet import running, view
+from tests.test_llumlet import inspects, running, view
 
 I0 = InstanceId("i0")
 F0, F1 = FrontendId(0), FrontendId(1)
@@ -51,6 +52,12 @@ def core() -> InstanceCore:
 def membership(version: int, *frontends: FrontendId) -> Membership:
     there = tuple(Frontend(each, f"mailbox of {each}") for each in frontends)
     return Membership(version, (Instance(I0, "i0"),), there, None)
+
+
+def with_scheduler(version: int, scheduler: str | None) -> Membership:
+    """Two instances."""
+    there = (Instance(I0, "i0"), Instance(InstanceId("i1"), "i1"))
+    return Membership(version, there, (), scheduler)
 
 
 def reported(effects: list[InstanceEffect]) -> list[int]:
@@ -195,6 +202,36 @@ def test_a_request_that_comes_after_its_front_ends_death_is_not_begun() -> None:
     assert not under_test.requests()
 
 
+def test_a_front_ends_death_ends_its_requests_and_no_others() -> None:
+    under_test = core()
+    under_test.on_membership(membership(1, F0, F1), 0.0)
+    other = RequestId("other")
+    under_test.on_message(AddRequest(F0, R, 0), [b"payload"], 0.0)
+    under_test.on_message(AddRequest(F1, other, 0), [b"payload"], 0.0)
+    effects = under_test.on_membership(membership(2, F1), 0.0)
+    assert [each for each in effects if isinstance(each, AbortRequest)] == [AbortRequest(R)]
+
+
+def test_a_request_that_moves_here_after_its_front_ends_death_is_ended() -> None:
+    """Its source has died, say, before it could tell that nobody wants it any more."""
+    under_test = core()
+    for each in (membership(1, F0), membership(2)):
+        under_test.on_membership(each, 0.0)
+    assert AbortRequest(R) in under_test.on_adopted(F0, R, first_index=3, now_s=0.0)
+
+
+def test_nothing_begins_to_move_while_there_is_no_scheduler() -> None:
+    """Section 5: while the global scheduler is bypassed, "migration is disabled"."""
+    under_test = core()
+    under_test.on_membership(with_scheduler(1, "mailbox of a scheduler"), 0.0)
+    under_test.on_message(SetDestination(InstanceId("i1")), [], 0.0)
+    under_test.on_membership(with_scheduler(2, None), 0.0)
+    assert not inspects(under_test.on_view(view(running("first")), 0.0))
+    under_test.on_membership(with_scheduler(3, "mailbox of another one"), 0.0)
+    assert not inspects(under_test.on_view(view(running("first")), 0.0))
+    assert inspects(under_test.on_message(SetDestination(InstanceId("i1")), [], 0.0))
+
+
 # ------------------------------------------------------------------------------- its end
 
 SUPERVISOR = "mailbox of the supervisor"
@@ -212,7 +249,7 @@ def terminating(version: int, *frontends: FrontendId) -> Membership:
 def test_it_may_end_when_its_front_end_has_heard_all_that_it_was_told() -> None:
     under_test = core()
     under_test.on_message(terminating(3, F0), [], 0.0)
-    under_test.on_adopted(F0, R, 0)
+    under_test.on_adopted(F0, R, 0, 0.0)
     under_test.on_outputs(F0, (LAST,), [b"token"], 0.0)
     for num_heard in (0, 1):
         assert under_test.on_message(Farewell(F0, 3, num_heard), [], 1.0) == []

@@ -381,10 +381,13 @@ class InstanceCore:
         return self._to_frontend(frontend_id, result, [payload])
 
     def on_adopted(
-        self, frontend_id: FrontendId, request_id: RequestId, first_index: int
+        self, frontend_id: FrontendId, request_id: RequestId, first_index: int, now_s: float
     ) -> list[InstanceEffect]:
         """The engine steps this migrated request of this front end, from this token on."""
         self._requests[request_id] = frontend_id
+        if frontend_id in self._gone_frontends:
+            # Its source may have died before it could say so.
+            return self._abort([request_id], now_s)
         version = self._membership.version
         moved = RequestsMoved(self._instance_id, (request_id,), (first_index,), version)
         return self._to_frontend(frontend_id, moved)

@@ -16,10 +16,9 @@ from sterna.messages import (
     Membership,
     TokenSpan,
 )
-from sterna.types import NORMAL, FrontendId, InstanceId, RequestId
-from tests.frontend.test_ownership import moved
+from sterna.types import NORMAL, InstanceId, RequestId
+from tests.frontend.ownership_news import ME, moved
 
-ME = FrontendId(7)
 I0, I1, I2 = InstanceId("i0"), InstanceId("i1"), InstanceId("i2")
 R1, R2 = RequestId("r1"), RequestId("r2")
 CONFIG = FrontendConfig(scheduler_timeout_s=0.5, scheduler_retry_s=2.0, hold_timeout_s=60.0)
@@ -84,6 +83,16 @@ def test_without_an_answer_in_time_the_scheduler_is_bypassed():
     assert under_test.next_deadline_s == 10.5
     assert under_test.on_time(10.4) == []
     assert under_test.on_time(10.5) == [ToScheduler(CancelDispatch(R1)), add(R1, I0)]
+
+
+def test_no_request_waits_a_second_for_a_scheduler_that_has_died_by_default():
+    under_test = Dispatcher(ME, FrontendConfig())
+    under_test.on_membership(membership(1, I0), 0.0)
+    request(under_test, R1, now_s=10.0)
+    deadline_s = under_test.next_deadline_s
+    assert deadline_s is not None
+    assert deadline_s < 11.0
+    assert under_test.on_time(deadline_s)[1:] == [add(R1, I0)]
 
 
 def test_in_bypass_requests_are_dispatched_directly_by_a_simple_rule():

@@ -143,6 +143,11 @@ class InstanceProcess(Actor):
         """The newest that it has heard of."""
         return self.core.membership
 
+    @property
+    def gone_frontends(self) -> set[FrontendId]:
+        """The front ends of whose death it has heard."""
+        return self.core._gone_frontends
+
     def peers_at_the_last_stage(self) -> set[InstanceId]:
         """To whom requests are leaving that are, or are about to be, suspended."""
         sources = self.core._llumlet._coordinator._sources.values()
@@ -252,7 +257,7 @@ class InstanceProcess(Actor):
 
     def on_adopted(self, frontend_id: FrontendId, request_id: RequestId, first_index: int) -> None:
         self.world.ledger.on_sent(request_id, self.instance_id)
-        self._carry_out(self.core.on_adopted(frontend_id, request_id, first_index))
+        self._carry_out(self.core.on_adopted(frontend_id, request_id, first_index, self.now_s))
 
     def on_transfer(self, migration_id: MigrationId, event: Event) -> None:
         self._carry_out(self.core.on_outcome(migration_id, event, self.now_s))

@@ -3,11 +3,15 @@
 What clients must see is in `ledger`.
 """
 
+from sterna.engine.emulated.requests import EmulatedRequest
 from sterna.hostile.actors import FrontendProcess, InstanceProcess
 from sterna.hostile.platform import Platform
 from sterna.hostile.settings import ENGINE
 from sterna.hostile.violations import Violation
 from sterna.types import RequestId
+
+MAX_UNWANTED_TOKENS = 4
+"""A step may be under way when an instance hears of a death, and others before its engine does."""
 
 
 class Checkers:
@@ -18,12 +22,15 @@ class Checkers:
         # Where each request may be stepped.
         self._owners: dict[RequestId, str] = {}
         self._owned: dict[str, set[RequestId]] = {}
+        # How many tokens each request had when its instance was seen to know that nobody wants it.
+        self._unwanted: dict[tuple[str, RequestId], int] = {}
 
     def check(self, instance: InstanceProcess) -> None:
         """After an event of this instance.
 
         Raises:
-            Violation: two engines may step a request, or a block was lost or given twice.
+            Violation: two engines may step a request, or one steps it for a front end that it knows
+                to be dead, or a block was lost or given twice.
         """
         core = instance.engine.core
         steppable: set[RequestId] = set()
@@ -33,6 +40,8 @@ class Checkers:
                 num_blocks += request.num_blocks
                 if not core.is_drained(request.request_id):
                     steppable.add(request.request_id)
+                    if instance.gone_frontends:
+                        self._check_is_wanted(instance, request)
             if num_blocks != ENGINE.num_blocks:
                 raise Violation(f"{instance.name} has {num_blocks} of {ENGINE.num_blocks} blocks")
         name = instance.name
@@ -48,6 +57,19 @@ class Checkers:
             if self._owners[request_id] == name:
                 del self._owners[request_id]
         self._owned[name] = steppable
+
+    def _check_is_wanted(self, instance: InstanceProcess, request: EmulatedRequest) -> None:
+        """Its client has gone with a front end, and the instance knows that: it is to end it."""
+        request_id = request.request_id
+        stream = instance.engine.streams.get(request_id)
+        if stream is None or stream.ask.frontend_id not in instance.gone_frontends:
+            return
+        num_tokens = request.num_output_tokens
+        num_more = num_tokens - self._unwanted.setdefault((instance.name, request_id), num_tokens)
+        if num_more > MAX_UNWANTED_TOKENS:
+            raise Violation(
+                f"{instance.name} steps {request_id}, and knows that its front end is dead"
+            )
 
     def _may_act(self, name: str) -> bool:
         instance = self._platform.world.processes[name]

@@ -175,7 +175,7 @@ class Instance:
         self._carry_out(self._core.on_utility_result(frontend_id, call_id, payload))
 
     def on_adopted(self, frontend_id: FrontendId, request_id: RequestId, first_index: int) -> None:
-        self._carry_out(self._core.on_adopted(frontend_id, request_id, first_index))
+        self._carry_out(self._core.on_adopted(frontend_id, request_id, first_index, _now_s()))
 
     def on_failure(self, error: BaseException) -> None:
         if not self.failure.done():

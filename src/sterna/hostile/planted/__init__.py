@@ -28,6 +28,7 @@ from sterna.hostile.planted.instances import (
     NeverReleases,
     NeverResumes,
     SaysEmptiedTooSoon,
+    StepsForTheDead,
     TellsPresenceOnly,
 )
 from sterna.hostile.planted.leases import (
@@ -80,6 +81,7 @@ MISTAKES = (
     _on_instances("the destination tells of a last stage that it was copied", TellsOfALastStage),
     _on_instances("the destination has no lease", HasNoLease),
     _on_instances("the instance does not wait for farewells", SaysEmptiedTooSoon),
+    _on_instances("requests of a dead front end are not ended", StepsForTheDead),
     _on_instances("what is for unknown front ends is dropped", ForgetsUnknownFrontends),
     Mistake("the engine does not tell of preemptions", Cores(engine=TellsPresenceOnly)),
     Mistake("state of the request does not move along", Cores(engine=LosesState)),

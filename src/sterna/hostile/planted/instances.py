@@ -25,7 +25,7 @@ from sterna.migration.messages import (
     Resume,
     Send,
 )
-from sterna.types import FrontendId
+from sterna.types import FrontendId, RequestId
 
 
 class _Without(InstanceCore):
@@ -64,6 +64,16 @@ class NeverResumes(_Without):
 
 class NeverReleases(_Without):
     left_out = (Release,)
+
+
+class StepsForTheDead(InstanceCore):
+    """Does not end the requests of a front end that has died."""
+
+    def _abort(self, request_ids: Iterable[RequestId], now_s: float) -> list[InstanceEffect]:
+        wanted = [
+            each for each in request_ids if self._requests.get(each) not in self._gone_frontends
+        ]
+        return super()._abort(wanted, now_s)
 
 
 class SaysEmptiedTooSoon(InstanceCore):
