@@ -1,11 +1,11 @@
 """Hits the processes of a real server, one at a time, while streams run whose every token is known.
 
 The right answers come from a lone engine. Then, for `--minutes`, one fault after the other is done
-to a server of two instances and two front ends, every 15 to 30 seconds: an instance is killed,
-stopped, or cut off from everybody; a front end, the scheduler, the supervisor, the driver or Ray's
-GCS is killed. Between two of them the server has become whole again, and requests are moved on
+to a server of two instances and two front ends, every 15 to 30 seconds: an instance, a front end,
+the scheduler, the supervisor, the driver or Ray's GCS is killed, stopped, or has all its
+connections cut. Between two of them the server has become whole again, and requests are moved on
 purpose. A client whose connection broke reads its stream on. Everything in float32, in which what
-shares a batch does not change what is generated.
+shares a batch does not change what is generated. Exits with 1 where a promise was broken.
 
     sterna bench chaos [--minutes 10] [--quick]
 
@@ -21,15 +21,16 @@ from pathlib import Path
 
 from bench import results_io
 from bench.chaos.clients import KINDS, PLAIN_KINDS, ask_all, questions
-from bench.chaos.report import markdown, rows_of, summary_of
-from bench.chaos.storm import FAULTS, NUM_INSTANCES, NUM_OF, Storm, say
+from bench.chaos.faults import FAULTS
+from bench.chaos.report import broken_promises, markdown, rows_of, summary_of
+from bench.chaos.storm import NUM_INSTANCES, NUM_OF, Storm, say
 from bench.command import end_like_ctrl_c, ended, positive
 from bench.marked_text import write_marked
 from bench.serving.comparing import PAGE, QUICK_FOLDER
 from bench.serving.measured import LOGS
 from bench.serving.served import served
 from bench.serving.target import find_target
-from sterna.errors import ConfigurationError
+from sterna.errors import ConfigurationError, SternaError
 
 NAME = "chaos"
 COMMAND = f"sterna bench {NAME}"
@@ -48,6 +49,10 @@ QUICK_PAUSE_S = (4.0, 8.0)
 
 RECOVERY_S = 3.0
 """A gap that began within so long after a fault is laid at its door."""
+
+
+class PromiseBrokenError(SternaError):
+    """A request or a token was lost, say."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,6 +123,8 @@ def _write(
     say(f"wrote {path}")
     if folder.resolve() == results_io.RESULTS:
         write_marked(PAGE, COMMAND, text)
+    if broken := broken_promises(summary, rows):
+        raise PromiseBrokenError(f"{', '.join(broken)}: {path} and {LOGS / NAME} tell more")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,15 @@ MARKS = {
 """What stands in the command line of a process; Ray writes an actor's class there, and the call
 that it has in hand."""
 
+INSTANCE = "instance"
+COMPONENTS = (INSTANCE, *MARKS)
+KILL, STOP, CUT = "kill", "stop", "cut"
+FAULTS = tuple(f"{deed}-{component}" for component in COMPONENTS for deed in (KILL, STOP, CUT))
+"""Everything is done to every component."""
+
+DEADLY = (f"{KILL}-{INSTANCE}", f"{STOP}-{INSTANCE}")
+"""What an instance does not survive: the supervisor ends one that is stopped."""
+
 UNREADY = (".__init__", ".prepare", ".stand_by", ".start", ".take_over")
 """Calls of an actor that does not do its work yet: it begins to, or is in reserve for who does."""
 
@@ -36,6 +45,7 @@ class Fault:
     """One thing that was done.
 
     Attributes:
+        kind: one of `FAULTS`.
         victim: an instance's id, or what the process is.
         at_s: by the clock of the clients.
         noticed_s: after how long the server no longer counted on the victim, an instance; None

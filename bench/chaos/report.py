@@ -7,10 +7,9 @@ from typing import Any
 
 from bench import results_io
 from bench.chaos.clients import Answer, differences
-from bench.chaos.faults import Fault
+from bench.chaos.faults import CUT, DEADLY, FAULTS, INSTANCE, KILL, STOP, Fault
 
 MOVED, BESIDE = "planned move", "beside planned moves"
-DEADLY = ("kill", "stop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ def rows_of(
     """
     moved_s, beside_s = _gaps_of_moves(moves, answers)
     rows = [_row(MOVED, len(moves), moved_s), _row(BESIDE, len(moves), beside_s)]
-    for kind in sorted({each.kind for each in faults}):
+    for kind in sorted({each.kind for each in faults}, key=FAULTS.index):
         those = [each for each in faults if each.kind == kind]
         gaps_s = [gap_s for each in those for gap_s in _gaps_of(each, answers, recovery_s)]
         back_s = [each.back_s for each in those if each.back_s is not None]
@@ -83,6 +82,18 @@ def summary_of(
     }
 
 
+def broken_promises(summary: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What must not have happened, and has, in words."""
+    counted = ("failed", "tokens_lost", "tokens_repeated", "tokens_changed")
+    broken = [f"{each.replace('_', ' ')}: {summary[each]}" for each in counted if summary[each]]
+    broken += [
+        f"never whole again after: {row['event']}" for row in rows if row.get("never_whole", 0)
+    ]
+    if not summary["requests"]:
+        broken.append("no requests")
+    return broken
+
+
 def _row(
     event: str,
     count: int,
@@ -110,8 +121,11 @@ def _gaps_of(fault: Fault, answers: Iterable[Answer], recovery_s: float) -> list
     end_s = fault.at_s + recovery_s
     gaps = []
     for answer in answers:
-        is_on_instance = answer.response_id in fault.affected
-        if is_on_instance or (fault.kind not in (*DEADLY, "cut") and _is_open(answer, fault.at_s)):
+        if fault.kind.endswith(f"-{INSTANCE}"):
+            is_affected = answer.response_id in fault.affected
+        else:
+            is_affected = _is_open(answer, fault.at_s)
+        if is_affected:
             gap_s = answer.gap_s(fault.at_s, end_s)
             if gap_s is not None:
                 gaps.append(gap_s)
@@ -149,18 +163,28 @@ def _steps(answers: Iterable[Answer]) -> list[float]:
 
 # ------------------------------------------------------------------------------------ the page
 
-TITLES = {
-    MOVED: "a request is moved on purpose",
-    BESIDE: "meanwhile, those that are not moved",
-    "kill": "an instance is killed",
-    "stop": "an instance is stopped (SIGSTOP)",
-    "cut": "an instance's connections are cut",
-    "front-end": "a front end is killed",
-    "scheduler": "the global scheduler is killed",
-    "supervisor": "the supervisor is killed",
-    "driver": "the driver is killed",
-    "gcs": "Ray's GCS is killed",
+_NAMES = {
+    INSTANCE: "an instance",
+    "front-end": "a front end",
+    "scheduler": "the global scheduler",
+    "supervisor": "the supervisor",
+    "driver": "the driver",
+    "gcs": "Ray's GCS",
 }
+_DEEDS = {
+    KILL: "{} is killed",
+    STOP: "{} is stopped (SIGSTOP)",
+    CUT: "the connections of {} are cut",
+}
+
+
+def _title(event: str) -> str:
+    if event == MOVED:
+        return "a request is moved on purpose"
+    if event == BESIDE:
+        return "meanwhile, those that are not moved"
+    deed, component = event.split("-", 1)
+    return _DEEDS[deed].format(_NAMES[component])
 
 
 def markdown(document: Mapping[str, Any]) -> str:
@@ -186,6 +210,6 @@ def markdown(document: Mapping[str, Any]) -> str:
         gaps = ["–"] * 3 if gap is None else [f"{gap[k]:.2f}" for k in ("median", "p99", "max")]
         whole = "–" if back is None else f"{back['median']:.1f}"
         seen = "–" if noticed is None else f"{noticed['max']:.2f}"
-        cells = (TITLES[row["event"]], str(row["events"]), str(row["n"]), *gaps, seen, whole)
+        cells = (_title(row["event"]), str(row["events"]), str(row["n"]), *gaps, seen, whole)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

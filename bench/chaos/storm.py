@@ -14,13 +14,30 @@ import aiohttp
 import psutil
 
 from bench.chaos.clients import Answer, Question, ask, session_of
-from bench.chaos.faults import MARKS, STOPPED_S, Fault, Processes, cut, kill, stopped
-from bench.chaos.report import DEADLY, Move
+from bench.chaos.faults import (
+    CUT,
+    DEADLY,
+    FAULTS,
+    INSTANCE,
+    KILL,
+    MARKS,
+    STOP,
+    STOPPED_S,
+    Fault,
+    Processes,
+    cut,
+    kill,
+    stopped,
+)
+from bench.chaos.report import Move
 from bench.serving.target import Target
 
-INSTANCE_FAULTS = ("kill", "stop", "cut")
-FAULTS = (*INSTANCE_FAULTS, *MARKS)
-WEIGHTS = dict.fromkeys(FAULTS, 1) | {"kill": 3, "stop": 2, "cut": 2, "front-end": 2}
+WEIGHTS = dict.fromkeys(FAULTS, 1) | {
+    "kill-instance": 3,
+    "stop-instance": 2,
+    "cut-instance": 2,
+    "kill-front-end": 2,
+}
 """How often, to one another."""
 
 NUM_INSTANCES = 2
@@ -122,11 +139,12 @@ class Storm:
     ) -> tuple[str, psutil.Process] | None:
         """Return what is to be hit; None where it is not there."""
         processes = Processes()
-        if kind not in INSTANCE_FAULTS:
-            found = processes.marked(MARKS[kind])
-            if len(found) < NUM_OF.get(kind, 1):
+        _, component = kind.split("-", 1)
+        if component != INSTANCE:
+            found = processes.marked(MARKS[component])
+            if len(found) < NUM_OF.get(component, 1):
                 return None
-            return kind, draws.choice(found) if kind in NUM_OF else found[0]
+            return component, draws.choice(found) if component in NUM_OF else found[0]
         serving = await self._serving(session)
         if len(serving) < NUM_INSTANCES:
             return None
@@ -139,13 +157,15 @@ class Storm:
     ) -> Fault:
         affected = await self._responses_on(session, victim)
         at_s = now_s()
-        say(f"{kind} {victim}, with {len(affected)} requests")
+        deed, component = kind.split("-", 1)
+        of_requests = f", with {len(affected)} requests" if component == INSTANCE else ""
+        say(f"{deed} {victim}{of_requests}")
         noticed_s: float | None = None
         async with contextlib.AsyncExitStack() as stack:
-            if kind == "stop":
+            if deed == STOP:
                 stack.enter_context(stopped(process))
                 stack.push_async_callback(asyncio.sleep, STOPPED_S)
-            elif kind == "cut":
+            elif deed == CUT:
                 say(f"  {cut(process)} connections")
             else:
                 kill(process)
@@ -173,15 +193,17 @@ class Storm:
         kind: str,
         process: psutil.Process,
     ) -> float | None:
-        """Wait until two instances serve, and what was killed has a successor that does its work;
-        returns after how long that was so."""
+        """Wait until two instances serve, and what was hit does its work, or a successor where it
+        was killed; returns after how long that was so."""
         processes = Processes()
-        has_successor = kind not in MARKS
+        deed, component = kind.split("-", 1)
+        is_done_again = component == INSTANCE
         while now_s() < at_s + WHOLE_TIMEOUT_S:
             await asyncio.sleep(POLL_S)
-            if not has_successor:
-                others = [each for each in processes.marked(MARKS[kind]) if each != process]
-                has_successor = len(others) >= NUM_OF.get(kind, 1)
+            if not is_done_again:
+                found = processes.marked(MARKS[component])
+                those = [each for each in found if deed != KILL or each != process]
+                is_done_again = len(those) >= NUM_OF.get(component, 1)
                 continue
             serving = await self._serving(session)
             if len(serving) >= NUM_INSTANCES and not (kind in DEADLY and victim in serving):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bench.chaos.__main__ import main
 from bench.chaos.clients import Answer, Differences, Question, differences, questions
 from bench.chaos.faults import MARKS, Fault, Processes, cut, kill, stopped
-from bench.chaos.report import BESIDE, MOVED, Move, markdown, rows_of, summary_of
+from bench.chaos.report import BESIDE, MOVED, Move, broken_promises, markdown, rows_of, summary_of
 
 tokens = st.lists(st.integers(0, 3), max_size=12)
 
@@ -67,8 +67,8 @@ def test_a_gap_is_the_longest_one_that_overlaps() -> None:
 
 def test_rows_tell_the_gaps_of_the_streams_that_were_hit() -> None:
     faults = [
-        Fault("kill", "i0", 1.15, 9.0, ("cmpl-b",), noticed_s=0.05),
-        Fault("scheduler", "scheduler", 1.05, None),
+        Fault("kill-instance", "i0", 1.15, 9.0, ("cmpl-b",), noticed_s=0.05),
+        Fault("kill-scheduler", "scheduler", 1.05, None),
     ]
     moves = [Move("cmpl-a-0-1234", 1.15, 1.25)]
     moved, beside, killed, scheduler = rows_of(faults, moves, [STEADY, INTERRUPTED], 0.02)
@@ -84,16 +84,32 @@ def test_the_summary_counts_requests_and_tokens() -> None:
     wrong = answer("cmpl-d", [1.0, 1.1, 1.2, 1.3, 1.4])
     wrong.tokens[0][4] = 99
     answers = [STEADY, INTERRUPTED, broken, wrong]
-    rows = rows_of([Fault("kill", "i0", 1.15, 9.0, ("cmpl-b",))], [], answers, 1.0)
+    rows = rows_of([Fault("kill-instance", "i0", 1.15, 9.0, ("cmpl-b",))], [], answers, 1.0)
     found = summary_of(rows, answers, {0: {0: [0, 1, 2, 3, 4]}})
     assert (found["requests"], found["failed"], found["faults"]) == (4, 1, 1)
     assert (found["tokens_lost"], found["tokens_repeated"], found["tokens_changed"]) == (1, 0, 1)
     assert found["gap_s"]["instance_died_p99"] == 2.5
 
 
+def test_a_run_in_which_anything_was_lost_says_so() -> None:
+    wrong = answer("cmpl-d", [1.0, 1.1, 1.2])
+    wrong.tokens[0][2] = 99
+    answers = [wrong, answer("cmpl-c", [1.0, 1.1, 1.2], error="cut")]
+    rows = rows_of([Fault("kill-driver", "driver", 1.15, None)], [], answers, 1.0)
+    expected = {0: {0: [0, 1, 2]}}
+    assert broken_promises(summary_of(rows, answers, expected), rows) == [
+        "failed: 1",
+        "tokens changed: 1",
+        "never whole again after: kill-driver",
+    ]
+    fine = [answer("cmpl-a", [1.0, 1.1, 1.2])]
+    assert broken_promises(summary_of([], fine, expected), []) == []
+    assert broken_promises(summary_of([], [], expected), []) == ["no requests"]
+
+
 def test_the_page_has_a_line_for_each_event() -> None:
     answers = [STEADY, INTERRUPTED]
-    fault = Fault("kill", "i0", 1.15, 9.0, ("cmpl-b",), noticed_s=0.05)
+    fault = Fault("kill-instance", "i0", 1.15, 9.0, ("cmpl-b",), noticed_s=0.05)
     rows = rows_of([fault], [], answers, 1.0)
     document = {
         "date": "2026-11-22T00:00:00",
@@ -191,8 +207,11 @@ def test_of_two_schedulers_the_one_that_does_its_work_is_found() -> None:
         for call in calls
     ]
     try:
+        processes = [psutil.Process(each.pid) for each in started]
+        while not all(each.cmdline() for each in processes):
+            pass  # One that has just begun has none yet.
         # What is looked at is a whole title, as of a process that has written its own.
-        titles = [psutil.Process(each.pid).cmdline() for each in started]
+        titles = [each.cmdline() for each in processes]
         assert [title[0] for title in titles] == [f"{MARKS['scheduler']}{call}" for call in calls]
         found = Processes().marked(MARKS["scheduler"])
     finally:
