@@ -141,7 +141,12 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 CONFINED = {
     "ray": ("sterna.runtime",),
-    "vllm": ("sterna.engine.vllm", "sterna.frontend.router", "sterna.frontend.server"),
+    "vllm": (
+        "sterna.engine.vllm",
+        "sterna.frontend.request_errors",
+        "sterna.frontend.router",
+        "sterna.frontend.server",
+    ),
     "fastapi": ("sterna.frontend",),
     "starlette": ("sterna.frontend",),
     "uvicorn": ("sterna.frontend",),

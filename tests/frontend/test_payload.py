@@ -86,9 +86,11 @@ def test_cutting_leading_tokens_cuts_what_belongs_to_them():
 
 
 def test_a_failure_ends_the_request_with_an_error():
-    blob = payload.encode_failure("r1", is_pooling=False)
+    blob = payload.encode_failure("r1", "no luck", is_pooling=False)
     (output,) = payload.decode_outputs(blob).outputs
-    assert output == EngineCoreOutput("r1", [], finish_reason=FinishReason.ERROR)
+    assert output == EngineCoreOutput(
+        "r1", [], finish_reason=FinishReason.ERROR, stop_reason="no luck"
+    )
 
 
 def test_an_output_that_is_too_large_for_a_message_ends_its_request():

@@ -319,7 +319,7 @@ class Router:
 
     def _failed(self, request_id: RequestId, failure: Failure) -> bytes:
         logger.warning("request failed request=%s reason=%s", request_id, failure.value)
-        payload = encode_failure(request_id, is_pooling=request_id in self._pooling)
+        payload = encode_failure(request_id, failure.value, is_pooling=request_id in self._pooling)
         self._pooling.discard(request_id)
         self._unstarted.discard(request_id)
         self._latencies.forget(request_id)

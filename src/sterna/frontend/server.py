@@ -51,6 +51,7 @@ from sterna.frontend.keys import ApiKeys
 from sterna.frontend.overload import OverloadMiddleware, expected
 from sterna.frontend.patience import Places, patient
 from sterna.frontend.queue_limit import QueueLimit
+from sterna.frontend.request_errors import telling_why
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.middleware import ResumableStreams
 from sterna.frontend.resumable.paced import paced
@@ -98,7 +99,7 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         outputs: AsyncGenerator[Any, None] = super().generate(
             prompt, sampling_params, request_id, *args, **kwargs
         )
-        outputs = expected(self.queue, request_id, outputs)
+        outputs = expected(self.queue, request_id, telling_why(outputs))
         is_repeatable = _is_repeatable(sampling_params, self.vllm_config.scheduler_config)
         return paced(self.streams, request_id, outputs, is_repeatable=is_repeatable)
 

@@ -180,5 +180,7 @@ def test_streams_end_with_an_error_where_nothing_is_to_be_continued(
         until(lambda: len(answer.token_ids) > 30, "it has begun")
         kill(server, "i0")
         running.result()
-    assert [error["code"] for error in answer.errors] == [500]
+    (error,) = answer.errors
+    assert error["code"] == 503
+    assert "owner_died" in error["message"]
     assert answer.token_ids == expected(3)[: len(answer.token_ids)]

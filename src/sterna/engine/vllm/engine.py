@@ -226,7 +226,8 @@ class VllmEngine:
         request_id = wire_request.request_id
         span = TokenSpan(RequestId(request_id), num_delivered, 0, True)
         is_pooling = wire_request.pooling_params is not None
-        payload = encode_failure(request_id, is_pooling=is_pooling)
+        reason = "the engine refused it"
+        payload = encode_failure(request_id, reason, is_pooling=is_pooling)
         self._listener.on_outputs(FrontendId(wire_request.client_index), (span,), [payload])
 
     def abort(self, request_ids: Sequence[RequestId]) -> None:

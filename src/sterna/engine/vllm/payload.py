@@ -161,10 +161,10 @@ def cut_leading_tokens(payload: Buffer, num_tokens: int) -> bytes:
     return encode_outputs(outputs)
 
 
-def encode_failure(request_id: str, *, is_pooling: bool) -> bytes:
-    """Return a payload that ends the request with vLLM's own error: HTTP 500, or an error event
-    in a stream that has begun."""
-    output = EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR)
+def encode_failure(request_id: str, reason: str, *, is_pooling: bool) -> bytes:
+    """Return a payload that ends the request with an error: of HTTP, or an event in a stream that
+    has begun (`frontend.request_errors`)."""
+    output = EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)
     if is_pooling:
         # vLLM's output processor knows one way only for a pooling request to fail; without it,
         # it takes the missing embedding for a bug and ends the server.
@@ -176,7 +176,7 @@ def encode_span(
     span: TokenSpan, output: EngineCoreOutput, max_bytes: int, weight_version: str | None = None
 ) -> tuple[TokenSpan, bytes]:
     """Return an output's part of a TokenBatch. Where it has too many bytes to be sent, this is
-    another span, which ends the request with vLLM's own error.
+    another span, which ends the request with an error.
 
     Args:
         weight_version: of the weights that made it; None where vLLM does not say.
@@ -186,7 +186,8 @@ def encode_span(
         return span, payload
     is_pooling = output.pooling_output is not None
     ended = TokenSpan(span.request_id, span.first_index, 0, True)
-    return ended, encode_failure(span.request_id, is_pooling=is_pooling)
+    reason = "its answer is larger than what can be sent"
+    return ended, encode_failure(span.request_id, reason, is_pooling=is_pooling)
 
 
 def encode_cluster_stats(stats: ClusterStats) -> bytes:
