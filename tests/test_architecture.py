@@ -81,6 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "messages": {"types", "migration.messages", "stream_messages"},
     "delivery": set(),
     "folders": set(),
+    "complaints": set(),
     "mailbox": VOCABULARY | {"delivery"},
     "policy": FOUNDATION,
     "migration": FOUNDATION | {"migration.messages"},
@@ -102,6 +103,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "frontend": VOCABULARY | {"mailbox", "engine", "folders"},
     "runtime": VOCABULARY
     | {
+        "complaints",
         "folders",
         "mailbox",
         "policy",
