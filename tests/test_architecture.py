@@ -82,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "delivery": set(),
     "folders": set(),
     "complaints": set(),
-    "mailbox": VOCABULARY | {"delivery"},
+    "mailbox": VOCABULARY | {"complaints", "delivery"},
     "policy": FOUNDATION,
     "migration": FOUNDATION | {"migration.messages"},
     "transport": FOUNDATION,

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from sterna import mailbox as mailbox_module
 from sterna.config import MailboxKeys
 from sterna.delivery import MESSAGE, Head
-from sterna.mailbox import Mailbox, draw_keys
+from sterna.mailbox import TICK_S, Mailbox, draw_keys
 from sterna.messages import CancelDispatch, WireMessage
 from sterna.types import RequestId
+from tests.descriptors import descriptors_left
 
 HANG_S = 60.0
 """No wait of a test takes so long unless something hangs."""
@@ -267,6 +268,45 @@ def test_a_frame_above_the_limit_is_not_sent_and_not_taken(
 
     asyncio.run(test())
     assert "message dropped, too large" in caplog.text
+
+
+def test_messages_to_a_new_peer_wait_until_there_are_descriptors_for_its_socket(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        async with a_pair(draw_keys()) as (one, other):
+            messages = [(a_message(str(number)), [bytes(number)]) for number in range(3)]
+            with descriptors_left(0):
+                # Receipts come to it.
+                reading = asyncio.create_task(one.deliver(lambda message, frames: None))
+                for message, frames in messages:
+                    assert one.send(other.address, message, frames)
+                receiving = asyncio.create_task(other.receive())
+                # It tries again meanwhile.
+                await asyncio.wait(
+                    (reading, receiving), timeout=2 * TICK_S, return_when="FIRST_COMPLETED"
+                )
+                assert not reading.done()
+                assert not receiving.done()
+            assert [await receiving, await other.receive(), await other.receive()] == messages
+            one.send(other.address, a_message("next"))
+            assert await other.receive() == (a_message("next"), [])
+            reading.cancel()
+
+    asyncio.run(test())
+    assert caplog.text.count("its messages wait") == 1
+
+
+def test_a_peer_that_leaves_before_there_is_a_socket_for_it_is_forgotten() -> None:
+    async def test() -> None:
+        async with a_pair(None) as (one, other):
+            with descriptors_left(0):
+                one.send(other.address, a_message("gone"))
+                one.keep_only(set())
+            one.send(other.address, a_message("back"))
+            assert await other.receive() == (a_message("back"), [])
+
+    asyncio.run(test())
 
 
 class Cutter:

@@ -11,6 +11,7 @@ start, through Ray; they are on no command line and in no log.
 """
 
 import asyncio
+import errno
 import hmac
 import itertools
 import logging
@@ -26,6 +27,7 @@ import zmq
 import zmq.asyncio
 import zmq.utils.z85
 
+from sterna.complaints import FILES_ADVICE, Complaint
 from sterna.config import MailboxKeys
 from sterna.delivery import CHANNEL_BYTES, HEAD_BYTES, MESSAGE, PROBE, Head, Incoming, Outgoing
 from sterna.messages import MAX_FRAME_BYTES, WireMessage
@@ -71,9 +73,9 @@ def draw_keys() -> MailboxKeys:
 
 @dataclass(slots=True)
 class _Outbox:
-    """The way to another mailbox."""
+    """The way to another mailbox; without a socket until there is a descriptor for one."""
 
-    socket: zmq.Socket[bytes]
+    socket: zmq.Socket[bytes] | None
     channel: Outgoing
 
 
@@ -112,6 +114,7 @@ class Mailbox:
         self.address = f"tcp://{host}:{port}"
         self._burst: zmq.Socket[bytes] = zmq.Socket.shadow(self._inbox)
         self._send_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context)
+        self._complaint = Complaint()
         self._outboxes: dict[str, _Outbox] = {}
         self._addresses: dict[bytes, str] = {}
         self._origins: OrderedDict[bytes, _Origin] = OrderedDict()
@@ -196,8 +199,9 @@ class Mailbox:
     def keep_only(self, addresses: set[str]) -> None:
         """Close the connections to all mailboxes but these."""
         for address in set(self._outboxes) - addresses:
-            outbox = self._outboxes.pop(address)
-            outbox.socket.close()
+            socket = self._outboxes.pop(address).socket
+            if socket is not None:
+                socket.close()
         self._addresses = {
             channel: address
             for channel, address in self._addresses.items()
@@ -264,18 +268,38 @@ class Mailbox:
 
     def _tick(self) -> None:
         self._ticking = None
-        for outbox in list(self._outboxes.values()):
+        for address, outbox in list(self._outboxes.items()):
             probe = outbox.channel.probe(_now_s())
+            if outbox.socket is None:
+                outbox.socket = self._connect(address)
+                probe = outbox.channel.hello()
             if probe is not None:
                 self._probe(outbox, probe)
         for origin in list(self._origins.values()):
             if origin.channel.next_deadline_s is not None:
                 self._confirm(origin)
-        if any(each.channel.next_deadline_s is not None for each in self._outboxes.values()):
+        if any(
+            each.socket is None or each.channel.next_deadline_s is not None
+            for each in self._outboxes.values()
+        ):
             self._tick_later()
 
-    def _connect(self, address: str) -> zmq.Socket[bytes]:
-        outbox = zmq.Socket(self._send_context, zmq.PUSH)
+    def _connect(self, address: str) -> zmq.Socket[bytes] | None:
+        """Return a socket for this peer; None where there is no descriptor for one."""
+        try:
+            outbox = zmq.Socket(self._send_context, zmq.PUSH)
+        except zmq.ZMQError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            if self._complaint.is_due():
+                logger.error(
+                    "peer cannot be connected to, its messages wait peer=%s reason=%s; %s",
+                    address,
+                    error,
+                    FILES_ADVICE,
+                )
+            self._tick_later()
+            return None
         outbox.setsockopt(zmq.SNDHWM, SEND_QUEUE_LIMIT)
         outbox.setsockopt(zmq.LINGER, 0)
         outbox.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
@@ -291,6 +315,9 @@ class Mailbox:
 
 
 def _push(outbox: _Outbox, head: Head, content: Sequence[bytes]) -> None:
+    if outbox.socket is None:
+        # The probe that goes first, when there is one, has the other side ask for what is kept.
+        return
     try:
         outbox.socket.send_multipart([head.encode() + content[0], *content[1:]], zmq.NOBLOCK)
     except zmq.Again:
