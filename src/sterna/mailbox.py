@@ -7,7 +7,8 @@ whatever becomes of the connection.
 
 The mailboxes of a run know each other by its key pair (ZeroMQ's CURVE): who does not have it
 neither gets a message in nor reads one on the way. The keys come with the arguments of an actor's
-start, through Ray; they are on no command line and in no log.
+start, through Ray; they are on no command line and in no log. Until a peer has shown its key, its
+connection may hold a part of a message (`parts`) for a few seconds, and no more.
 """
 
 import asyncio
@@ -29,8 +30,18 @@ import zmq.utils.z85
 
 from sterna.complaints import FILES_ADVICE, Complaint
 from sterna.config import MailboxKeys
-from sterna.delivery import CHANNEL_BYTES, HEAD_BYTES, MESSAGE, PROBE, Head, Incoming, Outgoing
+from sterna.delivery import (
+    CHANNEL_BYTES,
+    HEAD_BYTES,
+    IN_PARTS,
+    MESSAGE,
+    PROBE,
+    Head,
+    Incoming,
+    Outgoing,
+)
 from sterna.messages import MAX_FRAME_BYTES, WireMessage
+from sterna.parts import PART_BYTES, cut, join
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +68,14 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 4000
 
 CONNECT_TIMEOUT_MS, HANDSHAKE_TIMEOUT_MS = 3000, 5000
 """After so long a connection that does not come about is tried anew. The kernel would wait longer
-and longer between its attempts, and be a minute late where a link is whole again."""
+and longer between its attempts, and be a minute late where a link is whole again. Who connects and
+has not shown a key by then is cut."""
 
 WRAPPING_BYTES = 1024
-"""What CURVE may add to a frame, and more."""
+"""What its head and CURVE may add to a frame, and more."""
 
-Frames = Sequence[bytes | memoryview]
+Payload = bytes | memoryview
+Frames = Sequence[Payload]
 
 
 def draw_keys() -> MailboxKeys:
@@ -104,7 +117,8 @@ class Mailbox:
         self._doorkeeper = None if keys is None else _Doorkeeper(self._context, keys)
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, SEND_QUEUE_LIMIT)
-        self._inbox.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + WRAPPING_BYTES)
+        self._inbox.setsockopt(zmq.MAXMSGSIZE, PART_BYTES + WRAPPING_BYTES)
+        self._inbox.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
         self._inbox.setsockopt(zmq.LINGER, 0)
         if keys is not None:
             self._inbox.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
@@ -131,7 +145,6 @@ class Mailbox:
             return False
         encoded = self._encoder.encode(message)
         if any(len(each) > MAX_FRAME_BYTES for each in (encoded, *frames)):
-            # The other side would cut the connection, and this would be sent again, and cut again.
             logger.error("message dropped, too large peer=%s type=%s", address, type(message))
             return False
         content = [encoded, *map(bytes, frames)]
@@ -160,7 +173,7 @@ class Mailbox:
             except zmq.Again:
                 first, *frames = await self._inbox.recv_multipart()
             head = kind, channel, number = Head.decode(first)
-            if kind == MESSAGE:
+            if kind in (MESSAGE, IN_PARTS):
                 origin = self._origins.get(channel) or self._origin(channel)
                 now_s = _now_s()
                 is_next = origin.channel.on_message(number, now_s)
@@ -170,7 +183,10 @@ class Mailbox:
                 elif self._ticking is None:
                     self._tick_later()
                 if is_next:
-                    return self._decoder.decode(memoryview(first)[HEAD_BYTES:]), frames
+                    encoded: Payload = memoryview(first)[HEAD_BYTES:]
+                    if kind == IN_PARTS:
+                        encoded, *frames = join(frames)
+                    return self._decoder.decode(encoded), frames
             elif kind == PROBE:
                 origin = self._origin(channel)
                 origin.address = _address(first[HEAD_BYTES:])
@@ -318,8 +334,12 @@ def _push(outbox: _Outbox, head: Head, content: Sequence[bytes]) -> None:
     if outbox.socket is None:
         # The probe that goes first, when there is one, has the other side ask for what is kept.
         return
+    if max(map(len, content)) <= PART_BYTES:
+        frames = [head.encode() + content[0], *content[1:]]
+    else:
+        frames = [head._replace(kind=IN_PARTS).encode(), *cut(content)]
     try:
-        outbox.socket.send_multipart([head.encode() + content[0], *content[1:]], zmq.NOBLOCK)
+        outbox.socket.send_multipart(frames, zmq.NOBLOCK)
     except zmq.Again:
         # Messages are kept, and asked for again; everything else is repeated anyway.
         logger.warning("sending pauses, queue full")
