@@ -80,8 +80,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stream_messages": {"types"},
     "messages": {"types", "migration.messages", "stream_messages"},
     "delivery": set(),
+    "parts": set(),
     "folders": set(),
-    "mailbox": VOCABULARY | {"delivery"},
+    "complaints": set(),
+    "mailbox": VOCABULARY | {"complaints", "delivery", "parts"},
     "policy": FOUNDATION,
     "migration": FOUNDATION | {"migration.messages"},
     "transport": FOUNDATION,
@@ -102,6 +104,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "frontend": VOCABULARY | {"mailbox", "engine", "folders"},
     "runtime": VOCABULARY
     | {
+        "complaints",
         "folders",
         "mailbox",
         "policy",

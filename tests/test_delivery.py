@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sterna.delivery import (
     GAP,
+    IN_PARTS,
     MESSAGE,
     PROBE,
     PROBE_AFTER_S,
@@ -30,7 +31,7 @@ def outgoing(*contents: bytes, capacity: int = 100) -> Outgoing:
     return channel
 
 
-@given(st.integers(0, 3), st.binary(min_size=16, max_size=16), st.integers(0, 2**64 - 1))
+@given(st.integers(0, IN_PARTS), st.binary(min_size=16, max_size=16), st.integers(0, 2**64 - 1))
 def test_a_head_is_read_as_it_was_written(kind: int, channel: bytes, number: int) -> None:
     head = Head(kind, channel, number)
     assert Head.decode(head.encode() + b"what follows") == head

@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from sterna import mailbox as mailbox_module
 from sterna.config import MailboxKeys
 from sterna.delivery import MESSAGE, Head
-from sterna.mailbox import Mailbox, draw_keys
+from sterna.mailbox import HANDSHAKE_TIMEOUT_MS, TICK_S, Mailbox, draw_keys
 from sterna.messages import CancelDispatch, WireMessage
+from sterna.parts import PART_BYTES
 from sterna.types import RequestId
+from tests.descriptors import descriptors_left
 
 HANG_S = 60.0
 """No wait of a test takes so long unless something hangs."""
@@ -67,6 +69,24 @@ def test_a_message_arrives_with_its_frames(keys: MailboxKeys | None) -> None:
         async with a_pair(keys) as (one, other):
             one.send(other.address, a_message(), [b"payload", b""])
             assert await other.receive() == (a_message(), [b"payload", b""])
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("keys", [None, draw_keys()], ids=["plain", "keys"])
+def test_a_message_that_is_larger_than_a_part_arrives_whole(keys: MailboxKeys | None) -> None:
+    """The message itself, or its frames; and what comes after it."""
+    large = a_message("l" * 3 * PART_BYTES)
+    frames = [bytes(range(256)) * (PART_BYTES // 100), b"", b"small"]
+
+    async def test() -> None:
+        async with a_pair(keys) as (one, other):
+            one.send(other.address, a_message(), frames)
+            one.send(other.address, large)
+            one.send(other.address, a_message("next"))
+            assert await other.receive() == (a_message(), frames)
+            assert await other.receive() == (large, [])
+            assert await other.receive() == (a_message("next"), [])
 
     asyncio.run(test())
 
@@ -181,7 +201,7 @@ async def delivered(mailbox: Mailbox, num_messages: int) -> list[WireMessage]:
         st.one_of(
             st.binary(max_size=200),
             # Nested deeper than any decoder follows.
-            st.just(b"\x91" * 100_000),
+            st.just(b"\x91" * 50_000),
             # Texts that are not UTF-8, where a message has texts.
             st.binary(max_size=20).map(
                 lambda text: (
@@ -237,6 +257,52 @@ def test_bytes_that_are_not_zeromq_end_nothing() -> None:
     asyncio.run(test())
 
 
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+"""How a peer begins, before it shows a key."""
+
+LARGE_COMMAND = b"\x06" + (200 << 20).to_bytes(8, "big")
+"""The head of a frame of its handshake, which announces 200 MiB."""
+
+
+async def cut_after(address: str, *contents: bytes) -> None:
+    """Speak as a stranger, and wait until the connection is cut."""
+    reader, writer = await asyncio.open_connection(HOST, int(address.rpartition(":")[2]))
+    with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+        for content in contents:
+            writer.write(content)
+            await writer.drain()
+        await reader.read()
+
+
+def test_a_stranger_that_announces_much_is_cut_at_once() -> None:
+    """Else what it sends is kept until it has shown its key."""
+
+    async def test() -> None:
+        async with a_pair(draw_keys()) as (one, other):
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_MS / 1000 / 2):
+                await cut_after(other.address, GREETING, LARGE_COMMAND, bytes(1 << 20))
+            one.send(other.address, a_message())
+            assert await other.receive() == (a_message(), [])
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "said", [b"", GREETING, GREETING + b"\x04\xff"], ids=["silent", "greets", "begins"]
+)
+def test_a_stranger_that_does_not_get_on_is_cut(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is a connection, with its descriptor, for those that have a key."""
+    monkeypatch.setattr(mailbox_module, "HANDSHAKE_TIMEOUT_MS", 50)
+
+    async def test() -> None:
+        async with a_pair(draw_keys()) as (_, other), asyncio.timeout(HANDSHAKE_TIMEOUT_MS / 1000):
+            await cut_after(other.address, said)
+
+    asyncio.run(test())
+
+
 def test_a_frame_above_the_limit_is_not_sent_and_not_taken(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -260,13 +326,52 @@ def test_a_frame_above_the_limit_is_not_sent_and_not_taken(
                 watched(other, zmq.EVENT_DISCONNECTED) as cuts,
                 a_push_socket(other.address, **own) as careless,
             ):
-                careless.send_multipart([*numbered(0, ENCODED), bytes(4000)])
+                careless.send_multipart([*numbered(0, ENCODED), bytes(2 * PART_BYTES)])
                 await cuts.recv_multipart()
             one.send(other.address, a_message("next"))
             assert await other.receive() == (a_message("next"), [])
 
     asyncio.run(test())
     assert "message dropped, too large" in caplog.text
+
+
+def test_messages_to_a_new_peer_wait_until_there_are_descriptors_for_its_socket(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        async with a_pair(draw_keys()) as (one, other):
+            messages = [(a_message(str(number)), [bytes(number)]) for number in range(3)]
+            with descriptors_left(0):
+                # Receipts come to it.
+                reading = asyncio.create_task(one.deliver(lambda message, frames: None))
+                for message, frames in messages:
+                    assert one.send(other.address, message, frames)
+                receiving = asyncio.create_task(other.receive())
+                # It tries again meanwhile.
+                await asyncio.wait(
+                    (reading, receiving), timeout=2 * TICK_S, return_when="FIRST_COMPLETED"
+                )
+                assert not reading.done()
+                assert not receiving.done()
+            assert [await receiving, await other.receive(), await other.receive()] == messages
+            one.send(other.address, a_message("next"))
+            assert await other.receive() == (a_message("next"), [])
+            reading.cancel()
+
+    asyncio.run(test())
+    assert caplog.text.count("its messages wait") == 1
+
+
+def test_a_peer_that_leaves_before_there_is_a_socket_for_it_is_forgotten() -> None:
+    async def test() -> None:
+        async with a_pair(None) as (one, other):
+            with descriptors_left(0):
+                one.send(other.address, a_message("gone"))
+                one.keep_only(set())
+            one.send(other.address, a_message("back"))
+            assert await other.receive() == (a_message("back"), [])
+
+    asyncio.run(test())
 
 
 class Cutter:

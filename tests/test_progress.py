@@ -66,6 +66,18 @@ def test_a_process_that_was_stopped_for_a_moment_goes_on() -> None:
     assert len(progress.on_time(1.875)) == 1
 
 
+def test_a_process_that_cannot_be_looked_at_counts_as_running() -> None:
+    """An error of the watcher's says nothing of the member; its heartbeats do."""
+    progress = watching()
+    progress.on_heartbeat(Heartbeat("i0", 5, is_busy=False), 0.0)
+    progress.on_state("i0", ProcessState.STOPPED, 0.25)
+    progress.on_state("i0", ProcessState.UNSEEN, 0.5)
+    assert pass_time(progress, 0.5, 9.9) == []
+    assert pass_time(progress, 9.9, 10.0) == [
+        (10.0, Halted("i0", "nothing was heard of it for 10.0 s"))
+    ]
+
+
 def test_a_member_may_be_given_longer_to_be_stopped() -> None:
     progress = Progress(CONFIG)
     progress.on_joined("front end 0", stopped_timeout_s=3.0)

@@ -32,8 +32,9 @@ RECEIPT_AFTER_MESSAGES = 256
 PROBE_AFTER_S = 0.3
 """Without a receipt for so long, the sender asks."""
 
-MESSAGE, PROBE, RECEIPT, GAP = range(4)
-"""Kinds of heads. A gap is a receipt that asks for everything from its number on."""
+MESSAGE, PROBE, RECEIPT, GAP, IN_PARTS = range(5)
+"""Kinds of heads. A gap is a receipt that asks for everything from its number on; what is in parts
+is a message, too (`parts`)."""
 
 CHANNEL_BYTES = 16
 _HEAD = struct.Struct(f">B{CHANNEL_BYTES}sQ")
@@ -65,7 +66,7 @@ class Head(NamedTuple):
         if len(content) < HEAD_BYTES:
             raise ValueError(f"a head has {HEAD_BYTES} bytes, not {len(content)}")
         head = Head._make(_HEAD.unpack_from(content))
-        if head.kind > GAP:
+        if head.kind > IN_PARTS:
             raise ValueError(f"there is no head of kind {head.kind}")
         return head
 

@@ -7,10 +7,12 @@ whatever becomes of the connection.
 
 The mailboxes of a run know each other by its key pair (ZeroMQ's CURVE): who does not have it
 neither gets a message in nor reads one on the way. The keys come with the arguments of an actor's
-start, through Ray; they are on no command line and in no log.
+start, through Ray; they are on no command line and in no log. Until a peer has shown its key, its
+connection may hold a part of a message (`parts`) for a few seconds, and no more.
 """
 
 import asyncio
+import errno
 import hmac
 import itertools
 import logging
@@ -26,9 +28,20 @@ import zmq
 import zmq.asyncio
 import zmq.utils.z85
 
+from sterna.complaints import FILES_ADVICE, Complaint
 from sterna.config import MailboxKeys
-from sterna.delivery import CHANNEL_BYTES, HEAD_BYTES, MESSAGE, PROBE, Head, Incoming, Outgoing
+from sterna.delivery import (
+    CHANNEL_BYTES,
+    HEAD_BYTES,
+    IN_PARTS,
+    MESSAGE,
+    PROBE,
+    Head,
+    Incoming,
+    Outgoing,
+)
 from sterna.messages import MAX_FRAME_BYTES, WireMessage
+from sterna.parts import PART_BYTES, cut, join
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +68,14 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 4000
 
 CONNECT_TIMEOUT_MS, HANDSHAKE_TIMEOUT_MS = 3000, 5000
 """After so long a connection that does not come about is tried anew. The kernel would wait longer
-and longer between its attempts, and be a minute late where a link is whole again."""
+and longer between its attempts, and be a minute late where a link is whole again. Who connects and
+has not shown a key by then is cut."""
 
 WRAPPING_BYTES = 1024
-"""What CURVE may add to a frame, and more."""
+"""What its head and CURVE may add to a frame, and more."""
 
-Frames = Sequence[bytes | memoryview]
+Payload = bytes | memoryview
+Frames = Sequence[Payload]
 
 
 def draw_keys() -> MailboxKeys:
@@ -71,9 +86,9 @@ def draw_keys() -> MailboxKeys:
 
 @dataclass(slots=True)
 class _Outbox:
-    """The way to another mailbox."""
+    """The way to another mailbox; without a socket until there is a descriptor for one."""
 
-    socket: zmq.Socket[bytes]
+    socket: zmq.Socket[bytes] | None
     channel: Outgoing
 
 
@@ -102,7 +117,8 @@ class Mailbox:
         self._doorkeeper = None if keys is None else _Doorkeeper(self._context, keys)
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, SEND_QUEUE_LIMIT)
-        self._inbox.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES + WRAPPING_BYTES)
+        self._inbox.setsockopt(zmq.MAXMSGSIZE, PART_BYTES + WRAPPING_BYTES)
+        self._inbox.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
         self._inbox.setsockopt(zmq.LINGER, 0)
         if keys is not None:
             self._inbox.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
@@ -112,6 +128,7 @@ class Mailbox:
         self.address = f"tcp://{host}:{port}"
         self._burst: zmq.Socket[bytes] = zmq.Socket.shadow(self._inbox)
         self._send_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context)
+        self._complaint = Complaint()
         self._outboxes: dict[str, _Outbox] = {}
         self._addresses: dict[bytes, str] = {}
         self._origins: OrderedDict[bytes, _Origin] = OrderedDict()
@@ -128,7 +145,6 @@ class Mailbox:
             return False
         encoded = self._encoder.encode(message)
         if any(len(each) > MAX_FRAME_BYTES for each in (encoded, *frames)):
-            # The other side would cut the connection, and this would be sent again, and cut again.
             logger.error("message dropped, too large peer=%s type=%s", address, type(message))
             return False
         content = [encoded, *map(bytes, frames)]
@@ -157,7 +173,7 @@ class Mailbox:
             except zmq.Again:
                 first, *frames = await self._inbox.recv_multipart()
             head = kind, channel, number = Head.decode(first)
-            if kind == MESSAGE:
+            if kind in (MESSAGE, IN_PARTS):
                 origin = self._origins.get(channel) or self._origin(channel)
                 now_s = _now_s()
                 is_next = origin.channel.on_message(number, now_s)
@@ -167,7 +183,10 @@ class Mailbox:
                 elif self._ticking is None:
                     self._tick_later()
                 if is_next:
-                    return self._decoder.decode(memoryview(first)[HEAD_BYTES:]), frames
+                    encoded: Payload = memoryview(first)[HEAD_BYTES:]
+                    if kind == IN_PARTS:
+                        encoded, *frames = join(frames)
+                    return self._decoder.decode(encoded), frames
             elif kind == PROBE:
                 origin = self._origin(channel)
                 origin.address = _address(first[HEAD_BYTES:])
@@ -196,8 +215,9 @@ class Mailbox:
     def keep_only(self, addresses: set[str]) -> None:
         """Close the connections to all mailboxes but these."""
         for address in set(self._outboxes) - addresses:
-            outbox = self._outboxes.pop(address)
-            outbox.socket.close()
+            socket = self._outboxes.pop(address).socket
+            if socket is not None:
+                socket.close()
         self._addresses = {
             channel: address
             for channel, address in self._addresses.items()
@@ -264,18 +284,38 @@ class Mailbox:
 
     def _tick(self) -> None:
         self._ticking = None
-        for outbox in list(self._outboxes.values()):
+        for address, outbox in list(self._outboxes.items()):
             probe = outbox.channel.probe(_now_s())
+            if outbox.socket is None:
+                outbox.socket = self._connect(address)
+                probe = outbox.channel.hello()
             if probe is not None:
                 self._probe(outbox, probe)
         for origin in list(self._origins.values()):
             if origin.channel.next_deadline_s is not None:
                 self._confirm(origin)
-        if any(each.channel.next_deadline_s is not None for each in self._outboxes.values()):
+        if any(
+            each.socket is None or each.channel.next_deadline_s is not None
+            for each in self._outboxes.values()
+        ):
             self._tick_later()
 
-    def _connect(self, address: str) -> zmq.Socket[bytes]:
-        outbox = zmq.Socket(self._send_context, zmq.PUSH)
+    def _connect(self, address: str) -> zmq.Socket[bytes] | None:
+        """Return a socket for this peer; None where there is no descriptor for one."""
+        try:
+            outbox = zmq.Socket(self._send_context, zmq.PUSH)
+        except zmq.ZMQError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            if self._complaint.is_due():
+                logger.error(
+                    "peer cannot be connected to, its messages wait peer=%s reason=%s; %s",
+                    address,
+                    error,
+                    FILES_ADVICE,
+                )
+            self._tick_later()
+            return None
         outbox.setsockopt(zmq.SNDHWM, SEND_QUEUE_LIMIT)
         outbox.setsockopt(zmq.LINGER, 0)
         outbox.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
@@ -291,8 +331,15 @@ class Mailbox:
 
 
 def _push(outbox: _Outbox, head: Head, content: Sequence[bytes]) -> None:
+    if outbox.socket is None:
+        # The probe that goes first, when there is one, has the other side ask for what is kept.
+        return
+    if max(map(len, content)) <= PART_BYTES:
+        frames = [head.encode() + content[0], *content[1:]]
+    else:
+        frames = [head._replace(kind=IN_PARTS).encode(), *cut(content)]
     try:
-        outbox.socket.send_multipart([head.encode() + content[0], *content[1:]], zmq.NOBLOCK)
+        outbox.socket.send_multipart(frames, zmq.NOBLOCK)
     except zmq.Again:
         # Messages are kept, and asked for again; everything else is repeated anyway.
         logger.warning("sending pauses, queue full")

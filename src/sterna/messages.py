@@ -15,8 +15,7 @@ from sterna.types import FrontendId, InstanceId, InstanceLoad, Priority, Request
 
 MAX_FRAME_BYTES = 512 << 20
 """Of a message's struct, and of each of its payload frames: far above the largest request that a
-front end lets in, with its images as tensors. A request or an answer that has more fails; the
-connection of a peer that sends more is cut."""
+front end lets in, with its images as tensors. A request or an answer that has more fails."""
 
 # --------------------------------------------------------------- front end <-> global scheduler
 

@@ -44,11 +44,13 @@ class ProcessIdentity(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProcessState(Enum):
-    """What its node says of a process."""
+    """What its node says of a process. One that cannot be looked at, as where no file can be
+    opened, is *unseen*: that says nothing of it."""
 
     RUNNING = "running"
     STOPPED = "stopped"
     GONE = "gone"
+    UNSEEN = "unseen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,8 @@ class Progress:
                 watched.is_gone = True
             case ProcessState.STOPPED if watched.stopped_s is None:
                 watched.stopped_s = now_s
-            case ProcessState.RUNNING:
+            case ProcessState.RUNNING | ProcessState.UNSEEN:
+                # Whether one that is not seen is still stopped, nobody knows.
                 watched.stopped_s = None
 
     def on_time(self, now_s: float) -> list[Halted]:

@@ -1,5 +1,6 @@
 """A process whose lease has ended is gone, whatever it was doing, and does nothing before."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -75,6 +76,30 @@ def test_a_process_that_nobody_answers_ends_with_all_that_it_has_started(
     assert "no supervisor has answered within its lease instance=i7" in errors
     _, alive = psutil.wait_procs([child], HANG_S)
     assert not alive
+
+
+@pytest.mark.slow
+def test_a_process_without_descriptors_ends_with_all_that_it_has_started(
+    processes: list[Guarded],
+) -> None:
+    """Its supervisor, which cannot reach it, has given its requests to others."""
+    guarded = begin(
+        processes,
+        "from tests.descriptors import descriptors_left\n"
+        "children = [subprocess.Popen(['sleep', '1000']) for _ in range(2)]\n"
+        "print(*[each.pid for each in children], flush=True)\n"
+        "with descriptors_left(0):\n"
+        "    time.sleep(1000)",
+    )
+    children = [psutil.Process(int(each)) for each in guarded.line().split()]
+    try:
+        assert guarded.end()[0] == 1
+        _, alive = psutil.wait_procs(children, HANG_S)
+        assert not alive
+    finally:
+        for each in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
 
 
 @pytest.mark.slow

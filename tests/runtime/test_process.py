@@ -6,11 +6,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
+import ray
 
 from sterna.progress import ProcessIdentity, ProcessState
-from sterna.runtime.process import end_process, state_of_process
+from sterna.runtime.driver_process import DriverProcess
+from sterna.runtime.gcs import Gcs
+from sterna.runtime.process import ProcessWatch, end_process, state_of_process
+from tests.descriptors import descriptors_left
 
 SLEEPS = "import time; time.sleep(1000)"
 SPAWNS = (
@@ -86,3 +91,70 @@ def test_a_process_that_has_ended_by_itself_need_not_be_ended(
     os.kill(child_of(process), signal.SIGKILL)
     process.wait()
     asyncio.run(end_process(known))
+
+
+def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone(
+    process: subprocess.Popen[str],
+) -> None:
+    known = identity(process.pid)
+    with descriptors_left(0):
+        assert state_of_process(known) is ProcessState.UNSEEN
+    assert state_of_process(known) is ProcessState.RUNNING
+
+
+def test_who_looks_without_descriptors_says_so_once_and_gives_nobody_up(
+    process: subprocess.Popen[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    watch = ProcessWatch(identity(process.pid), stopped_timeout_s=1.0)
+    with descriptors_left(0):
+        assert [watch.why_halted() for _ in range(3)] == [None, None, None]
+    assert caplog.text.count("process cannot be looked at") == 1
+    process.kill()
+    process.wait()
+    assert watch.why_halted() == "its process has ended"
+
+
+def test_without_descriptors_a_process_is_ended_when_there_are_some_again(
+    process: subprocess.Popen[str],
+) -> None:
+    """Nothing is concluded from an error: who may still act has not ended."""
+    child = identity(child_of(process))
+    known = identity(process.pid)
+
+    async def test() -> None:
+        with descriptors_left(0):
+            ending = asyncio.create_task(end_process(known))
+            await asyncio.wait((ending,), timeout=0.05)
+            assert not ending.done()
+        await ending
+
+    asyncio.run(test())
+    assert state_of_process(known) is ProcessState.GONE
+    assert state_of_process(child) is ProcessState.GONE
+
+
+def test_the_gcs_is_not_started_again_because_it_cannot_be_looked_at(
+    process: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither at the first look nor later."""
+    node = SimpleNamespace(all_processes={"gcs_server": [SimpleNamespace(process=process)]})
+    monkeypatch.setattr(ray._private.worker, "_global_node", node)
+    gcs = Gcs()
+    with descriptors_left(0):
+        assert not gcs.keep_up()
+    assert not gcs.keep_up()
+    with descriptors_left(0):
+        assert not gcs.keep_up()
+
+
+@pytest.mark.slow
+def test_the_driver_is_not_replaced_because_it_cannot_be_looked_at() -> None:
+    driver = DriverProcess({}, "")
+    try:
+        with descriptors_left(0):
+            assert driver.keep_up() is None
+        assert driver.keep_up() is None
+        with descriptors_left(0):
+            assert driver.keep_up() is None
+    finally:
+        driver.close()

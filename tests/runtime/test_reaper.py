@@ -1,5 +1,6 @@
 """What a run leaves behind when its process is killed is removed: processes, and their folders."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sterna.folders import private_folder
@@ -44,6 +46,16 @@ while process.status() != psutil.STATUS_ZOMBIE:
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
 print(os.environ[RUN_FOLDER_VARIABLE], child.pid, flush=True)
 for _ in range(2):
+    reaper.note_descendants()
+reaper.close()
+"""
+
+WITHOUT_DESCRIPTORS = """
+from sterna.runtime.reaper import Reaper
+from tests.descriptors import descriptors_left
+
+reaper = Reaper()
+with descriptors_left(0):
     reaper.note_descendants()
 reaper.close()
 """
@@ -117,3 +129,33 @@ def test_all_of_a_run_but_those_that_are_spared_end(
     reap(RUN_ID, os.getpid(), {}, spared=[driver.pid])
     assert ours.poll() is not None
     assert driver.poll() is strangers.poll() is None
+
+
+def test_what_cannot_be_looked_at_has_not_ended(
+    sleepers: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine whose file table is full has room again in a moment."""
+    look, unseen = psutil.Process.environ, {each.pid for each in sleepers}
+
+    def environ(process: psutil.Process) -> dict[str, str]:
+        if process.pid in unseen:
+            unseen.remove(process.pid)
+            raise OSError(errno.ENFILE, os.strerror(errno.ENFILE))
+        return look(process)
+
+    monkeypatch.setattr(psutil.Process, "environ", environ)
+    monkeypatch.setattr("sterna.runtime.reaper.GRACE_S", 0.0)
+    first, second, strangers = sleepers
+    reap(RUN_ID, os.getpid(), {})
+    # They sleep for longer.
+    first.wait(HANG_S / 4)
+    second.wait(HANG_S / 4)
+    assert strangers.poll() is None
+
+
+def test_a_run_that_cannot_look_at_its_descendants_goes_on() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DESCRIPTORS], capture_output=True, text=True, timeout=HANG_S
+    )
+    assert run.returncode == 0, run.stderr
+    assert "processes cannot be looked at" in run.stderr

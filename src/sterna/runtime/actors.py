@@ -79,6 +79,7 @@ class _SchedulerActor:
     """Hosts the global scheduler, or is in reserve for one."""
 
     def __init__(self) -> None:
+        self._process = own_identity()
         self._has_begun = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -135,17 +136,18 @@ class _SchedulerActor:
         """Return what a supervisor asks that takes the place of another."""
         if not hasattr(self, "_scheduler"):
             return None
-        return MemberStatus(self._mailbox.address, self._scheduler.membership, own_identity())
+        return MemberStatus(self._mailbox.address, self._scheduler.membership, self._process)
 
     async def process(self) -> ProcessIdentity:
         """Return the actor's process."""
-        return own_identity()
+        return self._process
 
 
 class _InstanceActor:
     """Hosts one engine and its llumlet."""
 
     def __init__(self, name: str = "instance") -> None:
+        self._process = own_identity()
         self._name = name
         self._status: tuple[str, EngineFacts] | None = None
 
@@ -220,7 +222,7 @@ class _InstanceActor:
         if self._status is None:
             return None
         address, facts = self._status
-        return MemberStatus(address, self._instance.membership, own_identity(), facts)
+        return MemberStatus(address, self._instance.membership, self._process, facts)
 
     async def run(self) -> str:
         """Wait until the instance fails; returns why, and the process ends.
@@ -240,13 +242,14 @@ class _InstanceActor:
 
     async def process(self) -> ProcessIdentity:
         """Return the actor's process."""
-        return own_identity()
+        return self._process
 
 
 class _FrontendActor:
     """Hosts one front end: vLLM's OpenAI server, whose imports begin at once."""
 
     def __init__(self, name: str, environment: dict[str, str]) -> None:
+        self._process = own_identity()
         self._name = name
         self._server: Any = None
         _engine_environment(environment)
@@ -300,7 +303,7 @@ class _FrontendActor:
         membership = None if self._server is None else self._server.membership
         if membership is None:
             return None
-        return MemberStatus(self._mailbox.address, membership, own_identity())
+        return MemberStatus(self._mailbox.address, membership, self._process)
 
     async def drain(self, timeout_s: float) -> int:
         """See `FrontendServer.drain`."""
@@ -313,7 +316,7 @@ class _FrontendActor:
 
     async def process(self) -> ProcessIdentity:
         """Return the actor's process."""
-        return own_identity()
+        return self._process
 
 
 def _vllm_engine(

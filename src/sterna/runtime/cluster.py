@@ -321,6 +321,7 @@ class _ClusterActor:
     def __init__(
         self, environment: dict[str, str], metrics_folder: str, *, is_successor: bool = False
     ) -> None:
+        self._process = own_identity()
         self._cluster = Cluster(environment, metrics_folder, is_successor=is_successor)
         self._has_begun = asyncio.Event()
 
@@ -358,7 +359,7 @@ class _ClusterActor:
 
     async def process(self) -> ProcessIdentity:
         """Return the actor's process."""
-        return own_identity()
+        return self._process
 
     async def drain(self, timeout_s: float) -> int:
         """See `Cluster.drain`."""

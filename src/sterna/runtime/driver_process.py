@@ -16,7 +16,7 @@ from sterna.runtime.orders import (
     Stop,
     UseRay,
 )
-from sterna.runtime.process import ProcessWatch, identity_of
+from sterna.runtime.process import ProcessWatch, watch_of_child
 from sterna.runtime.successions import MAX_SHORT_LIVES, Succession
 
 CLOSE_TIMEOUT_S = 8.0
@@ -135,14 +135,14 @@ class DriverProcess:
         orders.close()
         news.close()
         self._succession.on_begun(time.monotonic())
-        identity = identity_of(self._process.pid)
-        # A child of this process has an entry until somebody waits for it.
-        assert identity is not None
-        self._watch = ProcessWatch(identity, STOPPED_TIMEOUT_S)
+        self._watch: ProcessWatch | None = None
 
     def _kill_if_halted(self) -> None:
+        if self._watch is None and self._process.poll() is None:
+            self._watch = watch_of_child(self._process.pid, STOPPED_TIMEOUT_S)
+        is_halted = self._watch is not None and self._watch.why_halted() is not None
         is_late = self._urgent_until_s is not None and time.monotonic() > self._urgent_until_s
-        if self._watch.why_halted() is not None or is_late:
+        if is_halted or is_late:
             # One that has ended by itself keeps its status.
             self._process.kill()
             self._process.wait()

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import ray
 
 from sterna.folders import private_folder
-from sterna.runtime.process import ProcessWatch, identity_of
+from sterna.runtime.process import ProcessWatch, watch_of_child
 
 STORAGE_VARIABLE = "RAY_gcs_storage"
 PATH_VARIABLE = "RAY_gcs_storage_path"
@@ -43,11 +43,9 @@ class Gcs:
         """Start it again if it has died, or is stopped for long; returns whether that was so."""
         node = ray._private.worker._global_node
         if self._watch is None:
-            process = identity_of(node.all_processes["gcs_server"][0].process.pid)
-            # A child of this process has an entry until somebody waits for it.
-            assert process is not None
-            self._watch = ProcessWatch(process, STOPPED_TIMEOUT_S)
-        if (reason := self._watch.why_halted()) is None:
+            process = node.all_processes["gcs_server"][0].process
+            self._watch = watch_of_child(process.pid, STOPPED_TIMEOUT_S)
+        if self._watch is None or (reason := self._watch.why_halted()) is None:
             return False
         logger.error("Ray's GCS lost, starting it again reason=%s", reason)
         node.kill_gcs_server(check_alive=False)

@@ -26,6 +26,8 @@ class LeaseGuard:
     def __init__(self, instance_id: InstanceId, duration_s: float) -> None:
         self._instance_id = instance_id
         self._lease = HeldLease(duration_s, self.now_s())
+        # Kept for the end, at which /proc is read to find what this process has started.
+        self._reserve = os.open(os.devnull, os.O_RDONLY)
         # A thread of its own: a loop that hangs would not end anything.
         threading.Thread(target=self._watch, name="lease", daemon=True).start()
 
@@ -56,7 +58,11 @@ class LeaseGuard:
             "instance ends itself, no supervisor has answered within its lease instance=%s",
             self._instance_id,
         )
-        with contextlib.suppress(psutil.Error):
+        try:
+            os.close(self._reserve)
             for process in psutil.Process().children(recursive=True):
-                process.kill()
-        os._exit(1)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        finally:
+            # Whatever has failed: it must not act any more.
+            os._exit(1)

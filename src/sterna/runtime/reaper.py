@@ -7,6 +7,8 @@ it. Then it removes the folder in which they had theirs.
 """
 
 import contextlib
+import errno
+import logging
 import os
 import shutil
 import subprocess
@@ -18,6 +20,7 @@ from collections.abc import Collection, Mapping
 
 import psutil
 
+from sterna.complaints import FILES_ADVICE, Complaint
 from sterna.folders import RUN_FOLDER_VARIABLE
 
 RUN_ID_VARIABLE = "STERNA_RUN_ID"
@@ -25,6 +28,8 @@ GRACE_S = 1.0
 """What processes have for ending by themselves once the driver is gone."""
 
 POLL_INTERVAL_S = 0.05
+
+logger = logging.getLogger("sterna.launch")
 
 
 class Reaper:
@@ -49,9 +54,13 @@ class Reaper:
         """Remember what this process has started so far: one that has given itself a title no
         longer shows its environment."""
         assert self._process.stdin is not None
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                self._noted[process.pid] = process.create_time()
+        try:
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._noted[process.pid] = process.create_time()
+        except OSError as error:
+            # What has no title is found without; it is tried again before the end.
+            logger.error("processes cannot be looked at reason=%s; %s", error, FILES_ADVICE)
         lines = "".join(f"{pid} {created_s}\n" for pid, created_s in self._noted.items())
         # Where it was killed, `close` does its work.
         with contextlib.suppress(BrokenPipeError):
@@ -98,6 +107,21 @@ def reap(
 def _processes(
     run_id: str, left_alone: Collection[int], noted: Mapping[int, float]
 ) -> list[psutil.Process]:
+    """Return what there is of the run; waits while no file can be opened to see that."""
+    complaint = Complaint()
+    while True:
+        try:
+            return _seen_processes(run_id, left_alone, noted)
+        except OSError as error:
+            if complaint.is_due():
+                logger.error("processes cannot be looked at reason=%s; %s", error, FILES_ADVICE)
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _seen_processes(
+    run_id: str, left_alone: Collection[int], noted: Mapping[int, float]
+) -> list[psutil.Process]:
+    """Raises OSError: no file can be opened."""
     found = []
     for process in psutil.process_iter():
         if process.pid in left_alone:
@@ -106,8 +130,13 @@ def _processes(
             is_noted = noted.get(process.pid) == process.create_time()
             if is_noted or process.environ().get(RUN_ID_VARIABLE) == run_id:
                 found.append(process)
-        except (psutil.Error, OSError):
+        except psutil.Error:
             # It ended meanwhile, or belongs to somebody else.
+            continue
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise
+            # What it has ended with was half gone.
             continue
     return found
 

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from sterna.complaints import FILES_ADVICE, Complaint
 from sterna.config import WatchConfig
 from sterna.lease import GrantedLeases
 from sterna.messages import Heartbeat
@@ -178,6 +179,7 @@ class Watch:
 
     async def _look_at(self, node_id: str) -> None:
         """Look at a node's processes, for as long as there is the node."""
+        complaint = Complaint()
         while True:
             members = [each for each, p in self._processes.items() if p.node_id == node_id]
             processes = [self._processes[each] for each in members]
@@ -188,6 +190,13 @@ class Watch:
                     continue
                 logger.error("node lost node=%s", node_id)
                 return
+            if ProcessState.UNSEEN in states and complaint.is_due():
+                logger.error(
+                    "processes cannot be looked at, and count as running node=%s unseen=%d; %s",
+                    node_id,
+                    states.count(ProcessState.UNSEEN),
+                    FILES_ADVICE,
+                )
             now_s = _now_s()
             for member, process, state in zip(members, processes, states, strict=True):
                 if self._processes.get(member) == process:

@@ -76,6 +76,22 @@ def test_a_front_end_without_descriptors_lives_and_answers_when_it_has_some_agai
     assert frontend(server).pid == process.pid
 
 
+def test_a_supervisor_without_descriptors_gives_nobody_up(server: ServerProcess) -> None:
+    """It cannot look at its members' processes, and says so; they serve on."""
+    instances = [each.pid for each in server.at_work("ray::_InstanceActor")]
+    supervisor = server.at_work("ray::_ClusterActor")[0]
+    before = supervisor.rlimit(resource.RLIMIT_NOFILE)
+    supervisor.rlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        until(lambda: "processes cannot be looked at" in server.log, "it says so")
+        assert is_answering(server.port)
+    finally:
+        supervisor.rlimit(resource.RLIMIT_NOFILE, before)
+    assert is_answering(server.port)
+    assert [each.pid for each in server.at_work("ray::_InstanceActor")] == instances
+    assert "its process has ended" not in server.log
+
+
 def test_a_server_whose_log_has_no_room_serves_and_ends(tmp_path: Path) -> None:
     """/dev/full answers every write as a full disk does."""
     port = free_port()
