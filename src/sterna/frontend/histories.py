@@ -18,7 +18,8 @@ no `PROGRESS_TOKENS` more between two of them:
 - a trial may take long, where others are served first. After a time the next begins beside it, and
   a death that finds both says nothing: they are tried again.
 
-A request that goes on to bring tokens between deaths survives any number of them.
+A request that goes on to bring tokens between deaths survives any number of them. What is not known
+here is which requests of other front ends were there: who seems to be the only one may not be.
 """
 
 from array import array
