@@ -1,22 +1,58 @@
-"""docs/operations.md: what it says shows something is there."""
+"""docs/operations.md: what it says shows something is run by the target that it names for it."""
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-CLAIM = re.compile(r"`((?:process|emulated)/test_\w+\.py)(?: -k (\w+))?`")
+from tests.collected import ROOT, Function, Selection, selection_of
+
+PAGE = (ROOT / "docs" / "operations.md").read_text("utf-8")
+CLAIM = re.compile(r"`((?:process|emulated)/test_\w+\.py(?: -k \w+)?)`")
 
 
-def test_every_row_of_what_dies_names_tests_that_exist() -> None:
-    page = (ROOT / "docs" / "operations.md").read_text("utf-8")
-    section = page.partition("## What happens when ... dies")[2].partition("\n## ")[0]
+def target_of(path: str) -> str:
+    """The target that runs a file, by the page's own rule."""
+    rule = re.search(
+        r"those in `(\S+)` and `(\S+)` run with `make (\S+)`,\s+the\s+others with `make (\S+)`",
+        PAGE,
+    )
+    assert rule is not None
+    *folders, target, otherwise = rule.groups()
+    return target if path.startswith(tuple(f"{each}/" for each in folders)) else otherwise
+
+
+def run_by_target(path: str, rest: str = "") -> list[Function]:
+    return selection_of(f'make {target_of(path)} ARGS="{path}{rest}"').functions()
+
+
+def test_every_row_of_what_dies_names_tests_that_its_target_runs() -> None:
+    section = PAGE.partition("## What happens when ... dies")[2].partition("\n## ")[0]
     rows = section.partition("|---")[2].partition("\n\n")[0].splitlines()[1:]
     assert len(rows) >= 12
     for row in rows:
         claims = CLAIM.findall(row.split("|")[-2])
         assert claims, f"no test is named: {row}"
-        for path, words in claims:
-            names = re.findall(
-                r"def (test_\w+)", (ROOT / "tests" / "serve" / path).read_text("utf-8")
-            )
-            assert any(words in name for name in names), f"{path} has no test of {words}"
+        for claim in claims:
+            path, space, rest = f"tests/serve/{claim}".partition(" ")
+            assert run_by_target(path, space + rest), f"{target_of(path)} does not run {claim}"
+
+
+def test_every_file_that_is_named_is_run_by_its_target_as_a_whole() -> None:
+    paths = re.findall(r"`(tests/[\w/]+\.py)`", PAGE)
+    assert len(paths) >= 12
+    for path in paths:
+        all_of_it = Selection((path,), keywords="", marks="").functions()
+        assert run_by_target(path) == all_of_it, f"{target_of(path)} does not run all of {path}"
+
+
+def test_commands_of_the_page_run_tests() -> None:
+    commands = re.findall(r"`(make [\w-]*test[\w-]* ARGS=[^`]*)`", PAGE)
+    assert commands
+    for command in commands:
+        assert selection_of(command).functions(), f"this runs no test: {command}"
+
+
+def test_no_test_is_named_in_another_way() -> None:
+    """Else nobody would look at it here."""
+    named = re.findall(r"test_\w+\.py", PAGE)
+    known = [*CLAIM.findall(PAGE), *re.findall(r"`(tests/[\w/]+\.py)`", PAGE)]
+    in_commands = re.findall(r"ARGS=\"tests/\S+\.py", PAGE)
+    assert len(named) == len(known) + len(in_commands)
