@@ -25,7 +25,6 @@ import ray
 
 from sterna.config import ClusterConfig
 from sterna.errors import ConfigurationError, SternaError
-from sterna.folders import private_folder
 from sterna.mailbox import draw_keys
 from sterna.runtime import open_files
 from sterna.runtime.actors import configure_logging
@@ -120,9 +119,8 @@ class Run:
         open_files.raise_limit()
         _on_signal(self._stop.on_signal)
         self._reaper = Reaper()
-        self._metrics_folder = private_folder("metrics")
         if self._has_fork_server:
-            metrics = {METRICS_FOLDER_VARIABLE: self._metrics_folder.name}
+            metrics = {METRICS_FOLDER_VARIABLE: self._reaper.memory_folder}
             self._open.enter_context(ForkServer({**self._environment, **metrics}))
         return self
 
@@ -135,7 +133,6 @@ class Run:
         self._open.close()
         self._reaper.close()
         self._gcs.close()
-        self._metrics_folder.cleanup()
 
     def read_and_serve(self, read: Callable[[], tuple[ClusterConfig, Namespace]]) -> int:
         """Serve until SIGINT, SIGTERM or the supervisor's end; returns the exit status.
@@ -182,7 +179,7 @@ class Run:
     def _start_ray(self) -> None:
         """Ray's own start cannot be told to end, so a signal breaks it off."""
         # It imports what it needs meanwhile.
-        self._driver = DriverProcess(self._environment, self._metrics_folder.name)
+        self._driver = DriverProcess(self._environment, self._reaper.memory_folder)
         _on_signal(self._break_off)
         try:
             start_ray(self._stop, self._reaper, self._gcs, self._cluster_host)
