@@ -10,6 +10,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 import time
 from argparse import Namespace
@@ -25,9 +26,11 @@ import ray
 
 from sterna.config import ClusterConfig
 from sterna.errors import ConfigurationError, SternaError
+from sterna.folders import RUN_FOLDER_VARIABLE
 from sterna.mailbox import draw_keys
 from sterna.runtime import open_files
 from sterna.runtime.actors import configure_logging
+from sterna.runtime.disk_watch import DiskWatch, NoRoomError, check_room
 from sterna.runtime.driver_process import DriverProcess
 from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, ForkServer
 from sterna.runtime.gcs import Gcs
@@ -118,6 +121,7 @@ class Run:
         configure_logging("INFO")
         open_files.raise_limit()
         _on_signal(self._stop.on_signal)
+        _check_room()
         self._reaper = Reaper()
         if self._has_fork_server:
             metrics = {METRICS_FOLDER_VARIABLE: self._reaper.memory_folder}
@@ -164,14 +168,17 @@ class Run:
 
     def _keep_up(self, driver: DriverProcess, on_ready: Callable[[], None]) -> int:
         """Keep Ray's GCS and the driver up until the driver ends; returns its exit status."""
+        session_folder = ray._private.worker._global_node.get_session_dir_path()
+        disks = DiskWatch((session_folder, os.environ[RUN_FOLDER_VARIABLE]))
         while True:
+            disks.look(time.monotonic())
             if self._stop.is_set():
                 driver.stop(is_urgent=self._stop.is_urgent())
             for news in driver.news(POLL_INTERVAL_S):
                 self._reaper.note_descendants()
                 if news.is_ready:
                     on_ready()
-            if self._gcs.keep_up():
+            if self._gcs.keep_up(time.monotonic()):
                 driver.listen_again()
             if (status := driver.keep_up()) is not None:
                 return status
@@ -271,6 +278,16 @@ def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> 
                 ) from error
             logger.warning("Ray came up too slowly, trying again reason=%s", error)
             reaper.reap_now(spared=before)
+
+
+def _check_room() -> None:
+    """Raises NoRoomError: there is no room for the files of this run, or of its Ray."""
+    try:
+        own = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        # It has tried all that there are.
+        raise NoRoomError(f"{error.strerror}: make room in one") from error
+    check_room((os.environ.get("RAY_TMPDIR") or own, own))
 
 
 def _check_resources(config: ClusterConfig) -> None:
