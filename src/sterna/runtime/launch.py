@@ -7,7 +7,6 @@ the cluster. When this process ends, however it comes about, everything does.
 
 import logging
 import os
-import pickle
 import signal
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from sterna.runtime.driver_process import DriverProcess
 from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, ForkServer
 from sterna.runtime.gcs import Gcs
 from sterna.runtime.orders import NAMESPACE, Serve, say
+from sterna.runtime.packed_args import PackedArgs
 from sterna.runtime.reaper import Reaper
 
 NUM_RAY_STARTS = 3
@@ -162,7 +162,7 @@ class Run:
         say(f"starting {config.num_instances} instances of {_engine_name(args)}")
         assert self._driver is not None
         self._driver.serve(
-            Serve(config, pickle.dumps(args), args.emulated, float(args.shutdown_timeout))
+            Serve(config, PackedArgs.of(args), args.emulated, float(args.shutdown_timeout))
         )
         return self._keep_up(self._driver, lambda: _print_ready(config, args))
 
