@@ -157,6 +157,22 @@ CONFINED = {
 """Libraries that only these modules and packages may import; in the front end, vLLM's types end
 at its two adapters: the engine-core client and the server."""
 
+PICKLERS = {"cloudpickle", "dill", "joblib", "marshal", "multiprocessing", "pickle", "shelve"}
+"""What reads of these can run code that the writer chose; the pipes of multiprocessing pickle."""
+
+PICKLING_NAMES = {"allow_pickle", "recv_pyobj", "send_pyobj"}
+
+MAY_PICKLE = {
+    # Ray's arguments, which are pickled anyhow, have the options of `vllm serve` in them.
+    "sterna.runtime.packed_args": {"pickle"},
+    "sterna.runtime.actors": {"pickle"},
+    # Pipes that the other end's process has inherited.
+    "sterna.runtime.driver": {"multiprocessing", "pickle"},
+    "sterna.runtime.driver_process": {"cloudpickle", "multiprocessing"},
+    "sterna.simulator.runs": {"multiprocessing"},
+}
+"""All that pickle, and how (docs/security.md says why nobody else comes near)."""
+
 
 def imported_modules(tree: ast.Module, module: str, *, is_package: bool = False) -> Iterator[str]:
     """Every module that the tree imports, wherever in it, by its full name.
@@ -234,6 +250,21 @@ def forbidden_arrows(tree: ast.Module, module: str) -> list[str]:
     return found
 
 
+def picklers(tree: ast.Module) -> set[str]:
+    """By what the module pickles, or may."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        found |= PICKLERS & {part for name in names for part in name.split(".")}
+        for name in (getattr(node, "attr", None), getattr(node, "arg", None)):
+            found |= {name} & PICKLING_NAMES
+    return found
+
+
 TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
 PURE_MODULES = {
     name for name, tree in TREES.items() if is_within(name, PURE) or is_declared_pure(tree)
@@ -255,6 +286,11 @@ def test_a_pure_module_is_pure(module: str) -> None:
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_imports_point_down_only(module: str) -> None:
     assert forbidden_arrows(TREES[module], module) == []
+
+
+def test_nobody_pickles_but_those_who_may() -> None:
+    users = {module: found for module, tree in TREES.items() if (found := picklers(tree))}
+    assert users == MAY_PICKLE
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
@@ -326,6 +362,23 @@ def test_an_impurity_is_found(source: str, found: list[str]) -> None:
 )
 def test_a_forbidden_arrow_is_found(module: str, source: str, found: list[str]) -> None:
     assert forbidden_arrows(ast.parse(source), f"sterna.{module}") == found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import pickle", {"pickle"}),
+        ("from pickle import loads as read", {"pickle"}),
+        ("def f():\n    from ray import cloudpickle", {"cloudpickle"}),
+        ("import ray.cloudpickle as p", {"cloudpickle"}),
+        ("from multiprocessing.connection import Connection", {"multiprocessing"}),
+        ("socket.send_pyobj(x)", {"send_pyobj"}),
+        ("numpy.load(x, allow_pickle=True)", {"allow_pickle"}),
+        ("import msgspec\nfrom .frames import pack", set()),
+    ],
+)
+def test_a_pickler_is_found(source: str, found: set[str]) -> None:
+    assert picklers(ast.parse(source)) == found
 
 
 def test_a_module_outside_the_plan_is_found() -> None:

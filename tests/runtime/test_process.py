@@ -141,10 +141,10 @@ def test_the_gcs_is_not_started_again_because_it_cannot_be_looked_at(
     monkeypatch.setattr(ray._private.worker, "_global_node", node)
     gcs = Gcs()
     with descriptors_left(0):
-        assert not gcs.keep_up()
-    assert not gcs.keep_up()
+        assert not gcs.keep_up(0.0)
+    assert not gcs.keep_up(0.0)
     with descriptors_left(0):
-        assert not gcs.keep_up()
+        assert not gcs.keep_up(0.0)
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sterna.folders import private_folder
+from sterna import folders
+from sterna.folders import memory_folder, private_folder
 from sterna.progress import ProcessState
 from sterna.runtime.process import identity_of, state_of_process
 from sterna.runtime.reaper import RUN_ID_VARIABLE, reap
@@ -24,9 +25,9 @@ from sterna.folders import private_folder
 from sterna.runtime.reaper import Reaper
 
 reaper = Reaper()
-folder = private_folder("metrics")
+folder = private_folder("sockets")
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
-print(folder.name, child.pid, flush=True)
+print(folder.name, reaper.memory_folder, child.pid, flush=True)
 if sys.argv[1] == "waits":
     time.sleep(1000)
 reaper.close()
@@ -66,20 +67,22 @@ def test_the_end_of_a_run_is_that_of_its_processes_and_folders(way: str) -> None
     """It is killed, or closes its run by itself."""
     run = subprocess.Popen([sys.executable, "-c", RUN, way], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
-    name, process_id = run.stdout.readline().split()
-    folder = Path(name)
+    *names, process_id = run.stdout.readline().split()
+    folder, memory_folder = map(Path, names)
     child = identity_of(int(process_id))
     assert child is not None
     run_folder = folder.parent
     assert run_folder.name.startswith("sterna-")
     if way == "waits":
         assert folder.is_dir()
+        assert memory_folder.stat().st_mode & 0o777 == 0o700
         run.kill()
     assert (run.wait(HANG_S) == 0) == (way == "closes")
     deadline_s = time.monotonic() + HANG_S
-    while run_folder.exists() and time.monotonic() < deadline_s:
+    while (run_folder.exists() or memory_folder.exists()) and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert not run_folder.exists()
+    assert not memory_folder.exists()
     assert state_of_process(child) is ProcessState.GONE
 
 
@@ -100,11 +103,20 @@ def test_a_run_whose_reaper_was_killed_ends_in_good_order() -> None:
 def test_without_a_run_a_folder_is_its_owners(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process on another node, which hears of a folder that is not there."""
     monkeypatch.setenv("STERNA_RUN_FOLDER", "/nowhere")
-    folder = private_folder("metrics")
+    folder = private_folder("sockets")
     with folder as name:
         assert Path(name).is_dir()
-        assert Path(name).name.startswith("sterna-metrics-")
+        assert Path(name).name.startswith("sterna-sockets-")
     assert not Path(name).exists()
+
+
+def test_without_memory_for_files_a_run_has_them_on_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders, "MEMORY", "/nowhere")
+    folder = Path(memory_folder(str(tmp_path)))
+    assert folder.parent == tmp_path
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 RUN_ID = "a run of the tests"

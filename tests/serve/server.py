@@ -170,6 +170,14 @@ class ServerProcess:
                 return Path(process.environ()[RUN_FOLDER_VARIABLE])
         raise AssertionError("no process of it has a folder")
 
+    def memory_folder(self) -> Path:
+        """Return the one in which its front ends show each other their metrics."""
+        frontend = self.at_work("ray::_FrontendActor")[0]
+        for mapping in frontend.memory_maps():
+            if mapping.path.endswith(".db"):
+                return Path(mapping.path).parent
+        raise AssertionError("its front end has no file of metrics")
+
     # ------------------------------------------------------------------------------- clients
 
     def client(self, **settings: Any) -> Any:

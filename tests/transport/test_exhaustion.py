@@ -1,19 +1,25 @@
 """Without descriptors or memory a transfer fails, and says so; the next one goes as if nothing
 had been."""
 
+import errno
 import logging
+import mmap
 import os
 import resource
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sterna.transport.interface import ReceiveFailed, SendFailed, Stopped
 from tests.descriptors import descriptors_left
+from tests.small_disk import with_small_disk
 from tests.transport.planes import KINDS, WAIT_S, Node, stage
 
 
@@ -112,18 +118,82 @@ def test_a_connection_without_device_memory_for_its_copies_leaves_nothing(
         source.copy(stage("n"), destination, [2, 3], [4, 5])
 
 
+@contextmanager
+def no_pages() -> Iterator[None]:
+    """There is no memory for files; a page that was not asked for before would be touched in
+    vain, and that ends a process."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", refuse)
+        yield
+
+
 @pytest.mark.slow
-def test_shared_memory_that_cannot_be_had_fails_the_transfer_with_the_reason() -> None:
+@pytest.mark.parametrize(
+    ("exhausted", "reason"),
+    [(lambda: file_size_limit(0), "File too large"), (no_pages, "No space left on device")],
+    ids=["file_size", "pages"],
+)
+def test_shared_memory_that_cannot_be_had_fails_the_transfer_with_the_reason(
+    exhausted: Callable[[], AbstractContextManager[None]], reason: str
+) -> None:
     with two_nodes("shm") as (source, destination):
         # The first connection has a ring that was made beforehand.
         source.copy(stage("a"), destination, [0], [0])
-        with two_nodes("shm") as (other, _), file_size_limit(0):
+        with two_nodes("shm") as (other, _), exhausted():
             destination.plane.receive(stage("m"), [0, 1])
             # A second peer, for which another ring is to be made.
             source.send(stage("m"), other, [0, 1])
             failed = source.next_event()
             assert isinstance(failed, SendFailed)
-            assert "File too large" in failed.reason
+            assert reason in failed.reason
             late = destination.next_event()
             assert isinstance(late, ReceiveFailed)
         source.copy(stage("n"), destination, [2, 3], [4, 5])
+
+
+def test_a_ring_has_all_of_its_pages_before_it_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapping says nothing of pages that it did not get: the first touch ends the process."""
+    num_mapped = 0
+    before = mmap.mmap
+
+    def map_whole(fd: int, num_bytes: int, *args: Any, **kwargs: Any) -> mmap.mmap:
+        nonlocal num_mapped
+        num_mapped += 1
+        assert os.fstat(fd).st_blocks * 512 >= num_bytes
+        return before(fd, num_bytes, *args, **kwargs)
+
+    monkeypatch.setattr(mmap, "mmap", map_whole)
+    with two_nodes("shm") as (source, destination):
+        source.copy(stage("m"), destination, [0, 1], [2, 3])
+    # One for each plane beforehand, and the destination's.
+    assert num_mapped == 3
+
+
+COPY = """
+from pathlib import Path
+from tests.small_disk import fill
+from tests.transport.planes import stage
+from tests.transport.test_exhaustion import two_nodes
+
+fill(Path("/dev/shm"))
+with two_nodes("shm") as (source, destination), two_nodes("shm") as (other, _):
+    for number, node in enumerate((destination, other)):
+        source.copy(stage("m", number), node, [0, 1], [2, 3])
+print("copied")
+"""
+
+
+@pytest.mark.slow
+def test_a_full_dev_shm_is_none_of_the_rings_business() -> None:
+    """Files without a name are in memory that is no file system's."""
+    ended = subprocess.run(
+        with_small_disk(Path("/dev/shm"), "1m", [sys.executable, "-c", COPY]),
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout == "copied\n", ended.stderr

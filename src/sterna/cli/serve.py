@@ -46,6 +46,7 @@ from sterna.config import (
 from sterna.engine.vllm.guard import is_cpu_build, vllm_imports
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import PRESETS, preset
+from sterna.runtime.gcs_patience import wait_for_gcs
 from sterna.runtime.noise import VLLM_LOG_LEVEL, drop_noise, library_environment, log_environment
 from sterna.runtime.protection import protect_ray
 
@@ -75,6 +76,7 @@ def serve(arguments: Sequence[str]) -> int:
     os.environ.update(environment)
     os.environ.update(log_environment(os.environ, sys.stderr.isatty()))
     protect_ray(os.environ, is_shared=address is not None)
+    wait_for_gcs(os.environ)
     if address is not None:
         os.environ.update(address.environment())
     if any(option.startswith(("-h", "--help")) for option in arguments):

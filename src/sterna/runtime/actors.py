@@ -283,8 +283,10 @@ class _FrontendActor:
             packed_args: the pickled options of `vllm serve`.
             ready: what an instance's engine says of itself (`EngineFacts.ready_response`).
         """
+        from sterna.frontend.series_file import allocate_metrics
         from sterna.frontend.server import FrontendServer
 
+        allocate_metrics()
         args: Namespace = pickle.loads(packed_args)
         self._server = FrontendServer(frontend_id, args, config, self._mailbox, ready)
         await self._server.start()

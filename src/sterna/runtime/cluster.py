@@ -22,6 +22,7 @@ from sterna.progress import ProcessIdentity
 from sterna.runtime.actors import configure_logging, remote_class
 from sterna.runtime.addresses import own_host
 from sterna.runtime.instance_actors import InstanceActors
+from sterna.runtime.packed_args import PackedArgs
 from sterna.runtime.placement import find_again
 from sterna.runtime.process import own_identity
 from sterna.runtime.services import Services
@@ -73,13 +74,12 @@ class Cluster:
             self._services.begin_imports()
 
     async def start(
-        self, config: ClusterConfig, args: bytes, emulated: EmulatedOptions | None = None
+        self, config: ClusterConfig, args: PackedArgs, emulated: EmulatedOptions | None = None
     ) -> None:
         """Start everything side by side; returns when requests can be served.
 
         Args:
-            args: the pickled options of `vllm serve`, for engines and front ends. Unpickling
-                imports vLLM, which only they need, and only when their environment is set.
+            args: the options of `vllm serve`, for engines and front ends.
             emulated: the engine that instances emulate; None for vLLM.
 
         Raises:
@@ -109,7 +109,7 @@ class Cluster:
         self._carry_out(self._fleet.on_pool(config.num_warm_instances, _now_s()))
 
     async def take_over(
-        self, config: ClusterConfig, args: bytes, emulated: EmulatedOptions | None = None
+        self, config: ClusterConfig, args: PackedArgs, emulated: EmulatedOptions | None = None
     ) -> None:
         """Go on where a supervisor that died was: with the members that live, towards what was
         wanted. Streams have not noticed.
@@ -162,12 +162,12 @@ class Cluster:
         return self._core.fleet
 
     def _configure(
-        self, config: ClusterConfig, args: bytes, emulated: EmulatedOptions | None
+        self, config: ClusterConfig, args: PackedArgs, emulated: EmulatedOptions | None
     ) -> None:
         self._watch = Watch(config.watch, self._tasks)
-        self._services.configure(config, args, self._watch)
+        self._services.configure(config, args.for_frontends, self._watch)
         self._instances = InstanceActors(
-            config, args, emulated, self._environment, self._watch, self._tasks
+            config, args.for_instances, emulated, self._environment, self._watch, self._tasks
         )
         self._mailbox = Mailbox(own_host(config.internal_host), config.mailbox_keys)
         self._tasks.begin(self._mailbox.deliver(self._on_message))
@@ -338,7 +338,7 @@ class _ClusterActor:
         return self._has_begun.is_set()
 
     async def start(
-        self, config: ClusterConfig, args: bytes, emulated: EmulatedOptions | None = None
+        self, config: ClusterConfig, args: PackedArgs, emulated: EmulatedOptions | None = None
     ) -> None:
         """See `Cluster.start`."""
         self._has_begun.set()
@@ -346,7 +346,7 @@ class _ClusterActor:
         await self._cluster.start(config, args, emulated)
 
     async def take_over(
-        self, config: ClusterConfig, args: bytes, emulated: EmulatedOptions | None = None
+        self, config: ClusterConfig, args: PackedArgs, emulated: EmulatedOptions | None = None
     ) -> None:
         """See `Cluster.take_over`."""
         self._has_begun.set()

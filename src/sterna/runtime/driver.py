@@ -18,6 +18,7 @@ import ray
 
 from sterna.errors import InstanceStartError, SternaError
 from sterna.runtime.actors import configure_logging
+from sterna.runtime.addresses import is_gcs_up
 from sterna.runtime.orders import (
     NAMESPACE,
     Changed,
@@ -214,7 +215,13 @@ class Driver:
                 self._reserve = None
                 self._reserve_due_s = now_s + RESERVE_DELAY_S
         elif now_s >= self._reserve_due_s:
-            self._reserve = self._begin(is_successor=True, is_reserve=True)
+            self._reserve_due_s = now_s + RESERVE_DELAY_S
+            if not is_gcs_up():
+                return
+            try:
+                self._reserve = self._begin(is_successor=True, is_reserve=True)
+            except ray.exceptions.RayError as error:
+                logger.warning("no supervisor in reserve reason=%s", reason_of(error))
 
     def _replace_supervisor(self) -> None:
         """Raises SupervisorDiedError: the successor could not take over, or too many have died."""

@@ -9,6 +9,7 @@ run: no asyncio loop, no thread of ours, no engine, no device. Ray itself is kep
 begins threads at its import, and a fork would have their locks and not them.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -47,7 +48,8 @@ def main(address: str) -> None:
                     _answer(connection, server)
                 except (OSError, ValueError) as error:
                     # Who asked hears nothing, and starts an ordinary process.
-                    print(f"fork server: {error}", file=sys.stderr, flush=True)
+                    with contextlib.suppress(OSError):
+                        print(f"fork server: {error}", file=sys.stderr, flush=True)
 
 
 def _import_all() -> None:
@@ -111,10 +113,13 @@ def _become(question: dict[str, object], descriptors: list[int]) -> NoReturn:
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:
-        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # Without room for what it has printed, it must end all the same: it is no fork server.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
         os._exit(status)
 
 

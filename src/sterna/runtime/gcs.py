@@ -1,13 +1,14 @@
 """Ray's GCS, its memory of the whole cluster, kept up: it may die, and goes on where it was.
 
 What it knows is on disk, and a new one at the same port reads it. Ray's other processes, and all
-actors, wait for that for a minute, and serve meanwhile; only what has to be asked of Ray (new
-actors, above all) waits.
+actors, wait for that, and serve meanwhile; only what has to be asked of Ray (new actors, above all)
+waits.
 """
 
 import logging
 import os
 from contextlib import ExitStack
+from typing import Any
 
 import ray
 
@@ -20,6 +21,12 @@ PATH_VARIABLE = "RAY_gcs_storage_path"
 STOPPED_TIMEOUT_S = 5.0
 """One that is stopped for so long is replaced."""
 
+RESTART_DELAYS_S = (0.0, 1.0, 2.0, 5.0, 10.0)
+"""From the end of one to the start of the next, where each dies soon; the last one repeats."""
+
+SHORT_LIFE_S = 30.0
+"""One that lived longer has not died of what it found at its start."""
+
 logger = logging.getLogger("sterna.launch")
 
 
@@ -30,6 +37,10 @@ class Gcs:
         self._open = ExitStack()
         self._is_own = not (os.environ.get(STORAGE_VARIABLE) or os.environ.get("RAY_REDIS_ADDRESS"))
         self._watch: ProcessWatch | None = None
+        self._is_up = True
+        self._started_s: float | None = None
+        self._start_at_s = 0.0
+        self._num_short_lives = 0
 
     def prepare(self) -> None:
         """Choose where it keeps what it knows; before Ray starts, each time that it does."""
@@ -39,19 +50,46 @@ class Gcs:
             os.environ[STORAGE_VARIABLE] = "rocksdb"
             os.environ[PATH_VARIABLE] = folder
 
-    def keep_up(self) -> bool:
-        """Start it again if it has died, or is stopped for long; returns whether that was so."""
+    def keep_up(self, now_s: float) -> bool:
+        """Start it again if it has died, or is stopped for long; returns whether it was started.
+
+        One that cannot come up, as on a full disk, is tried again for as long as the run lasts.
+        """
         node = ray._private.worker._global_node
+        if self._is_up:
+            if (reason := self._why_lost(node)) is None:
+                return False
+            node.kill_gcs_server(check_alive=False)
+            self._is_up = False
+            self._put_off(now_s, reason)
+        if now_s < self._start_at_s:
+            return False
+        self._started_s = now_s
+        try:
+            node.start_gcs_server()
+        except OSError as error:
+            self._put_off(now_s, f"it cannot be started: {error}")
+            return False
+        self._is_up = True
+        return True
+
+    def _why_lost(self, node: Any) -> str | None:
         if self._watch is None:
             process = node.all_processes["gcs_server"][0].process
             self._watch = watch_of_child(process.pid, STOPPED_TIMEOUT_S)
         if self._watch is None or (reason := self._watch.why_halted()) is None:
-            return False
-        logger.error("Ray's GCS lost, starting it again reason=%s", reason)
-        node.kill_gcs_server(check_alive=False)
-        node.start_gcs_server()
+            return None
         self._watch = None
-        return True
+        return reason
+
+    def _put_off(self, now_s: float, reason: str) -> None:
+        """Have the next one start at once, or later if others died soon before."""
+        has_worked = self._started_s is None or now_s - self._started_s > SHORT_LIFE_S
+        self._num_short_lives = 0 if has_worked else self._num_short_lives + 1
+        delay_s = RESTART_DELAYS_S[min(self._num_short_lives, len(RESTART_DELAYS_S) - 1)]
+        self._start_at_s = now_s + delay_s
+        when = f"again in {delay_s:.0f} s" if delay_s else "starting it again"
+        logger.error("Ray's GCS lost, %s reason=%s", when, reason)
 
     def close(self) -> None:
         """Forget what it knew; after Ray has ended."""

@@ -14,7 +14,7 @@ from sterna.engine.interface import EngineFacts
 from sterna.errors import InstanceStartError
 from sterna.progress import ProcessIdentity
 from sterna.runtime.actors import InstanceActor
-from sterna.runtime.addresses import own_node
+from sterna.runtime.addresses import is_gcs_up, own_node
 from sterna.runtime.forking import forked_runtime_env
 from sterna.runtime.member_status import MemberStatus
 from sterna.runtime.placement import Place, find_again, find_place
@@ -94,6 +94,8 @@ class InstanceActors:
             InstanceStartError: it did not start, and nothing is left of it.
         """
         config = self._config
+        if not is_gcs_up():
+            raise InstanceStartError(f"instance {instance_id}: Ray's GCS does not answer")
         place = await find_place(
             instance_id, config.cpus_per_instance, config.num_gpus_per_instance, on_pending
         )

@@ -7,9 +7,9 @@ the cluster. When this process ends, however it comes about, everything does.
 
 import logging
 import os
-import pickle
 import signal
 import sys
+import tempfile
 import threading
 import time
 from argparse import Namespace
@@ -25,14 +25,16 @@ import ray
 
 from sterna.config import ClusterConfig
 from sterna.errors import ConfigurationError, SternaError
-from sterna.folders import private_folder
+from sterna.folders import RUN_FOLDER_VARIABLE
 from sterna.mailbox import draw_keys
 from sterna.runtime import open_files
 from sterna.runtime.actors import configure_logging
+from sterna.runtime.disk_watch import DiskWatch, NoRoomError, check_room
 from sterna.runtime.driver_process import DriverProcess
 from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, ForkServer
 from sterna.runtime.gcs import Gcs
 from sterna.runtime.orders import NAMESPACE, Serve, say
+from sterna.runtime.packed_args import PackedArgs
 from sterna.runtime.reaper import Reaper
 
 NUM_RAY_STARTS = 3
@@ -119,10 +121,10 @@ class Run:
         configure_logging("INFO")
         open_files.raise_limit()
         _on_signal(self._stop.on_signal)
+        _check_room()
         self._reaper = Reaper()
-        self._metrics_folder = private_folder("metrics")
         if self._has_fork_server:
-            metrics = {METRICS_FOLDER_VARIABLE: self._metrics_folder.name}
+            metrics = {METRICS_FOLDER_VARIABLE: self._reaper.memory_folder}
             self._open.enter_context(ForkServer({**self._environment, **metrics}))
         return self
 
@@ -135,7 +137,6 @@ class Run:
         self._open.close()
         self._reaper.close()
         self._gcs.close()
-        self._metrics_folder.cleanup()
 
     def read_and_serve(self, read: Callable[[], tuple[ClusterConfig, Namespace]]) -> int:
         """Serve until SIGINT, SIGTERM or the supervisor's end; returns the exit status.
@@ -161,20 +162,23 @@ class Run:
         say(f"starting {config.num_instances} instances of {_engine_name(args)}")
         assert self._driver is not None
         self._driver.serve(
-            Serve(config, pickle.dumps(args), args.emulated, float(args.shutdown_timeout))
+            Serve(config, PackedArgs.of(args), args.emulated, float(args.shutdown_timeout))
         )
         return self._keep_up(self._driver, lambda: _print_ready(config, args))
 
     def _keep_up(self, driver: DriverProcess, on_ready: Callable[[], None]) -> int:
         """Keep Ray's GCS and the driver up until the driver ends; returns its exit status."""
+        session_folder = ray._private.worker._global_node.get_session_dir_path()
+        disks = DiskWatch((session_folder, os.environ[RUN_FOLDER_VARIABLE]))
         while True:
+            disks.look(time.monotonic())
             if self._stop.is_set():
                 driver.stop(is_urgent=self._stop.is_urgent())
             for news in driver.news(POLL_INTERVAL_S):
                 self._reaper.note_descendants()
                 if news.is_ready:
                     on_ready()
-            if self._gcs.keep_up():
+            if self._gcs.keep_up(time.monotonic()):
                 driver.listen_again()
             if (status := driver.keep_up()) is not None:
                 return status
@@ -182,7 +186,7 @@ class Run:
     def _start_ray(self) -> None:
         """Ray's own start cannot be told to end, so a signal breaks it off."""
         # It imports what it needs meanwhile.
-        self._driver = DriverProcess(self._environment, self._metrics_folder.name)
+        self._driver = DriverProcess(self._environment, self._reaper.memory_folder)
         _on_signal(self._break_off)
         try:
             start_ray(self._stop, self._reaper, self._gcs, self._cluster_host)
@@ -274,6 +278,16 @@ def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> 
                 ) from error
             logger.warning("Ray came up too slowly, trying again reason=%s", error)
             reaper.reap_now(spared=before)
+
+
+def _check_room() -> None:
+    """Raises NoRoomError: there is no room for the files of this run, or of its Ray."""
+    try:
+        own = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        # It has tried all that there are.
+        raise NoRoomError(f"{error.strerror}: make room in one") from error
+    check_room((os.environ.get("RAY_TMPDIR") or own, own))
 
 
 def _check_resources(config: ClusterConfig) -> None:

@@ -7,6 +7,7 @@ from typing import TextIO
 
 from sterna.config import ClusterConfig
 from sterna.engine.emulated.driver import EmulatedOptions
+from sterna.runtime.packed_args import PackedArgs
 
 NAMESPACE = "sterna"
 """In Ray, of a run's actors."""
@@ -33,13 +34,13 @@ class Serve:
     """Order: serve this.
 
     Attributes:
-        args: the pickled options of `vllm serve`.
+        args: the options of `vllm serve`.
         emulated: the engine that instances emulate; None for vLLM.
         shutdown_timeout_s: what requests have to finish when the server is told to end.
     """
 
     config: ClusterConfig
-    args: bytes
+    args: PackedArgs
     emulated: EmulatedOptions | None
     shutdown_timeout_s: float
 

@@ -3,7 +3,7 @@
 Ray ends its own processes with the driver, except for its per-node agents when the driver dies
 by SIGKILL. Every process of a run inherits one environment variable; a small process that
 outlives the driver waits for the driver's end of a pipe to close and then kills all that have
-it. Then it removes the folder in which they had theirs.
+it. Then it removes the folders in which they had theirs.
 """
 
 import contextlib
@@ -16,12 +16,12 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import psutil
 
 from sterna.complaints import FILES_ADVICE, Complaint
-from sterna.folders import RUN_FOLDER_VARIABLE
+from sterna.folders import RUN_FOLDER_VARIABLE, memory_folder
 
 RUN_ID_VARIABLE = "STERNA_RUN_ID"
 GRACE_S = 1.0
@@ -33,17 +33,24 @@ logger = logging.getLogger("sterna.launch")
 
 
 class Reaper:
-    """The driver's side: start it before anything else, close it after everything else."""
+    """The driver's side: start it before anything else, close it after everything else.
+
+    Attributes:
+        memory_folder: for files that processes of the run map; in memory where that can be.
+    """
 
     def __init__(self) -> None:
         run_id = uuid.uuid4().hex
         environment = {k: v for k, v in os.environ.items() if k != RUN_ID_VARIABLE}
         self._noted: dict[int, float] = {}
-        self._folder = tempfile.mkdtemp(prefix="sterna-")
+        run_folder = tempfile.mkdtemp(prefix="sterna-")
+        self.memory_folder = memory_folder(run_folder)
+        self._folders = (run_folder, self.memory_folder)
         os.environ[RUN_ID_VARIABLE] = run_id
-        os.environ[RUN_FOLDER_VARIABLE] = self._folder
+        os.environ[RUN_FOLDER_VARIABLE] = run_folder
+        own = [run_id, str(os.getpid()), *self._folders]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "sterna.runtime.reaper", run_id, str(os.getpid()), self._folder],
+            [sys.executable, "-m", "sterna.runtime.reaper", *own],
             stdin=subprocess.PIPE,
             env=environment,
             # A Ctrl-C in the terminal goes to the whole process group.
@@ -73,13 +80,13 @@ class Reaper:
         reap(os.environ[RUN_ID_VARIABLE], os.getpid(), {}, spared)
 
     def close(self) -> None:
-        """End what is left of the run, and remove its folder; returns when that is done."""
+        """End what is left of the run, and remove its folders; returns when that is done."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         if self._process.wait() != 0:
             reap(os.environ[RUN_ID_VARIABLE], os.getpid(), self._noted)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        _remove(self._folders)
         os.environ.pop(RUN_FOLDER_VARIABLE, None)
 
 
@@ -141,15 +148,20 @@ def _seen_processes(
     return found
 
 
+def _remove(folders: Iterable[str]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def main() -> None:
     """Wait for the driver's end, then clean up."""
     noted: dict[int, float] = {}
     for line in sys.stdin:
         process_id, created_s = line.split()
         noted[int(process_id)] = float(created_s)
-    run_id, driver_pid, folder = sys.argv[1:4]
+    run_id, driver_pid, *folders = sys.argv[1:]
     reap(run_id, int(driver_pid), noted)
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove(folders)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from sterna.fleet import RETRY_DELAYS_S
 from sterna.messages import SCHEDULER_NAME, Frontend, frontend_name
 from sterna.progress import ProcessIdentity
 from sterna.runtime.actors import FrontendActor, SchedulerActor
-from sterna.runtime.addresses import staying_here
+from sterna.runtime.addresses import is_gcs_up, staying_here
 from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, forked_runtime_env
 from sterna.runtime.instance_actors import settle, surviving_as
 from sterna.runtime.reasons import reason_of
@@ -190,13 +190,16 @@ class Services:
             await asyncio.sleep(RESERVE_DELAY_S)
             if self._scheduler is not scheduler or self._reserve is not None:
                 return
-            reserve = self._reserve = self._begin_scheduler()
-            # A successor of this supervisor must not give its name to another one.
-            self._on_change()
+            if not is_gcs_up():
+                continue
+            reserve = None
             try:
+                reserve = self._reserve = self._begin_scheduler()
+                # A successor of this supervisor must not give its name to another one.
+                self._on_change()
                 await reserve.stand_by.remote()
             except ray.exceptions.RayError:
-                # It has died.
+                # It has died, or there was nobody to start it.
                 if self._reserve is reserve:
                     self._reserve = None
             else:
@@ -278,6 +281,8 @@ class Services:
         delays_s = itertools.chain(RETRY_DELAYS_S, itertools.repeat(RETRY_DELAYS_S[-1]))
         while True:
             try:
+                if not is_gcs_up():
+                    raise TimeoutError("Ray's GCS does not answer")
                 await start()
             except (ray.exceptions.RayError, TimeoutError) as error:
                 delay_s = next(delays_s)

@@ -66,7 +66,7 @@ class _Ring:
 
     def __init__(self, fd: int, num_slots: int, slot_bytes: int, device: torch.device) -> None:
         self.fds = [fd]
-        # Populating touches every page at once, which is much faster than one by one in use.
+        # Populating maps every page at once, which is much faster than one by one in use.
         mapped = mmap.mmap(fd, num_slots * slot_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         # The mapping lives as long as a tensor over it does.
         self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
@@ -78,7 +78,8 @@ class _Ring:
     def make(cls, num_slots: int, slot_bytes: int, device: torch.device) -> "_Ring":
         fd = os.memfd_create("sterna-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with _closed_on_error(fd):
-            os.ftruncate(fd, num_slots * slot_bytes)
+            # A page that is not there when it is touched would end the process.
+            os.posix_fallocate(fd, 0, num_slots * slot_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             return cls(fd, num_slots, slot_bytes, device)
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sterna.engine.emulated.copies import DROPPED, Copies
+from sterna.engine.emulated.copies import DROPPED, MAX_STRANGERS, Copies
 from sterna.engine.emulated.copy_time import CopyTime
 from sterna.engine.emulated.wire import FinishReason
 from sterna.migration.messages import (
@@ -215,6 +215,69 @@ async def _two_ends(copy_time: CopyTime) -> tuple[Copies, Told, Copies, Told]:
     return source, source_told, destination, destination_told
 
 
+def hello(receiver: str, stage: int, token: str | None = None) -> bytes:
+    """What a peer begins with, or somebody who knows another token, or none."""
+    if token is None:
+        token = receiver.rpartition("/")[2]
+    content = msgspec.msgpack.encode([token, [MIGRATION, stage]])
+    return len(content).to_bytes(4, "big") + content
+
+
+async def _dial(receiver: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = receiver.partition("/")[0].rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def _say(receiver: str, content: bytes) -> asyncio.StreamWriter:
+    _, writer = await _dial(receiver)
+    writer.write(content)
+    return writer
+
+
+@pytest.mark.parametrize("token", ["", "0" * 32])
+def test_a_stranger_ends_no_stage_and_is_hung_up_on(token: str) -> None:
+    """It may know the names of migrations, which are easily guessed."""
+
+    async def test() -> None:
+        source, _, destination, told = await _two_ends(CopyTime(block_s=0.001, stage_s=0.001))
+        (receiver,) = destination.expect(MIGRATION, 0, 5)
+        reader, writer = await _dial(receiver)
+        writer.write(hello(receiver, 0, token))
+        async with asyncio.timeout(HANG_TIMEOUT_S):
+            # It says no more, and a peer would be waited for.
+            assert await reader.read() == b""
+        writer.close()
+        source.send(MIGRATION, 0, 5, (receiver,))
+        assert await told.next() == (MIGRATION, StageReceived(0))
+        assert told.events.empty()
+        await source.close()
+        await destination.close()
+
+    asyncio.run(test())
+
+
+def test_strangers_that_say_nothing_keep_no_peer_out() -> None:
+    """There are at most so many; the oldest goes first."""
+
+    async def test() -> None:
+        source, _, destination, told = await _two_ends(CopyTime(block_s=0.001, stage_s=0.001))
+        (receiver,) = destination.expect(MIGRATION, 0, 5)
+        strangers = [await _dial(receiver) for _ in range(MAX_STRANGERS + 3)]
+        source.send(MIGRATION, 0, 5, (receiver,))
+        assert await told.next() == (MIGRATION, StageReceived(0))
+        async with asyncio.timeout(HANG_TIMEOUT_S):
+            # The peer came after them, and cost another one its place.
+            for reader, _ in strangers[:4]:
+                assert await reader.read() == b""
+        assert destination.num_strangers == MAX_STRANGERS - 1
+        await source.close()
+        await destination.close()
+        for _, writer in strangers:
+            writer.close()
+
+    asyncio.run(test())
+
+
 def test_a_stage_takes_the_time_of_its_blocks_and_stages_follow_each_other() -> None:
     async def test() -> None:
         source, _, destination, told = await _two_ends(CopyTime(block_s=0.005, stage_s=0.02))
@@ -238,11 +301,8 @@ def test_a_connection_that_breaks_fails_its_stage_and_a_dropped_stage_is_silent(
         source, _, destination, told = await _two_ends(CopyTime(block_s=0.001, stage_s=0.001))
         (receiver,) = destination.expect(MIGRATION, 0, 5)
         destination.expect(MIGRATION, 1, 5)
-        host, _, port = receiver.rpartition(":")
         for stage, ending in ((0, DROPPED), (1, b"")):
-            _, writer = await asyncio.open_connection(host, int(port))
-            name = msgspec.msgpack.encode([MIGRATION, stage])
-            writer.write(len(name).to_bytes(4, "big") + name + ending)
+            writer = await _say(receiver, hello(receiver, stage) + ending)
             writer.close()
             await writer.wait_closed()
         assert await told.next() == (MIGRATION, StageFailed(1))

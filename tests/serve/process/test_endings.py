@@ -45,12 +45,10 @@ def test_a_server_that_ends_leaves_nothing_behind(servers: list[ServerProcess], 
     # The driver, the reaper, the supervisor, the scheduler, two instances and a front end.
     assert len(family) >= 7
     folder = server.folder()
-    # Counters, sockets, and what Ray's GCS knows.
-    assert {each.name.partition("-")[0] for each in folder.iterdir()} >= {
-        "frontend",
-        "gcs",
-        "metrics",
-    }
+    # Sockets, and what Ray's GCS knows; counters.
+    assert {each.name.partition("-")[0] for each in folder.iterdir()} >= {"frontend", "gcs"}
+    memory_folder = server.memory_folder()
+    assert list(memory_folder.glob("counter_*.db"))
     next(iter(server.stream()))
     if way == "ctrl-c":
         server.interrupt()
@@ -59,7 +57,11 @@ def test_a_server_that_ends_leaves_nothing_behind(servers: list[ServerProcess], 
     status = server.until_end()
     assert_all_gone(server, family)
     assert status == (-signal.SIGKILL if way == "sigkill" else 0)
-    until(lambda: not folder.exists(), "its folder is gone", END_TIMEOUT_S)
+    until(
+        lambda: not folder.exists() and not memory_folder.exists(),
+        "its folders are gone",
+        END_TIMEOUT_S,
+    )
     if way != "sigkill":
         assert "Traceback" not in server.log
 

@@ -207,6 +207,6 @@ def test_after_all_of_it_ctrl_c_leaves_nothing_behind(server: ServerProcess) -> 
     _, alive = psutil.wait_procs(family, timeout=END_TIMEOUT_S)
     assert not alive
     assert is_port_free(server.port)
-    # Its counters, its sockets, and what Ray's GCS knew.
+    # Its sockets, and what Ray's GCS knew.
     assert not folder.exists()
     assert "Traceback" not in server.log

@@ -1,14 +1,16 @@
 """Copies between emulated engines: they take the profile's time and carry nothing.
 
 Each stage has a connection of its own from the source to the destination. It begins with the
-stage's name, and ends with one byte when the stage has had its time. A connection that breaks
-before that is a death; a copy that the source drops ends with another byte, for the machines of
-the migration decide what follows from that.
+destination's token and the stage's name, and ends with one byte when the stage has had its time. A
+connection that breaks before that is a death; a copy that the source drops ends with another byte,
+for the machines of the migration decide what follows from that.
 """
 
 import asyncio
 import contextlib
+import hmac
 import logging
+import secrets
 from collections.abc import Callable
 
 import msgspec
@@ -22,13 +24,23 @@ logger = logging.getLogger(__name__)
 COPIED = b"\x01"
 DROPPED = b"\x00"
 LENGTH_BYTES = 4
-MAX_NAME_BYTES = 4096
+MAX_HELLO_BYTES = 4096
 """Whoever announces more is no peer."""
+
+TOKEN_BYTES = 16
+
+MAX_STRANGERS = 32
+"""Callers that have not said the token yet; peers do so at once."""
 
 
 class _Stage(msgspec.Struct, frozen=True, array_like=True):
     migration_id: MigrationId
     number: int
+
+
+class _Hello(msgspec.Struct, frozen=True, array_like=True):
+    token: str
+    stage: _Stage
 
 
 class Copies:
@@ -51,13 +63,22 @@ class Copies:
         self._sending: dict[_Stage, asyncio.Task[None]] = {}
         self._arriving: set[_Stage] = set()
         self._receiving: set[asyncio.Task[None]] = set()
+        # In the order in which they came.
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._token = secrets.token_hex(TOKEN_BYTES)
         self._server: asyncio.Server | None = None
         self._address = ""
 
     async def open(self) -> None:
         """Begin to listen."""
         self._server = await asyncio.start_server(self._receive, self._host, 0)
-        self._address = f"{self._host}:{self._server.sockets[0].getsockname()[1]}"
+        port = self._server.sockets[0].getsockname()[1]
+        self._address = f"{self._host}:{port}/{self._token}"
+
+    @property
+    def num_strangers(self) -> int:
+        """Callers that have not shown yet that they are peers."""
+        return len(self._strangers)
 
     async def close(self) -> None:
         """Drop everything and stop listening; peers see a death."""
@@ -86,15 +107,16 @@ class Copies:
                 task.cancel()
 
     async def _send(self, stage: _Stage, num_blocks: int, receiver: str) -> None:
-        host, _, port = receiver.rpartition(":")
+        address, _, token = receiver.rpartition("/")
+        host, _, port = address.rpartition(":")
         try:
             _, writer = await asyncio.open_connection(host, int(port))
         except OSError as error:
             self._fail(stage, error)
             return
         try:
-            name = msgspec.msgpack.encode(stage)
-            writer.write(len(name).to_bytes(LENGTH_BYTES, "big") + name)
+            hello = msgspec.msgpack.encode(_Hello(token, stage))
+            writer.write(len(hello).to_bytes(LENGTH_BYTES, "big") + hello)
             async with self._link:
                 await asyncio.sleep(self._copy_time.stage_duration_s(num_blocks))
             writer.write(COPIED)
@@ -128,11 +150,16 @@ class Copies:
         task = asyncio.current_task()
         assert task is not None
         self._receiving.add(task)
+        if len(self._strangers) >= MAX_STRANGERS:
+            logger.warning("connection cut, it did not say the token in time")
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cancel()
+        self._strangers[task] = None
         try:
-            num_bytes = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
-            if num_bytes > MAX_NAME_BYTES:
+            if (stage := await self._greet(reader)) is None:
                 return
-            stage = msgspec.msgpack.decode(await reader.readexactly(num_bytes), type=_Stage)
+            self._strangers.pop(task, None)
             ending = b""
             with contextlib.suppress(OSError):
                 ending = await reader.read(1)
@@ -142,9 +169,21 @@ class Copies:
             return
         finally:
             self._receiving.discard(task)
+            self._strangers.pop(task, None)
             writer.close()
         if stage in self._arriving and ending != DROPPED:
             self._arriving.discard(stage)
             is_copied = ending == COPIED
             event = StageReceived(stage.number) if is_copied else StageFailed(stage.number)
             self._on_transfer(stage.migration_id, event)
+
+    async def _greet(self, reader: asyncio.StreamReader) -> _Stage | None:
+        """Return what a peer brings; None: the caller is none."""
+        num_bytes = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
+        if num_bytes > MAX_HELLO_BYTES:
+            return None
+        hello = msgspec.msgpack.decode(await reader.readexactly(num_bytes), type=_Hello)
+        if not hmac.compare_digest(hello.token.encode(), self._token.encode()):
+            logger.warning("connection ended, the caller does not know the token")
+            return None
+        return hello.stage

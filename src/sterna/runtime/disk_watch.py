@@ -1,0 +1,78 @@
+"""Whether the disks of a run have room, said while there is room for that in the log."""
+
+import logging
+import os
+from collections.abc import Iterable
+
+from sterna.errors import SternaError
+
+LOW_BYTES = 64 << 20
+"""Several times what the start of a run, or of an actor, writes."""
+
+LOW_INODES = 1_000
+"""A run has some hundred files."""
+
+INTERVAL_S = 1.0
+
+logger = logging.getLogger("sterna.launch")
+
+
+class NoRoomError(SternaError):
+    """A disk has no room for the files of a run; the message says which, and what to do."""
+
+
+class DiskWatch:
+    """Watches the file systems of some folders, for who looks at them often."""
+
+    def __init__(self, folders: Iterable[str]) -> None:
+        # Folders of one file system are told of once.
+        self._folders = {os.stat(folder).st_dev: folder for folder in folders}
+        self._low: set[str] = set()
+        self._due_s = 0.0
+
+    def look(self, now_s: float) -> None:
+        """Say what has changed, at most once a second."""
+        if now_s < self._due_s:
+            return
+        self._due_s = now_s + INTERVAL_S
+        for folder in self._folders.values():
+            # It is told of anew only after there was clearly room.
+            low_bytes = 2 * LOW_BYTES if folder in self._low else LOW_BYTES
+            self._tell(folder, is_low=_is_low(folder, low_bytes))
+
+    def _tell(self, folder: str, *, is_low: bool) -> None:
+        if is_low and folder not in self._low:
+            self._low.add(folder)
+            logger.error(
+                "disk nearly full: without room lines of the log are lost, and what dies is not "
+                "replaced folder=%s",
+                folder,
+            )
+        elif not is_low and folder in self._low:
+            self._low.discard(folder)
+            logger.info("disk has room again folder=%s", folder)
+
+
+def check_room(folders: Iterable[str]) -> None:
+    """
+    Raises:
+        NoRoomError: one of the folders, which need not be there yet, is on a disk that is nearly
+            full. Ray would be waited for, for minutes.
+    """
+    for folder in folders:
+        if _is_low(folder, LOW_BYTES):
+            raise NoRoomError(
+                f"the disk of {folder} is nearly full, and the server needs {LOW_BYTES >> 20} MiB "
+                "there: make room, or name another folder by TMPDIR, or RAY_TMPDIR"
+            )
+
+
+def _is_low(folder: str, low_bytes: int) -> bool:
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        # It is not there, or not any more.
+        return False
+    # Some file systems do not count files.
+    has_inodes = status.f_files == 0 or status.f_favail >= LOW_INODES
+    return status.f_bavail * status.f_frsize < low_bytes or not has_inodes
