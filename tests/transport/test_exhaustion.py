@@ -131,7 +131,6 @@ def no_pages() -> Iterator[None]:
         yield
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("exhausted", "reason"),
     [(lambda: file_size_limit(0), "File too large"), (no_pages, "No space left on device")],
@@ -187,7 +186,6 @@ print("copied")
 """
 
 
-@pytest.mark.slow
 def test_a_full_dev_shm_is_none_of_the_rings_business() -> None:
     """Files without a name are in memory that is no file system's."""
     ended = subprocess.run(
