@@ -28,7 +28,8 @@ CHUNK = bytes(1 << 16)
 
 
 class Application:
-    """Answers `/short` at once, and `/endless` until its client goes away."""
+    """Answers `/short` at once, `/body` when it has come, and `/endless` until its client goes
+    away."""
 
     def __init__(self) -> None:
         self.num_sent = 0
@@ -36,8 +37,11 @@ class Application:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         assert scope["type"] == "http"
+        if scope["path"] == "/body":
+            while (await receive()).get("more_body"):
+                pass
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        if scope["path"] == "/short":
+        if scope["path"] in ("/short", "/body"):
             await send({"type": "http.response.body", "body": b"short"})
             return
         if scope["path"] == "/large":

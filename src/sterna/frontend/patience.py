@@ -10,6 +10,8 @@ import asyncio
 import logging
 from typing import Any
 
+from sterna.frontend.heads import bounded_head
+
 logger = logging.getLogger(__name__)
 
 ROOM_AGAIN = 0.9
@@ -44,7 +46,7 @@ class Places:
 def patient(
     protocol: type[Any], places: Places, head_timeout_s: float, reader_timeout_s: float
 ) -> type[Any]:
-    """Return uvicorn's protocol for HTTP, with bounds to its patience.
+    """Return uvicorn's protocol for HTTP, with bounds to its patience and to heads.
 
     Args:
         head_timeout_s: for a request's line and headers.
@@ -55,7 +57,7 @@ def patient(
         "head_timeout_s": head_timeout_s,
         "reader_timeout_s": reader_timeout_s,
     }
-    return type("PatientProtocol", (_Patience, protocol), attributes)
+    return type("PatientProtocol", (_Patience, bounded_head(protocol)), attributes)
 
 
 class _Patience(asyncio.Protocol):
