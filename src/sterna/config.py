@@ -286,7 +286,7 @@ class DoorConfig:
         max_body_bytes: of one request; a larger one is refused.
         body_timeout_s: a request whose body is not there after so long is refused.
         head_timeout_s: a connection without a whole request line and headers for so long is cut.
-        reader_timeout_s: a connection whose client reads nothing of its answer for so long is cut.
+        reader_timeout_s: a connection whose client hardly reads its answer for so long is cut.
         resume_window_s: how long streams are kept for clients that come back; None: not at all.
         max_kept_bytes: of all streams that are kept; so many again for their records (`records`).
     """

@@ -33,7 +33,7 @@ def add_door_options(group: Any) -> None:
         type=float,
         metavar="SECONDS",
         default=default.reader_timeout_s,
-        help="a client that reads nothing of its answer for so long is cut off "
+        help="a client that takes less than 48 KiB of what is there for it in so long is cut off "
         "(default: %(default)g)",
     )
     group.add_argument(

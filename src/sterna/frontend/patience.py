@@ -18,6 +18,11 @@ ROOM_AGAIN = 0.9
 """Of the places: with fewer taken, there is room again."""
 
 
+READ_BYTES = 48 << 10
+"""Less than that is not read: so much lies between the marks at which an answer is held up and goes
+on, and so much an answer of one piece, which nothing holds up, has to lose."""
+
+
 class Places:
     """Room for so many connections: what the process may open, less what it needs itself."""
 
@@ -50,7 +55,7 @@ def patient(
 
     Args:
         head_timeout_s: for a request's line and headers.
-        reader_timeout_s: for the client to read some of what is there for it.
+        reader_timeout_s: for the client to read some of what is there for it (READ_BYTES).
     """
     attributes = {
         "places": places,
@@ -74,6 +79,7 @@ class _Patience(asyncio.Protocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
+    _num_unread_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
@@ -134,9 +140,15 @@ class _Patience(asyncio.Protocol):
 
     def _await_reader(self) -> None:
         if self._reader_timer is None:
-            self._reader_timer = self.loop.call_later(
-                self.reader_timeout_s, self._cut, "its client does not read the answer"
-            )
+            self._num_unread_bytes = self.transport.get_write_buffer_size()
+            self._reader_timer = self.loop.call_later(self.reader_timeout_s, self._check_reader)
+
+    def _check_reader(self) -> None:
+        self._reader_timer = None
+        if self._num_unread_bytes - self.transport.get_write_buffer_size() < READ_BYTES:
+            self._cut("its client does not read the answer")
+        else:
+            self._await_reader()
 
     def _reader_reads(self) -> None:
         if self._reader_timer is not None:
