@@ -285,6 +285,7 @@ class DoorConfig:
         urgent_reserve: this fraction more is for requests above the normal class.
         max_body_bytes: of one request; a larger one is refused.
         body_timeout_s: a request whose body is not there after so long is refused.
+        handshake_timeout_s: a connection that has not agreed upon TLS after so long is cut.
         head_timeout_s: a connection without a whole request line and headers for so long is cut.
         reader_timeout_s: a connection whose client hardly reads its answer for so long is cut.
         resume_window_s: how long streams are kept for clients that come back; None: not at all.
@@ -295,6 +296,7 @@ class DoorConfig:
     urgent_reserve: float = 0.1
     max_body_bytes: int = 64 << 20
     body_timeout_s: float = 300.0
+    handshake_timeout_s: float = 10.0
     head_timeout_s: float = 60.0
     reader_timeout_s: float = 60.0
     resume_window_s: float | None = None
@@ -309,7 +311,13 @@ class DoorConfig:
                 "at least 1",
             )
         _require(self.urgent_reserve >= 0, "urgent_reserve", self.urgent_reserve, "at least 0")
-        for option in ("max_body_bytes", "body_timeout_s", "head_timeout_s", "reader_timeout_s"):
+        for option in (
+            "max_body_bytes",
+            "body_timeout_s",
+            "handshake_timeout_s",
+            "head_timeout_s",
+            "reader_timeout_s",
+        ):
             value = getattr(self, option)
             _require(value > 0, option, value, "positive")
         if self.resume_window_s is not None:

@@ -18,6 +18,9 @@ ROOM_AGAIN = 0.9
 """Of the places: with fewer taken, there is room again."""
 
 
+HIGH_WATER_BYTES = 64 << 10
+"""An answer is held up when so much of it waits here, as asyncio has it without TLS."""
+
 READ_BYTES = 48 << 10
 """Less than that is not read: so much lies between the marks at which an answer is held up and goes
 on, and so much an answer of one piece, which nothing holds up, has to lose."""
@@ -71,6 +74,8 @@ class _Patience(asyncio.Protocol):
     places: Places
     head_timeout_s: float
     reader_timeout_s: float
+    # With TLS: the transport beneath, where the most of what is not read waits.
+    wire: Any = None
     transport: Any
     loop: asyncio.AbstractEventLoop
     client: tuple[str, int] | None
@@ -140,15 +145,19 @@ class _Patience(asyncio.Protocol):
 
     def _await_reader(self) -> None:
         if self._reader_timer is None:
-            self._num_unread_bytes = self.transport.get_write_buffer_size()
+            self._num_unread_bytes = self._unread_bytes()
             self._reader_timer = self.loop.call_later(self.reader_timeout_s, self._check_reader)
 
     def _check_reader(self) -> None:
         self._reader_timer = None
-        if self._num_unread_bytes - self.transport.get_write_buffer_size() < READ_BYTES:
+        if self._num_unread_bytes - self._unread_bytes() < READ_BYTES:
             self._cut("its client does not read the answer")
         else:
             self._await_reader()
+
+    def _unread_bytes(self) -> int:
+        num_bytes: int = self.transport.get_write_buffer_size()
+        return num_bytes if self.wire is None else num_bytes + self.wire.get_write_buffer_size()
 
     def _reader_reads(self) -> None:
         if self._reader_timer is not None:

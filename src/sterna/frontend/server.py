@@ -10,6 +10,7 @@ import logging
 import resource
 import secrets
 import socket
+import ssl
 import sys
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -46,6 +47,7 @@ from sterna.folders import private_folder
 from sterna.frontend.admin import add_admin_routes
 from sterna.frontend.bodies import BodyLimit
 from sterna.frontend.gate import Gate
+from sterna.frontend.handshakes import behind_tls
 from sterna.frontend.key_check import KeyCheck
 from sterna.frontend.keys import ApiKeys
 from sterna.frontend.overload import OverloadMiddleware, expected
@@ -247,13 +249,13 @@ class FrontendServer:
             )
         limited = BodyLimit(inside, door.max_body_bytes, door.body_timeout_s, keys)
         self._gate = Gate(limited, root_path)
-        config = _http_config(self._gate, self._args, self._config)
+        config, context = _http_config(self._gate, self._args, self._config)
         app.state.server = server = _Server(config, self._listening)
         companions = [
             asyncio.create_task(watchdog_loop(server, client)),
             asyncio.create_task(self._stop_when_told(server)),
         ]
-        refresher = _certificate_refresher(config, self._args)
+        refresher = _certificate_refresher(context, self._args)
         try:
             await server.serve(sockets=[sock])
         finally:
@@ -353,8 +355,11 @@ def make_client(args: Namespace, router: Router) -> ClusterClient:
     return client
 
 
-def _http_config(app: Gate, args: Namespace, ours: FrontendConfig) -> uvicorn.Config:
-    """Return uvicorn's configuration as vLLM makes it, with a limit to its patience."""
+def _http_config(
+    app: Gate, args: Namespace, ours: FrontendConfig
+) -> tuple[uvicorn.Config, ssl.SSLContext | None]:
+    """Return uvicorn's configuration as vLLM makes it, with limits to heads and to its patience,
+    and what TLS is begun with, which uvicorn does not do here."""
     log_config = get_uvicorn_log_config(args)
     config = uvicorn.Config(
         app,
@@ -374,13 +379,17 @@ def _http_config(app: Gate, args: Namespace, ours: FrontendConfig) -> uvicorn.Co
     config.h11_max_incomplete_event_size = args.h11_max_incomplete_event_size
     config.h11_max_header_count = args.h11_max_header_count
     config.load()
+    door = ours.door
+    places = Places(_max_connections())
     config.http_protocol_class = patient(
-        config.http_protocol_class,
-        Places(_max_connections()),
-        ours.door.head_timeout_s,
-        ours.door.reader_timeout_s,
+        config.http_protocol_class, places, door.head_timeout_s, door.reader_timeout_s
     )
-    return config
+    context, config.ssl = config.ssl, None
+    if context is not None:
+        config.http_protocol_class = behind_tls(
+            config.http_protocol_class, context, places, door.handshake_timeout_s
+        )
+    return config, context
 
 
 def _is_repeatable(sampling_params: Any, scheduler: Any) -> bool:
@@ -399,14 +408,16 @@ def _max_connections() -> int:
     return max(1, soft - OWN_DESCRIPTORS)
 
 
-def _certificate_refresher(config: uvicorn.Config, args: Namespace) -> SSLCertRefresher | None:
-    if not args.enable_ssl_refresh:
+def _certificate_refresher(
+    context: ssl.SSLContext | None, args: Namespace
+) -> SSLCertRefresher | None:
+    if context is None or not args.enable_ssl_refresh:
         return None
     return SSLCertRefresher(
-        ssl_context=config.ssl,
-        key_path=config.ssl_keyfile,
-        cert_path=config.ssl_certfile,
-        ca_path=config.ssl_ca_certs,
+        ssl_context=context,
+        key_path=args.ssl_keyfile,
+        cert_path=args.ssl_certfile,
+        ca_path=args.ssl_ca_certs,
     )
 
 
