@@ -280,8 +280,8 @@ class DoorConfig:
     """What a front end takes from its clients, and how long it waits for them.
 
     Attributes:
-        max_queued_requests: requests of the cluster that wait for their first token; further ones
-            are refused. None: no bound.
+        max_queued_requests: requests of the cluster that wait for their first token, each prompt
+            and each choice counted; further ones are refused. None: no bound.
         urgent_reserve: this fraction more is for requests above the normal class.
         max_body_bytes: of one request; a larger one is refused.
         body_timeout_s: a request whose body is not there after so long is refused.

@@ -469,6 +469,48 @@ def test_a_full_queue_answers_at_once_and_those_inside_are_answered(run):
     run(test)
 
 
+def test_each_prompt_and_each_choice_waits_for_its_own_first_token(run):
+    async def test(served: Served) -> None:
+        i0 = served.cluster.i0
+        hello = served.tokens("Hello")
+
+        def post(num_prompts: int, n: int) -> "asyncio.Task[httpx.Response]":
+            body = {"prompt": ["Hello"] * num_prompts, "n": n, "max_tokens": 2}
+            return served.post("/v1/completions", model="small", **body)
+
+        # Where nothing else waits, one request may have more than the limit.
+        num_many = 2 * MAX_QUEUED
+        many = post(num_many // 2, 2)
+        inside = [(await i0.get_request()).request_id for _ in range(num_many)]
+        refused = await served.chat()
+        assert f"too many requests wait ({num_many})" in refused.json()["error"]["message"]
+        num_begun = num_many - MAX_QUEUED + 1
+        for request_id in inside[:num_begun]:
+            i0.send_tokens(request_id, 0, hello)
+        while (await served.post("/v1/completions", model="small")).status_code == 429:
+            pass
+        refused = await post(3, 2)
+        assert (refused.status_code, "Retry-After" in refused.headers) == (429, True)
+        error = refused.json()["error"]
+        assert error["type"] == "RateLimitError"
+        assert "with fewer prompts and choices" in error["message"]
+        one = post(1, 1)
+        inside.append((await i0.get_request()).request_id)
+        for place, request_id in enumerate(inside):
+            first = len(hello) if place < num_begun else 0
+            i0.send_tokens(request_id, first, hello, FinishReason.STOP)
+        for answering in (many, one):
+            assert (await answering).status_code == 200
+        # Whatever has been refused left nothing behind.
+        again = post(num_many, 1)
+        for _ in range(num_many):
+            request = await i0.get_request()
+            i0.send_tokens(request.request_id, 0, hello, FinishReason.STOP)
+        assert (await again).status_code == 200
+
+    run(test)
+
+
 def test_requests_whose_clients_have_gone_do_not_wait(run):
     async def test(served: Served) -> None:
         for _ in range(2):

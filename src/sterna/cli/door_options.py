@@ -18,8 +18,9 @@ def add_door_options(group: Any) -> None:
         type=int,
         metavar="N",
         default=default.max_queued_requests,
-        help="while so many requests wait for their first token, further ones are answered 429, "
-        "those above the normal class a tenth later; 0: any number may wait (default: %(default)s)",
+        help="while so many requests (each prompt, and each choice of n, is one) wait for their "
+        "first token, further ones are answered 429, those above the normal class a tenth later; "
+        "0: any number may wait (default: %(default)s)",
     )
     group.add_argument(
         "--max-body-mib",

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sterna.classes import PriorityClasses
 from sterna.frontend.error_response import error_response
@@ -66,12 +66,15 @@ class OverloadMiddleware:
             await _refusal(entered)(scope, receive, send)
             return
         self._note_room()
+        answer = _Answer(entered, send)
         previous = _TICKET.set(entered)
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, answer.send)
         finally:
             _TICKET.reset(previous)
-            entered.release()
+            self._limit.leave(entered)
+        if answer.refused is not None:
+            await _refusal(answer.refused)(scope, receive, send)
 
     def _note_refusal(self, full: Full) -> None:
         """One line for each time that the queue is full, not for each request."""
@@ -87,26 +90,57 @@ class OverloadMiddleware:
             self._num_refused = 0
 
 
+def reserved(limit: QueueLimit, num_choices: int) -> Full | None:
+    """Have so many engine requests more wait for the request that is being answered; returns why
+    they may not, which its client will be told whatever the application answers."""
+    ticket = _TICKET.get()
+    return None if ticket is None else limit.reserve(ticket, num_choices, _now_s())
+
+
 def expected(
-    limit: QueueLimit, name: str, outputs: AsyncGenerator[Any, None]
+    limit: QueueLimit, name: str, outputs: AsyncGenerator[Any, None], num_choices: int
 ) -> AsyncGenerator[Any, None]:
-    """Return these outputs of an engine request, whose ticket is that of the HTTP request being
+    """Return these outputs of engine requests that are reserved for the request that is being
     answered."""
     ticket = _TICKET.get()
-    return outputs if ticket is None else _expected(limit, name, outputs, ticket)
+    return outputs if ticket is None else _expected(limit, name, outputs, ticket, num_choices)
 
 
 async def _expected(
-    limit: QueueLimit, name: str, outputs: AsyncGenerator[Any, None], ticket: Ticket
+    limit: QueueLimit,
+    name: str,
+    outputs: AsyncGenerator[Any, None],
+    ticket: Ticket,
+    num_choices: int,
 ) -> AsyncGenerator[Any, None]:
-    limit.expect(name, ticket)
+    generation = limit.begin(name, ticket, num_choices)
     try:
         async for output in outputs:
             yield output
     finally:
-        limit.forget(name, ticket)
+        limit.end(generation)
         # Who closes this one means the other: the request is aborted with it.
         await outputs.aclose()
+
+
+class _Answer:
+    """Says nothing of what the application answers to a request that was refused before."""
+
+    def __init__(self, ticket: Ticket, send: Send) -> None:
+        self._ticket = ticket
+        self._send = send
+        self._has_begun = False
+
+    @property
+    def refused(self) -> Full | None:
+        """Why there is no answer yet, if it was refused."""
+        return None if self._has_begun else self._ticket.refused
+
+    async def send(self, message: Message) -> None:
+        """See ASGI."""
+        if self.refused is None:
+            self._has_begun = True
+            await self._send(message)
 
 
 def _is_inference(scope: Scope) -> bool:
@@ -118,9 +152,15 @@ def _is_inference(scope: Scope) -> bool:
 
 
 def _refusal(full: Full) -> JSONResponse:
+    text = f"too many requests wait ({full.num_waiting}); try again in {full.retry_after_s} s"
+    if full.num_asked > 1:
+        text += (
+            f", or with fewer prompts and choices at once: of this one {full.num_asked} or more "
+            f"would wait, where {full.limit} may, unless nothing else waits"
+        )
     return error_response(
         HTTPStatus.TOO_MANY_REQUESTS,
-        f"too many requests wait ({full.num_waiting}); try again in {full.retry_after_s} s",
+        text,
         kind="RateLimitError",
         headers={"Retry-After": str(full.retry_after_s)},
     )

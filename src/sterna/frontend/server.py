@@ -15,6 +15,7 @@ import sys
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from vllm.entrypoints.launchers.launcher import NoSignalServer, setup_server, wa
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -50,7 +51,7 @@ from sterna.frontend.gate import Gate
 from sterna.frontend.handshakes import behind_tls
 from sterna.frontend.key_check import KeyCheck
 from sterna.frontend.keys import ApiKeys
-from sterna.frontend.overload import OverloadMiddleware, expected
+from sterna.frontend.overload import OverloadMiddleware, expected, reserved
 from sterna.frontend.patience import Places, patient
 from sterna.frontend.queue_limit import QueueLimit
 from sterna.frontend.resumable.exchange import StreamExchange
@@ -93,6 +94,7 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         Raises:
             VLLMValidationError: the engine, which is emulated, cannot do what is asked. Raised
                 here and not at the first output, so that streams get a status of 400 as well.
+            GracefulHTTPError: too many engine requests would wait.
         """
         if self.is_emulated and (refused := refusal(prompt, sampling_params)) is not None:
             parameter, reason = refused
@@ -100,9 +102,29 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         outputs: AsyncGenerator[Any, None] = super().generate(
             prompt, sampling_params, request_id, *args, **kwargs
         )
-        outputs = expected(self.queue, request_id, outputs)
+        outputs = self._waiting(request_id, outputs, sampling_params.n)
         is_repeatable = _is_repeatable(sampling_params, self.vllm_config.scheduler_config)
         return paced(self.streams, request_id, outputs, is_repeatable=is_repeatable)
+
+    def encode(
+        self, prompt: Any, pooling_params: Any, request_id: str, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        """See AsyncLLM.
+
+        Raises:
+            GracefulHTTPError: too many engine requests would wait.
+        """
+        outputs: AsyncGenerator[Any, None] = super().encode(
+            prompt, pooling_params, request_id, *args, **kwargs
+        )
+        return self._waiting(request_id, outputs, 1)
+
+    def _waiting(
+        self, name: str, outputs: AsyncGenerator[Any, None], num_choices: int
+    ) -> AsyncGenerator[Any, None]:
+        if reserved(self.queue, num_choices) is not None:
+            raise GracefulHTTPError("too many requests wait", HTTPStatus.TOO_MANY_REQUESTS)
+        return expected(self.queue, name, outputs, num_choices)
 
     async def check_health(self) -> None:
         """See AsyncLLM.
