@@ -1,5 +1,10 @@
 """What a full queue refuses, in front of an application that answers whatever it is asked."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from hashlib import sha256
+
+import httpx
 import pytest
 
 pytest.importorskip("starlette")
@@ -11,9 +16,18 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from sterna.classes import DEFAULT_CLASSES
-from sterna.frontend.overload import OverloadMiddleware, reserved
+from sterna.classes import DEFAULT_CLASSES, ApiKey
+from sterna.frontend.keys import ApiKeys
+from sterna.frontend.overload import (
+    UNREAD_BYTES,
+    FullLog,
+    OverloadMiddleware,
+    OverloadUnread,
+    reserved,
+)
 from sterna.frontend.queue_limit import QueueLimit
+
+NO_KEYS = ApiKeys()
 
 
 async def answer(request: Request) -> PlainTextResponse:
@@ -101,3 +115,51 @@ def test_what_is_asked_for_when_the_answer_has_begun_does_not_change_it() -> Non
 
     answer = TestClient(OverloadMiddleware(ask, limit, DEFAULT_CLASSES)).post("/v1/completions")
     assert (answer.status_code, answer.text) == (200, "an error event")
+
+
+def unread(
+    is_full: bool, path: str = "/v1/completions", keys: ApiKeys = NO_KEYS, **headers: str
+) -> httpx.Response:
+    """Return the answer to a request whose body nobody may read unless the queue has room."""
+
+    async def body() -> AsyncIterator[bytes]:
+        assert not is_full, "the body was read"
+        yield b"body"
+
+    async def send() -> httpx.Response:
+        limit = QueueLimit(20, 0.1)
+        # Two more places are for urgent requests, and this may be one.
+        for _ in range(20 + 2 * is_full):
+            limit.enter(0.0, is_urgent=True)
+        app = Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])
+        asked = OverloadUnread(app, limit, keys, FullLog(), "/proxied")
+        transport = httpx.ASGITransport(asked)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            return await http.post(path, content=body(), headers=headers)
+
+    return asyncio.run(send())
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/proxied/v1/completions"])
+def test_where_nobody_is_let_in_no_body_is_read(path: str) -> None:
+    refused = unread(True, path)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "5")
+    assert refused.headers["Connection"] == "close"
+    assert unread(False, path).text == "inside"
+
+
+def test_a_short_body_that_is_not_read_does_not_cost_the_connection() -> None:
+    refused = unread(True, **{"Content-Length": str(UNREAD_BYTES)})
+    assert "Connection" not in refused.headers
+    assert (
+        unread(True, **{"Content-Length": str(UNREAD_BYTES + 1)}).headers["Connection"] == "close"
+    )
+
+
+def test_who_reads_a_stream_on_or_shows_no_key_is_answered_further_on() -> None:
+    keys = ApiKeys([ApiKey("mine", sha256(b"mine").digest())])
+    headers = {"Last-Event-ID": "0"}
+    assert unread(True, **headers).text == "inside"
+    assert unread(True, keys=keys, Authorization="Bearer other").text == "inside"
+    assert unread(True, keys=keys, Authorization="Bearer mine").status_code == 429
+    assert unread(True, "/tokenize").text == "inside"

@@ -452,6 +452,14 @@ def test_a_full_queue_answers_at_once_and_those_inside_are_answered(run):
         high = served.chat(service_tier="priority")
         inside.append((await i0.get_request()).request_id)
         assert (await served.chat(service_tier="priority")).status_code == 429
+        # Nor is anybody let in now whose body has not come.
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.http.base_url.port)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n"
+            b"Content-Length: 90000\r\n\r\n" % API_KEY.encode()
+        )
+        assert (await reader.readline()).startswith(b"HTTP/1.1 429 ")
+        writer.close()
         # A first token makes room, although its request goes on.
         hello = served.tokens("Hello")
         for request_id in inside[:2]:

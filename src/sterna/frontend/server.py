@@ -51,7 +51,7 @@ from sterna.frontend.gate import Gate
 from sterna.frontend.handshakes import behind_tls
 from sterna.frontend.key_check import KeyCheck
 from sterna.frontend.keys import ApiKeys
-from sterna.frontend.overload import OverloadMiddleware, expected, reserved
+from sterna.frontend.overload import FullLog, OverloadMiddleware, OverloadUnread, expected, reserved
 from sterna.frontend.patience import Places, patient
 from sterna.frontend.queue_limit import QueueLimit
 from sterna.frontend.resumable.exchange import StreamExchange
@@ -168,6 +168,7 @@ class FrontendServer:
         self._gate: Gate | None = None
         self._router: Router | None = None
         self._queue = QueueLimit(config.door.max_queued_requests, config.door.urgent_reserve)
+        self._full_log = FullLog()
 
     @property
     def membership(self) -> Membership | None:
@@ -234,7 +235,7 @@ class FrontendServer:
                 await client.reset_mm_cache()
                 tasks = await client.get_supported_tasks()
                 keys = ApiKeys(self._args.api_key_table)
-                app = _build_app(self._args, tasks, client, keys, self._queue)
+                app = _build_app(self._args, tasks, client, keys, self._queue, self._full_log)
                 only = None if keys.are_needed else HARMLESS_OPTIONS
                 add_admin_routes(
                     app,
@@ -270,7 +271,8 @@ class FrontendServer:
                 app, door.resume_window_s, door.max_kept_bytes, exchange, root_path, keys
             )
         limited = BodyLimit(inside, door.max_body_bytes, door.body_timeout_s, keys)
-        self._gate = Gate(limited, root_path)
+        asked = OverloadUnread(limited, self._queue, keys, self._full_log, root_path)
+        self._gate = Gate(asked, root_path)
         config, context = _http_config(self._gate, self._args, self._config)
         app.state.server = server = _Server(config, self._listening)
         companions = [
@@ -294,7 +296,12 @@ class FrontendServer:
 
 
 def _build_app(
-    args: Namespace, tasks: tuple[Any, ...], client: AsyncLLM, keys: ApiKeys, limit: QueueLimit
+    args: Namespace,
+    tasks: tuple[Any, ...],
+    client: AsyncLLM,
+    keys: ApiKeys,
+    limit: QueueLimit,
+    log: FullLog,
 ) -> FastAPI:
     """Return vLLM's application, with our check of keys in place of its own, tiers, and the limit
     of the queue."""
@@ -313,7 +320,7 @@ def _build_app(
         app.user_middleware[place] = Middleware(KeyCheck, keys=keys)
     # The last one is the innermost: behind the check of keys, and vLLM's headers for browsers.
     tiers = Middleware(TierMiddleware, classes=args.classes, keys=keys)
-    overload = Middleware(OverloadMiddleware, limit=limit, classes=args.classes)
+    overload = Middleware(OverloadMiddleware, limit=limit, classes=args.classes, log=log)
     app.user_middleware += [tiers, overload]
     # vLLM has had it built already, for its hosts' own standards.
     app.middleware_stack = app.build_middleware_stack()

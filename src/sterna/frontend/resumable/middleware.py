@@ -38,6 +38,7 @@ from sterna.frontend.resumable.paced import answering
 from sterna.frontend.resumable.records import Record, dated
 from sterna.frontend.resumable.relays import Reading
 from sterna.frontend.resumable.runs import (
+    LAST_EVENT_ID,
     REQUEST_ID,
     Run,
     head_of,
@@ -50,7 +51,6 @@ from sterna.frontend.resumable.runs import (
 logger = logging.getLogger(__name__)
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
-LAST_EVENT_ID = "Last-Event-ID"
 
 REPLICATED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 """The events of others have random ids, which would be others after a death."""

@@ -11,6 +11,7 @@ from sterna.frontend.resumable.records import Record
 from sterna.stream_messages import StreamHead
 
 REQUEST_ID = "X-Request-Id"
+LAST_EVENT_ID = "Last-Event-ID"
 
 
 class Run:
