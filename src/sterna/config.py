@@ -284,6 +284,8 @@ class DoorConfig:
             and each choice counted; further ones are refused. None: no bound.
         urgent_reserve: this fraction more is for requests above the normal class.
         max_body_bytes: of one request; a larger one is refused.
+        max_waiting_body_bytes: of all requests at one front end whose answers have not begun; one
+            that would exceed it is refused.
         body_timeout_s: a request whose body is not there after so long is refused.
         handshake_timeout_s: a connection that has not agreed upon TLS after so long is cut.
         head_timeout_s: a connection without a whole request line and headers for so long is cut.
@@ -295,6 +297,7 @@ class DoorConfig:
     max_queued_requests: int | None = 2048
     urgent_reserve: float = 0.1
     max_body_bytes: int = 64 << 20
+    max_waiting_body_bytes: int = 1 << 30
     body_timeout_s: float = 300.0
     handshake_timeout_s: float = 10.0
     head_timeout_s: float = 60.0
@@ -310,6 +313,12 @@ class DoorConfig:
                 self.max_queued_requests,
                 "at least 1",
             )
+        _require(
+            self.max_waiting_body_bytes >= self.max_body_bytes,
+            "max_waiting_body_bytes",
+            self.max_waiting_body_bytes,
+            f"at least max_body_bytes, which is {self.max_body_bytes}",
+        )
         _require(self.urgent_reserve >= 0, "urgent_reserve", self.urgent_reserve, "at least 0")
         for option in (
             "max_body_bytes",

@@ -30,6 +30,14 @@ def add_door_options(group: Any) -> None:
         help="a request of more is answered 413 (default: %(default)g)",
     )
     group.add_argument(
+        "--max-waiting-body-mib",
+        type=float,
+        metavar="MIB",
+        help="while requests whose answers have not begun have so much together at one front end, "
+        f"further ones are answered 429 (default: {default.max_waiting_body_bytes / MIB:g}, or "
+        "--max-body-mib, where that is more)",
+    )
+    group.add_argument(
         "--reader-timeout",
         type=float,
         metavar="SECONDS",
@@ -64,13 +72,23 @@ def door_config(args: Namespace) -> DoorConfig:
         )
     if not 0 < args.max_body_mib < math.inf:
         raise ConfigurationError(f"--max-body-mib must be positive, not {args.max_body_mib:g}")
+    max_body_bytes = math.ceil(args.max_body_mib * MIB)
+    max_waiting_bytes = max(max_body_bytes, DoorConfig().max_waiting_body_bytes)
+    if (waiting_mib := args.max_waiting_body_mib) is not None:
+        if not args.max_body_mib <= waiting_mib < math.inf:
+            raise ConfigurationError(
+                "--max-waiting-body-mib must be at least --max-body-mib "
+                f"({args.max_body_mib:g}), not {waiting_mib:g}"
+            )
+        max_waiting_bytes = math.ceil(waiting_mib * MIB)
     if not args.reader_timeout > 0:
         raise ConfigurationError(f"--reader-timeout must be positive, not {args.reader_timeout:g}")
     if not args.resume_window > 0:
         raise ConfigurationError(f"--resume-window must be positive, not {args.resume_window:g}")
     return DoorConfig(
         max_queued_requests=args.max_queued_requests or None,
-        max_body_bytes=math.ceil(args.max_body_mib * MIB),
+        max_body_bytes=max_body_bytes,
+        max_waiting_body_bytes=max_waiting_bytes,
         reader_timeout_s=args.reader_timeout,
         resume_window_s=args.resume_window if args.resumable_streams else None,
     )

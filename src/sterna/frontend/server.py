@@ -270,7 +270,9 @@ class FrontendServer:
             inside = ResumableStreams(
                 app, door.resume_window_s, door.max_kept_bytes, exchange, root_path, keys
             )
-        limited = BodyLimit(inside, door.max_body_bytes, door.body_timeout_s, keys)
+        limited = BodyLimit(
+            inside, door.max_body_bytes, door.body_timeout_s, keys, door.max_waiting_body_bytes
+        )
         asked = OverloadUnread(limited, self._queue, keys, self._full_log, root_path)
         self._gate = Gate(asked, root_path)
         config, context = _http_config(self._gate, self._args, self._config)
