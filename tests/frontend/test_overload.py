@@ -26,6 +26,7 @@ from sterna.frontend.overload import (
     reserved,
 )
 from sterna.frontend.queue_limit import QueueLimit
+from sterna.frontend.resumable.paced import answering
 
 NO_KEYS = ApiKeys()
 
@@ -163,3 +164,21 @@ def test_who_reads_a_stream_on_or_shows_no_key_is_answered_further_on() -> None:
     assert unread(True, keys=keys, Authorization="Bearer other").text == "inside"
     assert unread(True, keys=keys, Authorization="Bearer mine").status_code == 429
     assert unread(True, "/tokenize").text == "inside"
+
+
+def test_a_stream_is_told_when_its_request_is_let_in_and_not_when_it_is_refused() -> None:
+    let_in: list[str] = []
+    limit = QueueLimit(1, 0.0)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert let_in == ["tern"]
+        await PlainTextResponse("inside")(scope, receive, send)
+
+    async def around(scope: Scope, receive: Receive, send: Send) -> None:
+        with answering("tern", is_taken_over=False, on_let_in=lambda: let_in.append("tern")):
+            await OverloadMiddleware(app, limit, DEFAULT_CLASSES)(scope, receive, send)
+
+    assert TestClient(around).post("/v1/completions").text == "inside"
+    limit.enter(0.0, is_urgent=False)
+    assert TestClient(around).post("/v1/completions").status_code == 429
+    assert let_in == ["tern"]

@@ -20,7 +20,7 @@ from sterna.classes import PriorityClasses
 from sterna.frontend.error_response import error_response
 from sterna.frontend.keys import ApiKeys
 from sterna.frontend.queue_limit import Full, QueueLimit, Ticket
-from sterna.frontend.resumable.paced import is_taken_over
+from sterna.frontend.resumable.paced import is_taken_over, tell_let_in
 from sterna.frontend.resumable.runs import LAST_EVENT_ID
 from sterna.frontend.tiers import used_class
 
@@ -141,6 +141,7 @@ class OverloadMiddleware:
             await _refusal(entered)(scope, receive, send)
             return
         self._log.on_let_in()
+        tell_let_in()
         answer = _Answer(entered, send)
         previous = _TICKET.set(entered)
         try:

@@ -20,7 +20,7 @@ class Run:
     Attributes:
         created_s: see `StreamHead`.
         record: of a stream that was taken over, until it goes on.
-        has_replica: whether another front end is told of it.
+        has_replica: whether another front end is told of it, once it is let in.
         task: that generates it.
         start: the head of the answer, when it is there.
         is_stream: whether the answer is one of events; an error is not.
