@@ -280,13 +280,16 @@ class DoorConfig:
     """What a front end takes from its clients, and how long it waits for them.
 
     Attributes:
-        max_queued_requests: requests of the cluster that wait for their first token; further ones
-            are refused. None: no bound.
+        max_queued_requests: requests of the cluster that wait for their first token, each prompt
+            and each choice counted; further ones are refused. None: no bound.
         urgent_reserve: this fraction more is for requests above the normal class.
         max_body_bytes: of one request; a larger one is refused.
+        max_waiting_body_bytes: of all requests at one front end whose answers have not begun; one
+            that would exceed it is refused.
         body_timeout_s: a request whose body is not there after so long is refused.
+        handshake_timeout_s: a connection that has not agreed upon TLS after so long is cut.
         head_timeout_s: a connection without a whole request line and headers for so long is cut.
-        reader_timeout_s: a connection whose client reads nothing of its answer for so long is cut.
+        reader_timeout_s: a connection whose client hardly reads its answer for so long is cut.
         resume_window_s: how long streams are kept for clients that come back; None: not at all.
         max_kept_bytes: of all streams that are kept; so many again for their records (`records`).
     """
@@ -294,7 +297,9 @@ class DoorConfig:
     max_queued_requests: int | None = 2048
     urgent_reserve: float = 0.1
     max_body_bytes: int = 64 << 20
+    max_waiting_body_bytes: int = 1 << 30
     body_timeout_s: float = 300.0
+    handshake_timeout_s: float = 10.0
     head_timeout_s: float = 60.0
     reader_timeout_s: float = 60.0
     resume_window_s: float | None = None
@@ -308,8 +313,20 @@ class DoorConfig:
                 self.max_queued_requests,
                 "at least 1",
             )
+        _require(
+            self.max_waiting_body_bytes >= self.max_body_bytes,
+            "max_waiting_body_bytes",
+            self.max_waiting_body_bytes,
+            f"at least max_body_bytes, which is {self.max_body_bytes}",
+        )
         _require(self.urgent_reserve >= 0, "urgent_reserve", self.urgent_reserve, "at least 0")
-        for option in ("max_body_bytes", "body_timeout_s", "head_timeout_s", "reader_timeout_s"):
+        for option in (
+            "max_body_bytes",
+            "body_timeout_s",
+            "handshake_timeout_s",
+            "head_timeout_s",
+            "reader_timeout_s",
+        ):
             value = getattr(self, option)
             _require(value > 0, option, value, "positive")
         if self.resume_window_s is not None:

@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from sterna.classes import ApiKey
 from sterna.frontend.bodies import BodyLimit
@@ -125,5 +126,63 @@ def test_a_client_that_goes_away_before_its_body_is_there_reaches_nobody() -> No
 
         scope = {"type": "http", "method": "POST", "headers": []}
         await BodyLimit(unreachable, LIMIT, 1.0)(scope, receive, send)  # type: ignore[arg-type]
+
+    asyncio.run(test())
+
+
+def test_all_bodies_together_are_bounded_until_their_answers_begin() -> None:
+    async def test() -> None:
+        reached, answered = asyncio.Event(), asyncio.Event()
+        ended = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            reached.set()
+            await answered.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"", "more_body": True})
+            begun.set()
+            await ended.wait()
+            await send({"type": "http.response.body", "body": b""})
+
+        begun = asyncio.Event()
+        limited = BodyLimit(app, LIMIT, 20.0, max_waiting_bytes=LIMIT + 1)
+        transport = httpx.ASGITransport(limited)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            first = asyncio.create_task(http.post("/", content=bytes(LIMIT)))
+            await reached.wait()
+            refused = await http.post("/", content=b"xx")
+            assert (refused.status_code, refused.headers["Retry-After"]) == (429, "5")
+            assert refused.headers["Connection"] == "close"
+            assert refused.json()["error"]["type"] == "RateLimitError"
+            fits = asyncio.create_task(http.post("/", content=b"x"))
+            answered.set()
+            await begun.wait()
+            # The first answers go on, and what their requests had is free again.
+            last = asyncio.create_task(http.post("/", content=bytes(LIMIT)))
+            ended.set()
+            for each in (first, fits, last):
+                assert (await each).status_code == 200
+        assert limited.num_waiting_bytes == 0
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("length", [LIMIT // 2, LIMIT + 1], ids=["broken off", "too large"])
+def test_what_a_body_had_is_free_when_it_does_not_arrive(length: int) -> None:
+    async def test() -> None:
+        messages = [{"type": "http.request", "body": bytes(length), "more_body": True}]
+
+        async def receive() -> Message:
+            return messages.pop() if messages else {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            pass
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            raise AssertionError("the application was called")
+
+        limited = BodyLimit(app, LIMIT, 20.0, max_waiting_bytes=2 * LIMIT)
+        await limited({"type": "http", "method": "POST", "headers": []}, receive, send)
+        assert limited.num_waiting_bytes == 0
 
     asyncio.run(test())

@@ -1,5 +1,10 @@
 """What a full queue refuses, in front of an application that answers whatever it is asked."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from hashlib import sha256
+
+import httpx
 import pytest
 
 pytest.importorskip("starlette")
@@ -9,10 +14,21 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
-from sterna.classes import DEFAULT_CLASSES
-from sterna.frontend.overload import OverloadMiddleware
+from sterna.classes import DEFAULT_CLASSES, ApiKey
+from sterna.frontend.keys import ApiKeys
+from sterna.frontend.overload import (
+    UNREAD_BYTES,
+    FullLog,
+    OverloadMiddleware,
+    OverloadUnread,
+    reserved,
+)
 from sterna.frontend.queue_limit import QueueLimit
+from sterna.frontend.resumable.paced import answering
+
+NO_KEYS = ApiKeys()
 
 
 async def answer(request: Request) -> PlainTextResponse:
@@ -62,3 +78,107 @@ def test_inference_is_refused(path: str) -> None:
 )
 def test_what_brings_the_engines_no_request_is_answered(path: str, method: str) -> None:
     assert status(path, method) == 200
+
+
+def test_a_request_is_refused_by_what_it_asks_of_the_engines_whatever_the_application_says() -> (
+    None
+):
+    limit = QueueLimit(10, 0.0)
+    limit.enter(0.0, is_urgent=False)
+
+    async def ask(request: Request) -> PlainTextResponse:
+        while reserved(limit, 3) is None:
+            pass
+        return PlainTextResponse("an error", 503)
+
+    app = Starlette(routes=[Route("/v1/completions", ask, methods=["POST"])])
+    answer = TestClient(OverloadMiddleware(app, limit, DEFAULT_CLASSES)).post("/v1/completions")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (429, "5")
+    assert answer.json()["error"] == {
+        "message": "too many requests wait (1); try again in 5 s, or with fewer prompts and "
+        "choices at once: of this one 12 or more would wait, where 10 may, unless nothing else "
+        "waits",
+        "type": "RateLimitError",
+        "param": None,
+        "code": 429,
+    }
+    assert limit.num_waiting == 1
+
+
+def test_what_is_asked_for_when_the_answer_has_begun_does_not_change_it() -> None:
+    limit = QueueLimit(10, 0.0)
+    limit.enter(0.0, is_urgent=False)
+
+    async def ask(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        assert reserved(limit, 20) is not None
+        await send({"type": "http.response.body", "body": b"an error event"})
+
+    answer = TestClient(OverloadMiddleware(ask, limit, DEFAULT_CLASSES)).post("/v1/completions")
+    assert (answer.status_code, answer.text) == (200, "an error event")
+
+
+def unread(
+    is_full: bool, path: str = "/v1/completions", keys: ApiKeys = NO_KEYS, **headers: str
+) -> httpx.Response:
+    """Return the answer to a request whose body nobody may read unless the queue has room."""
+
+    async def body() -> AsyncIterator[bytes]:
+        assert not is_full, "the body was read"
+        yield b"body"
+
+    async def send() -> httpx.Response:
+        limit = QueueLimit(20, 0.1)
+        # Two more places are for urgent requests, and this may be one.
+        for _ in range(20 + 2 * is_full):
+            limit.enter(0.0, is_urgent=True)
+        app = Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])
+        asked = OverloadUnread(app, limit, keys, FullLog(), "/proxied")
+        transport = httpx.ASGITransport(asked)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            return await http.post(path, content=body(), headers=headers)
+
+    return asyncio.run(send())
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/proxied/v1/completions"])
+def test_where_nobody_is_let_in_no_body_is_read(path: str) -> None:
+    refused = unread(True, path)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (429, "5")
+    assert refused.headers["Connection"] == "close"
+    assert unread(False, path).text == "inside"
+
+
+def test_a_short_body_that_is_not_read_does_not_cost_the_connection() -> None:
+    refused = unread(True, **{"Content-Length": str(UNREAD_BYTES)})
+    assert "Connection" not in refused.headers
+    assert (
+        unread(True, **{"Content-Length": str(UNREAD_BYTES + 1)}).headers["Connection"] == "close"
+    )
+
+
+def test_who_reads_a_stream_on_or_shows_no_key_is_answered_further_on() -> None:
+    keys = ApiKeys([ApiKey("mine", sha256(b"mine").digest())])
+    headers = {"Last-Event-ID": "0"}
+    assert unread(True, **headers).text == "inside"
+    assert unread(True, keys=keys, Authorization="Bearer other").text == "inside"
+    assert unread(True, keys=keys, Authorization="Bearer mine").status_code == 429
+    assert unread(True, "/tokenize").text == "inside"
+
+
+def test_a_stream_is_told_when_its_request_is_let_in_and_not_when_it_is_refused() -> None:
+    let_in: list[str] = []
+    limit = QueueLimit(1, 0.0)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert let_in == ["tern"]
+        await PlainTextResponse("inside")(scope, receive, send)
+
+    async def around(scope: Scope, receive: Receive, send: Send) -> None:
+        with answering("tern", is_taken_over=False, on_let_in=lambda: let_in.append("tern")):
+            await OverloadMiddleware(app, limit, DEFAULT_CLASSES)(scope, receive, send)
+
+    assert TestClient(around).post("/v1/completions").text == "inside"
+    limit.enter(0.0, is_urgent=False)
+    assert TestClient(around).post("/v1/completions").status_code == 429
+    assert let_in == ["tern"]

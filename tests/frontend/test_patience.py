@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,17 +19,22 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from sterna.frontend.patience import Places, patient
+from sterna.frontend.handshakes import behind_tls
+from sterna.frontend.patience import READ_BYTES, Places, patient
 
 HANG_S = 60.0
 """No wait of a test takes so long unless something hangs."""
+
+SKIPPED_S = 1e9
+"""Nor this, where a test turns the loop's clock on."""
 
 SHORT_S = 0.2
 CHUNK = bytes(1 << 16)
 
 
 class Application:
-    """Answers `/short` at once, and `/endless` until its client goes away."""
+    """Answers `/short` at once, `/body` when it has come, and `/endless` until its client goes
+    away."""
 
     def __init__(self) -> None:
         self.num_sent = 0
@@ -36,8 +42,11 @@ class Application:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         assert scope["type"] == "http"
+        if scope["path"] == "/body":
+            while (await receive()).get("more_body"):
+                pass
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        if scope["path"] == "/short":
+        if scope["path"] in ("/short", "/body"):
             await send({"type": "http.response.body", "body": b"short"})
             return
         if scope["path"] == "/large":
@@ -61,11 +70,19 @@ async def served(
     head_s: float = HANG_S,
     reader_s: float = HANG_S,
     max_connections: int = 100,
+    hang_s: float = HANG_S,
+    context: ssl.SSLContext | None = None,
+    handshake_s: float = HANG_S,
 ) -> AsyncIterator[tuple[Application, int]]:
     application = Application()
     config = uvicorn.Config(application, lifespan="off", log_level="error", timeout_keep_alive=1)
     config.load()
-    config.http_protocol_class = patient(protocol, Places(max_connections), head_s, reader_s)
+    places = Places(max_connections)
+    config.http_protocol_class = patient(protocol, places, head_s, reader_s)
+    if context is not None:
+        config.http_protocol_class = behind_tls(
+            config.http_protocol_class, context, places, handshake_s
+        )
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -73,7 +90,7 @@ async def served(
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
         serving = asyncio.create_task(server.serve([listener]))
         try:
-            async with asyncio.timeout(HANG_S):
+            async with asyncio.timeout(hang_s):
                 yield application, listener.getsockname()[1]
         finally:
             server.force_exit = server.should_exit = True
@@ -112,6 +129,7 @@ async def is_answered(port: int) -> bool:
 
 both = pytest.mark.parametrize("protocol", [HttpToolsProtocol, H11Protocol])
 ENDLESS = b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n"
+LARGE = b"GET /large HTTP/1.1\r\nHost: x\r\n"
 SHORT = b"GET /short HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -157,6 +175,59 @@ def test_a_client_that_reads_slowly_but_reads_is_not_cut(
             await application.has_ended.wait()
 
     asyncio.run(test())
+
+
+@both
+@pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"])
+def test_an_answer_of_one_piece_is_not_cut_while_its_client_reads_steadily(
+    protocol: type[Any], header: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is held up and goes on meanwhile; how much is left tells that it is read. Time passes
+    on the loop's clock alone."""
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        skipped_s = 0.0
+        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + skipped_s)
+        async with served(protocol, reader_s=1000.0, hang_s=SKIPPED_S) as (_, port):
+            client = await dial(port, LARGE + header + b"\r\n")
+            num_read = 0
+            for _ in range(4):
+                skipped_s += 750.0
+                until = num_read + (1 << 20)
+                while num_read < until:
+                    received = await loop.sock_recv(client, 1 << 14)
+                    assert received, "it is cut"
+                    num_read += len(received)
+            client.close()
+
+    asyncio.run(test())
+
+
+@both
+def test_a_client_that_reads_in_drops_is_cut(
+    protocol: type[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        skipped_s = 0.0
+        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + skipped_s)
+        logged = asyncio.Event()
+        caplog.handler.addFilter(lambda record: logged.set() or True)
+        async with served(protocol, reader_s=1000.0, hang_s=SKIPPED_S) as (_, port):
+            client = await dial(port, LARGE + b"\r\n")
+            num_read = 0
+            while not logged.is_set():
+                # What the kernel keeps is refilled now and then, by less than is enough.
+                skipped_s += 100.0
+                num_read += len(await loop.sock_recv(client, READ_BYTES // 32))
+                await asyncio.sleep(0)
+            assert num_read < READ_BYTES
+            client.close()
+
+    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+        asyncio.run(test())
+    assert "its client does not read the answer" in caplog.text
 
 
 @both

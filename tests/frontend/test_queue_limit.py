@@ -9,6 +9,7 @@ from sterna.frontend.queue_limit import (
     MAX_RETRY_S,
     MIN_RETRY_S,
     Full,
+    Generation,
     QueueLimit,
     Ticket,
 )
@@ -43,41 +44,124 @@ def test_without_a_limit_nobody_is_refused() -> None:
         let_in(limit)
 
 
-def begin(limit: QueueLimit, name: str, ticket: Ticket, now_s: float = 0.0) -> None:
+def begin(
+    limit: QueueLimit, name: str, ticket: Ticket, num_choices: int = 1, now_s: float = 0.0
+) -> Generation:
+    """Engine requests are asked for, and begin."""
+    assert limit.reserve(ticket, num_choices, now_s) is None
+    return limit.begin(name, ticket, num_choices)
+
+
+def start(limit: QueueLimit, name: str, ticket: Ticket, now_s: float = 0.0) -> None:
     """The ticket's engine request has its first token."""
-    limit.expect(name, ticket)
+    begin(limit, name, ticket)
     limit.on_first_token(name, now_s)
 
 
 def test_a_first_token_makes_room_and_the_end_of_that_request_does_not_make_more() -> None:
     limit = limit_of(1)
     first = let_in(limit)
-    begin(limit, "cmpl-1", first)
+    generation = begin(limit, "cmpl-1", first)
+    refused(limit)
+    limit.on_first_token("cmpl-1", 0.0)
     let_in(limit)
     limit.on_first_token("cmpl-1", 2.0)
-    limit.forget("cmpl-1", first)
-    first.release()
+    limit.end(generation)
+    limit.leave(first)
     refused(limit)
+
+
+def test_each_engine_request_of_a_request_waits_for_its_own_token() -> None:
+    limit = limit_of(6)
+    ticket = let_in(limit)
+    generations = [begin(limit, f"cmpl-{prompt}", ticket, 2) for prompt in range(3)]
+    assert refused(limit).num_waiting == 6
+    limit.on_first_token("cmpl-1", 0.0)
+    let_in(limit)
+    assert refused(limit).num_waiting == 6
+    for generation in generations:
+        limit.end(generation)
+    limit.leave(ticket)
+    assert limit.num_waiting == 1
+
+
+def test_they_wait_when_it_is_known_of_them_and_before_they_begin() -> None:
+    limit = limit_of(4)
+    ticket = let_in(limit)
+    for _ in range(3):
+        assert limit.reserve(ticket, 1, 0.0) is None
+    assert limit.num_waiting == 3
+    limit.begin("cmpl-0", ticket, 1)
+    assert limit.num_waiting == 3
+    limit.leave(ticket)
+    assert limit.num_waiting == 1, "what never begins does not wait when its request has ended"
+
+
+def test_a_request_with_more_of_them_than_there_is_room_for_is_refused() -> None:
+    limit = limit_of(10)
+    let_in(limit)
+    many = let_in(limit)
+    for _ in range(4):
+        assert limit.reserve(many, 2, 0.0) is None
+    full = Full(num_waiting=1, limit=10, retry_after_s=DEFAULT_RETRY_S, num_asked=10)
+    assert limit.reserve(many, 2, 0.0) == full == many.refused
+    limit.leave(many)
+    assert limit.num_waiting == 1
+
+
+def test_where_nothing_else_waits_it_may_have_any_number_and_others_wait_for_room() -> None:
+    limit = limit_of(10)
+    many = let_in(limit)
+    for prompt in range(1000):
+        begin(limit, f"cmpl-{prompt}", many)
+    assert refused(limit).num_waiting == 1000
+    for prompt in range(990):
+        limit.on_first_token(f"cmpl-{prompt}", 0.0)
+        refused(limit)
+    limit.on_first_token("cmpl-990", 0.0)
+    let_in(limit)
+
+
+def test_of_those_that_queue_on_instances_none_of_its_own_counts_as_anothers() -> None:
+    limit = limit_of(10)
+    many = let_in(limit)
+    for prompt in range(1000):
+        begin(limit, f"cmpl-{prompt}", many)
+    limit.on_first_token("cmpl-0", 0.0)
+    limit.on_queuing(999)
+    assert refused(limit).num_waiting == 999
+    limit.on_queuing(1005)
+    assert refused(limit).num_waiting == 1005
+
+
+def test_a_request_that_has_started_is_not_refused_any_more() -> None:
+    """Its next turn, or the next step of a beam search, waits as well, but was let in."""
+    limit = limit_of(3)
+    ticket = let_in(limit)
+    start(limit, "resp_1", ticket)
+    for _ in range(3):
+        let_in(limit)
+    begin(limit, "resp_1", ticket, 2)
+    assert refused(limit).num_waiting == 5
 
 
 def test_requests_of_one_name_wait_each_for_its_own_token() -> None:
     """Some proxies give all requests of a session one X-Request-Id."""
     limit = limit_of(3)
     tickets = [let_in(limit) for _ in range(3)]
-    for ticket in tickets:
-        limit.expect("chatcmpl-session", ticket)
+    generations = [begin(limit, "chatcmpl-session", ticket) for ticket in tickets]
     for num_waiting in (2, 1, 0):
         limit.on_first_token("chatcmpl-session", 1.0)
         assert limit.num_waiting == num_waiting
-    for ticket in tickets:
-        limit.forget("chatcmpl-session", ticket)
-        ticket.release()
+    for ticket, generation in zip(tickets, generations, strict=True):
+        limit.end(generation)
+        limit.leave(ticket)
     assert limit.num_waiting == 0
 
 
 def test_a_request_that_ends_without_a_token_makes_room() -> None:
     limit = limit_of(1)
-    let_in(limit).release()
+    limit.leave(let_in(limit))
     let_in(limit)
 
 
@@ -85,12 +169,12 @@ def test_a_request_waits_as_long_as_anybody_waits_for_it() -> None:
     """An answer in the background is worked on when its connection has long ended."""
     limit = limit_of(1)
     ticket = let_in(limit)
-    limit.expect("resp_1", ticket)
-    ticket.release()
+    generation = begin(limit, "resp_1", ticket)
+    limit.leave(ticket)
     refused(limit)
-    limit.forget("resp_1", ticket)
+    limit.end(generation)
     assert limit.num_waiting == 0
-    limit.expect("resp_2", ticket)
+    begin(limit, "resp_2", ticket)
     refused(limit)
     limit.on_first_token("resp_2", 1.0)
     let_in(limit)
@@ -99,14 +183,13 @@ def test_a_request_waits_as_long_as_anybody_waits_for_it() -> None:
 def test_two_requests_of_one_name_do_not_confuse_the_count() -> None:
     limit = limit_of(5)
     one, other = let_in(limit), let_in(limit)
-    limit.expect("cmpl-x", one)
-    limit.expect("cmpl-x", other)
+    first, second = begin(limit, "cmpl-x", one), begin(limit, "cmpl-x", other)
     limit.on_first_token("cmpl-x", 0.0)
-    limit.forget("cmpl-x", one)
-    one.release()
+    limit.end(first)
+    limit.leave(one)
     limit.on_first_token("cmpl-x", 0.0)
-    limit.forget("cmpl-x", other)
-    other.release()
+    limit.end(second)
+    limit.leave(other)
     assert limit.num_waiting == 0
 
 
@@ -169,7 +252,7 @@ def test_the_time_to_come_again_is_that_of_the_queue_at_its_pace(
 ) -> None:
     limit = limit_of(num_waiting)
     for start_s in starts_s:
-        begin(limit, f"cmpl-{start_s}", let_in(limit), start_s)
+        start(limit, f"cmpl-{start_s}", let_in(limit), start_s)
     for _ in range(num_waiting):
         let_in(limit)
     assert refused(limit, now_s=now_s).retry_after_s == retry_after_s
@@ -177,35 +260,57 @@ def test_the_time_to_come_again_is_that_of_the_queue_at_its_pace(
 
 @given(
     steps=st.lists(
-        st.tuples(st.integers(0, 4), st.sampled_from(["enter", "start", "hold", "release"]))
+        st.tuples(
+            st.integers(0, 4),
+            st.sampled_from(["enter", "reserve", "begin", "token", "end", "leave"]),
+            st.integers(1, 3),
+        )
     ),
-    max_queued=st.integers(1, 4),
+    max_queued=st.integers(1, 6),
 )
 def test_places_are_neither_lost_nor_given_twice(
-    steps: list[tuple[int, str]], max_queued: int
+    steps: list[tuple[int, str, int]], max_queued: int
 ) -> None:
     limit = limit_of(max_queued)
     tickets: list[Ticket] = []
-    holders: list[int] = []
-    started: list[bool] = []
-    for number, step in steps:
+    # Each ticket's engine requests: those that are to begin, and those that wait since.
+    reserved: list[int] = []
+    begun: list[list[tuple[Generation, int]]] = []
+    for number, step, num in steps:
+        waiting = sum(reserved) + sum(each[1] for its in begun for each in its)
+        assert limit.num_waiting == waiting
         if step == "enter":
-            is_full = limit.num_waiting >= max_queued
             entered = limit.enter(0.0, is_urgent=False)
-            assert isinstance(entered, Full) == is_full
+            assert isinstance(entered, Full) == (waiting >= max_queued)
             if isinstance(entered, Ticket):
                 tickets.append(entered)
-                holders.append(1)
-                started.append(False)
-        elif number < len(tickets):
-            if step == "start":
-                tickets[number].start()
-                started[number] = True
-            elif step == "hold":
-                tickets[number].hold()
-                holders[number] += 1
-            elif holders[number]:
-                tickets[number].release()
-                holders[number] -= 1
-        waiting = [n for n, has in zip(holders, started, strict=True) if n and not has]
-        assert limit.num_waiting == len(waiting)
+                reserved.append(1)
+                begun.append([])
+            continue
+        if number >= len(tickets):
+            continue
+        ticket, name = tickets[number], f"cmpl-{number}"
+        if step == "reserve":
+            was_new = ticket.is_new
+            if limit.reserve(ticket, num, 0.0) is None:
+                reserved[number] += num - was_new
+        elif step == "begin" and not ticket.is_new:
+            begun[number].append((limit.begin(name, ticket, num), num))
+            reserved[number] -= min(num, reserved[number])
+        elif step == "token":
+            limit.on_first_token(name, 0.0)
+            its = begun[number]
+            for place, (generation, num_waiting) in enumerate(its):
+                if num_waiting:
+                    its[place] = (generation, num_waiting - 1)
+                    break
+        elif step == "end" and begun[number]:
+            limit.end(begun[number].pop()[0])
+        elif step == "leave":
+            limit.leave(ticket)
+            reserved[number] = 0
+    for ticket, its in zip(tickets, begun, strict=True):
+        for generation, _ in its:
+            limit.end(generation)
+        limit.leave(ticket)
+    assert limit.num_waiting == 0

@@ -31,6 +31,7 @@ from sterna.config import FrontendConfig, OnInstanceFailure
 from sterna.delivery import Outgoing
 from sterna.engine.vllm.payload import decode_request
 from sterna.frontend import router as router_module
+from sterna.frontend.effects import Failure
 from sterna.frontend.router import Router
 from sterna.mailbox import Mailbox
 from sterna.messages import (
@@ -336,7 +337,10 @@ def test_where_nothing_is_continued_a_request_that_dies_with_its_instance_ends_w
         await world.cluster.i0.get_request()
         world.cluster.announce(world.cluster.i1)
         output = await world.client.receive_output()
-        assert output == EngineCoreOutput("r1", [], finish_reason=FinishReason.ERROR)
+        why = Failure.OWNER_DIED.value
+        assert output == EngineCoreOutput(
+            "r1", [], finish_reason=FinishReason.ERROR, stop_reason=why
+        )
 
     run(test, on_instance_failure=ABORT)
 

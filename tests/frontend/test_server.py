@@ -456,6 +456,14 @@ def test_a_full_queue_answers_at_once_and_those_inside_are_answered(run):
         high = served.chat(service_tier="priority")
         inside.append((await i0.get_request()).request_id)
         assert (await served.chat(service_tier="priority")).status_code == 429
+        # Nor is anybody let in now whose body has not come.
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.http.base_url.port)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n"
+            b"Content-Length: 90000\r\n\r\n" % API_KEY.encode()
+        )
+        assert (await reader.readline()).startswith(b"HTTP/1.1 429 ")
+        writer.close()
         # A first token makes room, although its request goes on.
         hello = served.tokens("Hello")
         for request_id in inside[:2]:
@@ -469,6 +477,48 @@ def test_a_full_queue_answers_at_once_and_those_inside_are_answered(run):
             i0.send_tokens(request_id, first, hello, FinishReason.STOP)
         for answering in (*waiting, high, more):
             assert (await answering).status_code == 200
+
+    run(test)
+
+
+def test_each_prompt_and_each_choice_waits_for_its_own_first_token(run):
+    async def test(served: Served) -> None:
+        i0 = served.cluster.i0
+        hello = served.tokens("Hello")
+
+        def post(num_prompts: int, n: int) -> "asyncio.Task[httpx.Response]":
+            body = {"prompt": ["Hello"] * num_prompts, "n": n, "max_tokens": 2}
+            return served.post("/v1/completions", model="small", **body)
+
+        # Where nothing else waits, one request may have more than the limit.
+        num_many = 2 * MAX_QUEUED
+        many = post(num_many // 2, 2)
+        inside = [(await i0.get_request()).request_id for _ in range(num_many)]
+        refused = await served.chat()
+        assert f"too many requests wait ({num_many})" in refused.json()["error"]["message"]
+        num_begun = num_many - MAX_QUEUED + 1
+        for request_id in inside[:num_begun]:
+            i0.send_tokens(request_id, 0, hello)
+        while (await served.post("/v1/completions", model="small")).status_code == 429:
+            pass
+        refused = await post(3, 2)
+        assert (refused.status_code, "Retry-After" in refused.headers) == (429, True)
+        error = refused.json()["error"]
+        assert error["type"] == "RateLimitError"
+        assert "with fewer prompts and choices" in error["message"]
+        one = post(1, 1)
+        inside.append((await i0.get_request()).request_id)
+        for place, request_id in enumerate(inside):
+            first = len(hello) if place < num_begun else 0
+            i0.send_tokens(request_id, first, hello, FinishReason.STOP)
+        for answering in (many, one):
+            assert (await answering).status_code == 200
+        # Whatever has been refused left nothing behind.
+        again = post(num_many, 1)
+        for _ in range(num_many):
+            request = await i0.get_request()
+            i0.send_tokens(request.request_id, 0, hello, FinishReason.STOP)
+        assert (await again).status_code == 200
 
     run(test)
 

@@ -14,7 +14,12 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from sterna.classes import DEFAULT_CLASSES, ApiKey, PriorityClass, PriorityClasses
 from sterna.frontend.keys import ApiKeys
-from sterna.frontend.tiers import TierMiddleware, admitted_priority
+from sterna.frontend.tiers import (
+    MAX_LENIENT_BYTES,
+    RESPONSES_PATH,
+    TierMiddleware,
+    admitted_priority,
+)
 from sterna.types import Priority
 
 CHAT = "/v1/chat/completions"
@@ -274,6 +279,18 @@ def test_what_only_python_takes_for_json_is_read_as_vllm_reads_it(body: bytes) -
     server = Server()
     assert server.post(CHAT, body).json()["service_tier"] == "gold"
     assert server.priorities == [-2]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES_PATH])
+def test_a_long_body_that_only_python_takes_for_json_is_refused(path: str) -> None:
+    """Python's reader would have the loop to itself for as long as it takes."""
+    server = Server()
+    body = b'{"messages": [], "input": "", "x": NaN, "y": "%s"}' % (b"y" * MAX_LENIENT_BYTES)
+    refused = server.post(path, body)
+    assert refused.status_code == 400
+    assert "must be strict JSON in UTF-8" in refused.json()["error"]["message"]
+    assert server.bodies == []
+    assert server.post(path, body.replace(b"NaN", b"1")).status_code == 200
 
 
 @pytest.mark.parametrize(

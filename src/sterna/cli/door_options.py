@@ -18,8 +18,9 @@ def add_door_options(group: Any) -> None:
         type=int,
         metavar="N",
         default=default.max_queued_requests,
-        help="while so many requests wait for their first token, further ones are answered 429, "
-        "those above the normal class a tenth later; 0: any number may wait (default: %(default)s)",
+        help="while so many requests (each prompt, and each choice of n, is one) wait for their "
+        "first token, further ones are answered 429, those above the normal class a tenth later; "
+        "0: any number may wait (default: %(default)s)",
     )
     group.add_argument(
         "--max-body-mib",
@@ -29,11 +30,19 @@ def add_door_options(group: Any) -> None:
         help="a request of more is answered 413 (default: %(default)g)",
     )
     group.add_argument(
+        "--max-waiting-body-mib",
+        type=float,
+        metavar="MIB",
+        help="while requests whose answers have not begun have so much together at one front end, "
+        f"further ones are answered 429 (default: {default.max_waiting_body_bytes / MIB:g}, or "
+        "--max-body-mib, where that is more)",
+    )
+    group.add_argument(
         "--reader-timeout",
         type=float,
         metavar="SECONDS",
         default=default.reader_timeout_s,
-        help="a client that reads nothing of its answer for so long is cut off "
+        help="a client that takes less than 48 KiB of what is there for it in so long is cut off "
         "(default: %(default)g)",
     )
     group.add_argument(
@@ -63,13 +72,23 @@ def door_config(args: Namespace) -> DoorConfig:
         )
     if not 0 < args.max_body_mib < math.inf:
         raise ConfigurationError(f"--max-body-mib must be positive, not {args.max_body_mib:g}")
+    max_body_bytes = math.ceil(args.max_body_mib * MIB)
+    max_waiting_bytes = max(max_body_bytes, DoorConfig().max_waiting_body_bytes)
+    if (waiting_mib := args.max_waiting_body_mib) is not None:
+        if not args.max_body_mib <= waiting_mib < math.inf:
+            raise ConfigurationError(
+                "--max-waiting-body-mib must be at least --max-body-mib "
+                f"({args.max_body_mib:g}), not {waiting_mib:g}"
+            )
+        max_waiting_bytes = math.ceil(waiting_mib * MIB)
     if not args.reader_timeout > 0:
         raise ConfigurationError(f"--reader-timeout must be positive, not {args.reader_timeout:g}")
     if not args.resume_window > 0:
         raise ConfigurationError(f"--resume-window must be positive, not {args.resume_window:g}")
     return DoorConfig(
         max_queued_requests=args.max_queued_requests or None,
-        max_body_bytes=math.ceil(args.max_body_mib * MIB),
+        max_body_bytes=max_body_bytes,
+        max_waiting_body_bytes=max_waiting_bytes,
         reader_timeout_s=args.reader_timeout,
         resume_window_s=args.resume_window if args.resumable_streams else None,
     )

@@ -1,10 +1,14 @@
-"""What a client sends is bounded: in size, and in the time that it may take.
+"""What a client sends is bounded: in size, alone and together, and in the time that it may take.
 
 The body of each request is read here, before anything else looks at it: vLLM's server would read
-any number of bytes, for as long as somebody sends them.
+any number of bytes, for as long as somebody sends them. All bodies together have a budget, from the
+first byte of each until the answer to it begins. Who would exceed it is told to come again, rather
+than left to wait: several who wait for each other's last bytes would all wait in vain.
 """
 
 import asyncio
+import logging
+import sys
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
@@ -14,8 +18,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sterna.frontend.error_response import error_response
 from sterna.frontend.keys import ApiKeys
 
+logger = logging.getLogger(__name__)
+
 METHODS = frozenset({"POST", "PUT", "PATCH"})
 """Others have no body that anybody would read; uvicorn takes only 64 KiB of one."""
+
+
+RETRY_AFTER_S = 5
+"""Where there is no room for a body: by then some other answers will have begun."""
+
+
+ROOM_AGAIN = 0.9
+"""Of the budget: with less taken, there is room again."""
 
 
 class BodyLimit:
@@ -23,17 +37,29 @@ class BodyLimit:
 
     Args:
         max_bytes: of one body.
+        max_waiting_bytes: of all bodies whose answers have not begun.
         timeout_s: for all of it.
         keys: who shows none of them is refused further on, and no byte of its body is kept.
+
+    Attributes:
+        num_waiting_bytes: of all bodies whose answers have not begun.
     """
 
     def __init__(
-        self, app: ASGIApp, max_bytes: int, timeout_s: float, keys: ApiKeys | None = None
+        self,
+        app: ASGIApp,
+        max_bytes: int,
+        timeout_s: float,
+        keys: ApiKeys | None = None,
+        max_waiting_bytes: int = sys.maxsize,
     ) -> None:
         self._app = app
         self._keys = keys or ApiKeys()
         self._max_bytes = max_bytes
+        self._max_waiting_bytes = max_waiting_bytes
         self._timeout_s = timeout_s
+        self.num_waiting_bytes = 0
+        self._num_refused = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or one connection of another kind."""
@@ -43,65 +69,132 @@ class BodyLimit:
         if self._keys.refuse(Headers(scope=scope).get("Authorization")):
             await self._app(scope, replaying(b"", receive), send)
             return
+        share = _Share(self)
         try:
-            body = await self._read(scope, receive)
+            replayed = await self._read(scope, receive, share)
+            if replayed is not None:
+                await self._app(scope, replayed, share.until_answered(send))
+            return
         except _TooLargeError:
             answer = _refusal(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 "ContentTooLargeError",
                 f"the body has more than {self._max_bytes} bytes",
             )
-        except TimeoutError:
+        except _NoRoomError:
+            answer = _refusal(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "RateLimitError",
+                "the bodies of requests that wait leave no room for this one; try again in "
+                f"{RETRY_AFTER_S} s",
+            )
+            answer.headers["Retry-After"] = str(RETRY_AFTER_S)
+        except _TooSlowError:
             answer = _refusal(
                 HTTPStatus.REQUEST_TIMEOUT,
                 "RequestTimeoutError",
                 f"the body was not there after {self._timeout_s:g} s",
             )
-        else:
-            if body is not None:
-                await self._app(scope, replaying(body, receive), send)
-            return
+        finally:
+            share.give_back()
         await answer(scope, receive, send)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Return the whole body, or None when the client went away.
+    async def _read(self, scope: Scope, receive: Receive, share: "_Share") -> Receive | None:
+        """Return what gives the whole body again, or None when the client went away.
 
         Raises:
             _TooLargeError: it has too many bytes, or says so.
-            TimeoutError: it did not come in time.
+            _NoRoomError: there are too many of others'.
+            _TooSlowError: it did not come in time.
         """
         declared = Headers(scope=scope).get("Content-Length", "")
         if declared.isdecimal() and int(declared) > self._max_bytes:
             raise _TooLargeError
         parts: list[bytes] = []
-        num_bytes = 0
-        async with asyncio.timeout(self._timeout_s):
-            while True:
-                message = await receive()
-                if message["type"] != "http.request":
-                    return None
-                parts.append(message.get("body", b""))
-                num_bytes += len(parts[-1])
-                if num_bytes > self._max_bytes:
-                    raise _TooLargeError
-                if not message.get("more_body", False):
-                    return b"".join(parts)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return None
+                    parts.append(message.get("body", b""))
+                    if share.num_bytes + len(parts[-1]) > self._max_bytes:
+                        raise _TooLargeError
+                    share.take(len(parts[-1]))
+                    if not message.get("more_body", False):
+                        return replaying(b"".join(parts), receive)
+        except TimeoutError:
+            raise _TooSlowError from None
+
+    def take(self, num_bytes: int) -> None:
+        """So many bytes more are kept; raises _NoRoomError where there is no room for them."""
+        if self.num_waiting_bytes + num_bytes > self._max_waiting_bytes:
+            self._num_refused += 1
+            if self._num_refused == 1:
+                logger.warning(
+                    "bodies are refused, too many bytes wait num_bytes=%d", self.num_waiting_bytes
+                )
+            raise _NoRoomError
+        self.num_waiting_bytes += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        """So many are not kept any more."""
+        self.num_waiting_bytes -= num_bytes
+        if self._num_refused and self.num_waiting_bytes < ROOM_AGAIN * self._max_waiting_bytes:
+            logger.warning("bodies are taken again refused=%d", self._num_refused)
+            self._num_refused = 0
+
+
+class _Share:
+    """Of the budget, what one body has."""
+
+    def __init__(self, limit: BodyLimit) -> None:
+        self._limit = limit
+        self.num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """See `BodyLimit`."""
+        self._limit.take(num_bytes)
+        self.num_bytes += num_bytes
+
+    def give_back(self) -> None:
+        """All of it."""
+        self._limit.give_back(self.num_bytes)
+        self.num_bytes = 0
+
+    def until_answered(self, send: Send) -> Send:
+        """Return a `send` that gives it back when the answer begins."""
+
+        async def send_on(message: Message) -> None:
+            self.give_back()
+            await send(message)
+
+        return send_on
 
 
 class _TooLargeError(Exception):
     """The body has too many bytes."""
 
 
+class _NoRoomError(Exception):
+    """All bodies together have too many bytes."""
+
+
+class _TooSlowError(Exception):
+    """The body did not come in time."""
+
+
 def replaying(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that gives the body, then what else comes: that the client went away."""
-    is_given = False
+    given: bytes | None = body
 
     async def receive_again() -> Message:
-        nonlocal is_given
-        if is_given:
+        nonlocal given
+        if given is None:
             return await receive()
-        is_given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        # From then on it is kept by who asked for it.
+        message, given = {"type": "http.request", "body": given, "more_body": False}, None
+        return message
 
     return receive_again
 

@@ -1,6 +1,8 @@
 """A full queue answers at once: 429 and when to come again, as OpenAI's clients understand it.
 
-The innermost of the server's middlewares: who comes here has shown a key, and the class is known.
+Asked twice. Before the body is read, when the class is not known: where not even an urgent request
+would be let in, nothing is read. And as the innermost of the server's middlewares: who comes there
+has shown a key, and the class is known.
 """
 
 import asyncio
@@ -10,13 +12,16 @@ from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sterna.classes import PriorityClasses
 from sterna.frontend.error_response import error_response
+from sterna.frontend.keys import ApiKeys
 from sterna.frontend.queue_limit import Full, QueueLimit, Ticket
-from sterna.frontend.resumable.paced import is_taken_over
+from sterna.frontend.resumable.paced import is_taken_over, tell_let_in
+from sterna.frontend.resumable.runs import LAST_EVENT_ID
 from sterna.frontend.tiers import used_class
 
 logger = logging.getLogger(__name__)
@@ -38,18 +43,88 @@ NO_INFERENCE = (
 """How paths under these prefixes end that bring the engines no request: the first two make room,
 the last two are operators', and the others are work of the front end alone, as /tokenize is."""
 
+UNREAD_BYTES = 64 << 10
+"""A longer body that is not wanted is not taken from its client, whose connection ends instead."""
+
 _TICKET: ContextVar[Ticket | None] = ContextVar("sterna_ticket", default=None)
 # As the class (`tiers`), it belongs to a request that vLLM's serving code knows nothing of.
+
+
+class FullLog:
+    """One line for each time that the queue is full, and has room again, not for each request."""
+
+    def __init__(self) -> None:
+        self._num_refused = 0
+
+    def on_refused(self, full: Full) -> None:
+        """A request has been refused."""
+        self._num_refused += 1
+        if self._num_refused == 1:
+            logger.warning(
+                "queue full, requests are refused waiting=%d limit=%d", full.num_waiting, full.limit
+            )
+
+    def on_let_in(self) -> None:
+        """A request has been let in."""
+        if self._num_refused:
+            logger.warning("queue has room again refused=%d", self._num_refused)
+            self._num_refused = 0
+
+
+class OverloadUnread:
+    """Refuses inference whose body has not been read, while not even urgent requests are let in.
+
+    Args:
+        keys: who shows none of them is refused further on.
+        root_path: what a proxy may leave before the paths (`--root-path`).
+    """
+
+    def __init__(
+        self, app: ASGIApp, limit: QueueLimit, keys: ApiKeys, log: FullLog, root_path: str = ""
+    ) -> None:
+        self._app = app
+        self._limit = limit
+        self._keys = keys
+        self._log = log
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or one connection of another kind."""
+        full = self._full(scope)
+        if full is None:
+            await self._app(scope, receive, send)
+            return
+        self._log.on_refused(full)
+        answer = _refusal(full)
+        length = Headers(scope=scope).get("Content-Length", "")
+        if not length.isdecimal() or int(length) > UNREAD_BYTES:
+            answer.headers["Connection"] = "close"
+        await answer(scope, receive, send)
+
+    def _full(self, scope: Scope) -> Full | None:
+        if not _is_inference(scope, self._root_path):
+            return None
+        headers = Headers(scope=scope)
+        # Who reads a stream on does not wait a second time.
+        if LAST_EVENT_ID in headers or self._keys.refuse(headers.get("Authorization")):
+            return None
+        return self._limit.full(_now_s(), is_urgent=True)
 
 
 class OverloadMiddleware:
     """Refuses inference while too many requests wait."""
 
-    def __init__(self, app: ASGIApp, limit: QueueLimit, classes: PriorityClasses) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limit: QueueLimit,
+        classes: PriorityClasses,
+        log: FullLog | None = None,
+    ) -> None:
         self._app = app
         self._limit = limit
         self._classes = classes
-        self._num_refused = 0
+        self._log = log or FullLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or one connection of another kind."""
@@ -62,65 +137,95 @@ class OverloadMiddleware:
         is_urgent = used is not None and used.scheduling_priority > normal.scheduling_priority
         entered = self._limit.enter(_now_s(), is_urgent=is_urgent)
         if isinstance(entered, Full):
-            self._note_refusal(entered)
+            self._log.on_refused(entered)
             await _refusal(entered)(scope, receive, send)
             return
-        self._note_room()
+        self._log.on_let_in()
+        tell_let_in()
+        answer = _Answer(entered, send)
         previous = _TICKET.set(entered)
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, answer.send)
         finally:
             _TICKET.reset(previous)
-            entered.release()
+            self._limit.leave(entered)
+        if answer.refused is not None:
+            await _refusal(answer.refused)(scope, receive, send)
 
-    def _note_refusal(self, full: Full) -> None:
-        """One line for each time that the queue is full, not for each request."""
-        self._num_refused += 1
-        if self._num_refused == 1:
-            logger.warning(
-                "queue full, requests are refused waiting=%d limit=%d", full.num_waiting, full.limit
-            )
 
-    def _note_room(self) -> None:
-        if self._num_refused:
-            logger.warning("queue has room again refused=%d", self._num_refused)
-            self._num_refused = 0
+def reserved(limit: QueueLimit, num_choices: int) -> Full | None:
+    """Have so many engine requests more wait for the request that is being answered; returns why
+    they may not, which its client will be told whatever the application answers."""
+    ticket = _TICKET.get()
+    return None if ticket is None else limit.reserve(ticket, num_choices, _now_s())
 
 
 def expected(
-    limit: QueueLimit, name: str, outputs: AsyncGenerator[Any, None]
+    limit: QueueLimit, name: str, outputs: AsyncGenerator[Any, None], num_choices: int
 ) -> AsyncGenerator[Any, None]:
-    """Return these outputs of an engine request, whose ticket is that of the HTTP request being
+    """Return these outputs of engine requests that are reserved for the request that is being
     answered."""
     ticket = _TICKET.get()
-    return outputs if ticket is None else _expected(limit, name, outputs, ticket)
+    return outputs if ticket is None else _expected(limit, name, outputs, ticket, num_choices)
 
 
 async def _expected(
-    limit: QueueLimit, name: str, outputs: AsyncGenerator[Any, None], ticket: Ticket
+    limit: QueueLimit,
+    name: str,
+    outputs: AsyncGenerator[Any, None],
+    ticket: Ticket,
+    num_choices: int,
 ) -> AsyncGenerator[Any, None]:
-    limit.expect(name, ticket)
+    generation = limit.begin(name, ticket, num_choices)
     try:
         async for output in outputs:
             yield output
     finally:
-        limit.forget(name, ticket)
+        limit.end(generation)
         # Who closes this one means the other: the request is aborted with it.
         await outputs.aclose()
 
 
-def _is_inference(scope: Scope) -> bool:
+class _Answer:
+    """Says nothing of what the application answers to a request that was refused before."""
+
+    def __init__(self, ticket: Ticket, send: Send) -> None:
+        self._ticket = ticket
+        self._send = send
+        self._has_begun = False
+
+    @property
+    def refused(self) -> Full | None:
+        """Why there is no answer yet, if it was refused."""
+        return None if self._has_begun else self._ticket.refused
+
+    async def send(self, message: Message) -> None:
+        """See ASGI."""
+        if self.refused is None:
+            self._has_begun = True
+            await self._send(message)
+
+
+def _is_inference(scope: Scope, root_path: str | None = None) -> bool:
     if scope["type"] != "http" or scope["method"] != "POST":
         return False
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    path = scope["path"].removeprefix(
+        scope.get("root_path", "") if root_path is None else root_path
+    )
     is_known = path.startswith(INFERENCE_PREFIXES) and not path.endswith(NO_INFERENCE)
     return is_known or path in INFERENCE_PATHS
 
 
 def _refusal(full: Full) -> JSONResponse:
+    text = f"too many requests wait ({full.num_waiting}); try again in {full.retry_after_s} s"
+    if full.num_asked > 1:
+        text += (
+            f", or with fewer prompts and choices at once: of this one {full.num_asked} or more "
+            f"would wait, where {full.limit} may, unless nothing else waits"
+        )
     return error_response(
         HTTPStatus.TOO_MANY_REQUESTS,
-        f"too many requests wait ({full.num_waiting}); try again in {full.retry_after_s} s",
+        text,
         kind="RateLimitError",
         headers={"Retry-After": str(full.retry_after_s)},
     )

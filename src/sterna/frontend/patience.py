@@ -10,10 +10,20 @@ import asyncio
 import logging
 from typing import Any
 
+from sterna.frontend.heads import bounded_head
+
 logger = logging.getLogger(__name__)
 
 ROOM_AGAIN = 0.9
 """Of the places: with fewer taken, there is room again."""
+
+
+HIGH_WATER_BYTES = 64 << 10
+"""An answer is held up when so much of it waits here, as asyncio has it without TLS."""
+
+READ_BYTES = 48 << 10
+"""Less than that is not read: so much lies between the marks at which an answer is held up and goes
+on, and so much an answer of one piece, which nothing holds up, has to lose."""
 
 
 class Places:
@@ -44,18 +54,18 @@ class Places:
 def patient(
     protocol: type[Any], places: Places, head_timeout_s: float, reader_timeout_s: float
 ) -> type[Any]:
-    """Return uvicorn's protocol for HTTP, with bounds to its patience.
+    """Return uvicorn's protocol for HTTP, with bounds to its patience and to heads.
 
     Args:
         head_timeout_s: for a request's line and headers.
-        reader_timeout_s: for the client to read some of what is there for it.
+        reader_timeout_s: for the client to read some of what is there for it (READ_BYTES).
     """
     attributes = {
         "places": places,
         "head_timeout_s": head_timeout_s,
         "reader_timeout_s": reader_timeout_s,
     }
-    return type("PatientProtocol", (_Patience, protocol), attributes)
+    return type("PatientProtocol", (_Patience, bounded_head(protocol)), attributes)
 
 
 class _Patience(asyncio.Protocol):
@@ -64,6 +74,8 @@ class _Patience(asyncio.Protocol):
     places: Places
     head_timeout_s: float
     reader_timeout_s: float
+    # With TLS: the transport beneath, where the most of what is not read waits.
+    wire: Any = None
     transport: Any
     loop: asyncio.AbstractEventLoop
     client: tuple[str, int] | None
@@ -72,6 +84,7 @@ class _Patience(asyncio.Protocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
+    _num_unread_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
@@ -132,9 +145,19 @@ class _Patience(asyncio.Protocol):
 
     def _await_reader(self) -> None:
         if self._reader_timer is None:
-            self._reader_timer = self.loop.call_later(
-                self.reader_timeout_s, self._cut, "its client does not read the answer"
-            )
+            self._num_unread_bytes = self._unread_bytes()
+            self._reader_timer = self.loop.call_later(self.reader_timeout_s, self._check_reader)
+
+    def _check_reader(self) -> None:
+        self._reader_timer = None
+        if self._num_unread_bytes - self._unread_bytes() < READ_BYTES:
+            self._cut("its client does not read the answer")
+        else:
+            self._await_reader()
+
+    def _unread_bytes(self) -> int:
+        num_bytes: int = self.transport.get_write_buffer_size()
+        return num_bytes if self.wire is None else num_bytes + self.wire.get_write_buffer_size()
 
     def _reader_reads(self) -> None:
         if self._reader_timer is not None:

@@ -1,9 +1,12 @@
 """How many requests may wait: one more is told at once to come again. Pure.
 
-A request waits from when it is let in until its first token. A front end counts its own exactly. Of
-the others' it knows what the instances report as queuing, once a second (`ClusterStats`): as far as
+What waits is counted as engines count it: a request of three prompts, with two choices each, is six
+*engine requests*. Each waits from when its request is let in until its own first token; a request
+of which nobody knows yet how many it has counts as one. A front end counts its own exactly. Of the
+others' it knows what the instances report as queuing, once a second (`ClusterStats`): as far as
 that is more than its own, it is others'. So several front ends may let in more together, for a
-second, than the limit says; one alone never does.
+second, than the limit says; one alone never does, but for a request that has by itself more engine
+requests than may wait. Those are let in where nothing else waits.
 """
 
 import math
@@ -24,54 +27,54 @@ class Full:
     """No room.
 
     Attributes:
+        num_waiting: engine requests, without those of the request that is refused.
+        num_asked: engine requests of the one that is refused, as far as they are known.
         retry_after_s: by then those that wait now will have begun, at the pace of the last ones.
     """
 
     num_waiting: int
     limit: int
     retry_after_s: int
+    num_asked: int = 1
 
 
 class Ticket:
-    """One request's place in the queue.
+    """What one request that is let in may have waiting.
 
-    Several may hold it: the connection that waits for the answer, and each generation of tokens
-    for it. It is given back with the first token, or when nobody holds it any more.
+    Attributes:
+        limit: of its class.
+        num_reserved: engine requests that are to begin, and wait already.
+        num_begun: engine requests that have begun, and wait.
+        is_new: nobody knows yet which engine requests it has.
+        has_started: one of them has had its first token: what is asked for it from then on is to
+            be done, since it was let in.
+        refused: why it got no further, if it did not.
     """
 
-    def __init__(self, limit: "QueueLimit") -> None:
-        self._limit = limit
-        self._num_holders = 0
-        self._has_started = False
+    def __init__(self, limit: int | None) -> None:
+        self.limit = limit
+        self.num_reserved = 1
+        self.num_begun = 0
+        self.is_new = True
+        self.has_started = False
+        self.refused: Full | None = None
 
-    @property
-    def _is_waiting(self) -> bool:
-        return self._num_holders > 0 and not self._has_started
 
-    def hold(self) -> None:
-        """Somebody more waits for the request."""
-        was_waiting = self._is_waiting
-        self._num_holders += 1
-        self._limit.num_waiting += self._is_waiting - was_waiting
+class Generation:
+    """Engine requests of one name, the choices for one prompt, from their beginning on.
 
-    def release(self) -> None:
-        """One of those does no more."""
-        was_waiting = self._is_waiting
-        self._num_holders -= 1
-        self._limit.num_waiting += self._is_waiting - was_waiting
+    Attributes:
+        num_waiting: how many of them wait.
+    """
 
-    def start(self) -> bool:
-        """The request's first token is there; returns False when that is no news."""
-        if self._has_started:
-            return False
-        was_waiting = self._is_waiting
-        self._has_started = True
-        self._limit.num_waiting += self._is_waiting - was_waiting
-        return True
+    def __init__(self, name: str, ticket: Ticket, num_choices: int) -> None:
+        self.name = name
+        self.ticket = ticket
+        self.num_waiting = num_choices
 
 
 class QueueLimit:
-    """The requests of one front end that wait for their first token.
+    """The engine requests of one front end that wait for their first token.
 
     Args:
         max_queued: None: there is no limit.
@@ -86,45 +89,89 @@ class QueueLimit:
         self._urgent_reserve = urgent_reserve
         self._num_elsewhere = 0
         # Clients may give several requests the same name.
-        self._expected: dict[str, list[Ticket]] = {}
+        self._generations: dict[str, list[Generation]] = {}
         self._starts_s: deque[float] = deque(maxlen=NUM_STARTS)
         self.num_waiting = 0
 
     def enter(self, now_s: float, *, is_urgent: bool) -> Ticket | Full:
-        """Let a request in, which the caller holds from then on, or not."""
-        limit = self._limit(is_urgent)
-        num_waiting = self.num_waiting + self._num_elsewhere
-        if limit is not None and num_waiting >= limit:
-            return Full(num_waiting, limit, self._retry_after_s(num_waiting, now_s))
-        ticket = Ticket(self)
-        ticket.hold()
-        return ticket
+        """Let a request in, until it leaves, or not."""
+        full = self.full(now_s, is_urgent=is_urgent)
+        if full is not None:
+            return full
+        self.num_waiting += 1
+        return Ticket(self._limit(is_urgent))
+
+    def full(self, now_s: float, *, is_urgent: bool) -> Full | None:
+        """Return why no request could be let in now; None: one could."""
+        return self._full(self._limit(is_urgent), self.num_waiting, 1, now_s)
+
+    def reserve(self, ticket: Ticket, num_choices: int, now_s: float) -> Full | None:
+        """So many engine requests more are about to begin for the request; returns why they may
+        not, if they may not."""
+        num_own = ticket.num_reserved + ticket.num_begun
+        num_others = self.num_waiting - num_own
+        num_asked = num_choices + (0 if ticket.is_new else num_own)
+        if not ticket.has_started and num_others + self._num_elsewhere > 0:
+            ticket.refused = self._full(ticket.limit, num_others, num_asked, now_s)
+            if ticket.refused is not None:
+                return ticket.refused
+        self._change_reserved(ticket, num_choices - ticket.is_new)
+        ticket.is_new = False
+        return None
+
+    def leave(self, ticket: Ticket) -> None:
+        """The request is answered; what has begun for it may go on in the background."""
+        self._change_reserved(ticket, -ticket.num_reserved)
+        ticket.is_new = False
 
     def on_queuing(self, num_queuing: int) -> None:
-        """So many requests queue on all instances together."""
+        """So many engine requests queue on all instances together."""
         self._num_elsewhere = max(0, num_queuing - self.num_waiting)
 
-    def expect(self, name: str, ticket: Ticket) -> None:
-        """The ticket is that of the engine request of this name, which is begun now."""
-        ticket.hold()
-        self._expected.setdefault(name, []).append(ticket)
+    def begin(self, name: str, ticket: Ticket, num_choices: int) -> Generation:
+        """The engine requests of this name begin, which were reserved, unless the request has been
+        answered."""
+        self._change_reserved(ticket, -min(num_choices, ticket.num_reserved))
+        generation = Generation(name, ticket, num_choices)
+        self._generations.setdefault(name, []).append(generation)
+        self._change_begun(ticket, num_choices)
+        return generation
 
-    def forget(self, name: str, ticket: Ticket) -> None:
-        """The engine request of this name has ended."""
-        ticket.release()
-        tickets = self._expected.get(name, [])
-        if ticket in tickets:
-            tickets.remove(ticket)
-        if not tickets:
-            self._expected.pop(name, None)
+    def end(self, generation: Generation) -> None:
+        """All of them have ended."""
+        self._change_begun(generation.ticket, -generation.num_waiting)
+        generation.num_waiting = 0
+        generations = self._generations[generation.name]
+        generations.remove(generation)
+        if not generations:
+            del self._generations[generation.name]
 
     def on_first_token(self, name: str, now_s: float) -> None:
-        """The first token of the engine request of this name is there.
+        """The first token of an engine request of this name is there.
 
         Of several of that name it is not known which; as many wait no more, whichever it is.
         """
-        if any(ticket.start() for ticket in self._expected.get(name, ())):
-            self._starts_s.append(now_s)
+        for generation in self._generations.get(name, ()):
+            if generation.num_waiting:
+                generation.num_waiting -= 1
+                generation.ticket.has_started = True
+                self._change_begun(generation.ticket, -1)
+                self._starts_s.append(now_s)
+                return
+
+    def _change_reserved(self, ticket: Ticket, by: int) -> None:
+        ticket.num_reserved += by
+        self.num_waiting += by
+
+    def _change_begun(self, ticket: Ticket, by: int) -> None:
+        ticket.num_begun += by
+        self.num_waiting += by
+
+    def _full(self, limit: int | None, num_own: int, num_asked: int, now_s: float) -> Full | None:
+        num_waiting = num_own + self._num_elsewhere
+        if limit is None or num_waiting + num_asked <= limit:
+            return None
+        return Full(num_waiting, limit, self._retry_after_s(num_waiting, now_s), num_asked)
 
     def _limit(self, is_urgent: bool) -> int | None:
         if self._max_queued is None or not is_urgent:

@@ -10,10 +10,12 @@ import logging
 import resource
 import secrets
 import socket
+import ssl
 import sys
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from vllm.entrypoints.launchers.launcher import NoSignalServer, setup_server, wa
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -46,9 +48,10 @@ from sterna.folders import private_folder
 from sterna.frontend.admin import add_admin_routes
 from sterna.frontend.bodies import BodyLimit
 from sterna.frontend.gate import Gate
+from sterna.frontend.handshakes import behind_tls
 from sterna.frontend.key_check import KeyCheck
 from sterna.frontend.keys import ApiKeys
-from sterna.frontend.overload import OverloadMiddleware, expected
+from sterna.frontend.overload import FullLog, OverloadMiddleware, OverloadUnread, expected, reserved
 from sterna.frontend.patience import Places, patient
 from sterna.frontend.queue_limit import QueueLimit
 from sterna.frontend.request_errors import telling_why
@@ -92,6 +95,7 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         Raises:
             VLLMValidationError: the engine, which is emulated, cannot do what is asked. Raised
                 here and not at the first output, so that streams get a status of 400 as well.
+            GracefulHTTPError: too many engine requests would wait.
         """
         if self.is_emulated and (refused := refusal(prompt, sampling_params)) is not None:
             parameter, reason = refused
@@ -99,9 +103,29 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         outputs: AsyncGenerator[Any, None] = super().generate(
             prompt, sampling_params, request_id, *args, **kwargs
         )
-        outputs = expected(self.queue, request_id, telling_why(outputs))
+        outputs = self._waiting(request_id, telling_why(outputs), sampling_params.n)
         is_repeatable = _is_repeatable(sampling_params, self.vllm_config.scheduler_config)
         return paced(self.streams, request_id, outputs, is_repeatable=is_repeatable)
+
+    def encode(
+        self, prompt: Any, pooling_params: Any, request_id: str, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        """See AsyncLLM.
+
+        Raises:
+            GracefulHTTPError: too many engine requests would wait.
+        """
+        outputs: AsyncGenerator[Any, None] = super().encode(
+            prompt, pooling_params, request_id, *args, **kwargs
+        )
+        return self._waiting(request_id, outputs, 1)
+
+    def _waiting(
+        self, name: str, outputs: AsyncGenerator[Any, None], num_choices: int
+    ) -> AsyncGenerator[Any, None]:
+        if reserved(self.queue, num_choices) is not None:
+            raise GracefulHTTPError("too many requests wait", HTTPStatus.TOO_MANY_REQUESTS)
+        return expected(self.queue, name, outputs, num_choices)
 
     async def check_health(self) -> None:
         """See AsyncLLM.
@@ -145,6 +169,7 @@ class FrontendServer:
         self._gate: Gate | None = None
         self._router: Router | None = None
         self._queue = QueueLimit(config.door.max_queued_requests, config.door.urgent_reserve)
+        self._full_log = FullLog()
 
     @property
     def membership(self) -> Membership | None:
@@ -211,7 +236,7 @@ class FrontendServer:
                 await client.reset_mm_cache()
                 tasks = await client.get_supported_tasks()
                 keys = ApiKeys(self._args.api_key_table)
-                app = _build_app(self._args, tasks, client, keys, self._queue)
+                app = _build_app(self._args, tasks, client, keys, self._queue, self._full_log)
                 only = None if keys.are_needed else HARMLESS_OPTIONS
                 add_admin_routes(
                     app,
@@ -246,15 +271,18 @@ class FrontendServer:
             inside = ResumableStreams(
                 app, door.resume_window_s, door.max_kept_bytes, exchange, root_path, keys
             )
-        limited = BodyLimit(inside, door.max_body_bytes, door.body_timeout_s, keys)
-        self._gate = Gate(limited, root_path)
-        config = _http_config(self._gate, self._args, self._config)
+        limited = BodyLimit(
+            inside, door.max_body_bytes, door.body_timeout_s, keys, door.max_waiting_body_bytes
+        )
+        asked = OverloadUnread(limited, self._queue, keys, self._full_log, root_path)
+        self._gate = Gate(asked, root_path)
+        config, context = _http_config(self._gate, self._args, self._config)
         app.state.server = server = _Server(config, self._listening)
         companions = [
             asyncio.create_task(watchdog_loop(server, client)),
             asyncio.create_task(self._stop_when_told(server)),
         ]
-        refresher = _certificate_refresher(config, self._args)
+        refresher = _certificate_refresher(context, self._args)
         try:
             await server.serve(sockets=[sock])
         finally:
@@ -271,7 +299,12 @@ class FrontendServer:
 
 
 def _build_app(
-    args: Namespace, tasks: tuple[Any, ...], client: AsyncLLM, keys: ApiKeys, limit: QueueLimit
+    args: Namespace,
+    tasks: tuple[Any, ...],
+    client: AsyncLLM,
+    keys: ApiKeys,
+    limit: QueueLimit,
+    log: FullLog,
 ) -> FastAPI:
     """Return vLLM's application, with our check of keys in place of its own, tiers, and the limit
     of the queue."""
@@ -290,7 +323,7 @@ def _build_app(
         app.user_middleware[place] = Middleware(KeyCheck, keys=keys)
     # The last one is the innermost: behind the check of keys, and vLLM's headers for browsers.
     tiers = Middleware(TierMiddleware, classes=args.classes, keys=keys)
-    overload = Middleware(OverloadMiddleware, limit=limit, classes=args.classes)
+    overload = Middleware(OverloadMiddleware, limit=limit, classes=args.classes, log=log)
     app.user_middleware += [tiers, overload]
     # vLLM has had it built already, for its hosts' own standards.
     app.middleware_stack = app.build_middleware_stack()
@@ -354,8 +387,11 @@ def make_client(args: Namespace, router: Router) -> ClusterClient:
     return client
 
 
-def _http_config(app: Gate, args: Namespace, ours: FrontendConfig) -> uvicorn.Config:
-    """Return uvicorn's configuration as vLLM makes it, with a limit to its patience."""
+def _http_config(
+    app: Gate, args: Namespace, ours: FrontendConfig
+) -> tuple[uvicorn.Config, ssl.SSLContext | None]:
+    """Return uvicorn's configuration as vLLM makes it, with limits to heads and to its patience,
+    and what TLS is begun with, which uvicorn does not do here."""
     log_config = get_uvicorn_log_config(args)
     config = uvicorn.Config(
         app,
@@ -375,13 +411,17 @@ def _http_config(app: Gate, args: Namespace, ours: FrontendConfig) -> uvicorn.Co
     config.h11_max_incomplete_event_size = args.h11_max_incomplete_event_size
     config.h11_max_header_count = args.h11_max_header_count
     config.load()
+    door = ours.door
+    places = Places(_max_connections())
     config.http_protocol_class = patient(
-        config.http_protocol_class,
-        Places(_max_connections()),
-        ours.door.head_timeout_s,
-        ours.door.reader_timeout_s,
+        config.http_protocol_class, places, door.head_timeout_s, door.reader_timeout_s
     )
-    return config
+    context, config.ssl = config.ssl, None
+    if context is not None:
+        config.http_protocol_class = behind_tls(
+            config.http_protocol_class, context, places, door.handshake_timeout_s
+        )
+    return config, context
 
 
 def _is_repeatable(sampling_params: Any, scheduler: Any) -> bool:
@@ -400,14 +440,16 @@ def _max_connections() -> int:
     return max(1, soft - OWN_DESCRIPTORS)
 
 
-def _certificate_refresher(config: uvicorn.Config, args: Namespace) -> SSLCertRefresher | None:
-    if not args.enable_ssl_refresh:
+def _certificate_refresher(
+    context: ssl.SSLContext | None, args: Namespace
+) -> SSLCertRefresher | None:
+    if context is None or not args.enable_ssl_refresh:
         return None
     return SSLCertRefresher(
-        ssl_context=config.ssl,
-        key_path=config.ssl_keyfile,
-        cert_path=config.ssl_certfile,
-        ca_path=config.ssl_ca_certs,
+        ssl_context=context,
+        key_path=args.ssl_keyfile,
+        cert_path=args.ssl_certfile,
+        ca_path=args.ssl_ca_certs,
     )
 
 

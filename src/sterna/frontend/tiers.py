@@ -39,6 +39,15 @@ RESPONSES_TIERS = frozenset({"auto", "default", "flex", "scale", "priority"})
 """What vLLM knows as `service_tier` of its Responses API, and echoes."""
 
 
+MAX_LENIENT_BYTES = 1 << 20
+"""Up to here a body may be what only Python takes for JSON. Python's reader has the loop to itself
+until it is done, also from a thread: tenths of a second for a few MiB, in which streams pause."""
+
+
+class LenientBodyError(SternaError):
+    """The body is no JSON as msgspec has it, and too long for Python's reader."""
+
+
 class TierError(SternaError):
     """The request asks for what there is not, or for two things; the message says which."""
 
@@ -95,7 +104,11 @@ class Asked(msgspec.Struct, frozen=True):
 
     @staticmethod
     def read(body: bytes) -> "Asked | None":
-        """Return them; None of a body that is no JSON object, which vLLM will refuse."""
+        """Return them; None of a body that is no JSON object, which vLLM will refuse.
+
+        Raises:
+            LenientBodyError: it is long, and no strict JSON.
+        """
         try:
             return _ASKED.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -103,6 +116,11 @@ class Asked(msgspec.Struct, frozen=True):
         except RecursionError:
             # Nested so deeply that nobody can read it.
             return None
+        if len(body) > MAX_LENIENT_BYTES:
+            mib = MAX_LENIENT_BYTES >> 20
+            raise LenientBodyError(
+                f"a body of more than {mib} MiB must be strict JSON in UTF-8, without NaN"
+            )
         try:
             # It takes what only Python takes for JSON (NaN, UTF-16), and so does vLLM.
             fields = json.loads(body)
@@ -114,6 +132,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 _ASKED = msgspec.json.Decoder(Asked)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def asked_class(asked: Asked, header: str | None, classes: PriorityClasses) -> PriorityClass:
@@ -198,7 +217,11 @@ class TierMiddleware:
         body = await _read_body(receive)
         if body is None:
             return
-        asked = Asked.read(body)
+        try:
+            asked = Asked.read(body)
+        except LenientBodyError as error:
+            await error_response(HTTPStatus.BAD_REQUEST, str(error))(scope, receive, send)
+            return
         if asked is None:
             with _admitted(Admission(highest, None)):
                 await self._app(scope, replaying(body, receive), send)
@@ -213,7 +236,8 @@ class TierMiddleware:
         tier = self._classes.tier_of(used)
         if path == RESPONSES_PATH:
             known_tier = tier if tier in RESPONSES_TIERS else TIER_OF_CHOICE
-            scope, body = _with_tier(scope, body, known_tier)
+            if asked.service_tier != known_tier:
+                scope, body = _with_tier(scope, body, known_tier)
             send = send if tier == known_tier else echoing_responses(send, tier)
         else:
             send = echoing(send, tier)
@@ -244,10 +268,13 @@ async def _read_body(receive: Receive) -> bytes | None:
 
 def _with_tier(scope: Scope, body: bytes, tier: str) -> tuple[Scope, bytes]:
     """Return the request with this tier in its body, in place of what its client asked for."""
-    fields = json.loads(body)
-    if fields.get("service_tier") == tier:
-        return scope, body
-    body = json.dumps({**fields, "service_tier": tier}).encode()
+    try:
+        # The other fields are copied as they are.
+        strict: dict[str, Any] = {**_FIELDS.decode(body)}
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        body = json.dumps({**json.loads(body), "service_tier": tier}).encode()
+    else:
+        body = msgspec.json.encode({**strict, "service_tier": tier})
     scope = {**scope, "headers": list(scope["headers"])}
     headers = MutableHeaders(scope=scope)
     if "content-length" in headers:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.middleware import ResumableStreams
-from sterna.frontend.resumable.paced import is_taken_over, paced
+from sterna.frontend.resumable.paced import is_taken_over, paced, tell_let_in
 from sterna.stream_messages import (
     ExtendStreams,
     Finding,
@@ -54,6 +54,7 @@ class FrontEnd:
         self.clients: list[Client] = []
         self.open: dict[RequestId, tuple[int, int]] = {}
         self.begun, self.freed = asyncio.Event(), asyncio.Event()
+        self.is_full = False
         self.num_begun = 0
         self.num_taken_over = 0
         self._outputs: dict[str, asyncio.Queue[list[int]]] = {}
@@ -73,6 +74,10 @@ class FrontEnd:
         body = await request.json()
         self.num_begun += 1
         self.num_taken_over += is_taken_over()
+        if self.is_full:
+            return Response(status_code=429)
+        if not is_taken_over():
+            tell_let_in()
         name = f"cmpl-{request.headers['X-Request-Id']}-0"
         outputs = paced(self.exchange, name, self._generate(name, body["num"]), is_repeatable=True)
         return StreamingResponse(self._events(name, outputs), media_type="text/event-stream")
@@ -238,6 +243,21 @@ async def until_over(cluster: Cluster, *clients: Client) -> None:
     while not all(each.task.done() for each in clients):
         cluster.bring()
         await asyncio.sleep(0)
+
+
+def test_a_request_that_is_refused_is_no_matter_of_another_front_end() -> None:
+    async def scenario() -> None:
+        cluster = Cluster()
+        cluster[0].is_full = True
+        refused = Client(cluster[0])
+        await refused.task
+        assert refused.status == 429
+        cluster[0].is_full = False
+        await begun(cluster, 2)
+        kept = [each for each in cluster.messages if isinstance(each, KeepStream)]
+        assert [each.head.stream_id for each in kept] == ["tern"]
+
+    played(scenario)
 
 
 def test_a_stream_is_read_on_at_another_front_end_while_its_own_lives() -> None:

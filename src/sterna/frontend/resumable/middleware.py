@@ -18,8 +18,9 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, MutableMapping
+from collections.abc import AsyncIterator, Callable, Coroutine, MutableMapping
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -38,6 +39,7 @@ from sterna.frontend.resumable.paced import answering
 from sterna.frontend.resumable.records import Record, dated
 from sterna.frontend.resumable.relays import Reading
 from sterna.frontend.resumable.runs import (
+    LAST_EVENT_ID,
     REQUEST_ID,
     Run,
     head_of,
@@ -50,7 +52,6 @@ from sterna.frontend.resumable.runs import (
 logger = logging.getLogger(__name__)
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
-LAST_EVENT_ID = "Last-Event-ID"
 
 REPLICATED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 """The events of others have random ids, which would be others after a death."""
@@ -164,14 +165,21 @@ class ResumableStreams:
         named: MutableMapping[str, Any] = {**scope, "headers": [*scope["headers"]]}
         MutableHeaders(scope=named)[REQUEST_ID] = request_id
         run = self._runs[request_id] = Run(request_id, log, int(_wall_s()))
-        if self._exchange is not None and self._path(scope) in REPLICATED_PATHS:
-            run.has_replica = True
-            self._exchange.begin(head_of(run, named), body)
-        run.task = asyncio.create_task(self._generate(run, named, body))
+        run.has_replica = self._exchange is not None and self._path(scope) in REPLICATED_PATHS
+        on_let_in = partial(self._on_let_in, run, named, body)
+        run.task = asyncio.create_task(self._generate(run, named, body, on_let_in))
         async with self._following(run, receive) as gone:
             await run.follow(0, gone, send)
 
-    async def _generate(self, run: Run, scope: Scope, body: bytes) -> None:
+    def _on_let_in(self, run: Run, scope: Scope, body: bytes) -> None:
+        """Have the other front end told of it; who is refused costs that one nothing."""
+        is_kept = self._runs.get(run.request_id) is run
+        if self._exchange is not None and run.has_replica and is_kept:
+            self._exchange.begin(head_of(run, scope), body)
+
+    async def _generate(
+        self, run: Run, scope: Scope, body: bytes, on_let_in: Callable[[], None]
+    ) -> None:
         """Have the answer generated to its end, whether or not somebody reads it."""
 
         async def send(message: Message) -> None:
@@ -186,7 +194,8 @@ class ResumableStreams:
             run.tell()
 
         try:
-            with answering(run.request_id, is_taken_over=run.horizon.is_taken_over):
+            is_taken_over = run.horizon.is_taken_over
+            with answering(run.request_id, is_taken_over=is_taken_over, on_let_in=on_let_in):
                 await self._app(scope, run.receive(body), send)
         except Exception:
             logger.exception("stream broke off request=%s", run.request_id)
@@ -314,7 +323,7 @@ class ResumableStreams:
         if run.given_up.is_set():
             self._end_turn(run)
             return
-        await self._generate(run, scope_of(record.head), record.body)
+        await self._generate(run, scope_of(record.head), record.body, _nothing)
 
     def _end_turn(self, run: Run) -> None:
         if run in self._has_turn:
@@ -359,6 +368,10 @@ async def _unless_gone(
         return knowing.result()
     knowing.cancel()
     return None
+
+
+def _nothing() -> None:
+    """A stream that was taken over was let in before, and has its replica."""
 
 
 def _is_streamed(body: bytes) -> bool:

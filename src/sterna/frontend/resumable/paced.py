@@ -1,6 +1,6 @@
 """Which stream belongs to the HTTP request being answered, and its engine requests' pace."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ class Pace(Protocol):
 class _Answering:
     stream_id: str
     is_taken_over: bool
+    on_let_in: Callable[[], None]
 
 
 _ANSWERING: ContextVar[_Answering | None] = ContextVar("sterna_stream", default=None)
@@ -34,13 +35,16 @@ _ANSWERING: ContextVar[_Answering | None] = ContextVar("sterna_stream", default=
 
 
 @contextmanager
-def answering(stream_id: str, *, is_taken_over: bool) -> Iterator[None]:
+def answering(
+    stream_id: str, *, is_taken_over: bool, on_let_in: Callable[[], None]
+) -> Iterator[None]:
     """What is called within answers the request of this stream.
 
     Args:
         is_taken_over: the request was let in before, by another front end.
+        on_let_in: called when the request is let in.
     """
-    previous = _ANSWERING.set(_Answering(stream_id, is_taken_over))
+    previous = _ANSWERING.set(_Answering(stream_id, is_taken_over, on_let_in))
     try:
         yield
     finally:
@@ -51,6 +55,13 @@ def is_taken_over() -> bool:
     """Whether the request that is being answered was let in by another front end."""
     current = _ANSWERING.get()
     return current is not None and current.is_taken_over
+
+
+def tell_let_in() -> None:
+    """The request that is being answered is let in: from now on its stream is worth keeping."""
+    current = _ANSWERING.get()
+    if current is not None:
+        current.on_let_in()
 
 
 def paced(

@@ -11,6 +11,7 @@ from sterna.frontend.resumable.records import Record
 from sterna.stream_messages import StreamHead
 
 REQUEST_ID = "X-Request-Id"
+LAST_EVENT_ID = "Last-Event-ID"
 
 
 class Run:
@@ -19,7 +20,7 @@ class Run:
     Attributes:
         created_s: see `StreamHead`.
         record: of a stream that was taken over, until it goes on.
-        has_replica: whether another front end is told of it.
+        has_replica: whether another front end is told of it, once it is let in.
         task: that generates it.
         start: the head of the answer, when it is there.
         is_stream: whether the answer is one of events; an error is not.

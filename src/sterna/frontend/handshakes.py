@@ -1,0 +1,149 @@
+"""TLS is begun by a protocol of ours: who never ends the handshake counts, and is cut.
+
+asyncio, left to it, gives a handshake a minute, and tells nobody of the connection before its end:
+it would have a descriptor, and no place (`patience`).
+"""
+
+import asyncio
+import logging
+import ssl
+from typing import Any
+
+from sterna.frontend.patience import HIGH_WATER_BYTES, Places
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_TIMEOUT_S = 24 * 3600.0
+"""For the end of TLS. What is left of the answer goes before it, and `patience` sees to its reader:
+asyncio's half a minute would cut whoever reads steadily, and longer."""
+
+
+def behind_tls(
+    protocol: type[Any], context: ssl.SSLContext, places: Places, timeout_s: float
+) -> type[Any]:
+    """Return a protocol for what uvicorn accepts, which hands the connection to this one, a
+    patient one, when TLS is agreed upon.
+
+    Args:
+        timeout_s: for the handshake.
+    """
+    attributes = {
+        "protocol": protocol,
+        "context": context,
+        "places": places,
+        "timeout_s": timeout_s,
+    }
+    return type("HandshakeProtocol", (_Handshake,), attributes)
+
+
+class _Handshake(asyncio.Protocol):
+    """One connection until TLS is agreed upon.
+
+    The loop begins TLS a turn later than this could ask for it, and uvloop reads meanwhile: what it
+    has read is handed on to TLS. And that the handshake is done is heard of a turn later: what has
+    come through TLS by then is handed on to the next protocol.
+    """
+
+    protocol: type[Any]
+    context: ssl.SSLContext
+    places: Places
+    timeout_s: float
+
+    def __init__(
+        self,
+        config: Any,
+        server_state: Any,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._loop = _loop or asyncio.get_running_loop()
+        self._next = self.protocol(config, server_state, app_state, self._loop)
+        # uvicorn's; whoever is in it counts, and is told of the server's end.
+        self._connections: set[Any] = server_state.connections
+        self._transport: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self._before_tls = bytearray()
+        self._through_tls = bytearray()
+        self._has_begun = False
+        self._is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio.Protocol."""
+        self._transport = transport
+        self._connections.add(self)
+        if self.places.has_room(len(self._connections)):
+            self._transport.pause_reading()
+            self._task = self._loop.create_task(self._shake_hands())
+        else:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        if self._has_begun:
+            self._through_tls += data
+        else:
+            self._before_tls += data
+            self._transport.pause_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        self._is_lost = True
+        self._connections.discard(self)
+
+    def shutdown(self) -> None:
+        """See uvicorn: the server ends."""
+        if self._task is not None:
+            self._task.cancel()
+        self._transport.abort()
+
+    async def _shake_hands(self) -> None:
+        if self._transport.is_closing():
+            return
+        begun = self._loop.create_task(
+            self._loop.start_tls(
+                self._transport,
+                self,
+                self.context,
+                server_side=True,
+                ssl_handshake_timeout=self.timeout_s,
+                ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+            )
+        )
+        # The task has its transport connected to TLS, and read on, in the turn of the loop behind
+        # its own. Behind both, in the same turn, comes this, and nothing is read in between.
+        self._loop.call_soon(self._loop.call_soon, self._hand_to_tls)
+        try:
+            through_tls: Any = await begun
+        except ConnectionAbortedError:
+            peer = self._transport.get_extra_info("peername")
+            host = peer[0] if peer else "?"
+            logger.warning("connection cut client=%s reason=no TLS handshake came", host)
+        except OSError as error:
+            logger.debug("no TLS handshake error=%s", error)
+        else:
+            if not self._is_lost:
+                self._hand_on(through_tls)
+            return
+        finally:
+            self._connections.discard(self)
+        self._transport.abort()
+
+    def _hand_to_tls(self) -> None:
+        self._has_begun = True
+        rest = memoryview(self._before_tls)
+        tls = self._transport.get_protocol()
+        while rest and not self._transport.is_closing():
+            room = tls.get_buffer(len(rest))
+            num_bytes = min(len(room), len(rest))
+            room[:num_bytes] = rest[:num_bytes]
+            tls.buffer_updated(num_bytes)
+            rest = rest[num_bytes:]
+
+    def _hand_on(self, through_tls: Any) -> None:
+        self._connections.discard(self)
+        through_tls.set_protocol(self._next)
+        through_tls.set_write_buffer_limits(HIGH_WATER_BYTES)
+        self._next.wire = self._transport
+        self._next.connection_made(through_tls)
+        if self._through_tls and not through_tls.is_closing():
+            self._next.data_received(bytes(self._through_tls))

@@ -1,0 +1,248 @@
+"""Clients that never agree upon TLS count, and are cut; the others are served through it."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("uvloop")
+
+import uvloop
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tests.frontend.test_patience import (
+    LARGE,
+    SHORT,
+    SHORT_S,
+    SKIPPED_S,
+    dial,
+    served,
+    until_cut,
+)
+
+LARGE_BYTES = 400 << 16
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a certificate of localhost's and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
+    files = ("-keyout", "both.pem", "-out", "cert.pem")
+    command = ["openssl", "req", "-x509", *kind, *names, *files]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    with (folder / "both.pem").open("a") as both:
+        both.write((folder / "cert.pem").read_text())
+    return folder / "both.pem"
+
+
+@pytest.fixture
+def context(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
+
+
+@pytest.fixture
+def trusting(certificate: Path) -> ssl.SSLContext:
+    """A client's."""
+    return ssl.create_default_context(cafile=certificate)
+
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Ray's actors have uvloop where there is one."""
+
+    def run_on_its_loop(test: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(test)
+
+    return run_on_its_loop
+
+
+both = pytest.mark.parametrize("protocol", [HttpToolsProtocol, H11Protocol])
+
+
+async def dial_tls(
+    port: int, trusting: ssl.SSLContext
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    plain = socket.socket()
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+    plain.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(plain, ("127.0.0.1", port))
+    # asyncio keeps twice as much at most for who does not read.
+    return await asyncio.open_connection(
+        sock=plain, ssl=trusting, server_hostname="localhost", limit=1 << 14
+    )
+
+
+@both
+def test_through_tls_requests_are_answered(
+    protocol: type[Any], context: ssl.SSLContext, trusting: ssl.SSLContext, run: Run
+) -> None:
+    async def test() -> None:
+        async with served(protocol, context=context) as (_, port):
+            reader, writer = await dial_tls(port, trusting)
+            for _ in range(3):
+                writer.write(SHORT)
+                assert b"200 OK" in await reader.readuntil(b"short\r\n0\r\n\r\n")
+            writer.close()
+
+    run(test())
+
+
+def said_at_once(port: int, trusting: ssl.SSLContext) -> bytes:
+    """What is answered to a client that asks in one breath with the end of its handshake."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = trusting.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                client.sendall(outgoing.read())
+                incoming.write(client.recv(1 << 16))
+        tls.write(SHORT)
+        client.sendall(outgoing.read())
+        answer = b""
+        while b"short" not in answer:
+            try:
+                answer += tls.read(1 << 16)
+            except ssl.SSLWantReadError:
+                incoming.write(client.recv(1 << 16))
+    return answer
+
+
+@both
+def test_a_request_that_comes_with_the_end_of_the_handshake_is_not_lost(
+    protocol: type[Any], context: ssl.SSLContext, trusting: ssl.SSLContext, run: Run
+) -> None:
+    async def test() -> None:
+        async with served(protocol, context=context) as (_, port):
+            answer = await asyncio.to_thread(said_at_once, port, trusting)
+            assert b"200 OK" in answer
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "beginning", [b"", b"\x16\x03\x01\x02\x00\x01\x00"], ids=["nothing", "a part"]
+)
+def test_a_handshake_that_does_not_come_is_not_awaited_for_long(
+    beginning: bytes,
+    context: ssl.SSLContext,
+    trusting: ssl.SSLContext,
+    run: Run,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        async with served(HttpToolsProtocol, context=context, handshake_s=SHORT_S) as (_, port):
+            assert await until_cut(await dial(port, beginning)) == b""
+
+    with caplog.at_level(logging.WARNING, "sterna.frontend.handshakes"):
+        run(test())
+    assert "connection cut client=127.0.0.1 reason=no TLS handshake came" in caplog.text
+
+
+def test_who_has_not_agreed_upon_tls_counts(
+    context: ssl.SSLContext,
+    trusting: ssl.SSLContext,
+    run: Run,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        async with served(HttpToolsProtocol, context=context, max_connections=3) as (_, port):
+            silent = [await dial(port, b"") for _ in range(3)]
+            for _ in range(4):
+                assert await until_cut(await dial(port, b"")) == b""
+            for client in silent:
+                client.close()
+            while "taken again" not in caplog.text:
+                with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                    reader, writer = await dial_tls(port, trusting)
+                    writer.write(SHORT)
+                    await reader.readuntil(b"short")
+                    writer.close()
+
+    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+        run(test())
+    assert "file descriptors are short connections=4" in caplog.text
+
+
+def test_who_speaks_no_tls_is_hung_up_on(context: ssl.SSLContext, run: Run) -> None:
+    async def test() -> None:
+        async with served(HttpToolsProtocol, context=context) as (_, port):
+            assert b"HTTP" not in await until_cut(await dial(port, SHORT))
+
+    run(test())
+
+
+@pytest.mark.slow
+@both
+@pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"])
+def test_through_tls_as_well_nobody_is_cut_who_reads_steadily(
+    protocol: type[Any],
+    header: bytes,
+    context: ssl.SSLContext,
+    trusting: ssl.SSLContext,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """See `test_patience`: time passes on the loop's clock alone."""
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        skipped_s = 0.0
+        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + skipped_s)
+        async with served(
+            protocol, reader_s=1000.0, hang_s=SKIPPED_S, context=context, handshake_s=SKIPPED_S
+        ) as (_, port):
+            reader, writer = await dial_tls(port, trusting)
+            writer.write(LARGE + header + b"\r\n")
+            for _ in range(4):
+                await reader.readexactly(1 << 20)
+                skipped_s += 750.0
+            writer.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.slow
+@both
+@pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"])
+def test_nor_is_anybody_waited_for_who_does_not(
+    protocol: type[Any],
+    header: bytes,
+    context: ssl.SSLContext,
+    trusting: ssl.SSLContext,
+    run: Run,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        logged = asyncio.Event()
+        caplog.handler.addFilter(lambda record: logged.set() or True)
+        async with served(protocol, reader_s=SHORT_S, context=context) as (_, port):
+            reader, writer = await dial_tls(port, trusting)
+            writer.write(LARGE + header + b"\r\n")
+            await logged.wait()
+            with contextlib.suppress(ConnectionError):
+                assert len(await reader.read(LARGE_BYTES)) < LARGE_BYTES
+            writer.close()
+
+    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+        run(test())
+    assert "its client does not read the answer" in caplog.text
