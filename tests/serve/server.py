@@ -16,7 +16,7 @@ import httpx
 import psutil
 
 from bench.serving.ports import free_port
-from sterna.cli.admin import ask
+from sterna.cli.admin import ServerError, ask
 from sterna.folders import RUN_FOLDER_VARIABLE
 from sterna.runtime.reaper import RUN_ID_VARIABLE
 
@@ -179,10 +179,10 @@ class ServerProcess:
         settings = {"api_key": "none", "max_retries": 0, "timeout": HANG_TIMEOUT_S, **settings}
         return openai.OpenAI(base_url=f"{self.url}/v1", **settings)
 
-    def stream(self, max_tokens: int = 1500, **settings: Any) -> Any:
+    def stream(self, max_tokens: int = 1500, model: str = MODEL_NAME, **settings: Any) -> Any:
         """Return the chunks of a long answer; the settings are those of `client`."""
         return self.client(**settings).completions.create(
-            model=MODEL_NAME,
+            model=model,
             prompt="Terns",
             max_tokens=max_tokens,
             stream=True,
@@ -210,14 +210,17 @@ class ServerProcess:
 
     def until_freed(self, max_tokens: int) -> None:
         """Wait until it is empty, before its requests could have come to their end of so many
-        tokens."""
+        tokens. Some process of it may have just died."""
         most_tokens = 0
 
         def is_freed() -> bool:
             nonlocal most_tokens
-            lengths = [each["num_output_tokens"] for each in self.requests()]
-            most_tokens = max((most_tokens, *lengths))
-            return self.is_empty()
+            try:
+                lengths = [each["num_output_tokens"] for each in self.requests()]
+                most_tokens = max((most_tokens, *lengths))
+                return self.is_empty()
+            except (ServerError, httpx.HTTPError):
+                return False
 
         until(is_freed, "all blocks are free again")
         assert most_tokens < max_tokens / 2, "a request went on without its client"

@@ -159,7 +159,8 @@ def test_streams_of_every_kind_say_what_they_say_alone_although_their_instance_i
 
 def test_a_client_that_leaves_during_a_death_leaves_nothing_behind(server: ServerProcess) -> None:
     """Its request may be in doubt, on its way to another instance, or there."""
-    streams = [server.stream(max_tokens=800) for _ in range(6)]
+    max_tokens = 1800
+    streams = [server.stream(max_tokens=max_tokens) for _ in range(6)]
     for each in streams:
         next(iter(each))
     ready = server.until_line(r"instance i0 pid=(\d+)", HANG_TIMEOUT_S)
@@ -170,4 +171,4 @@ def test_a_client_that_leaves_during_a_death_leaves_nothing_behind(server: Serve
         timer.start()
     for timer in leaving:
         timer.join()
-    until(server.is_empty, "all blocks are free again", START_TIMEOUT_S)
+    server.until_freed(max_tokens)
