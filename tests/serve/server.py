@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,22 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = HANG_TIME
     while not condition():
         assert time.monotonic() < deadline_s, f"not within {timeout_s:.0f} s: {what}"
         pace.wait(POLL_INTERVAL_S)
+
+
+def logged_s(lines: Sequence[str], what: str) -> float:
+    """The time of the first line with this in it."""
+    line = next(each for each in lines if what in each)
+    found = re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", line)
+    assert found is not None
+    return datetime.strptime(found[0], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it does not act any more; somebody may still have to be told of its end."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _run_id(process: psutil.Process) -> str | None:

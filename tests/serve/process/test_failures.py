@@ -25,6 +25,8 @@ from tests.serve.server import (
     START_TIMEOUT_S,
     STERNA_IS_READY,
     ServerProcess,
+    has_ended,
+    logged_s,
     serve_command,
     until,
 )
@@ -125,32 +127,76 @@ def assert_nobody_noticed(before: Seen, after: Seen) -> None:
     assert after.longest_wait_s < MAX_WAIT_S
 
 
-def test_a_stopped_instance_is_ended_and_replaced(server: ServerProcess) -> None:
-    """For being stopped, not for its silence: the log says so."""
-    until_whole(server)
-    process = newest_instance(server)
-    process.suspend()
-    # SIGKILL also ends what is stopped: it will not go on and step its requests a second time.
-    assert process.wait(HANG_TIMEOUT_S) is None
-    lost = server.until_line(
-        r"instance lost instance=(i\d+) reason=its process is stopped", HANG_TIMEOUT_S
-    )
-    assert lost[1] not in until_whole(server)
+def busy_instance(server: ServerProcess) -> str:
+    """The instance of the request that has the most before it."""
+    requests: list[dict[str, Any]] = []
+
+    def is_known() -> bool:
+        requests[:] = sorted(server.requests(), key=lambda each: each["num_output_tokens"])
+        return bool(requests)
+
+    until(is_known, "a request runs")
+    return str(requests[0]["instance"])
 
 
-def test_an_instance_that_answers_and_steps_nothing_is_ended_and_replaced(
+def process_of(server: ServerProcess, instance_id: str) -> psutil.Process:
+    ready = server.until_line(rf"instance {instance_id} pid=(\d+)", HANG_TIMEOUT_S)
+    return psutil.Process(int(ready[1]))
+
+
+def assert_lost_before_its_requests_went_on(
+    server: ServerProcess, instance_id: str, num_lines_before: int
+) -> None:
+    """By the times in the log, whose lines come from several processes."""
+    again = "request sent again "
+    until(lambda: any(again in each for each in server.lines[num_lines_before:]), "it had requests")
+    lines = server.lines[num_lines_before:]
+    assert logged_s(lines, f"instance lost instance={instance_id} ") <= logged_s(lines, again)
+
+
+def test_a_stopped_instance_is_ended_before_its_streams_go_on_and_it_is_replaced(
     server: ServerProcess,
 ) -> None:
+    """For being stopped, not for its silence: the log says so."""
+    until_whole(server)
+    with Load(server, NUM_CLIENTS) as load:
+        load.until_ended(NUM_CLIENTS)
+        num_before = len(server.lines)
+        victim = busy_instance(server)
+        process = process_of(server, victim)
+        process.suspend()
+        server.until_line(
+            rf"instance lost instance={victim} reason=its process is stopped", HANG_TIMEOUT_S
+        )
+        # SIGKILL also ends what is stopped: it will not go on and step its requests a second time.
+        assert has_ended(process)
+        after = load.until_ended(3 * NUM_CLIENTS)
+    assert after.failures == load.seen().failures == []
+    assert_lost_before_its_requests_went_on(server, victim, num_before)
+    assert victim not in until_whole(server)
+
+
+def test_an_instance_that_answers_and_steps_nothing_is_ended_before_its_streams_go_on(
+    server: ServerProcess,
+) -> None:
+    """And it is replaced; what made two of them hang ends with an error, and nothing else does."""
     before_ids = until_whole(server)
+    processes = {each: process_of(server, each) for each in before_ids}
     body = {"model": MODEL, "prompt": ENDLESS_PROMPT, "max_tokens": 3}
-    with server.http(timeout=START_TIMEOUT_S) as http:
-        answer = http.post("/v1/completions", json=body)
-    assert answer.status_code == 500
-    lost = server.until_line(
-        r"instance lost instance=(i\d+) reason=its engine has work and has ended no step",
-        HANG_TIMEOUT_S,
-    )
-    assert lost[1] in before_ids
+    with Load(server, NUM_CLIENTS) as load, server.http(timeout=START_TIMEOUT_S) as http:
+        load.until_ended(NUM_CLIENTS)
+        num_before = len(server.lines)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(http.post, "/v1/completions", json=body)
+            lost = server.until_line(
+                r"instance lost instance=(i\d+) reason=its engine has work and has ended no step",
+                HANG_TIMEOUT_S,
+            )
+            assert has_ended(processes[lost[1]])
+            assert answer.result().status_code == 500
+        after = load.until_ended(3 * NUM_CLIENTS)
+    assert after.failures == load.seen().failures == []
+    assert_lost_before_its_requests_went_on(server, lost[1], num_before)
     assert lost[1] not in until_whole(server)
 
 
