@@ -242,7 +242,9 @@ def serve_command(*arguments: str) -> list[str]:
     return [str(Path(sys.executable).with_name("sterna")), "serve", *arguments]
 
 
-def begin_sterna(*options: str, model: Path | None = None) -> ServerProcess:
+def begin_sterna(
+    *options: str, model: Path | None = None, environment: Mapping[str, str] | None = None
+) -> ServerProcess:
     """Start `sterna serve` with the shared model options; it is not ready yet."""
     from tests.models import small_model
 
@@ -250,12 +252,14 @@ def begin_sterna(*options: str, model: Path | None = None) -> ServerProcess:
     # A test's server need not wait for streams that the test has left.
     own = ("--port", str(port), "--shutdown-timeout", "0")
     arguments = (str(model or small_model()), *MODEL_OPTIONS, *own, *options)
-    return ServerProcess(serve_command(*arguments), port=port)
+    return ServerProcess(serve_command(*arguments), environment, port)
 
 
-def start_sterna(*options: str, model: Path | None = None) -> ServerProcess:
+def start_sterna(
+    *options: str, model: Path | None = None, environment: Mapping[str, str] | None = None
+) -> ServerProcess:
     """Start `sterna serve` with the shared model options; returns when it is ready."""
-    server = begin_sterna(*options, model=model)
+    server = begin_sterna(*options, model=model, environment=environment)
     return _until_ready(server, STERNA_IS_READY)
 
 
