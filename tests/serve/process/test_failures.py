@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from bench.serving.ports import free_port, is_port_free
-from sterna.cli.admin import ServerError
+from sterna.cli.admin import ServerError, ask
 from sterna.config import FrontendConfig
 from tests.models import small_model
 from tests.serve.load import Load, Seen
@@ -264,6 +264,21 @@ def test_what_only_manages_is_replaced_and_no_stream_notices(
     newest_instance(server).kill()
     until(lambda: serving(server) != before_ids, "its death is known")
     assert len(before_ids - until_whole(server)) == 1
+
+
+def test_a_start_that_is_asked_for_while_the_gcs_is_away_comes_to_pass(
+    server: ServerProcess,
+) -> None:
+    """It is stopped, and for seconds nobody takes it for lost."""
+    before_ids = until_whole(server)
+    gcs = server.at_work("gcs_server")[0]
+    gcs.suspend()
+    ask(server.url, "POST", "/admin/start", None, {"instances": 1})
+    until(lambda: len(serving(server)) == NUM_INSTANCES + 1, "it serves", START_TIMEOUT_S)
+    assert has_ended(gcs)
+    (started,) = serving(server) - before_ids
+    ask(server.url, "POST", "/admin/drain", None, {"instance": started})
+    until(lambda: serving(server) == before_ids, "there are as many as before")
 
 
 def test_after_all_of_it_ctrl_c_leaves_nothing_behind(server: ServerProcess) -> None:
