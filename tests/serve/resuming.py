@@ -37,13 +37,16 @@ class Reader:
         return bool(self.events) and self.events[-1][1] == "[DONE]"
 
     @contextmanager
-    def connection(self) -> Iterator[tuple[httpx.Response, Iterator[None]]]:
-        """A connection of its own, and a way to read one event after the other."""
+    def connection(
+        self, to: psutil.Process | None = None
+    ) -> Iterator[tuple[httpx.Response, Iterator[None]]]:
+        """A connection of its own, to this front end if one is given, and a way to read one event
+        after the other."""
         headers = {"X-Request-Id": self.request_id}
         if self.events:
             headers["Last-Event-ID"] = str(self.events[-1][0])
         with (
-            httpx.Client(base_url=self.server.url, timeout=HANG_TIMEOUT_S) as http,
+            connected(self.server, to) as http,
             http.stream("POST", self.path, json=self.body, headers=headers) as answer,
         ):
             if answer.status_code == 503:
@@ -53,9 +56,11 @@ class Reader:
                 raise AssertionError(f"{answer.status_code} {answer.text}")
             yield answer, self._read(answer)
 
-    def read(self, at_most: int = 1_000_000) -> psutil.Process | None:
+    def read(
+        self, at_most: int = 1_000_000, to: psutil.Process | None = None
+    ) -> psutil.Process | None:
         """Read so many events, or to the end, over a connection of its own; returns who answers."""
-        with self.connection() as (answer, reading):
+        with self.connection(to) as (answer, reading):
             process = answerer(self.server, answer)
             for _, _ in zip(reading, range(at_most), strict=False):
                 pass
@@ -113,6 +118,24 @@ class Choice:
         logprobs = part.get("logprobs") or {}
         self.logprobs += logprobs.get("token_logprobs") or []
         self.logprobs += [each["logprob"] for each in logprobs.get("content") or []]
+
+
+@contextmanager
+def connected(server: ServerProcess, to: psutil.Process | None) -> Iterator[httpx.Client]:
+    """A client whose first request goes to this front end: which one gets a connection is the
+    kernel's choice, so that several may be tried."""
+    while True:
+        with server.http() as http:
+            if to is None or _has_connection(http, server, to):
+                yield http
+                return
+
+
+def _has_connection(http: httpx.Client, server: ServerProcess, to: psutil.Process) -> bool:
+    with http.stream("GET", "/health") as answer:
+        # What is read to its end leaves the connection for the next request.
+        answer.read()
+        return answerer(server, answer) == to
 
 
 def answerer(server: ServerProcess, answer: httpx.Response) -> psutil.Process:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import httpx
 import psutil
 
 from bench.serving.ports import free_port
-from sterna.cli.admin import ask
+from sterna.cli.admin import ServerError, ask
 from sterna.folders import RUN_FOLDER_VARIABLE
 from sterna.runtime.reaper import RUN_ID_VARIABLE
 
@@ -187,10 +188,10 @@ class ServerProcess:
         settings = {"api_key": "none", "max_retries": 0, "timeout": HANG_TIMEOUT_S, **settings}
         return openai.OpenAI(base_url=f"{self.url}/v1", **settings)
 
-    def stream(self, max_tokens: int = 1500, **settings: Any) -> Any:
+    def stream(self, max_tokens: int = 1500, model: str = MODEL_NAME, **settings: Any) -> Any:
         """Return the chunks of a long answer; the settings are those of `client`."""
         return self.client(**settings).completions.create(
-            model=MODEL_NAME,
+            model=model,
             prompt="Terns",
             max_tokens=max_tokens,
             stream=True,
@@ -218,14 +219,17 @@ class ServerProcess:
 
     def until_freed(self, max_tokens: int) -> None:
         """Wait until it is empty, before its requests could have come to their end of so many
-        tokens."""
+        tokens. Some process of it may have just died."""
         most_tokens = 0
 
         def is_freed() -> bool:
             nonlocal most_tokens
-            lengths = [each["num_output_tokens"] for each in self.requests()]
-            most_tokens = max((most_tokens, *lengths))
-            return self.is_empty()
+            try:
+                lengths = [each["num_output_tokens"] for each in self.requests()]
+                most_tokens = max((most_tokens, *lengths))
+                return self.is_empty()
+            except (ServerError, httpx.HTTPError):
+                return False
 
         until(is_freed, "all blocks are free again")
         assert most_tokens < max_tokens / 2, "a request went on without its client"
@@ -246,7 +250,9 @@ def serve_command(*arguments: str) -> list[str]:
     return [str(Path(sys.executable).with_name("sterna")), "serve", *arguments]
 
 
-def begin_sterna(*options: str, model: Path | None = None) -> ServerProcess:
+def begin_sterna(
+    *options: str, model: Path | None = None, environment: Mapping[str, str] | None = None
+) -> ServerProcess:
     """Start `sterna serve` with the shared model options; it is not ready yet."""
     from tests.models import small_model
 
@@ -254,12 +260,14 @@ def begin_sterna(*options: str, model: Path | None = None) -> ServerProcess:
     # A test's server need not wait for streams that the test has left.
     own = ("--port", str(port), "--shutdown-timeout", "0")
     arguments = (str(model or small_model()), *MODEL_OPTIONS, *own, *options)
-    return ServerProcess(serve_command(*arguments), port=port)
+    return ServerProcess(serve_command(*arguments), environment, port)
 
 
-def start_sterna(*options: str, model: Path | None = None) -> ServerProcess:
+def start_sterna(
+    *options: str, model: Path | None = None, environment: Mapping[str, str] | None = None
+) -> ServerProcess:
     """Start `sterna serve` with the shared model options; returns when it is ready."""
-    server = begin_sterna(*options, model=model)
+    server = begin_sterna(*options, model=model, environment=environment)
     return _until_ready(server, STERNA_IS_READY)
 
 
@@ -292,6 +300,22 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = HANG_TIME
     while not condition():
         assert time.monotonic() < deadline_s, f"not within {timeout_s:.0f} s: {what}"
         pace.wait(POLL_INTERVAL_S)
+
+
+def logged_s(lines: Sequence[str], what: str) -> float:
+    """The time of the first line with this in it."""
+    line = next(each for each in lines if what in each)
+    found = re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", line)
+    assert found is not None
+    return datetime.strptime(found[0], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it does not act any more; somebody may still have to be told of its end."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _run_id(process: psutil.Process) -> str | None:

@@ -134,11 +134,16 @@ def test_twenty_streams_are_right_although_two_instances_die_one_after_the_other
     )
     servers.append(server)
     answers = [Answer() for _ in range(NUM_STREAMS)]
-    with Mover(server, "deaths", num_threads=2), ThreadPoolExecutor(NUM_STREAMS) as pool:
+    with (
+        Mover(server, "deaths", num_threads=2) as mover,
+        ThreadPoolExecutor(NUM_STREAMS) as pool,
+    ):
         running = [pool.submit(stream, server, n, answers[n]) for n in range(NUM_STREAMS)]
         until(lambda: all(len(each.token_ids) > 30 for each in answers), "all have begun")
+        num_moves = [mover.total]
         kill(server, "i0")
         until(lambda: all(len(each.token_ids) > 200 for each in answers), "all go on")
+        num_moves.append(mover.total)
         kill(server, "i1")
         for each in running:
             each.result()
@@ -146,6 +151,7 @@ def test_twenty_streams_are_right_although_two_instances_die_one_after_the_other
         assert answer.errors == []
         assert answer.token_ids == expected(number)
         assert answer.reason == "length"
+    assert 0 < num_moves[0] < num_moves[1], mover.refusals
     gaps_s = sorted(answer.max_gap_s for answer in answers)
     print("longest gaps in s:", [round(gap_s, 2) for gap_s in gaps_s])
     assert gaps_s[-1] < MAX_GAP_S

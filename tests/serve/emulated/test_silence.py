@@ -3,20 +3,18 @@ requests wait for."""
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import httpx
 import psutil
 import pytest
 
-from tests.serve.emulated.quick import quick_server
+from tests.serve.emulated.quick import completion, quick_server
 from tests.serve.frozen import frozen
 from tests.serve.load import Load
-from tests.serve.server import (
-    HANG_TIMEOUT_S,
-    START_TIMEOUT_S,
-    ServerProcess,
-    until,
-)
+from tests.serve.resuming import connected
+from tests.serve.server import START_TIMEOUT_S, ServerProcess, has_ended, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -25,6 +23,8 @@ INSTANCE_TIMEOUT_S = 20
 MAX_WAIT_S = INSTANCE_TIMEOUT_S / 2
 """Nobody waits until somebody's silence is noticed."""
 NUM_CLIENTS = 4
+MAX_TOKENS = 6000
+"""Two minutes of a stream: twice as long as the silence of a front end takes to be noticed."""
 NUM_TOKENS = 4
 """A request that takes a tenth of a second: what it waits for is its dispatch."""
 
@@ -112,11 +112,44 @@ def test_a_scheduler_that_hangs_is_noticed_by_its_silence_and_replaced(
     until_whole(server)
 
 
+@contextmanager
+def streams_at_both(server: ServerProcess, victim: psutil.Process) -> Iterator[Callable[[], None]]:
+    """A stream at each front end; yields what reads one piece of that which goes on.
+
+    Asserts that the other one breaks off, and that this one does not.
+    """
+    (other,) = {*server.at_work(FRONTEND)} - {victim}
+    body = completion(1, MAX_TOKENS)
+    with (
+        connected(server, victim) as victims,
+        connected(server, other) as others,
+        victims.stream("POST", "/v1/completions", json=body) as broken,
+        others.stream("POST", "/v1/completions", json=body) as whole,
+    ):
+        breaking, going_on = broken.iter_lines(), whole.iter_lines()
+        next(breaking)
+
+        def read() -> None:
+            line = next(going_on)
+            assert "error" not in line
+            assert "[DONE]" not in line
+
+        read()
+        yield read
+        with pytest.raises(httpx.TransportError):
+            list(breaking)
+        for _ in range(20):
+            read()
+
+
 def test_a_front_end_that_is_stopped_is_ended_and_replaced(server: ServerProcess) -> None:
+    """The stream of the other one goes on all the while."""
     until_whole(server)
-    frontend = server.at_work(FRONTEND)[0]
-    frontend.suspend()
-    assert frontend.wait(HANG_TIMEOUT_S) is None
+    victim = server.at_work(FRONTEND)[0]
+    with streams_at_both(server, victim) as read:
+        victim.suspend()
+        while not has_ended(victim):
+            read()
     until_whole(server)
     with Load(server, NUM_CLIENTS, num_tokens=NUM_TOKENS) as load:
         assert load.until_ended(4 * NUM_CLIENTS).failures == []
@@ -125,15 +158,18 @@ def test_a_front_end_that_is_stopped_is_ended_and_replaced(server: ServerProcess
 def test_a_front_end_that_hangs_is_noticed_by_its_silence_and_replaced(
     server: ServerProcess,
 ) -> None:
-    """Later than another one would be: it may go on, and its end cuts its streams."""
+    """Later than another one would be: it may go on, and its end cuts its streams. The stream of
+    the other one goes on all the while."""
     until_whole(server)
-    frontend = server.at_work(FRONTEND)[0]
-    num_before = times_lost(server, "front end", "nothing was heard of it")
-    with frozen(frontend.pid):
-        until(
-            lambda: times_lost(server, "front end", "nothing was heard of it") > num_before,
-            "its silence is noticed",
-        )
+    victim = server.at_work(FRONTEND)[0]
+
+    def num_lost() -> int:
+        return times_lost(server, "front end", "nothing was heard of it")
+
+    num_before = num_lost()
+    with streams_at_both(server, victim) as read, frozen(victim.pid):
+        while num_lost() == num_before:
+            read()
     until_whole(server)
     with Load(server, NUM_CLIENTS, num_tokens=NUM_TOKENS) as load:
         assert load.until_ended(4 * NUM_CLIENTS).failures == []

@@ -4,29 +4,36 @@ Every answer is compared with the one that the same request gets alone, in float
 shares a batch does not matter.
 """
 
+import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from sterna.cli.admin import ServerError, ask
 from tests.serve.cases import CITY_FORMAT
+from tests.serve.raising import MESSAGE, VARIABLE, Raising
 from tests.serve.server import (
     HANG_TIMEOUT_S,
     MODEL_NAME,
     START_TIMEOUT_S,
     ServerProcess,
+    has_ended,
     start_sterna,
     until,
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(3000)]
 
+ROOT = Path(__file__).parents[3]
 NUM_TOKENS = 90
 CUT = 15
 """The instance dies when every stream has so many tokens."""
@@ -81,7 +88,9 @@ def server() -> Iterator[ServerProcess]:
     server.end()
 
 
-def stream(server: ServerProcess, request: dict[str, Any], answer: Answer) -> Answer:
+def stream(
+    server: ServerProcess, request: dict[str, Any], answer: Answer, request_id: str = "alone"
+) -> Answer:
     path = "/v1/chat/completions" if "messages" in request else "/v1/completions"
     body = {
         "model": MODEL_NAME,
@@ -92,7 +101,8 @@ def stream(server: ServerProcess, request: dict[str, Any], answer: Answer) -> An
         **request,
     }
     last_s = None
-    with server.http() as http, http.stream("POST", path, json=body) as response:
+    headers = {"X-Request-Id": request_id}
+    with server.http() as http, http.stream("POST", path, json=body, headers=headers) as response:
         for line in response.iter_lines():
             data = line.removeprefix("data: ")
             if not data or data == "[DONE]":
@@ -120,6 +130,26 @@ def add(choice: Choice, part: dict[str, Any]) -> None:
     choice.logprobs += [each["logprob"] for each in logprobs.get("content") or []]
 
 
+def process_of(server: ServerProcess, instance_id: str) -> psutil.Process:
+    ready = server.until_line(rf"instance {instance_id} pid=(\d+)", HANG_TIMEOUT_S)
+    return psutil.Process(int(ready[1]))
+
+
+def id_of(name: str) -> str:
+    return f"killed-{name.replace(' ', '-')}-"
+
+
+def are_all_on(server: ServerProcess, instance_id: str) -> bool:
+    """Whether all live requests are there; those that are not are told to move."""
+    elsewhere = [each["id"] for each in server.requests() if each["instance"] != instance_id]
+    for request_id in elsewhere:
+        # It may still compute its prompt.
+        with contextlib.suppress(ServerError):
+            body = {"request": request_id, "to": instance_id}
+            ask(server.url, "POST", "/admin/migrate", None, body)
+    return not elsewhere
+
+
 def test_streams_of_every_kind_say_what_they_say_alone_although_their_instance_is_killed(
     server: ServerProcess,
 ) -> None:
@@ -132,21 +162,26 @@ def test_streams_of_every_kind_say_what_they_say_alone_although_their_instance_i
 
     answers = {name: Answer() for name in requests}
     with ThreadPoolExecutor(len(requests)) as pool:
-        running = [pool.submit(stream, server, requests[name], answers[name]) for name in requests]
-        until(lambda: all(each.has_begun() for each in answers.values()), "all have begun")
-        before = {each["id"]: each["running"] for each in server.instances()}
-        victim = max(before, key=lambda each: before[each])
-        assert before[victim] >= len(requests) // 2
-        ready = server.until_line(rf"instance {victim} pid=(\d+)", HANG_TIMEOUT_S)
-        psutil.Process(int(ready[1])).kill()
+        running = [
+            pool.submit(stream, server, requests[name], answers[name], id_of(name))
+            for name in requests
+        ]
+        until(lambda: all(each.choices for each in answers.values()), "all have a first token")
+        until(
+            lambda: are_all_on(server, "i0") and all(each.has_begun() for each in answers.values()),
+            "all have begun, and are together",
+        )
+        process_of(server, "i0").kill()
         for each in running:
             each.result()
     print("longest pauses:", {name: round(a.max_gap_s, 2) for name, a in answers.items()})
-    assert sum("request sent again" in line for line in server.lines) >= before[victim]
+    again = [line for line in server.lines if "request sent again" in line]
     for name, answer in answers.items():
+        choices = alone[name].choices
+        assert sum(id_of(name) in line for line in again) == len(choices), name
         assert answer.errors == [], name
         assert answer.usage == alone[name].usage, name
-        for index, expected in alone[name].choices.items():
+        for index, expected in choices.items():
             found = answer.choices[index]
             assert found.token_ids == expected.token_ids, name
             assert found.text == expected.text, name
@@ -157,17 +192,64 @@ def test_streams_of_every_kind_say_what_they_say_alone_although_their_instance_i
     until(server.is_empty, "all blocks are free again", START_TIMEOUT_S)
 
 
+def test_streams_say_what_they_say_alone_although_a_step_of_their_engine_raises(
+    tmp_path: Path,
+) -> None:
+    """The instance whose engine failed ends, without another step, and is replaced."""
+    raising = tmp_path / "raising"
+    server = start_sterna(
+        *("--dtype", "float32", "--logits-processors", f"{Raising.__module__}:{Raising.__name__}"),
+        environment={
+            VARIABLE: str(raising),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        },
+    )
+    try:
+        requests = {name: REQUESTS[name] for name in ("greedy", "seeded", "penalties", "JSON")}
+        alone = {name: stream(server, request, Answer()) for name, request in requests.items()}
+        answers = {name: Answer() for name in requests}
+        with ThreadPoolExecutor(len(requests)) as pool:
+            running = [
+                pool.submit(stream, server, requests[name], answers[name], id_of(name))
+                for name in requests
+            ]
+            until(lambda: all(each.has_begun() for each in answers.values()), "all have begun")
+            processes = {each: process_of(server, each) for each in ("i0", "i1")}
+            raising.touch()
+            for each in running:
+                each.result()
+        assert not raising.exists()
+        lost = server.until_line(
+            rf"instance lost instance=(i\d) reason=.*{MESSAGE}", HANG_TIMEOUT_S
+        )
+        assert has_ended(processes[lost[1]])
+        assert "request sent again" in server.log
+        for name, answer in answers.items():
+            assert answer.errors == [], name
+            assert answer.usage == alone[name].usage, name
+            assert answer.choices[0].token_ids == alone[name].choices[0].token_ids, name
+        (other,) = {"i0", "i1"} - {lost[1]}
+        replaced = {other: "running", "i2": "running"}
+        until(
+            lambda: {each["id"]: each["state"] for each in server.instances()} == replaced,
+            "it is replaced",
+            START_TIMEOUT_S,
+        )
+    finally:
+        server.end()
+
+
 def test_a_client_that_leaves_during_a_death_leaves_nothing_behind(server: ServerProcess) -> None:
     """Its request may be in doubt, on its way to another instance, or there."""
-    streams = [server.stream(max_tokens=800) for _ in range(6)]
+    max_tokens = 1800
+    streams = [server.stream(max_tokens=max_tokens) for _ in range(6)]
     for each in streams:
         next(iter(each))
-    ready = server.until_line(r"instance i0 pid=(\d+)", HANG_TIMEOUT_S)
-    psutil.Process(int(ready[1])).kill()
+    process_of(server, "i0").kill()
     # At six moments around the news of the death.
     leaving = [threading.Timer(0.15 * number, each.close) for number, each in enumerate(streams)]
     for timer in leaving:
         timer.start()
     for timer in leaving:
         timer.join()
-    until(server.is_empty, "all blocks are free again", START_TIMEOUT_S)
+    server.until_freed(max_tokens)

@@ -1,22 +1,31 @@
 """However a server's driver ends, nothing of it is left: no process, no port, no file."""
 
+import itertools
 import signal
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from bench.serving.ports import is_port_free
+from bench.serving.ports import free_port, is_port_free
+from tests.models import small_model
 from tests.serve.server import (
     END_TIMEOUT_S,
+    HANG_TIMEOUT_S,
     START_TIMEOUT_S,
+    STERNA_IS_READY,
     ServerProcess,
     begin_sterna,
+    has_ended,
+    serve_command,
     start_sterna,
     until,
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+SUPERVISOR = "ray::_ClusterActor"
 
 
 @pytest.fixture
@@ -26,6 +35,20 @@ def servers() -> Iterator[list[ServerProcess]]:
     yield begun
     for server in begun:
         server.end()
+
+
+def start_emulated() -> ServerProcess:
+    """One with an instance that computes nothing."""
+    small_model()
+    port = free_port()
+    own = ("--engine", "emulated", "--instances", "1", "--port", str(port))
+    server = ServerProcess(serve_command(*own, "--shutdown-timeout", "0"), port=port)
+    try:
+        server.until_line(STERNA_IS_READY, START_TIMEOUT_S)
+    except BaseException:
+        server.end()
+        raise
+    return server
 
 
 def assert_all_gone(server: ServerProcess, family: list[psutil.Process]) -> None:
@@ -64,6 +87,56 @@ def test_a_server_that_ends_leaves_nothing_behind(servers: list[ServerProcess], 
     )
     if way != "sigkill":
         assert "Traceback" not in server.log
+
+
+def test_ctrl_c_ends_a_server_whose_driver_is_stopped(servers: list[ServerProcess]) -> None:
+    """Whoever has started the driver does not wait for it."""
+    server = start_emulated()
+    servers.append(server)
+    family = server.processes()
+    server.at_work("sterna.runtime.driver")[0].suspend()
+    server.interrupt()
+    server.until_end()
+    assert_all_gone(server, family)
+
+
+def test_a_server_whose_supervisors_die_one_after_the_other_ends_and_says_so(
+    servers: list[ServerProcess],
+) -> None:
+    server = start_emulated()
+    servers.append(server)
+    family = server.processes()
+    own = psutil.Process(server.pid)
+    for number in itertools.count():
+
+        def is_next(number: int = number) -> bool:
+            is_there = server.log.count("supervisor took over") >= number
+            return has_ended(own) or (is_there and bool(server.at_work(SUPERVISOR)))
+
+        until(is_next, "the next one is at work, or the server ends", START_TIMEOUT_S)
+        supervisors = server.at_work(SUPERVISOR)
+        if has_ended(own) or not supervisors:
+            break
+        supervisors[0].kill()
+    assert server.until_end() == 1
+    assert "4 in a row did, soon after they began" in server.log
+    assert number >= 4
+    assert_all_gone(server, family)
+
+
+def test_ctrl_c_ends_a_server_without_the_raylet_of_its_only_node(
+    servers: list[ServerProcess],
+) -> None:
+    """Nobody can start anything there any more, not even a supervisor."""
+    server = start_emulated()
+    servers.append(server)
+    family = server.processes()
+    (raylet,) = [each for each in family if each.name() == "raylet"]
+    raylet.kill()
+    server.until_line("supervisor lost", HANG_TIMEOUT_S)
+    server.interrupt()
+    server.until_end()
+    assert_all_gone(server, family)
 
 
 @pytest.mark.parametrize("line", ["", "^starting 2 instances"], ids=["while_reading", "starting"])

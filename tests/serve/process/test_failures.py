@@ -1,16 +1,21 @@
 """Any one component fails under load, and no client of another notices: one server of emulated
 engines goes through all of it."""
 
+import itertools
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
+import openai
 import psutil
 import pytest
 
 from bench.serving.ports import free_port, is_port_free
-from sterna.cli.admin import ServerError
+from sterna.cli.admin import ServerError, ask
 from sterna.config import FrontendConfig
 from tests.models import small_model
 from tests.serve.load import Load, Seen
@@ -20,12 +25,15 @@ from tests.serve.server import (
     START_TIMEOUT_S,
     STERNA_IS_READY,
     ServerProcess,
+    has_ended,
+    logged_s,
     serve_command,
     until,
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
+MODEL = "SmolLM2-135M-Instruct"
 NUM_INSTANCES = 3
 NUM_CLIENTS = 6
 STEP_TIMEOUT_S = 10.0
@@ -119,32 +127,76 @@ def assert_nobody_noticed(before: Seen, after: Seen) -> None:
     assert after.longest_wait_s < MAX_WAIT_S
 
 
-def test_a_stopped_instance_is_ended_and_replaced(server: ServerProcess) -> None:
-    """For being stopped, not for its silence: the log says so."""
-    until_whole(server)
-    process = newest_instance(server)
-    process.suspend()
-    # SIGKILL also ends what is stopped: it will not go on and step its requests a second time.
-    assert process.wait(HANG_TIMEOUT_S) is None
-    lost = server.until_line(
-        r"instance lost instance=(i\d+) reason=its process is stopped", HANG_TIMEOUT_S
-    )
-    assert lost[1] not in until_whole(server)
+def busy_instance(server: ServerProcess) -> str:
+    """The instance of the request that has the most before it."""
+    requests: list[dict[str, Any]] = []
+
+    def is_known() -> bool:
+        requests[:] = sorted(server.requests(), key=lambda each: each["num_output_tokens"])
+        return bool(requests)
+
+    until(is_known, "a request runs")
+    return str(requests[0]["instance"])
 
 
-def test_an_instance_that_answers_and_steps_nothing_is_ended_and_replaced(
+def process_of(server: ServerProcess, instance_id: str) -> psutil.Process:
+    ready = server.until_line(rf"instance {instance_id} pid=(\d+)", HANG_TIMEOUT_S)
+    return psutil.Process(int(ready[1]))
+
+
+def assert_lost_before_its_requests_went_on(
+    server: ServerProcess, instance_id: str, num_lines_before: int
+) -> None:
+    """By the times in the log, whose lines come from several processes."""
+    again = "request sent again "
+    until(lambda: any(again in each for each in server.lines[num_lines_before:]), "it had requests")
+    lines = server.lines[num_lines_before:]
+    assert logged_s(lines, f"instance lost instance={instance_id} ") <= logged_s(lines, again)
+
+
+def test_a_stopped_instance_is_ended_before_its_streams_go_on_and_it_is_replaced(
     server: ServerProcess,
 ) -> None:
+    """For being stopped, not for its silence: the log says so."""
+    until_whole(server)
+    with Load(server, NUM_CLIENTS) as load:
+        load.until_ended(NUM_CLIENTS)
+        num_before = len(server.lines)
+        victim = busy_instance(server)
+        process = process_of(server, victim)
+        process.suspend()
+        server.until_line(
+            rf"instance lost instance={victim} reason=its process is stopped", HANG_TIMEOUT_S
+        )
+        # SIGKILL also ends what is stopped: it will not go on and step its requests a second time.
+        assert has_ended(process)
+        after = load.until_ended(3 * NUM_CLIENTS)
+    assert after.failures == load.seen().failures == []
+    assert_lost_before_its_requests_went_on(server, victim, num_before)
+    assert victim not in until_whole(server)
+
+
+def test_an_instance_that_answers_and_steps_nothing_is_ended_before_its_streams_go_on(
+    server: ServerProcess,
+) -> None:
+    """And it is replaced; what made two of them hang ends with an error, and nothing else does."""
     before_ids = until_whole(server)
-    body = {"model": "SmolLM2-135M-Instruct", "prompt": ENDLESS_PROMPT, "max_tokens": 3}
-    with server.http(timeout=START_TIMEOUT_S) as http:
-        answer = http.post("/v1/completions", json=body)
-    assert answer.status_code == 500
-    lost = server.until_line(
-        r"instance lost instance=(i\d+) reason=its engine has work and has ended no step",
-        HANG_TIMEOUT_S,
-    )
-    assert lost[1] in before_ids
+    processes = {each: process_of(server, each) for each in before_ids}
+    body = {"model": MODEL, "prompt": ENDLESS_PROMPT, "max_tokens": 3}
+    with Load(server, NUM_CLIENTS) as load, server.http(timeout=START_TIMEOUT_S) as http:
+        load.until_ended(NUM_CLIENTS)
+        num_before = len(server.lines)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(http.post, "/v1/completions", json=body)
+            lost = server.until_line(
+                r"instance lost instance=(i\d+) reason=its engine has work and has ended no step",
+                HANG_TIMEOUT_S,
+            )
+            assert has_ended(processes[lost[1]])
+            assert answer.result().status_code == 500
+        after = load.until_ended(3 * NUM_CLIENTS)
+    assert after.failures == load.seen().failures == []
+    assert_lost_before_its_requests_went_on(server, lost[1], num_before)
     assert lost[1] not in until_whole(server)
 
 
@@ -165,17 +217,33 @@ def test_while_there_is_no_scheduler_requests_are_dispatched_by_the_front_ends(
 
 
 def test_what_a_dead_front_end_had_is_freed_and_the_other_goes_on(server: ServerProcess) -> None:
-    """Whose clients are whose is left to the kernel: with so many, both have some."""
-    with Load(server, 16) as load:
-        load.until_ended(16)
-        processes_of(server, "ray::_FrontendActor")[0].kill()
-        after = load.until_ended(32)
-    assert 0 < len(after.failures) <= 16
-    assert after.num_ended > 0
-    # Else the dead one's requests would go on for nobody.
-    until(lambda: len(serving(server)) == NUM_INSTANCES, "a front end answers")
-    until(server.is_empty, "all requests are freed")
+    """Whose clients are whose is left to the kernel: with so many, both have some.
+
+    No stream comes to its end by itself, so that the dead one's requests would go on for nobody.
+    """
+    max_tokens = 3000
+    streams = [server.stream(max_tokens, model=MODEL) for _ in range(16)]
+    reading = [iter(each) for each in streams]
+    for each in reading:
+        next(each)
+    processes_of(server, "ray::_FrontendActor")[0].kill()
+    with ThreadPoolExecutor(len(streams)) as pool:
+        goes_on = list(pool.map(has_so_many_more, reading))
+    assert 0 < sum(goes_on) < len(streams)
+    for each in streams:
+        each.close()
+    began_s = time.monotonic()
+    server.until_freed(max_tokens)
+    print(f"all freed {time.monotonic() - began_s:.1f} s after the other streams were left")
     until(lambda: len(processes_of(server, "ray::_FrontendActor")) == 2, "there is another")
+
+
+def has_so_many_more(stream: Iterator[Any], num_chunks: int = 50) -> bool:
+    """Whether so many come before the stream breaks off."""
+    try:
+        return sum(1 for _ in itertools.islice(stream, num_chunks)) == num_chunks
+    except (httpx.TransportError, openai.APIError):
+        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
@@ -196,6 +264,21 @@ def test_what_only_manages_is_replaced_and_no_stream_notices(
     newest_instance(server).kill()
     until(lambda: serving(server) != before_ids, "its death is known")
     assert len(before_ids - until_whole(server)) == 1
+
+
+def test_a_start_that_is_asked_for_while_the_gcs_is_away_comes_to_pass(
+    server: ServerProcess,
+) -> None:
+    """It is stopped, and for seconds nobody takes it for lost."""
+    before_ids = until_whole(server)
+    gcs = server.at_work("gcs_server")[0]
+    gcs.suspend()
+    ask(server.url, "POST", "/admin/start", None, {"instances": 1})
+    until(lambda: len(serving(server)) == NUM_INSTANCES + 1, "it serves", START_TIMEOUT_S)
+    assert has_ended(gcs)
+    (started,) = serving(server) - before_ids
+    ask(server.url, "POST", "/admin/drain", None, {"instance": started})
+    until(lambda: serving(server) == before_ids, "there are as many as before")
 
 
 def test_after_all_of_it_ctrl_c_leaves_nothing_behind(server: ServerProcess) -> None:

@@ -3,9 +3,8 @@
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -26,6 +25,8 @@ from tests.serve.nodes import (
 from tests.serve.server import (
     HANG_TIMEOUT_S,
     ServerProcess,
+    has_ended,
+    logged_s,
     until,
 )
 
@@ -94,21 +95,6 @@ def remote(server: ServerProcess, node: Node) -> Remote:
     until(lambda: bool(found()), "it has printed something", NODE_TIMEOUT_S)
     (remote,) = found()
     return remote
-
-
-def has_ended(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-
-
-def logged_s(lines: Sequence[str], what: str) -> float:
-    """The time of the first line with this in it."""
-    line = next(each for each in lines if what in each)
-    found = re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", line)
-    assert found is not None
-    return datetime.strptime(found[0], "%Y-%m-%d %H:%M:%S,%f").timestamp()
 
 
 def own_log(pid: int) -> str:

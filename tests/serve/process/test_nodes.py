@@ -18,6 +18,7 @@ from tests.serve.nodes import (
 from tests.serve.server import (
     HANG_TIMEOUT_S,
     ServerProcess,
+    has_ended,
     until,
 )
 
@@ -51,10 +52,12 @@ def num_serving(server: ServerProcess) -> int:
     return list(states(server).values()).count("running")
 
 
+@pytest.mark.parametrize("is_whole", [True, False], ids=["all_of_it", "its_raylet"])
 def test_the_instances_of_a_node_that_dies_are_lost_and_no_stream_is(
-    server: ServerProcess, environment: dict[str, str], nodes: list[Node]
+    server: ServerProcess, environment: dict[str, str], nodes: list[Node], *, is_whole: bool
 ) -> None:
-    """Three nodes with an instance each; the second one dies, and a fourth takes its place."""
+    """Three nodes with an instance each; the second one dies, and a fourth takes its place. Without
+    its raylet, nothing else of a node goes on either."""
     address = join_address(server)
     ask(server.url, "POST", "/admin/start", None, {"instances": 2})
     until(lambda: sorted(states(server).values()) == ["pending", "pending", "running"], "no place")
@@ -68,10 +71,21 @@ def test_the_instances_of_a_node_that_dies_are_lost_and_no_stream_is(
     (node,) = [n for n in nodes if any(p.pid == int(ready[1]) for p in n.processes())]
     with Load(server, NUM_CLIENTS) as load:
         load.until_ended(2 * NUM_CLIENTS)
-        node.kill()
+        until(
+            lambda: any(each["instance"] == victim for each in server.requests()),
+            "it has requests",
+        )
+        family = node.processes()
+        if is_whole:
+            node.kill()
+        else:
+            (raylet,) = [each for each in family if each.name() == "raylet"]
+            raylet.kill()
         server.until_line(f"instance lost instance={victim} ", HANG_TIMEOUT_S)
+        until(lambda: "request sent again " in server.log, "its requests go on elsewhere")
     after = load.seen()
     assert after.failures == []
+    until(lambda: all(map(has_ended, family)), "nothing is left of the node")
     # Each client has read to its end at least the stream that it had then.
     assert after.num_ended >= NUM_CLIENTS
     until(lambda: states(server)["i3"] == "pending", "its successor waits for a node")
