@@ -35,6 +35,7 @@ from sterna.runtime.forking import METRICS_FOLDER_VARIABLE, ForkServer
 from sterna.runtime.gcs import Gcs
 from sterna.runtime.orders import NAMESPACE, Serve, say
 from sterna.runtime.packed_args import PackedArgs
+from sterna.runtime.raylet import Raylet
 from sterna.runtime.reaper import Reaper
 
 NUM_RAY_STARTS = 3
@@ -167,11 +168,17 @@ class Run:
         return self._keep_up(self._driver, lambda: _print_ready(config, args))
 
     def _keep_up(self, driver: DriverProcess, on_ready: Callable[[], None]) -> int:
-        """Keep Ray's GCS and the driver up until the driver ends; returns its exit status."""
+        """Keep Ray's GCS and the driver up until the driver ends; returns its exit status.
+
+        Raises:
+            RayletDiedError: nothing can be kept up any more.
+        """
+        raylet = Raylet()
         session_folder = ray._private.worker._global_node.get_session_dir_path()
         disks = DiskWatch((session_folder, os.environ[RUN_FOLDER_VARIABLE]))
         while True:
             disks.look(time.monotonic())
+            raylet.check()
             if self._stop.is_set():
                 driver.stop(is_urgent=self._stop.is_urgent())
             for news in driver.news(POLL_INTERVAL_S):
