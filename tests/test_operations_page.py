@@ -11,7 +11,8 @@ CLAIM = re.compile(r"`((?:process|emulated)/test_\w+\.py(?: -k \w+)?)`")
 def target_of(path: str) -> str:
     """The target that runs a file, by the page's own rule."""
     rule = re.search(
-        r"those in `(\S+)`, `(\S+)` and `(\S+)` run with\s+`make (\S+)`, the others with `make (\S+)`",
+        r"those in `(\S+)`, `(\S+)` and `(\S+)` run with\s+`make (\S+)`, "
+        r"the others with `make (\S+)`",
         PAGE,
     )
     assert rule is not None
