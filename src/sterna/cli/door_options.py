@@ -1,5 +1,6 @@
 """The options of `sterna serve` about what it takes from its clients."""
 
+import argparse
 import math
 from argparse import Namespace
 from typing import Any
@@ -32,6 +33,7 @@ def add_door_options(group: Any) -> None:
     group.add_argument(
         "--max-waiting-body-mib",
         type=float,
+        default=argparse.SUPPRESS,
         metavar="MIB",
         help="while requests whose answers have not begun have so much together at one front end, "
         f"further ones are answered 429 (default: {default.max_waiting_body_bytes / MIB:g}, or "
@@ -74,7 +76,7 @@ def door_config(args: Namespace) -> DoorConfig:
         raise ConfigurationError(f"--max-body-mib must be positive, not {args.max_body_mib:g}")
     max_body_bytes = math.ceil(args.max_body_mib * MIB)
     max_waiting_bytes = max(max_body_bytes, DoorConfig().max_waiting_body_bytes)
-    if (waiting_mib := args.max_waiting_body_mib) is not None:
+    if (waiting_mib := getattr(args, "max_waiting_body_mib", None)) is not None:
         if not args.max_body_mib <= waiting_mib < math.inf:
             raise ConfigurationError(
                 "--max-waiting-body-mib must be at least --max-body-mib "

@@ -119,10 +119,11 @@ class Run:
         self._driver: DriverProcess | None = None
 
     def __enter__(self) -> Self:
+        # First, for who enters in vain never leaves.
+        _check_room()
         configure_logging("INFO")
         open_files.raise_limit()
         _on_signal(self._stop.on_signal)
-        _check_room()
         self._reaper = Reaper()
         if self._has_fork_server:
             metrics = {METRICS_FOLDER_VARIABLE: self._reaper.memory_folder}
