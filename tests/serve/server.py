@@ -284,6 +284,14 @@ def start_plain(*options: str) -> ServerProcess:
     return _until_ready(ServerProcess(command, ENGINE_ENVIRONMENT, port), PLAIN_IS_READY)
 
 
+def start_emulated(*options: str) -> ServerProcess:
+    """Start a server whose engines compute nothing, and that cuts requests at its end; returns when
+    it is ready."""
+    port = free_port()
+    own = ("--engine", "emulated", "--port", str(port), "--shutdown-timeout", "0")
+    return _until_ready(ServerProcess(serve_command(*own, *options), port=port), STERNA_IS_READY)
+
+
 def _until_ready(server: ServerProcess, line: re.Pattern[str]) -> ServerProcess:
     try:
         server.until_line(line, START_TIMEOUT_S)

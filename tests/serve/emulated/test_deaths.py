@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.serving.ports import free_port
 from sterna.cli.emulated import plain_vocabulary
 from sterna.engine.emulated.tokens import stream_key, token_at
 from tests.models import small_model
@@ -23,10 +22,8 @@ from tests.serve.emulated.test_emulated import PROFILE
 from tests.serve.mover import Mover
 from tests.serve.server import (
     HANG_TIMEOUT_S,
-    START_TIMEOUT_S,
-    STERNA_IS_READY,
     ServerProcess,
-    serve_command,
+    start_emulated,
     until,
 )
 
@@ -56,15 +53,7 @@ class Answer:
 
 
 def started(profile: Path, *options: str) -> ServerProcess:
-    port = free_port()
-    own = ("--engine", "emulated", "--profile", str(profile), "--port", str(port))
-    server = ServerProcess(serve_command(*own, "--shutdown-timeout", "0", *options), port=port)
-    try:
-        server.until_line(STERNA_IS_READY, START_TIMEOUT_S)
-    except BaseException:
-        server.end()
-        raise
-    return server
+    return start_emulated("--profile", str(profile), *options)
 
 
 @pytest.fixture

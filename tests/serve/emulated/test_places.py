@@ -7,28 +7,13 @@ from typing import Any
 
 import pytest
 
-from bench.serving.ports import free_port
 from sterna.cli.admin import ask
-from tests.serve.server import START_TIMEOUT_S, ServerProcess, serve_command, until
+from tests.serve.server import ServerProcess, start_emulated, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NUM_TOKENS = 1450
 """With its prompt, as many as an instance holds, nearly."""
-
-
-def begun(*options: str) -> ServerProcess:
-    port = free_port()
-    command = serve_command(
-        *("--engine", "emulated", "--port", str(port), "--shutdown-timeout", "0", *options)
-    )
-    server = ServerProcess(command, port=port)
-    try:
-        server.until_line(r"^ready after ", START_TIMEOUT_S)
-    except BaseException:
-        server.end()
-        raise
-    return server
 
 
 @pytest.fixture
@@ -52,7 +37,7 @@ def test_an_instance_without_a_place_is_pending_until_another_one_leaves_its_own
 ) -> None:
     """Each takes half of the machine's cores."""
     cores = str((os.cpu_count() or 2) / 2)
-    server = begun("--instances", "2", "--cpus-per-instance", cores)
+    server = start_emulated("--instances", "2", "--cpus-per-instance", cores)
     servers.append(server)
     ask(server.url, "POST", "/admin/start", None, {"instances": 1})
     until(lambda: state(server, "i2") == "pending", "the third one is pending")
@@ -67,7 +52,7 @@ def test_a_drain_without_room_elsewhere_waits_says_so_and_ends_after_the_limit(
 ) -> None:
     """Two streams fill an instance each: neither has the memory for the other's. After the limit
     the one goes on elsewhere, from its tokens, when there is room."""
-    server = begun(
+    server = start_emulated(
         *("--instances", "2", "--num-gpu-blocks-override", "100", "--drain-timeout", "8")
     )
     servers.append(server)

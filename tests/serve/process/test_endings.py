@@ -7,16 +7,15 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from bench.serving.ports import free_port, is_port_free
+from bench.serving.ports import is_port_free
 from tests.models import small_model
 from tests.serve.server import (
     END_TIMEOUT_S,
     START_TIMEOUT_S,
-    STERNA_IS_READY,
     ServerProcess,
     begin_sterna,
     has_ended,
-    serve_command,
+    start_emulated,
     start_sterna,
     until,
 )
@@ -36,18 +35,10 @@ def servers() -> Iterator[list[ServerProcess]]:
         server.end()
 
 
-def start_emulated() -> ServerProcess:
+def start_one() -> ServerProcess:
     """One with an instance that computes nothing."""
     small_model()
-    port = free_port()
-    own = ("--engine", "emulated", "--instances", "1", "--port", str(port))
-    server = ServerProcess(serve_command(*own, "--shutdown-timeout", "0"), port=port)
-    try:
-        server.until_line(STERNA_IS_READY, START_TIMEOUT_S)
-    except BaseException:
-        server.end()
-        raise
-    return server
+    return start_emulated("--instances", "1")
 
 
 def assert_all_gone(server: ServerProcess, family: list[psutil.Process]) -> None:
@@ -90,7 +81,7 @@ def test_a_server_that_ends_leaves_nothing_behind(servers: list[ServerProcess], 
 
 def test_ctrl_c_ends_a_server_whose_driver_is_stopped(servers: list[ServerProcess]) -> None:
     """Whoever has started the driver does not wait for it."""
-    server = start_emulated()
+    server = start_one()
     servers.append(server)
     family = server.processes()
     server.at_work("sterna.runtime.driver")[0].suspend()
@@ -102,7 +93,7 @@ def test_ctrl_c_ends_a_server_whose_driver_is_stopped(servers: list[ServerProces
 def test_a_server_whose_supervisors_die_one_after_the_other_ends_and_says_so(
     servers: list[ServerProcess],
 ) -> None:
-    server = start_emulated()
+    server = start_one()
     servers.append(server)
     family = server.processes()
     own = psutil.Process(server.pid)
@@ -125,7 +116,7 @@ def test_a_server_whose_supervisors_die_one_after_the_other_ends_and_says_so(
 
 def test_a_server_ends_with_the_raylet_of_its_only_node(servers: list[ServerProcess]) -> None:
     """Nobody can start anything there any more, not even a supervisor."""
-    server = start_emulated()
+    server = start_one()
     servers.append(server)
     family = server.processes()
     (raylet,) = [each for each in family if each.name() == "raylet"]
