@@ -3,6 +3,8 @@
 What clients must see is in `ledger`.
 """
 
+from dataclasses import dataclass
+
 from sterna.engine.emulated.requests import EmulatedRequest
 from sterna.hostile.actors import FrontendProcess, InstanceProcess
 from sterna.hostile.platform import Platform
@@ -14,6 +16,20 @@ MAX_UNWANTED_TOKENS = 4
 """A step may be under way when an instance hears of a death, and others before its engine does."""
 
 
+@dataclass(slots=True)
+class Unwanted:
+    """A request for a front end that its instance knows to be dead.
+
+    Attributes:
+        num_tokens: how many it had when the instance had to end it.
+        heard_s: the instance has heard by then that the request is here, and how the effects ended
+            that an abort waits for. Instances may hear late of what their engines did.
+    """
+
+    num_tokens: int
+    heard_s: float
+
+
 class Checkers:
     """Looks at whatever an event has touched."""
 
@@ -22,8 +38,7 @@ class Checkers:
         # Where each request may be stepped.
         self._owners: dict[RequestId, str] = {}
         self._owned: dict[str, set[RequestId]] = {}
-        # How many tokens each request had when its instance was seen to know that nobody wants it.
-        self._unwanted: dict[tuple[str, RequestId], int] = {}
+        self._unwanted: dict[tuple[str, RequestId], Unwanted] = {}
 
     def check(self, instance: InstanceProcess) -> None:
         """After an event of this instance.
@@ -65,8 +80,15 @@ class Checkers:
         if stream is None or stream.ask.frontend_id not in instance.gone_frontends:
             return
         num_tokens = request.num_output_tokens
-        num_more = num_tokens - self._unwanted.setdefault((instance.name, request_id), num_tokens)
-        if num_more > MAX_UNWANTED_TOKENS:
+        key = instance.name, request_id
+        unwanted = self._unwanted.get(key)
+        if unwanted is None:
+            engine = instance.engine
+            heard_s = max(instance.now_s, engine.all_told_s) + engine.tell_s
+            self._unwanted[key] = Unwanted(num_tokens, heard_s)
+        elif instance.now_s < unwanted.heard_s:
+            unwanted.num_tokens = num_tokens
+        elif num_tokens - unwanted.num_tokens > MAX_UNWANTED_TOKENS:
             raise Violation(
                 f"{instance.name} steps {request_id}, and knows that its front end is dead"
             )

@@ -129,6 +129,10 @@ class HostileEngine:
 
     Args:
         process: dies and hangs with it.
+
+    Attributes:
+        tell_s: at most so much later the listener hears of what it did.
+        all_told_s: the listener has heard by then of all that it has done.
     """
 
     def __init__(
@@ -150,7 +154,7 @@ class HostileEngine:
         self._commands: deque[Command] = deque()
         self._is_awake = False
         self._is_between_steps = False
-        self._last_told_s = 0.0
+        self.all_told_s = 0.0
         self.is_terminating = False
         self._last_view: InstanceView | None = None
 
@@ -437,5 +441,5 @@ class HostileEngine:
 
     def _tell(self, action: Command) -> None:
         now_s = self._timeline.now_s
-        self._last_told_s = max(self._last_told_s, now_s + self._rng.random() * self.tell_s)
-        self._timeline.push(self._last_told_s - now_s, self._process, "engine", action)
+        self.all_told_s = max(self.all_told_s, now_s + self._rng.random() * self.tell_s)
+        self._timeline.push(self.all_told_s - now_s, self._process, "engine", action)
