@@ -38,7 +38,7 @@ from sterna.migration.messages import (
 from sterna.policy.presets import INFAAS_PP, STERNA
 from sterna.sending import ToMailbox
 from sterna.types import FrontendId, Immovable, InstanceId, InstanceView, RequestId
-from tests.test_llumlet import inspects, running, view
+from tests.llumlets import inspects, running, view
 
 I0 = InstanceId("i0")
 F0, F1 = FrontendId(0), FrontendId(1)

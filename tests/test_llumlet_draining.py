@@ -6,7 +6,7 @@ from dataclasses import replace
 from sterna.llumlet import Llumlet
 from sterna.migration.messages import Mode, Reserve, Send
 from sterna.types import MigrationId, RequestId
-from tests.test_llumlet import PROGRESS, A, B, C, config, inspects, reports, running, view
+from tests.llumlets import PROGRESS, A, B, C, config, inspects, reports, running, view
 
 
 def emptied(*names: str, drain_limit_s: float | None = 60.0) -> Llumlet:
