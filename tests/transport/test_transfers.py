@@ -1,53 +1,13 @@
 """Transfers between planes of one process, over every wire."""
 
 import random
-from collections.abc import Iterator
 
-import pytest
 import torch
 
-from sterna.errors import ProtocolError, TransportError
-from sterna.transport.interface import (
-    Arrived,
-    ReceiveFailed,
-    SendFailed,
-    Sent,
-    Stopped,
-    Transfer,
-)
+from sterna.transport.interface import Arrived, ReceiveFailed, SendFailed, Sent, Stopped, Transfer
 from sterna.types import MigrationId
-from tests.transport.planes import KINDS, WAIT_S, Gate, Node, stage
-
-NUM_BLOCKS = 24
-BLOCK_BYTES = 3 * 64
-
-
-class World:
-    """Makes nodes of one kind and closes them."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self._nodes: list[Node] = []
-
-    def node(self, **options: object) -> Node:
-        node = Node(self.kind, **{"seed": len(self._nodes)} | options)  # type: ignore[arg-type]
-        self._nodes.append(node)
-        return node
-
-    def close(self) -> None:
-        for node in self._nodes:
-            for gate in (node.layout.gather_gate, node.layout.scatter_gate):
-                if gate is not None:
-                    gate.open(1000)
-            node.plane.close()
-
-
-@pytest.fixture(params=KINDS)
-def world(request: pytest.FixtureRequest) -> Iterator[World]:
-    world = World(request.param)
-    yield world
-    world.close()
-
+from tests.transport.planes import WAIT_S, Gate, stage
+from tests.transport.world import BLOCK_BYTES, NUM_BLOCKS, World
 
 # ---------------------------------------------------------------------------------- bytes
 
@@ -149,6 +109,23 @@ def test_many_stages_of_many_migrations_share_one_connection(world: World) -> No
     assert all(isinstance(event, Sent) for event in sent)
     swapped = [3 * (index // 3) + 2 - index % 3 for index in range(60)]
     assert torch.equal(destination.blocks(swapped), source.kv)
+
+
+def test_a_block_may_be_sent_twice_in_one_transfer(world: World) -> None:
+    source, destination = world.node(), world.node()
+    source.copy(stage("m"), destination, [4, 4], [1, 2])
+    assert torch.equal(destination.blocks([1, 2]), source.blocks([4, 4]))
+
+
+def test_transfers_are_told_apart_by_migration_and_stage(world: World) -> None:
+    source, destination = world.node(), world.node()
+    transfers = [Transfer(MigrationId(m), s) for m in ("a", "b") for s in (0, 1)]
+    for index, transfer in enumerate(transfers):
+        destination.plane.receive(transfer, [index])
+    for index, transfer in reversed(list(enumerate(transfers))):
+        source.send(transfer, destination, [10 + index])
+    destination.next_events(4)
+    assert torch.equal(destination.blocks(range(4)), source.blocks(range(10, 14)))
 
 
 # ---------------------------------------------------------------------------------- order
@@ -278,229 +255,3 @@ def test_a_send_after_its_destination_was_stopped_is_refused(world: World) -> No
     )
     assert torch.equal(destination.kv, before)
     assert not destination.has_events()
-
-
-# ---------------------------------------------------------------------------------- refusals
-
-
-def test_a_transfer_that_nobody_expects_is_refused(world: World) -> None:
-    source, destination = world.node(), world.node()
-    before = destination.kv.clone()
-    destination.plane.receive(stage("m", 1), range(4))
-    for transfer in (stage("m", 0), stage("other", 1)):
-        source.send(transfer, destination, range(4))
-        assert source.next_event() == SendFailed(
-            transfer, "refused by the destination: nobody expects this transfer"
-        )
-    assert torch.equal(destination.kv, before)
-    assert not destination.has_events()
-
-
-def test_a_transfer_that_has_arrived_is_not_expected_again(world: World) -> None:
-    source, destination = world.node(), world.node()
-    source.copy(stage("m"), destination, [0, 1], [2, 3])
-    before = destination.kv.clone()
-    source.send(stage("m"), destination, [4, 5])
-    assert isinstance(source.next_event(), SendFailed)
-    assert torch.equal(destination.kv, before)
-
-
-def test_a_second_sender_of_a_transfer_in_progress_is_refused(world: World) -> None:
-    source, impostor, destination = world.node(), world.node(), world.node()
-    gate = destination.layout.scatter_gate = Gate()
-    destination.plane.receive(stage("m"), range(4))
-    source.send(stage("m"), destination, range(4))
-    gate.wait_for_arrival()
-    impostor.send(stage("m"), destination, range(4))
-    assert impostor.next_event() == SendFailed(
-        stage("m"), "refused by the destination: this transfer is being received already"
-    )
-    gate.open(10)
-    assert isinstance(destination.next_event(), Arrived)
-    assert torch.equal(destination.blocks(range(4)), source.blocks(range(4)))
-
-
-def test_another_number_of_blocks_is_refused_and_the_right_one_still_expected(
-    world: World,
-) -> None:
-    source, destination = world.node(), world.node()
-    before = destination.kv.clone()
-    destination.plane.receive(stage("m"), range(4))
-    source.send(stage("m"), destination, range(5))
-    assert source.next_event() == SendFailed(
-        stage("m"),
-        "refused by the destination: 4 blocks of 768 bytes in all are expected, not 5 of 960",
-    )
-    assert torch.equal(destination.kv, before)
-    source.send(stage("m"), destination, range(4))
-    assert isinstance(destination.next_event(), Arrived)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"label": "bf16"}, "the label differ: '' here, 'bf16' at the source"),
-        ({"num_layers": 4, "chunk_bytes": 384}, "the number of layers differ: 3 here, 4 at"),
-        ({"page_bytes": 32, "chunk_bytes": 384}, "the page bytes differ"),
-        ({"chunk_bytes": 1000}, "the chunk_bytes differ: 384 here, 1000 at the source"),
-    ],
-)
-def test_a_source_whose_blocks_mean_something_else_is_rejected(
-    world: World, options: dict[str, object], message: str
-) -> None:
-    source, destination = world.node(**options), world.node()
-    before = destination.kv.clone()
-    destination.plane.receive(stage("m"), range(4))
-    source.send(stage("m"), destination, range(4))
-    failed = source.next_event()
-    assert isinstance(failed, SendFailed)
-    assert "it was rejected: " in failed.reason
-    assert message in failed.reason
-    assert torch.equal(destination.kv, before)
-    assert not destination.has_events()
-
-
-def test_a_source_without_the_endpoints_token_is_rejected(world: World) -> None:
-    source, destination = world.node(), world.node()
-    address, _, token = destination.plane.endpoint.rpartition("/")
-    assert len(token) == 32
-    destination.plane.receive(stage("m"), range(4))
-    source.plane.send(stage("m"), f"{address}/{'0' * 32}", range(4), paced=False)
-    failed = source.next_event()
-    assert isinstance(failed, SendFailed)
-    assert failed.reason.endswith("the endpoint belongs to an earlier instance: wrong token")
-    source.send(stage("m"), destination, range(4))
-    assert isinstance(destination.next_event(), Arrived)
-
-
-@pytest.mark.parametrize("endpoint", ["", "nonsense", "pigeon://roof/1", "tcp://", "shm:///x"])
-def test_an_endpoint_of_another_kind_fails_the_send_and_nothing_else(
-    world: World, endpoint: str
-) -> None:
-    source = world.node()
-    source.plane.send(stage("m"), endpoint, range(4), paced=False)
-    assert source.next_event() == SendFailed(
-        stage("m"),
-        f"endpoint {endpoint!r} is not one of transport {world.kind!r}: all instances must use "
-        "the same transport",
-    )
-
-
-def test_an_endpoint_whose_plane_is_gone_fails_the_send(world: World) -> None:
-    source, destination, survivor = world.node(), world.node(), world.node()
-    source.copy(stage("m"), destination, [1], [1])
-    destination.plane.close()
-    source.send(stage("m", 1), destination, range(4))
-    failed = source.next_event()
-    assert isinstance(failed, SendFailed)
-    assert "failed: " in failed.reason
-    source.copy(stage("m", 2), survivor, [1], [1])
-
-
-def test_a_connection_that_broke_is_replaced_by_the_next_send(world: World) -> None:
-    source, destination = world.node(), world.node()
-    source.copy(stage("m"), destination, [1], [1])
-    (incoming,) = destination.plane._incoming  # type: ignore[attr-defined]
-    (outgoing,) = source.plane._outgoing.values()  # type: ignore[attr-defined]
-    incoming.close()
-    outgoing.thread.join(timeout=WAIT_S)
-    source.copy(stage("m", 1), destination, [2], [2])
-
-
-def test_a_broken_connection_fails_both_ends_of_its_transfers(world: World) -> None:
-    source, destination = world.node(), world.node()
-    gate = source.layout.gather_gate = Gate()
-    destination.plane.receive(stage("m"), range(8))
-    source.send(stage("m"), destination, range(8, 16))
-    gate.open()
-    assert destination.layout.first_scatter.wait(WAIT_S)
-    (incoming,) = destination.plane._incoming  # type: ignore[attr-defined]
-    incoming.close()
-    received = destination.next_event()
-    assert isinstance(received, ReceiveFailed)
-    assert received.reason.startswith("the connection to the source failed: ")
-    gate.open(10)
-    failed = source.next_event()
-    assert isinstance(failed, SendFailed)
-    assert failed.reason.startswith("the connection to ")
-    assert len(destination.layout.scattered) == 1
-
-
-# ---------------------------------------------------------------------------------- the owner
-
-
-def test_the_owners_mistakes_are_errors_and_change_nothing(world: World) -> None:
-    source, destination = world.node(), world.node()
-    with pytest.raises(TransportError, match="names block 24, but the cache has 24 blocks"):
-        source.send(stage("m"), destination, [0, NUM_BLOCKS])
-    with pytest.raises(TransportError, match="names block -1"):
-        destination.plane.receive(stage("m"), [-1])
-    with pytest.raises(TransportError, match="scatter twice"):
-        destination.plane.receive(stage("m"), [4, 5, 4])
-    destination.plane.receive(stage("m"), [4, 5])
-    with pytest.raises(ProtocolError, match="already in flight"):
-        destination.plane.receive(stage("m"), [6, 7])
-    gate = source.layout.gather_gate = Gate()
-    source.send(stage("m"), destination, [0, 1])
-    gate.wait_for_arrival()
-    with pytest.raises(ProtocolError, match="already in flight"):
-        source.send(stage("m"), destination, [0, 1])
-    gate.open()
-    assert isinstance(destination.next_event(), Arrived)
-    assert isinstance(source.next_event(), Sent)
-
-
-def test_a_block_may_be_sent_twice_in_one_transfer(world: World) -> None:
-    source, destination = world.node(), world.node()
-    source.copy(stage("m"), destination, [4, 4], [1, 2])
-    assert torch.equal(destination.blocks([1, 2]), source.blocks([4, 4]))
-
-
-def test_a_transfer_that_nobody_sends_fails_after_the_timeout(world: World) -> None:
-    destination = world.node(timeout_s=0.1)
-    destination.plane.receive(stage("m"), range(4))
-    assert destination.next_event() == ReceiveFailed(stage("m"), "no progress for 0.1 s")
-
-
-@pytest.mark.slow
-def test_a_transfer_that_the_destination_does_not_place_fails_after_the_timeout(
-    world: World,
-) -> None:
-    source, destination = world.node(timeout_s=2.5), world.node()
-    source.copy(stage("m"), destination, [0], [0])
-    gate = destination.layout.scatter_gate = Gate()
-    destination.plane.receive(stage("m", 1), range(2))
-    source.send(stage("m", 1), destination, range(2))
-    gate.wait_for_arrival()
-    failed = source.next_event()
-    assert isinstance(failed, SendFailed)
-    assert "2.5 s" in failed.reason
-
-
-def test_an_owner_that_fails_on_an_event_hears_the_next_one(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    node = world.node()
-    heard = node.plane._parts.ledger  # type: ignore[attr-defined]
-    original = heard._notify
-
-    def fail_once(event: object) -> None:
-        heard._notify = original
-        raise ValueError("the owner's own mistake")
-
-    heard._notify = fail_once
-    node.plane.stop(MigrationId("a"))
-    node.plane.stop(MigrationId("b"))
-    assert node.next_event() == Stopped(MigrationId("b"))
-    assert "the owner's own mistake" in caplog.text
-
-
-def test_transfers_are_told_apart_by_migration_and_stage(world: World) -> None:
-    source, destination = world.node(), world.node()
-    transfers = [Transfer(MigrationId(m), s) for m in ("a", "b") for s in (0, 1)]
-    for index, transfer in enumerate(transfers):
-        destination.plane.receive(transfer, [index])
-    for index, transfer in reversed(list(enumerate(transfers))):
-        source.send(transfer, destination, [10 + index])
-    destination.next_events(4)
-    assert torch.equal(destination.blocks(range(4)), source.blocks(range(10, 14)))
