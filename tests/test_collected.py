@@ -33,7 +33,7 @@ def test_a_word_is_looked_for_in_the_ids_of_parameters() -> None:
 
 
 def test_state_machines_are_tests() -> None:
-    assert names("pytest tests/test_fleet.py -k UnderWeather") == ["runTest"]
+    assert names("pytest tests/test_fleet_world.py -k UnderWeather") == ["runTest"]
     assert names("pytest tests/engine/emulated/test_conservation.py -k TwoEngines") == ["runTest"]
 
 
