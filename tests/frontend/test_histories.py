@@ -1,4 +1,4 @@
-"""Which requests go on behind a lost instance, and when; `test_core` has what clients see of it."""
+"""Which requests go on behind a lost instance, and when (for clients: `test_core_deaths`)."""
 
 from sterna.frontend.histories import PROGRESS_TOKENS, Histories
 from sterna.messages import DispatchRequest
