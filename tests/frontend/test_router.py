@@ -1,33 +1,22 @@
-"""The router towards vLLM's engine-core client: its sockets, messages and utility calls."""
+"""The router towards vLLM's engine-core client: its sockets and its requests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import uvloop
-import zmq
-import zmq.asyncio
 
 pytest.importorskip("vllm")
 
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import (
-    EngineCoreOutput,
-    EngineCoreOutputs,
-    EngineCoreReadyResponse,
-    EngineCoreRequest,
-    EngineCoreRequestType,
-    FinishReason,
-)
-from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, EngineCoreRequestType, FinishReason
+from vllm.v1.serial_utils import MsgpackEncoder
 
-from sterna.config import FrontendConfig, OnInstanceFailure
+from sterna.config import OnInstanceFailure
 from sterna.delivery import Outgoing
 from sterna.engine.vllm.payload import decode_request
 from sterna.frontend import router as router_module
@@ -37,7 +26,6 @@ from sterna.mailbox import Mailbox
 from sterna.messages import (
     AbortRequests,
     AddRequest,
-    CallUtility,
     CancelDispatch,
     Heartbeat,
     Membership,
@@ -45,101 +33,18 @@ from sterna.messages import (
     frontend_name,
 )
 from sterna.types import HIGH, NORMAL, RequestId
-from tests.frontend.scripted import ME, Actor, ScriptedCluster, ready_response, within
+from tests.frontend.routed import CONFIG, Client, World, in_worlds_of, world
+from tests.frontend.scripted import ME, Actor, ready_response, within
 
 pytestmark = pytest.mark.vllm
 
-CONFIG = FrontendConfig(
-    scheduler_timeout_s=0.05,
-    owner_retry_s=0.05,
-    owner_timeout_s=0.05,
-    gap_timeout_s=0.05,
-    utility_timeout_s=60.0,
-)
 ABORT = OnInstanceFailure.ABORT
-
-
-class Client:
-    """The sockets of vLLM's AsyncMPClient, without the rest of it."""
-
-    def __init__(self, addresses: dict[str, str]) -> None:
-        self._context = zmq.asyncio.Context()
-        self._input = self._context.socket(zmq.ROUTER)
-        self._input.bind(addresses["input_address"])
-        self._output = self._context.socket(zmq.PULL)
-        self._output.bind(addresses["output_address"])
-        self._encoder = MsgpackEncoder()
-        self._decoder = MsgpackDecoder(EngineCoreOutputs)
-
-    async def ready(self) -> EngineCoreReadyResponse:
-        self._engine, payload = await self._input.recv_multipart()
-        return msgspec.msgpack.decode(payload, type=EngineCoreReadyResponse)
-
-    async def send(self, kind: EngineCoreRequestType, message: object) -> None:
-        frames = [self._engine, kind.value, *self._encoder.encode(message)]
-        await self._input.send_multipart(frames)
-
-    async def add(self, request: EngineCoreRequest) -> None:
-        await self.send(EngineCoreRequestType.ADD, request)
-
-    async def call(self, method: str, *args: object) -> Any:
-        await self.send(EngineCoreRequestType.UTILITY, (0, 1 << 63, method, args))
-        outputs = await self.receive()
-        assert outputs.utility_output.call_id == 1 << 63
-        return outputs.utility_output
-
-    async def receive(self) -> EngineCoreOutputs:
-        return self._decoder.decode(await self._output.recv_multipart())
-
-    async def receive_output(self) -> EngineCoreOutput:
-        (output,) = (await self.receive()).outputs
-        return output
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
-
-class World:
-    """A router between vLLM's client and a scripted cluster."""
-
-    def __init__(self, client: Client, cluster: ScriptedCluster, router: Router) -> None:
-        self.client, self.cluster, self.router = client, cluster, router
-
-
-@asynccontextmanager
-async def world(folder: Path, config: FrontendConfig = CONFIG) -> AsyncIterator[World]:
-    mailbox = Mailbox("127.0.0.1")
-    router = Router(ME, config, mailbox, ready_response(), folder)
-    running = asyncio.create_task(router.run())
-    client = Client(router.client_addresses)
-    cluster = ScriptedCluster(mailbox.address)
-    cluster.announce(cluster.i0, cluster.i1)
-    try:
-        await client.ready()
-        await router.peers.served()
-        yield World(client, cluster, router)
-        assert not running.done(), running.exception()
-    finally:
-        running.cancel()
-        await asyncio.wait({running})
-        client.close()
-        cluster.close()
-        router.close()
-        mailbox.close()
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., None]:
     """Runs a test's coroutine in a world of its own."""
-
-    def run(test: Callable[[World], Coroutine[Any, Any, None]], **changes: Any) -> None:
-        async def in_world() -> None:
-            async with world(tmp_path, replace(CONFIG, **changes)) as each:
-                await test(each)
-
-        asyncio.run(within(in_world()))
-
-    return run
+    return in_worlds_of(tmp_path)
 
 
 def request(
@@ -441,91 +346,3 @@ def test_a_request_with_streamed_input_is_refused(run):
         assert (await world.client.receive_output()).finish_reason == FinishReason.ERROR
 
     run(test)
-
-
-def test_a_utility_call_that_changes_state_reaches_every_instance(run):
-    async def test(world: World) -> None:
-        world.cluster.i0.utility_results["reset_prefix_cache"] = True
-        world.cluster.i1.utility_results["reset_prefix_cache"] = True
-        assert (await world.client.call("reset_prefix_cache", True, False)).result.result is True
-        world.cluster.i1.utility_results["reset_prefix_cache"] = False
-        assert (await world.client.call("reset_prefix_cache", True, False)).result.result is False
-
-    run(test)
-
-
-def test_results_of_all_workers_come_in_the_order_of_the_instances(run):
-    async def test(world: World) -> None:
-        world.cluster.i0.utility_results["collective_rpc"] = ["a", "b"]
-        world.cluster.i1.utility_results["collective_rpc"] = ["c", "d"]
-        output = await world.client.call("collective_rpc", "method", None, (), None)
-        assert output.result.result == ["a", "b", "c", "d"]
-
-    run(test)
-
-
-def test_a_utility_call_that_any_instance_can_answer_goes_to_one(run):
-    async def test(world: World) -> None:
-        world.cluster.i1.utility_results["get_supported_tasks"] = RuntimeError("not asked")
-        output = await world.client.call("get_supported_tasks")
-        assert output.result.result == ["generate"]
-
-    run(test)
-
-
-def test_a_failing_utility_call_says_where_and_why(run):
-    async def test(world: World) -> None:
-        world.cluster.i0.utility_results["profile"] = None
-        world.cluster.i1.utility_results["profile"] = RuntimeError("no trace")
-        output = await world.client.call("profile", True)
-        assert output.failure_message == "instance i1: no trace"
-
-    run(test)
-
-
-def test_instances_that_disagree_fail_the_call(run):
-    async def test(world: World) -> None:
-        world.cluster.i0.utility_results["is_sleeping"] = True
-        world.cluster.i1.utility_results["is_sleeping"] = False
-        output = await world.client.call("is_sleeping")
-        assert "answer is_sleeping differently" in output.failure_message
-
-    run(test)
-
-
-@pytest.mark.parametrize(
-    "method", ["reinitialize_distributed", "shutdown", "__init__", "sleep", "pause_scheduler"]
-)
-def test_an_unknown_utility_call_is_answered_with_a_failure(run, method: str):
-    async def test(world: World) -> None:
-        output = await world.client.call(method)
-        assert "cannot be called" in output.failure_message
-
-    run(test)
-
-
-def test_a_utility_call_without_instances_is_answered_with_a_failure(run):
-    async def test(world: World) -> None:
-        world.router.on_membership(Membership(99, (), (), None))
-        output = await world.client.call("reset_prefix_cache", False, False)
-        assert "there is no instance" in output.failure_message
-
-    run(test)
-
-
-def test_a_utility_call_on_an_instance_that_dies_is_answered_with_a_failure(run):
-    async def test(world: World) -> None:
-        calling = asyncio.create_task(world.client.call("profile", True))
-        await world.cluster.i1.get(CallUtility)
-        world.cluster.announce(world.cluster.i0)
-        assert "instance i1 died" in (await calling).failure_message
-
-    run(test)
-
-
-def test_a_utility_call_that_is_not_answered_in_time_fails(run):
-    async def test(world: World) -> None:
-        output = await world.client.call("profile", True)
-        assert "did not answer within 0.05 s" in output.failure_message
-
-    run(test, utility_timeout_s=0.05)
