@@ -1,14 +1,11 @@
-"""vLLM's own server, over HTTP, in front of scripted instances."""
+"""vLLM's own server, over HTTP: what clients and operators are told, from start to end."""
 
 import asyncio
-import json
 import socket
-from argparse import Namespace
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 
@@ -19,128 +16,25 @@ pytest.importorskip("vllm")
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import LogprobsLists
 
-from sterna.config import DoorConfig, FrontendConfig
 from sterna.engine.vllm.payload import decode_request
-from sterna.frontend.key_check import OPEN_PATHS
 from sterna.frontend.server import FrontendServer, number_adapters_apart
 from sterna.mailbox import Mailbox
 from sterna.messages import AbortRequests, AddRequest
 from sterna.types import FrontendId, RequestId
-from tests.frontend.scripted import HANG_S, ME, ScriptedCluster, ready_response, within
+from tests.frontend.scripted import ME, ready_response, within
+from tests.frontend.served import CONFIG, MESSAGES, Scenario, Served, _options, one_server
 
 pytestmark = pytest.mark.vllm
 
-MAX_QUEUED = 10
-CONFIG = FrontendConfig(
-    scheduler_timeout_s=1.0,
-    owner_timeout_s=0.05,
-    gap_timeout_s=HANG_S,
-    shutdown_timeout_s=1.0,
-    door=DoorConfig(max_queued_requests=MAX_QUEUED, max_body_bytes=100_000),
-)
-API_KEY = "secret"
-MESSAGES = [{"role": "user", "content": "Hello!"}]
 
-
-class Served:
-    """A front end that answers HTTP, and the cluster behind it."""
-
-    def __init__(
-        self, server: FrontendServer, mailbox: Mailbox, cluster: ScriptedCluster, url: str
-    ) -> None:
-        self.server, self.mailbox, self.cluster = server, mailbox, cluster
-        headers = {"Authorization": f"Bearer {API_KEY}"}
-        self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=60.0)
-        from transformers import AutoTokenizer
-
-        from tests.models import small_model
-
-        self._tokenizer = AutoTokenizer.from_pretrained(small_model())
-
-    def tokens(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
-
-    def post(self, path: str, **body: Any) -> "asyncio.Task[httpx.Response]":
-        """Send a request; the answer can be awaited when the instances have spoken."""
-        return asyncio.create_task(self.http.post(path, json=body))
-
-    def chat(self, **body: Any) -> "asyncio.Task[httpx.Response]":
-        return self.post("/v1/chat/completions", model="small", messages=MESSAGES, **body)
-
-    @asynccontextmanager
-    async def streamed_chat(self, **body: Any) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """Yield the events of a streamed answer, without the final [DONE]."""
-        body = {"model": "small", "messages": MESSAGES, "stream": True, **body}
-        async with self.http.stream("POST", "/v1/chat/completions", json=body) as answer:
-            assert answer.status_code == 200
-            yield _events(answer)
-
-    async def healthy(self, status: int) -> None:
-        """Wait until `/health` answers so; each answer takes a turn of the server's loop."""
-        while (await self.http.get("/health")).status_code != status:
-            pass
-
-
-async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    async for line in answer.aiter_lines():
-        data = line.removeprefix("data: ")
-        if data and data != "[DONE]":
-            yield json.loads(data)
+@pytest.fixture(scope="module")
+def run() -> Iterator[Callable[[Scenario], None]]:
+    with one_server() as run:
+        yield run
 
 
 def _content(event: dict[str, Any]) -> str:
     return event["choices"][0]["delta"].get("content") or ""
-
-
-def _options(port: int) -> Namespace:
-    from sterna.cli.serve import parse
-    from tests.models import small_model
-
-    model = str(small_model())
-    options = ["--served-model-name", "small", "--port", str(port), "--api-key", API_KEY]
-    return parse(["serve", model, *options, "--max-model-len", "2048"])
-
-
-async def _serve() -> Served:
-    port = free_port()
-    args = _options(port)
-    mailbox = Mailbox("127.0.0.1")
-    cluster = ScriptedCluster(mailbox.address)
-    cluster.announce(cluster.i0, cluster.i1)
-    server = FrontendServer(ME, args, CONFIG, mailbox, ready_response())
-    await server.start()
-    return Served(server, mailbox, cluster, f"http://127.0.0.1:{port}")
-
-
-@pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.close()
-
-
-@pytest.fixture(scope="module")
-def served(loop: asyncio.AbstractEventLoop) -> Iterator[Served]:
-    served = loop.run_until_complete(_serve())
-    yield served
-
-    async def stop() -> None:
-        await served.http.aclose()
-        await served.server.stop()
-        await served.server.wait()
-        served.cluster.close()
-        served.mailbox.close()
-
-    loop.run_until_complete(within(stop()))
-
-
-@pytest.fixture
-def run(loop: asyncio.AbstractEventLoop, served: Served) -> Callable[..., None]:
-    def run(test: Callable[[Served], Coroutine[Any, Any, None]]) -> None:
-        served.cluster.announce(served.cluster.i0, served.cluster.i1)
-        loop.run_until_complete(within(test(served)))
-
-    return run
 
 
 def test_a_chat_is_answered_by_the_instance_that_the_scheduler_named(run):
@@ -347,219 +241,6 @@ def test_operators_need_the_servers_key(run):
         answer = await served.http.get("/admin/requests", headers={"Authorization": ""})
         assert answer.status_code == 401
         assert answer.json()["error"]["code"] == 401
-
-    run(test)
-
-
-def test_an_urgent_chat_reaches_its_instance_as_such_and_its_answer_says_so(run):
-    async def test(served: Served) -> None:
-        answering = served.chat(service_tier="priority")
-        request = await served.cluster.i0.get_request()
-        assert request.priority == -1
-        tokens = served.tokens("Terns")
-        served.cluster.i0.send_tokens(request.request_id, 0, tokens, FinishReason.LENGTH)
-        answer = (await answering).json()
-        assert answer["service_tier"] == "priority"
-        assert answer["choices"][0]["message"]["content"] == "Terns"
-
-    run(test)
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_every_chunk_of_vllms_streams_says_which_tier_it_has(run, path: str):
-    async def test(served: Served) -> None:
-        asked = {"messages": MESSAGES} if "chat" in path else {"prompt": "Terns"}
-        options = {"stream": True, "stream_options": {"include_usage": True}, "priority": -4}
-        answering = served.post(path, model="small", **asked, **options)
-        request = await served.cluster.i0.get_request()
-        assert request.priority == -1
-        tokens = served.tokens("fly far")
-        served.cluster.i0.send_tokens(request.request_id, 0, tokens[:1])
-        served.cluster.i0.send_tokens(request.request_id, 1, tokens[1:], FinishReason.STOP)
-        chunks = [event async for event in _events(await answering)]
-        assert len(chunks) >= 2
-        assert {chunk["service_tier"] for chunk in chunks} == {"priority"}
-
-    run(test)
-
-
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_vllms_responses_say_which_tier_they_have(run, is_stream: bool):
-    async def test(served: Served) -> None:
-        fields = {"model": "small", "input": "Terns", "stream": is_stream}
-        answering = served.post("/v1/responses", service_tier="flex", **fields)
-        request = await served.cluster.i0.get_request()
-        assert request.priority == 0
-        tokens = served.tokens("fly")
-        served.cluster.i0.send_tokens(request.request_id, 0, tokens, FinishReason.STOP)
-        answer = await answering
-        if not is_stream:
-            assert answer.json()["service_tier"] == "default"
-            return
-        events = [json.loads(line[6:]) for line in answer.text.split("\n") if line[:6] == "data: "]
-        tiers = [event["response"]["service_tier"] for event in events if "response" in event]
-        assert set(tiers) == {"default"}
-
-    run(test)
-
-
-def test_a_message_of_another_api_has_the_class_of_vllms_header(run):
-    """It has no tiers that could be asked for; the engine's client sees to the class."""
-
-    async def test(served: Served) -> None:
-        fields = {"model": "small", "messages": MESSAGES, "max_tokens": 4}
-        headers = {"X-Vllm-Priority": "-20"}
-        answering = asyncio.create_task(
-            served.http.post("/v1/messages", json=fields, headers=headers)
-        )
-        request = await served.cluster.i0.get_request()
-        assert request.priority == -1
-        tokens = served.tokens("fly")
-        served.cluster.i0.send_tokens(request.request_id, 0, tokens, FinishReason.STOP)
-        assert (await answering).status_code == 200
-
-    run(test)
-
-
-def test_a_tier_that_there_is_not_is_a_400_for_those_who_may_ask(run):
-    async def test(served: Served) -> None:
-        refused = await served.chat(service_tier="gold")
-        assert refused.status_code == 400
-        error = refused.json()["error"]
-        assert (error["param"], error["type"]) == ("service_tier", "BadRequestError")
-        headers = {"Authorization": "Bearer unknown"}
-        body = {"model": "small", "messages": MESSAGES, "service_tier": "gold"}
-        unknown = await served.http.post("/v1/chat/completions", json=body, headers=headers)
-        assert (unknown.status_code, unknown.json()) == (401, {"error": "Unauthorized"})
-
-    run(test)
-
-
-def test_a_full_queue_answers_at_once_and_those_inside_are_answered(run):
-    async def test(served: Served) -> None:
-        i0 = served.cluster.i0
-        waiting = [served.chat(max_tokens=3) for _ in range(MAX_QUEUED)]
-        inside = [(await i0.get_request()).request_id for _ in waiting]
-        refused = await served.chat()
-        assert refused.status_code == 429
-        assert 1 <= int(refused.headers["Retry-After"]) <= 30
-        error = refused.json()["error"]
-        assert (error["type"], error["code"], error["param"]) == ("RateLimitError", 429, None)
-        assert f"too many requests wait ({MAX_QUEUED})" in error["message"]
-        # What is no inference is answered, and who shows no key is told that first.
-        tokens = await served.http.post("/tokenize", json={"model": "small", "prompt": "Hello"})
-        assert tokens.status_code == 200
-        assert (await served.http.get("/health")).status_code == 200
-        unknown = await served.http.post("/v1/completions", headers={"Authorization": ""})
-        assert unknown.status_code == 401
-        # High priority has a reserve.
-        high = served.chat(service_tier="priority")
-        inside.append((await i0.get_request()).request_id)
-        assert (await served.chat(service_tier="priority")).status_code == 429
-        # Nor is anybody let in now whose body has not come.
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.http.base_url.port)
-        writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n"
-            b"Content-Length: 90000\r\n\r\n" % API_KEY.encode()
-        )
-        assert (await reader.readline()).startswith(b"HTTP/1.1 429 ")
-        writer.close()
-        # A first token makes room, although its request goes on.
-        hello = served.tokens("Hello")
-        for request_id in inside[:2]:
-            i0.send_tokens(request_id, 0, hello)
-        while (await served.post("/v1/completions", model="small")).status_code == 429:
-            pass
-        more = served.chat()
-        inside.append((await i0.get_request()).request_id)
-        for place, request_id in enumerate(inside):
-            first = len(hello) if place < 2 else 0
-            i0.send_tokens(request_id, first, hello, FinishReason.STOP)
-        for answering in (*waiting, high, more):
-            assert (await answering).status_code == 200
-
-    run(test)
-
-
-def test_each_prompt_and_each_choice_waits_for_its_own_first_token(run):
-    async def test(served: Served) -> None:
-        i0 = served.cluster.i0
-        hello = served.tokens("Hello")
-
-        def post(num_prompts: int, n: int) -> "asyncio.Task[httpx.Response]":
-            body = {"prompt": ["Hello"] * num_prompts, "n": n, "max_tokens": 2}
-            return served.post("/v1/completions", model="small", **body)
-
-        # Where nothing else waits, one request may have more than the limit.
-        num_many = 2 * MAX_QUEUED
-        many = post(num_many // 2, 2)
-        inside = [(await i0.get_request()).request_id for _ in range(num_many)]
-        refused = await served.chat()
-        assert f"too many requests wait ({num_many})" in refused.json()["error"]["message"]
-        num_begun = num_many - MAX_QUEUED + 1
-        for request_id in inside[:num_begun]:
-            i0.send_tokens(request_id, 0, hello)
-        while (await served.post("/v1/completions", model="small")).status_code == 429:
-            pass
-        refused = await post(3, 2)
-        assert (refused.status_code, "Retry-After" in refused.headers) == (429, True)
-        error = refused.json()["error"]
-        assert error["type"] == "RateLimitError"
-        assert "with fewer prompts and choices" in error["message"]
-        one = post(1, 1)
-        inside.append((await i0.get_request()).request_id)
-        for place, request_id in enumerate(inside):
-            first = len(hello) if place < num_begun else 0
-            i0.send_tokens(request_id, first, hello, FinishReason.STOP)
-        for answering in (many, one):
-            assert (await answering).status_code == 200
-        # Whatever has been refused left nothing behind.
-        again = post(num_many, 1)
-        for _ in range(num_many):
-            request = await i0.get_request()
-            i0.send_tokens(request.request_id, 0, hello, FinishReason.STOP)
-        assert (await again).status_code == 200
-
-    run(test)
-
-
-def test_requests_whose_clients_have_gone_do_not_wait(run):
-    async def test(served: Served) -> None:
-        for _ in range(2):
-            leaving = [served.chat() for _ in range(MAX_QUEUED)]
-            ids = {(await served.cluster.i0.get_request()).request_id for _ in leaving}
-            for each in leaving:
-                each.cancel()
-            while ids:
-                abort, _ = await served.cluster.i0.get(AbortRequests)
-                ids -= set(abort.request_ids)
-
-    run(test)
-
-
-def test_a_body_that_is_too_large_is_refused(run):
-    async def test(served: Served) -> None:
-        refused = await served.chat(user="x" * 100_000)
-        assert refused.status_code == 413
-        assert refused.json()["error"]["type"] == "ContentTooLargeError"
-
-    run(test)
-
-
-def test_without_a_key_only_probes_metrics_and_the_description_of_the_api_answer(run):
-    async def test(served: Served) -> None:
-        paths = (await served.http.get("/openapi.json")).json()["paths"]
-        assert {"/invocations", "/tokenize", "/v1/models", "/admin/drain"} <= paths.keys()
-        opened = set()
-        for path, methods in paths.items():
-            for method in methods:
-                answer = await served.http.request(method, path, headers={"Authorization": ""})
-                if answer.status_code != 401:
-                    opened.add(path)
-        assert opened == {"/health", "/ping", "/load", "/version", "/metrics"} & paths.keys()
-        for path in OPEN_PATHS & {"/health", "/metrics/", "/docs", "/openapi.json"}:
-            answer = await served.http.get(path, headers={"Authorization": ""})
-            assert answer.status_code == 200, path
 
     run(test)
 
