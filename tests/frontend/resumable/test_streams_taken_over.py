@@ -1,0 +1,307 @@
+"""Streams that go on at another front end when their own has died."""
+
+import asyncio
+
+import pytest
+
+from sterna.stream_messages import (
+    ExtendStreams,
+    Finding,
+    FindStream,
+    KeepStream,
+    ReplicasKept,
+    StreamFound,
+)
+from sterna.types import FrontendId
+from tests.frontend.resumable.connection import Connection
+from tests.frontend.resumable.front_ends import (
+    CREATED_S,
+    HANG_S,
+    Client,
+    Cluster,
+    FrontEnd,
+    begun,
+    expected,
+    played,
+    until_over,
+)
+
+
+@pytest.fixture(autouse=True)
+def _time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sterna.frontend.resumable.middleware._wall_s", lambda: CREATED_S)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("num_events", [1, 4, 8, 9])
+def test_a_stream_is_read_on_at_any_front_end_when_its_own_has_died(
+    at: int, num_events: int
+) -> None:
+    async def scenario() -> None:
+        cluster = Cluster()
+        first = await begun(cluster, num_events)
+        cluster.kill(0)
+        cluster.announce()
+        client = Client(cluster[at], len(first.events))
+        await until_over(cluster, client)
+        assert client.status == 200
+        assert first.events + client.events == expected(8)
+        again = Client(cluster[3 - at], 0)
+        await again.task
+        assert again.events == expected(8)
+        assert [cluster[1].num_taken_over, cluster[2].num_begun] == [1, 0]
+
+    played(scenario)
+
+
+def test_who_reads_through_another_front_end_does_not_notice_the_death() -> None:
+    async def scenario() -> None:
+        cluster = Cluster()
+        first = await begun(cluster, 2)
+        client = Client(cluster[2], len(first.events))
+        while len(client.events) < 2:
+            cluster.bring()
+            await asyncio.sleep(0)
+        cluster.kill(0)
+        cluster.announce()
+        await until_over(cluster, client)
+        assert first.events + client.events == expected(8)
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_client_that_is_back_before_the_death_is_known_waits_for_it(at: int) -> None:
+    async def scenario() -> None:
+        cluster = Cluster()
+        first = await begun(cluster, 3)
+        cluster.kill(0)
+        client = Client(cluster[at], len(first.events))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert client.status == 0
+        cluster.announce()
+        await until_over(cluster, client)
+        assert first.events + client.events == expected(8)
+
+    played(scenario)
+
+
+def test_a_stream_outlives_its_front_ends_one_after_the_other() -> None:
+    async def scenario() -> None:
+        cluster = Cluster()
+        first = await begun(cluster, 2, num=200)
+        events = first.events
+        for dead, at in ((0, 2), (1, 2)):
+            cluster.kill(dead)
+            cluster.announce()
+            client = Client(cluster[at], len(events))
+            while len(client.events) < 2:
+                cluster.bring()
+                await asyncio.sleep(0)
+            await client.leave()
+            events += client.events
+        client = Client(cluster[2], len(events))
+        await until_over(cluster, client)
+        assert events + client.events == expected(200)
+
+    played(scenario)
+
+
+def test_a_front_end_that_has_denied_a_stream_may_have_it_when_others_have_died() -> None:
+    async def scenario() -> None:
+        cluster = Cluster(4)
+        first = await begun(cluster, 3)
+        cluster.is_cut = lambda message: isinstance(message, StreamFound) and message.sender == 1
+        cluster.kill(0)
+        client = Client(cluster[3], len(first.events))
+        await cluster.heard(StreamFound, sender=2)
+        # The keeper of the replica, which is not heard, takes over, and gets a keeper in turn.
+        cluster.announce()
+        await cluster.heard(ReplicasKept, sender=2)
+        cluster.kill(1)
+        cluster.announce()
+        await until_over(cluster, client)
+        assert first.events + client.events == expected(8)
+
+    played(scenario)
+
+
+def test_what_a_dead_front_end_told_and_its_successor_does_not_know_is_not_made_up() -> None:
+    async def scenario() -> None:
+        cluster = Cluster()
+        cluster.is_cut = lambda message: isinstance(message, ExtendStreams | ReplicasKept)
+        client = Client(cluster[0])
+        while len(client.events) < 3:
+            cluster.bring()
+            # Until the front end has lost its patience.
+            await asyncio.sleep(0.01)
+        cluster.is_cut = lambda _: False
+        cluster.kill(0)
+        cluster.announce()
+        back = Client(cluster[1], 3)
+        await until_over(cluster, back)
+        assert back.status == 404
+        assert "lost; send the request anew" in back.content.decode()
+        fresh = Client(cluster[2], 0)
+        await until_over(cluster, fresh)
+        assert fresh.events == expected(8)
+        # What this one told may be read on.
+        more = Client(cluster[2], 5)
+        await more.task
+        assert more.events == expected(8)[5:]
+
+    played(scenario)
+
+
+def test_a_front_end_that_cannot_be_sent_to_is_not_waited_for_and_gets_all_anew() -> None:
+    async def scenario() -> None:
+        cluster = Cluster()
+        cluster.is_full = lambda message: isinstance(message, ExtendStreams)
+        first = await begun(cluster, 3)
+        cluster.is_full = lambda _: False
+        cluster.announce()
+        await asyncio.sleep(0)
+        cluster.kill(0)
+        cluster.announce()
+        client = Client(cluster[2], len(first.events))
+        await until_over(cluster, client)
+        assert first.events + client.events == expected(8)
+
+    played(scenario)
+
+
+def test_while_a_front_end_may_have_the_stream_a_client_is_told_to_try_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sterna.frontend.resumable.relays.FIND_S", 0.05)
+
+    async def scenario() -> None:
+        cluster = Cluster()
+        first = await begun(cluster, 3)
+        cluster.kill(0)
+        for number in (1, 2):
+            client = Client(cluster[number], 3)
+            await client.task
+            assert client.status == 503
+        # Who looks now finds it, however long that takes here.
+        monkeypatch.setattr("sterna.frontend.resumable.relays.FIND_S", HANG_S)
+        cluster.announce()
+        client = Client(cluster[2], 3)
+        await until_over(cluster, client)
+        assert first.events + client.events == expected(8)
+
+    played(scenario)
+
+
+def test_a_holder_whose_death_is_known_is_not_asked() -> None:
+    """Its last word may come later than that."""
+
+    async def scenario() -> None:
+        cluster = Cluster()
+        first = await begun(cluster, 3)
+        cluster.is_cut = lambda message: isinstance(message, StreamFound)
+        client = Client(cluster[2], 3)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        asked = [each for each in cluster.messages if isinstance(each, FindStream)]
+        cluster.kill(0)
+        cluster[2].exchange.on_frontends([FrontendId(1), FrontendId(2)])
+        late = StreamFound(FrontendId(0), asked[0].query_id, Finding.STREAM)
+        cluster[2].exchange.on_message(late, [])
+        for _ in range(10):
+            await asyncio.sleep(0)
+        cluster.is_cut = lambda _: False
+        cluster[1].exchange.on_frontends(cluster.live)
+        await until_over(cluster, client)
+        assert first.events + client.events == expected(8)
+
+    played(scenario)
+
+
+def test_a_client_that_waits_until_its_stream_is_there_again_follows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Streams that run again take turns, which may take longer than streams are kept."""
+    monkeypatch.setattr("sterna.frontend.resumable.middleware.NUM_RUN_AGAIN", 0)
+
+    async def scenario() -> None:
+        cluster = Cluster(window_s=0.05)
+        first = await begun(cluster, 3)
+        headers = [(b"x-request-id", b"gull"), (b"authorization", b"mine")]
+        other = Connection(cluster[0].app, {"stream": True, "num": 8}, headers)
+        while not other.events:
+            cluster.bring()
+            await asyncio.sleep(0)
+        cluster.kill(0)
+        other.task.cancel()
+        cluster.announce()
+        client = Client(cluster[1], 3)
+        (kept,) = [
+            each
+            for each in cluster.messages
+            if isinstance(each, KeepStream) and each.head.stream_id == "gull"
+        ]
+        while cluster[1].exchange.has("gull", kept.head.owner):
+            cluster.bring()
+            await asyncio.sleep(0.01)
+        assert client.status == 0
+        cluster[1].app._turns.release()
+        await until_over(cluster, client)
+        assert first.events + client.events == expected(8)
+
+    played(scenario)
+
+
+def test_a_client_that_goes_while_it_waits_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sterna.frontend.resumable.middleware.NUM_RUN_AGAIN", 0)
+
+    async def scenario() -> None:
+        cluster = Cluster()
+        await begun(cluster, 3)
+        cluster.kill(0)
+        cluster.announce()
+        client = Client(cluster[1], 3)
+        await asyncio.sleep(0)
+        await client.leave()
+        assert client.status == 0
+
+    played(scenario)
+
+
+def test_streams_of_a_dead_front_end_are_given_up_as_others_are() -> None:
+    async def scenario() -> None:
+        cluster = Cluster(window_s=0.05)
+        await begun(cluster, 2)
+        cluster.kill(0)
+        cluster.announce()
+        await cluster[1].begun.wait()
+        await cluster[1].freed.wait()
+        late = Client(cluster[2], 1)
+        await late.task
+        assert late.status == 404
+
+    played(scenario)
+
+
+def test_a_new_front_end_gets_the_replicas_when_the_one_before_dies() -> None:
+    async def scenario() -> None:
+        cluster = Cluster(2)
+        first = await begun(cluster, 3)
+        cluster.kill(1)
+        cluster.announce()
+        newcomer = FrontendId(7)
+        cluster.members[newcomer] = FrontEnd(cluster, newcomer, 60.0)
+        cluster.live.append(newcomer)
+        cluster.announce()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        cluster.kill(0)
+        cluster.announce()
+        client = Client(cluster[7], len(first.events))
+        await until_over(cluster, client)
+        assert first.events + client.events == expected(8)
+
+    played(scenario)
