@@ -1,0 +1,50 @@
+"""Who keeps the replicas of a front end's streams, and which of them are taken over."""
+
+import pytest
+
+from sterna.frontend.resumable.replicas import Replicas, buddy_of
+from sterna.stream_messages import DropStream, KeepStream, StreamOver
+from sterna.types import FrontendId
+from tests.frontend.resumable.outputs import BUDDY, HOLDER, head
+
+
+@pytest.mark.parametrize(
+    ("frontends", "current", "buddy"),
+    [
+        ((1, 2, 3), None, 2),
+        ((3, 1), None, 3),
+        ((2, 3, 1), None, 2),
+        ((1, 2, 3), 3, 3),
+        ((1, 2), 3, 2),
+        ((1,), 2, None),
+        ((2, 3), None, None),
+    ],
+)
+def test_the_buddy_is_the_next_in_the_ring_for_as_long_as_it_lives(
+    frontends: tuple[int, ...], current: int | None, buddy: int | None
+) -> None:
+    ring = [FrontendId(each) for each in frontends]
+    now = None if current is None else FrontendId(current)
+    assert buddy_of(HOLDER, ring, now) == buddy
+
+
+def test_what_a_dead_front_end_had_sent_comes_too_late() -> None:
+    replicas = Replicas(BUDDY)
+    replicas.on_frontends([HOLDER, BUDDY])
+    keep = KeepStream(HOLDER, 1, head(), (), False)
+    assert replicas.on_message(keep, [b"body"]).number == 1
+    assert replicas.holder("tern", b"owner") == HOLDER
+    assert replicas.holder("tern", b"thief") is None
+    (record,) = replicas.on_frontends([BUDDY])
+    assert (record.head, record.body) == (head(), b"body")
+    replicas.on_message(keep, [b"body"])
+    assert replicas.holder("tern", b"owner") is None
+
+
+def test_a_stream_that_is_dropped_is_not_taken_over() -> None:
+    replicas = Replicas(BUDDY)
+    replicas.on_frontends([HOLDER, BUDDY])
+    replicas.on_message(KeepStream(HOLDER, 1, head(), (), False), [b"body"])
+    replicas.on_message(StreamOver(HOLDER, 2, "tern"), [])
+    replicas.on_message(DropStream(HOLDER, 3, "tern"), [])
+    assert replicas.on_frontends([BUDDY]) == []
