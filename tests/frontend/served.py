@@ -58,7 +58,7 @@ class Served:
         body = {"model": "small", "messages": MESSAGES, "stream": True, **body}
         async with self.http.stream("POST", "/v1/chat/completions", json=body) as answer:
             assert answer.status_code == 200
-            yield _events(answer)
+            yield events_of(answer)
 
     async def healthy(self, status: int) -> None:
         """Wait until `/health` answers so; each answer takes a turn of the server's loop."""
@@ -66,14 +66,14 @@ class Served:
             pass
 
 
-async def _events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+async def events_of(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     async for line in answer.aiter_lines():
         data = line.removeprefix("data: ")
         if data and data != "[DONE]":
             yield json.loads(data)
 
 
-def _options(port: int) -> Namespace:
+def options_of_vllm(port: int) -> Namespace:
     from sterna.cli.serve import parse
     from tests.models import small_model
 
@@ -84,7 +84,7 @@ def _options(port: int) -> Namespace:
 
 async def _serve() -> Served:
     port = free_port()
-    args = _options(port)
+    args = options_of_vllm(port)
     mailbox = Mailbox("127.0.0.1")
     cluster = ScriptedCluster(mailbox.address)
     cluster.announce(cluster.i0, cluster.i1)

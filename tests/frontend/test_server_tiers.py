@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 
 from vllm.v1.engine import FinishReason
 
-from tests.frontend.served import MESSAGES, Scenario, Served, _events, one_server
+from tests.frontend.served import MESSAGES, Scenario, Served, events_of, one_server
 
 pytestmark = pytest.mark.vllm
 
@@ -46,7 +46,7 @@ def test_every_chunk_of_vllms_streams_says_which_tier_it_has(run, path: str):
         tokens = served.tokens("fly far")
         served.cluster.i0.send_tokens(request.request_id, 0, tokens[:1])
         served.cluster.i0.send_tokens(request.request_id, 1, tokens[1:], FinishReason.STOP)
-        chunks = [event async for event in _events(await answering)]
+        chunks = [event async for event in events_of(await answering)]
         assert len(chunks) >= 2
         assert {chunk["service_tier"] for chunk in chunks} == {"priority"}
 
