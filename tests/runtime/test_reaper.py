@@ -51,6 +51,29 @@ for _ in range(2):
 reaper.close()
 """
 
+LEFT_BEHIND = """
+import subprocess, time
+from sterna.runtime.reaper import Reaper
+
+reaper = Reaper()
+with reaper.noting():
+    parent = subprocess.Popen(
+        ["sh", "-c", "env -i sleep 1000 > /dev/null & echo $!; read wait"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )
+    child = int(parent.stdout.readline())
+    while child not in reaper._noted:
+        time.sleep(0.01)
+    parent.kill()
+    parent.wait()
+print(child, flush=True)
+input()
+reaper.reap_now(spared=[])
+print("reaped", reaper._process.poll(), flush=True)
+input()
+reaper.close()
+"""
+
 WITHOUT_DESCRIPTORS = """
 from sterna.runtime.reaper import Reaper
 from tests.descriptors import descriptors_left
@@ -98,6 +121,22 @@ def test_a_run_whose_reaper_was_killed_ends_in_good_order() -> None:
     assert run.wait(HANG_S) == 0
     assert not Path(run_folder).exists()
     assert state_of_process(child) is ProcessState.GONE
+
+
+def test_what_a_dead_process_leaves_behind_ends_where_only_its_parent_told_whose_it_is() -> None:
+    """As the agents of a Ray that came up too slowly: their titles overwrite their environments."""
+    pipe = subprocess.PIPE
+    run = subprocess.Popen([sys.executable, "-c", LEFT_BEHIND], stdin=pipe, stdout=pipe, text=True)
+    assert run.stdin is not None
+    assert run.stdout is not None
+    child = identity_of(int(run.stdout.readline()))
+    assert child is not None
+    run.stdin.write("\n")
+    run.stdin.flush()
+    assert run.stdout.readline().split() == ["reaped", "None"]
+    assert state_of_process(child) is ProcessState.GONE
+    run.communicate("\n", HANG_S)
+    assert run.returncode == 0
 
 
 def test_without_a_run_a_folder_is_its_owners(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -264,18 +264,19 @@ def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> 
     for attempt in range(1, NUM_RAY_STARTS + 1):
         gcs.prepare()
         try:
-            ray.init(
-                # Its own, also where another Ray runs on this machine.
-                address="local",
-                _node_ip_address=host,
-                namespace=NAMESPACE,
-                include_dashboard=False,
-                # The driver shows what actors print.
-                log_to_driver=False,
-                logging_level="warning",
-                object_store_memory=OBJECT_STORE_BYTES,
-                configure_logging=True,
-            )
+            with reaper.noting():
+                ray.init(
+                    # Its own, also where another Ray runs on this machine.
+                    address="local",
+                    _node_ip_address=host,
+                    namespace=NAMESPACE,
+                    include_dashboard=False,
+                    # The driver shows what actors print.
+                    log_to_driver=False,
+                    logging_level="warning",
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    configure_logging=True,
+                )
             break
         except Exception as error:
             # Ray has no error class of its own for this.

@@ -14,9 +14,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import psutil
 
@@ -28,6 +29,8 @@ GRACE_S = 1.0
 """What processes have for ending by themselves once the driver is gone."""
 
 POLL_INTERVAL_S = 0.05
+
+NOTE_INTERVAL_S = 0.5
 
 logger = logging.getLogger("sterna.launch")
 
@@ -74,10 +77,31 @@ class Reaper:
             self._process.stdin.write(lines.encode())
             self._process.stdin.flush()
 
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Remember all along what this process starts.
+
+        A parent that dies too soon leaves behind what nobody could tell by its environment.
+        """
+        is_over = threading.Event()
+
+        def note() -> None:
+            while not is_over.wait(NOTE_INTERVAL_S):
+                self.note_descendants()
+
+        thread = threading.Thread(target=note, name="note-descendants", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
     def reap_now(self, spared: Collection[int]) -> None:
         """End what there is of the run but this process, what waits for its end, and the processes
         with these ids."""
-        reap(os.environ[RUN_ID_VARIABLE], os.getpid(), {}, spared)
+        spared = {*spared, self._process.pid}
+        reap(os.environ[RUN_ID_VARIABLE], os.getpid(), self._noted, spared)
 
     def close(self) -> None:
         """End what is left of the run, and remove its folders; returns when that is done."""
