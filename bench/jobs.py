@@ -1,8 +1,8 @@
 """Many small jobs in several processes, and an end by Ctrl-C that leaves nothing behind.
 
-Ctrl-C goes to all processes of the terminal's group. Those that do the jobs ignore it, from before
-they begin: whoever has begun them stops giving out jobs, ends them, and can still say what came of
-those that are done.
+Ctrl-C goes to all processes of the terminal's group, and SIGTERM often does. Those that do the jobs
+ignore both, from before they begin: whoever has begun them stops giving out jobs, waits for those
+under way, and can still say what came of those that are done.
 """
 
 import contextlib
@@ -10,8 +10,12 @@ import gc
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from sterna.errors import SternaError
 
 Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")
@@ -27,17 +31,16 @@ default saves a tenth of the time."""
 
 
 class Workers(Protocol):
-    """The processes; of `multiprocessing.pool.Pool` what is used here."""
+    """The processes; of `ProcessPoolExecutor` what is used here."""
 
     def map(
-        self, do: Callable[[Job], Outcome], jobs: Iterable[Job], chunksize: int | None = None
-    ) -> list[Outcome]:
-        """Return all outcomes, in order."""
-
-    def imap(
-        self, do: Callable[[Job], Outcome], jobs: Iterable[Job], chunksize: int = 1
+        self, do: Callable[[Job], Outcome], jobs: Iterable[Job], /, *, chunksize: int = 1
     ) -> Iterator[Outcome]:
         """Yield the outcomes, in order."""
+
+
+class WorkerDiedError(SternaError):
+    """One of the processes has ended in the middle of its jobs."""
 
 
 @dataclass(slots=True)
@@ -49,15 +52,26 @@ class Stop:
 
 @contextlib.contextmanager
 def workers(num_workers: int) -> Iterator[tuple[Workers, Stop]]:
-    """Processes for jobs; they end with the block, whatever they are at. To be used by the main
-    thread."""
+    """Processes for jobs; they end with the block, after what they are at. To be used by the main
+    thread.
+
+    Raises:
+        WorkerDiedError: one of them was killed.
+    """
     stop = Stop()
     before = {each: signal.getsignal(each) for each in _SIGNALS}
     # A process inherits that a signal is ignored.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pool = multiprocessing.get_context("spawn").Pool(
-        num_workers, initializer=gc.set_threshold, initargs=_GARBAGE_THRESHOLDS
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    pool = ProcessPoolExecutor(
+        num_workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=gc.set_threshold,
+        initargs=_GARBAGE_THRESHOLDS,
     )
+    for _ in range(num_workers):
+        # A process is begun for each job until there are as many as there may be.
+        pool.submit(gc.get_threshold)
 
     def want_stop(*_: object) -> None:
         stop.is_wanted = True
@@ -66,9 +80,15 @@ def workers(num_workers: int) -> Iterator[tuple[Workers, Stop]]:
         signal.signal(each, want_stop)
     try:
         yield pool, stop
+    except BrokenProcessPool as error:
+        # The pool sends those that are left a signal that they ignore, and waits for their ends.
+        for process in multiprocessing.active_children():
+            process.kill()
+        raise WorkerDiedError(
+            "a process that did jobs was killed, perhaps because the machine has no memory left; "
+            "run it again with fewer --workers"
+        ) from error
     finally:
-        # Not to be cut short: the pool's semaphores would stay.
-        pool.terminate()
-        pool.join()
+        pool.shutdown(cancel_futures=True)
         for each, handler in before.items():
             signal.signal(each, handler)

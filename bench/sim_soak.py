@@ -136,7 +136,7 @@ def _soak(options: argparse.Namespace, plan: FaultPlan) -> int:
     with workers(options.workers) as (pool, stop):
         left = progress.left(options.first, end)
         # In order, so that what is done are few ranges.
-        results = pool.imap(partial(run_seed, plan=plan), left, chunksize=SEEDS_AT_ONCE)
+        results = pool.map(partial(run_seed, plan=plan), left, chunksize=SEEDS_AT_ONCE)
         shown = _Shown(progress, progress.num_left(options.first, end), options.progress)
         for result in _until_stop(results, stop):
             shown.add(result)

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -128,10 +130,9 @@ def test_seeds_are_counted_and_counted_in(
     assert summary["events"] == sum(run_seed(seed).num_events for seed in range(18))
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_a_run_whole_and_it_goes_on_from_there(tmp_path: Path) -> None:
-    """It goes to the whole group, as from a terminal."""
-    path = tmp_path / "progress.json"
+@contextmanager
+def soaking(path: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A run that has done some seeds, as from a terminal; and the processes that it has begun."""
     command = [sys.executable, "-m", "bench.sim_soak", "--workers", "2", "--progress", str(path)]
     with subprocess.Popen(
         command,
@@ -144,9 +145,19 @@ def test_ctrl_c_ends_a_run_whole_and_it_goes_on_from_there(tmp_path: Path) -> No
         assert running.stderr is not None
         shown = running.stderr.readline()
         assert "of 100000 seeds" in shown, shown + running.stderr.read()
-        children = psutil.Process(running.pid).children(recursive=True)
+        yield running, psutil.Process(running.pid).children(recursive=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_a_run_whole_and_it_goes_on_from_there(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """It goes to the whole group, as from a terminal, or from `timeout`."""
+    path = tmp_path / "progress.json"
+    with soaking(path) as (running, children):
         assert len(children) >= 2
-        os.killpg(running.pid, signal.SIGINT)
+        os.killpg(running.pid, number)
         said, errors = running.communicate(timeout=100)
     assert running.returncode == 130
     assert "seeds, 0 violations" in said
@@ -156,3 +167,15 @@ def test_ctrl_c_ends_a_run_whole_and_it_goes_on_from_there(tmp_path: Path) -> No
     progress = sim_progress.load(path, code_of_seeds(), overlap=False)
     assert progress.num_seeds > 0
     assert len(progress.done) == 1
+
+
+@pytest.mark.slow
+def test_a_run_of_which_a_process_is_killed_ends_and_says_so(tmp_path: Path) -> None:
+    """As by a kernel that has no memory left."""
+    with soaking(tmp_path / "progress.json") as (running, children):
+        worker = max(children, key=lambda each: each.cpu_times().user)
+        worker.kill()
+        _, errors = running.communicate(timeout=100)
+    assert running.returncode == 1
+    assert errors.splitlines()[-1].startswith("sterna: error: a process that did jobs was killed")
+    assert psutil.wait_procs(children, timeout=60)[1] == []
