@@ -46,6 +46,9 @@ def main(address: str) -> None:
             with connection:
                 try:
                     _answer(connection, server)
+                except (BrokenPipeError, ConnectionResetError):
+                    # Who asked has ended meanwhile, as all of a run does that ends while it starts.
+                    pass
                 except (OSError, ValueError) as error:
                     # Who asked hears nothing, and starts an ordinary process.
                     with contextlib.suppress(OSError):
