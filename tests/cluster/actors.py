@@ -181,7 +181,7 @@ class _ProbedInstance(_InstanceActor):
     async def leave_out(self, part: str) -> None:
         """Leave a part of the state out of every migration that comes here: "kv", "generator" or
         "history"."""
-        from sterna.engine.vllm import engine
+        from sterna.engine.vllm import request_state
         from sterna.engine.vllm.request_state import RequestState, worker_state
         from sterna.transport.layout import KvLayout
 
@@ -203,11 +203,11 @@ class _ProbedInstance(_InstanceActor):
             self._undo = lambda: setattr(RequestState, "decode", staticmethod(decode))
         elif part == "history":
 
-            def without_history(request: Any, block_ids: list[int]) -> Any:
-                return replace(worker_state(request, block_ids), output_token_ids=[])
+            def without_history(*args: Any) -> Any:
+                return replace(worker_state(*args), output_token_ids=[])
 
-            vars(engine)["worker_state"] = without_history
-            self._undo = lambda: vars(engine).update(worker_state=worker_state)
+            vars(request_state)["worker_state"] = without_history
+            self._undo = lambda: vars(request_state).update(worker_state=worker_state)
         else:
             raise ValueError(part)
 
