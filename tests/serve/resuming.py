@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,15 +38,15 @@ class Reader:
 
     @contextmanager
     def connection(
-        self, to: psutil.Process | None = None
+        self, to: psutil.Process | None = None, over: httpx.Client | None = None
     ) -> Iterator[tuple[httpx.Response, Iterator[None]]]:
-        """A connection of its own, to this front end if one is given, and a way to read one event
-        after the other."""
+        """A connection, of its own to this front end if there is none that it is to go over, and a
+        way to read one event after the other."""
         headers = {"X-Request-Id": self.request_id}
         if self.events:
             headers["Last-Event-ID"] = str(self.events[-1][0])
         with (
-            connected(self.server, to) as http,
+            nullcontext(over) if over else connected(self.server, to) as http,
             http.stream("POST", self.path, json=self.body, headers=headers) as answer,
         ):
             if answer.status_code == 503:
@@ -57,11 +57,14 @@ class Reader:
             yield answer, self._read(answer)
 
     def read(
-        self, at_most: int = 1_000_000, to: psutil.Process | None = None
+        self,
+        at_most: int = 1_000_000,
+        to: psutil.Process | None = None,
+        over: httpx.Client | None = None,
     ) -> psutil.Process | None:
-        """Read so many events, or to the end, over a connection of its own; returns who answers."""
-        with self.connection(to) as (answer, reading):
-            process = answerer(self.server, answer)
+        """Read so many events, or to the end; returns who answers."""
+        with self.connection(to, over) as (answer, reading):
+            process = answerer(self.server, answer, to)
             for _, _ in zip(reading, range(at_most), strict=False):
                 pass
         return process
@@ -123,9 +126,10 @@ class Choice:
 @contextmanager
 def connected(server: ServerProcess, to: psutil.Process | None) -> Iterator[httpx.Client]:
     """A client whose first request goes to this front end: which one gets a connection is the
-    kernel's choice, so that several may be tried."""
+    kernel's choice, so that several may be tried. It keeps the connection as long as the front end
+    does."""
     while True:
-        with server.http() as http:
+        with server.http(limits=httpx.Limits(keepalive_expiry=HANG_TIMEOUT_S)) as http:
             if to is None or _has_connection(http, server, to):
                 yield http
                 return
@@ -135,17 +139,27 @@ def _has_connection(http: httpx.Client, server: ServerProcess, to: psutil.Proces
     with http.stream("GET", "/health") as answer:
         # What is read to its end leaves the connection for the next request.
         answer.read()
-        return answerer(server, answer) == to
+        return answerer(server, answer, to) == to
 
 
-def answerer(server: ServerProcess, answer: httpx.Response) -> psutil.Process:
-    """The front end at the other end of the answer's connection."""
+def answerer(
+    server: ServerProcess, answer: httpx.Response, likely: psutil.Process | None = None
+) -> psutil.Process:
+    """The front end at the other end of the answer's connection; whether it is the likely one is
+    seen without a look at every process there is."""
     own = answer.extensions["network_stream"].get_extra_info("socket").getsockname()[1]
-    for process in front_ends(server):
-        for each in process.net_connections("tcp"):
-            if each.raddr and each.raddr.port == own and each.laddr.port == server.port:
-                return process
-    raise AssertionError("nobody has the connection")
+
+    def has_it(process: psutil.Process) -> bool:
+        return any(
+            each.raddr and each.raddr.port == own and each.laddr.port == server.port
+            for each in process.net_connections("tcp")
+        )
+
+    if likely is not None and has_it(likely):
+        return likely
+    found = next(filter(has_it, front_ends(server)), None)
+    assert found is not None, "nobody has the connection"
+    return found
 
 
 def front_ends(server: ServerProcess) -> list[psutil.Process]:

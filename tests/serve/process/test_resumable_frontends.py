@@ -4,13 +4,14 @@ said, in float32, where what shares a batch does not matter.
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.serve.resuming import Reader, front_ends
-from tests.serve.server import MODEL_NAME, ServerProcess, start_sterna, until
+from tests.serve.resuming import Reader, connected, front_ends
+from tests.serve.server import HANG_TIMEOUT_S, MODEL_NAME, ServerProcess, start_sterna, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -30,7 +31,10 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture
 def server() -> Iterator[ServerProcess]:
-    server = start_sterna("--dtype", "float32", "--frontends", "2", "--resumable-streams")
+    # Connections are made before they are needed, which takes long on a busy machine.
+    patient = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": f"{HANG_TIMEOUT_S:.0f}"}
+    options = ("--dtype", "float32", "--frontends", "2", "--resumable-streams")
+    server = start_sterna(*options, environment=patient)
     yield server
     server.end()
 
@@ -51,9 +55,20 @@ def test_streams_of_every_kind_say_what_they_say_alone_although_their_front_end_
     victim, other = front_ends(server)
     broken = {name: reader(server, name, f"broken-{name}") for name in REQUESTS}
     beside = {name: reader(server, name, f"beside-{name}") for name in REQUESTS}
-    with ThreadPoolExecutor(2 * len(REQUESTS)) as pool:
-        unbroken = [pool.submit(each.read, to=other) for each in beside.values()]
-        first = [pool.submit(each.read, NUM_KNOWN, victim) for each in broken.values()]
+    with ExitStack() as stack, ThreadPoolExecutor(2 * len(REQUESTS)) as pool:
+        # Which front end gets a connection takes tries: none of them is time of a stream.
+        victims, others = (
+            [stack.enter_context(connected(server, each)) for _ in REQUESTS]
+            for each in (victim, other)
+        )
+        unbroken = [
+            pool.submit(each.read, to=other, over=http)
+            for each, http in zip(beside.values(), others, strict=True)
+        ]
+        first = [
+            pool.submit(each.read, NUM_KNOWN, victim, http)
+            for each, http in zip(broken.values(), victims, strict=True)
+        ]
         assert [each.result() for each in first] == [victim] * len(first)
         until(lambda: all(each.events for each in beside.values()), "the others have begun")
         assert not any(each.is_over for each in beside.values())
