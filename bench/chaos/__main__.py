@@ -10,18 +10,21 @@ shares a batch does not change what is generated. Exits with 1 where a promise w
     sterna bench chaos [--minutes 10] [--quick]
 
 `bench/results/chaos.json` has a `summary` (`requests, failed, tokens_lost, tokens_repeated,
-tokens_changed, gap_s`) and a row for each kind of fault.
+tokens_changed, gap_s, wait_s`), a row for each kind of fault, and the `goals` for gaps and waits:
+these are of this machine, and missing one is no broken promise.
 """
 
 import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from bench import results_io
 from bench.chaos.clients import KINDS, PLAIN_KINDS, ask_all, questions
 from bench.chaos.faults import FAULTS
+from bench.chaos.goals import goals_of
 from bench.chaos.report import broken_promises, markdown, rows_of, summary_of
 from bench.chaos.storm import NUM_INSTANCES, NUM_OF, Storm, say
 from bench.command import end_like_ctrl_c, ended, positive
@@ -117,7 +120,8 @@ def _write(
     }
     folder = options.results or (QUICK_FOLDER if options.quick else results_io.RESULTS)
     errors = sorted({each.error for each in storm.answers if each.error is not None})
-    path = results_io.write(NAME, config, rows, folder, summary=summary, more={"errors": errors})
+    more = {"goals": [asdict(each) for each in goals_of(rows, summary)], "errors": errors}
+    path = results_io.write(NAME, config, rows, folder, summary=summary, more=more)
     text = markdown(results_io.read(NAME, folder))
     print(text)
     say(f"wrote {path}")

@@ -117,13 +117,18 @@ class Answer:
         last = {"Last-Event-ID": str(self.num_events)} if self.is_resuming else {}
         return {"X-Request-Id": self.request_id, **last}
 
-    def gap_s(self, begin_s: float, end_s: float) -> float | None:
+    @property
+    def wait_s(self) -> float | None:
+        """How long the first event was waited for; None where none came."""
+        first_s = min((times_s[0] for times_s in self.times_s.values()), default=None)
+        return None if first_s is None else first_s - self.sent_s
+
+    def gap_s(self, index: int, begin_s: float, end_s: float) -> float | None:
         """The longest time from one event of a choice to the next that overlaps this interval;
-        None where no choice has any."""
+        None where it has none."""
         gaps = [
             after - before
-            for times_s in self.times_s.values()
-            for before, after in pairwise(times_s)
+            for before, after in pairwise(self.times_s[index])
             if before < end_s and after > begin_s
         ]
         return max(gaps, default=None)

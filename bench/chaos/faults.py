@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import psutil
 
+from sterna.types import RequestId
+
 MARKS = {
     "front-end": "ray::_FrontendActor",
     "scheduler": "ray::_SchedulerActor",
@@ -50,15 +52,17 @@ class Fault:
         at_s: by the clock of the clients.
         noticed_s: after how long the server no longer counted on the victim, an instance; None
             where it did all the time.
-        back_s: after how long the server was whole again; None where it never was.
-        affected: ids of the responses that were on the victim, an instance.
+        back_s: after how long the server was whole again: two instances serve, and the process that
+            was hit is there and not in reserve, or another one where it was killed. None where
+            that never was.
+        affected: the engine requests that were on the victim, an instance.
     """
 
     kind: str
     victim: str
     at_s: float
     back_s: float | None
-    affected: tuple[str, ...] = ()
+    affected: tuple[RequestId, ...] = ()
     noticed_s: float | None = None
 
 

@@ -1,6 +1,7 @@
 """What a storm of faults comes to: rows, summary, table."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -8,15 +9,18 @@ from typing import Any
 from bench import results_io
 from bench.chaos.clients import Answer, differences
 from bench.chaos.faults import CUT, DEADLY, FAULTS, INSTANCE, KILL, STOP, Fault
+from bench.serving.comparing import goal_list
+from sterna.frontend.names import names_of
+from sterna.types import RequestId
 
 MOVED, BESIDE = "planned move", "beside planned moves"
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A migration that was ordered, and done: of which request, from when to when."""
+    """A migration that was ordered, and done: of which engine request, from when to when."""
 
-    request_id: str
+    request_id: RequestId
     begin_s: float
     end_s: float
 
@@ -25,10 +29,11 @@ def rows_of(
     faults: Sequence[Fault], moves: Sequence[Move], answers: Sequence[Answer], recovery_s: float
 ) -> list[dict[str, Any]]:
     """A row for moves, one for what ran beside them, and one for each kind of fault: how often,
-    the longest gap of each affected stream, and the time until the server was whole again.
+    the longest gap of each affected stream, how long requests waited for their first token
+    meanwhile, and the time until the server was whole again.
 
-    A stream is affected by a fault on the instance that it was on; by another one, when it was
-    open at all.
+    Each choice of an answer is a stream. It is affected by a fault on the instance that it was on;
+    by another one, when it was open at all.
     """
     moved_s, beside_s = _gaps_of_moves(moves, answers)
     rows = [_row(MOVED, len(moves), moved_s), _row(BESIDE, len(moves), beside_s)]
@@ -37,7 +42,8 @@ def rows_of(
         gaps_s = [gap_s for each in those for gap_s in _gaps_of(each, answers, recovery_s)]
         back_s = [each.back_s for each in those if each.back_s is not None]
         noticed_s = [each.noticed_s for each in those if each.noticed_s is not None]
-        rows.append(_row(kind, len(those), gaps_s, back_s, noticed_s))
+        waits_s = [wait_s for each in those for wait_s in _waits_of(each, answers, recovery_s)]
+        rows.append(_row(kind, len(those), gaps_s, back_s, noticed_s, waits_s))
         rows[-1]["never_whole"] = len(those) - len(back_s)
     return rows
 
@@ -79,6 +85,7 @@ def summary_of(
             **by_event,
             "instance_died_p99": max((row["gap_s"]["p99"] for row in deadly), default=None),
         },
+        "wait_s": _distribution([each.wait_s for each in answers if each.wait_s is not None]),
     }
 
 
@@ -100,6 +107,7 @@ def _row(
     gaps_s: Sequence[float],
     back_s: Sequence[float] = (),
     noticed_s: Sequence[float] = (),
+    waits_s: Sequence[float] = (),
 ) -> dict[str, Any]:
     return {
         "event": event,
@@ -108,6 +116,8 @@ def _row(
         "gap_s": _distribution(gaps_s),
         "back_s": _distribution(back_s),
         "noticed_s": _distribution(noticed_s),
+        "waits": len(waits_s),
+        "wait_s": _distribution(waits_s),
     }
 
 
@@ -118,33 +128,60 @@ def _distribution(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def _gaps_of(fault: Fault, answers: Iterable[Answer], recovery_s: float) -> list[float]:
-    end_s = fault.at_s + recovery_s
-    gaps = []
+    is_of_instance = fault.kind.endswith(f"-{INSTANCE}")
+    gaps_s = []
     for answer in answers:
-        if fault.kind.endswith(f"-{INSTANCE}"):
-            is_affected = answer.response_id in fault.affected
-        else:
-            is_affected = _is_open(answer, fault.at_s)
-        if is_affected:
-            gap_s = answer.gap_s(fault.at_s, end_s)
-            if gap_s is not None:
-                gaps.append(gap_s)
-    return gaps
+        hit = _choices_of(answer, fault.affected)
+        for index, gap_s in _gaps_in(answer, fault.at_s, fault.at_s + recovery_s):
+            if index in hit if is_of_instance else _is_open(answer, fault.at_s):
+                gaps_s.append(gap_s)
+    return gaps_s
 
 
 def _gaps_of_moves(
     moves: Iterable[Move], answers: Sequence[Answer]
 ) -> tuple[list[float], list[float]]:
     """Of the streams that were moved; and of the others, in the same time."""
-    moved_s, beside_s = [], []
+    moved_s: list[float] = []
+    beside_s: list[float] = []
     for move in moves:
         for answer in answers:
-            gap_s = answer.gap_s(move.begin_s, move.end_s)
-            if gap_s is None or answer.response_id is None:
-                continue
-            is_moved = move.request_id.startswith(answer.response_id)
-            (moved_s if is_moved else beside_s).append(gap_s)
+            moved = _choices_of(answer, [move.request_id])
+            for index, gap_s in _gaps_in(answer, move.begin_s, move.end_s):
+                (moved_s if index in moved else beside_s).append(gap_s)
     return moved_s, beside_s
+
+
+def _gaps_in(answer: Answer, begin_s: float, end_s: float) -> Iterator[tuple[int, float]]:
+    for index in answer.times_s:
+        gap_s = answer.gap_s(index, begin_s, end_s)
+        if gap_s is not None:
+            yield index, gap_s
+
+
+def _choices_of(answer: Answer, request_ids: Collection[RequestId]) -> set[int]:
+    """Which choices of the answer these engine requests compute."""
+    return {
+        _choice_of(each)
+        for each in request_ids
+        if answer.response_id is not None and answer.response_id in names_of(each)
+    }
+
+
+def _choice_of(request_id: RequestId) -> int:
+    of_several = re.match(r"(\d+)_", request_id)
+    return int(of_several[1]) if of_several else 0
+
+
+def _waits_of(fault: Fault, answers: Iterable[Answer], recovery_s: float) -> list[float]:
+    """For first tokens, of the requests that waited when it happened or were sent soon after."""
+    return [
+        answer.wait_s
+        for answer in answers
+        if answer.wait_s is not None
+        and answer.sent_s < fault.at_s + recovery_s
+        and answer.sent_s + answer.wait_s > fault.at_s
+    ]
 
 
 def _is_open(answer: Answer, at_s: float) -> bool:
@@ -187,10 +224,14 @@ def _title(event: str) -> str:
     return _DEEDS[deed].format(_NAMES[component])
 
 
+def _in_ms(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms"
+
+
 def markdown(document: Mapping[str, Any]) -> str:
     """The table of `chaos.json`."""
     hardware, config, summary = document["hardware"], document["config"], document["summary"]
-    steps = summary["gap_s"]["steps"]
+    steps, first = summary["gap_s"]["steps"], summary["wait_s"]
     lines = [
         f"Measured on {document['date'][:10]} at commit {document['commit']}: {hardware['cpu']}, "
         f"{hardware['num_cores']} cores; `sterna serve {' '.join(config['server'])}`, "
@@ -198,18 +239,25 @@ def markdown(document: Mapping[str, Any]) -> str:
         f"**{summary['requests']} requests, {summary['failed']} failed; of {summary['tokens']:,} "
         f"tokens {summary['tokens_lost']} lost, {summary['tokens_repeated']} repeated, "
         f"{summary['tokens_changed']} changed.** {summary['read_on']} were read on after their "
-        f"connection broke. From one token to the next: median "
-        f"{1000 * steps['median']:.0f} ms, P99 {1000 * steps['p99']:.0f} ms.",
+        f"connection broke. From one token to the next: median {_in_ms(steps['median'])}, "
+        f"P99 {_in_ms(steps['p99'])}; to the first one: median {_in_ms(first['median'])}, "
+        f"P99 {_in_ms(first['p99'])}.",
         "",
         "| what happens | how often | streams | longest gap, median, s | P99, s | max, s | "
-        "noticed after, max, s | whole again after, median, s |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "requests meanwhile | first token, max, s | noticed after, max, s | "
+        "whole again after, median, s |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in document["rows"]:
-        gap, back, noticed = row["gap_s"], row["back_s"], row["noticed_s"]
+        gap, back, noticed, wait = (
+            row[each] for each in ("gap_s", "back_s", "noticed_s", "wait_s")
+        )
         gaps = ["–"] * 3 if gap is None else [f"{gap[k]:.2f}" for k in ("median", "p99", "max")]
         whole = "–" if back is None else f"{back['median']:.1f}"
         seen = "–" if noticed is None else f"{noticed['max']:.2f}"
-        cells = (_title(row["event"]), str(row["events"]), str(row["n"]), *gaps, seen, whole)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        waits = ("–", "–") if wait is None else (str(row["waits"]), f"{wait['max']:.2f}")
+        counts = (str(row["events"]), str(row["n"]))
+        lines.append(
+            f"| {' | '.join((_title(row['event']), *counts, *gaps, *waits, seen, whole))} |"
+        )
+    return "\n".join([*lines, "", goal_list(document["goals"])])

@@ -31,6 +31,7 @@ from bench.chaos.faults import (
 )
 from bench.chaos.report import Move
 from bench.serving.target import Target
+from sterna.types import RequestId
 
 WEIGHTS = dict.fromkeys(FAULTS, 1) | {
     "kill-instance": 3,
@@ -155,7 +156,7 @@ class Storm:
     async def _do(
         self, session: aiohttp.ClientSession, kind: str, victim: str, process: psutil.Process
     ) -> Fault:
-        affected = await self._responses_on(session, victim)
+        affected = await self._requests_on(session, victim)
         at_s = now_s()
         deed, component = kind.split("-", 1)
         of_requests = f", with {len(affected)} requests" if component == INSTANCE else ""
@@ -193,8 +194,8 @@ class Storm:
         kind: str,
         process: psutil.Process,
     ) -> float | None:
-        """Wait until two instances serve, and what was hit does its work, or a successor where it
-        was killed; returns after how long that was so."""
+        """Wait until two instances serve, and the process that was hit is there and not in reserve,
+        or another one where it was killed; returns after how long that was so."""
         processes = Processes()
         deed, component = kind.split("-", 1)
         is_done_again = component == INSTANCE
@@ -233,7 +234,7 @@ class Storm:
             except (aiohttp.ClientError, OSError, TimeoutError):
                 continue
             if is_done:
-                self.moves.append(Move(str(chosen["id"]), begin_s, now_s()))
+                self.moves.append(Move(RequestId(chosen["id"]), begin_s, now_s()))
 
     # ------------------------------------------------------------------------- what there is
 
@@ -247,14 +248,11 @@ class Storm:
     async def _requests(self, session: aiohttp.ClientSession) -> list[dict[str, Any]]:
         return await self._listed(session, "requests")
 
-    async def _responses_on(self, session: aiohttp.ClientSession, instance_id: str) -> list[str]:
-        ids = [
-            str(each["id"])
-            for each in await self._requests(session)
-            if each["instance"] == instance_id
-        ]
-        open_ids = {each.response_id for each in self.answers if each.ended_s is None}
-        return [each for each in open_ids if each and any(found.startswith(each) for found in ids)]
+    async def _requests_on(
+        self, session: aiohttp.ClientSession, instance_id: str
+    ) -> list[RequestId]:
+        requests = await self._requests(session)
+        return [RequestId(each["id"]) for each in requests if each["instance"] == instance_id]
 
     async def _listed(self, session: aiohttp.ClientSession, what: str) -> list[dict[str, Any]]:
         """Nothing where the server cannot tell at this moment."""

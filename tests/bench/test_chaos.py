@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,10 @@ from hypothesis import strategies as st
 from bench.chaos.__main__ import main
 from bench.chaos.clients import Answer, Differences, Question, differences, questions
 from bench.chaos.faults import MARKS, Fault, Processes, cut, kill, stopped
+from bench.chaos.goals import goals_of
 from bench.chaos.report import BESIDE, MOVED, Move, broken_promises, markdown, rows_of, summary_of
+from bench.migration_goals import Goal
+from sterna.types import RequestId
 
 tokens = st.lists(st.integers(0, 3), max_size=12)
 
@@ -60,17 +64,17 @@ INTERRUPTED = answer("cmpl-b", [1.0, 1.1, 3.6, 3.7])
 
 
 def test_a_gap_is_the_longest_one_that_overlaps() -> None:
-    assert INTERRUPTED.gap_s(1.2, 2.0) == 2.5
-    assert INTERRUPTED.gap_s(3.65, 3.66) == pytest.approx(0.1)
-    assert INTERRUPTED.gap_s(5.0, 6.0) is None
+    assert INTERRUPTED.gap_s(0, 1.2, 2.0) == 2.5
+    assert INTERRUPTED.gap_s(0, 3.65, 3.66) == pytest.approx(0.1)
+    assert INTERRUPTED.gap_s(0, 5.0, 6.0) is None
 
 
 def test_rows_tell_the_gaps_of_the_streams_that_were_hit() -> None:
     faults = [
-        Fault("kill-instance", "i0", 1.15, 9.0, ("cmpl-b",), noticed_s=0.05),
+        Fault("kill-instance", "i0", 1.15, 9.0, (RequestId("cmpl-b-0-12345678"),), noticed_s=0.05),
         Fault("kill-scheduler", "scheduler", 1.05, None),
     ]
-    moves = [Move("cmpl-a-0-1234", 1.15, 1.25)]
+    moves = [Move(RequestId("cmpl-a-0-12345678"), 1.15, 1.25)]
     moved, beside, killed, scheduler = rows_of(faults, moves, [STEADY, INTERRUPTED], 0.02)
     assert (moved["event"], moved["n"], moved["gap_s"]["max"]) == (MOVED, 1, 0.1)
     assert (beside["event"], beside["n"], beside["gap_s"]["max"]) == (BESIDE, 1, 2.5)
@@ -79,12 +83,63 @@ def test_rows_tell_the_gaps_of_the_streams_that_were_hit() -> None:
     assert (scheduler["n"], scheduler["gap_s"]["max"], scheduler["never_whole"]) == (2, 0.1, 1)
 
 
+def test_each_choice_is_a_stream_of_its_own() -> None:
+    """One of them moves, or is hit, and the other does not."""
+    several = answer("cmpl-1", [1.0, 1.1, 1.2])
+    several.times_s[1] = [1.0, 1.1, 1.9]
+    # Its name begins as that of the others.
+    another = answer("cmpl-12", [1.0, 1.1, 1.7])
+    moves = [Move(RequestId("1_cmpl-1-0-12345678"), 1.15, 1.25)]
+    hit = (RequestId("0_cmpl-1-0-12345678+1"), RequestId("cmpl-12-0-87654321"))
+    faults = [Fault("kill-instance", "i0", 1.15, 9.0, hit)]
+    moved, beside, killed = rows_of(faults, moves, [several, another], 0.02)
+    assert (moved["n"], moved["gap_s"]["max"]) == (1, 0.8)
+    assert (beside["n"], beside["gap_s"]["max"]) == (2, 0.6)
+    assert (killed["n"], killed["gap_s"]["max"]) == (2, 0.6)
+
+
+def test_the_waits_for_first_tokens_are_of_the_requests_that_a_fault_may_have_delayed() -> None:
+    waited = answer("cmpl-a", [3.0, 3.1])
+    waited.sent_s = 1.0
+    over, later = answer("cmpl-b", [1.0, 1.1]), answer("cmpl-c", [9.0, 9.1])
+    never = Answer(over.question, sent_s=1.0)
+    fault = Fault("kill-scheduler", "scheduler", 1.05, 1.5)
+    *_, row = rows_of([fault], [], [waited, over, later, never], 2.0)
+    assert (row["waits"], row["wait_s"]["max"]) == (1, 2.0)
+
+
+def test_goals_are_judged_by_the_rows_that_are_there() -> None:
+    answers = [STEADY, INTERRUPTED]
+    faults = [
+        Fault("kill-instance", "i0", 1.15, 9.0, (RequestId("cmpl-b-0-12345678"),), noticed_s=0.05),
+        Fault("stop-scheduler", "scheduler", 0.9, 9.0),
+    ]
+    moves = [Move(RequestId("cmpl-a-0-12345678"), 1.15, 1.25)]
+    rows = rows_of(faults, moves, answers, 1.0)
+    expected = {0: {0: [0, 1, 2, 3, 4]}}
+    found = goals_of(rows, summary_of(rows, answers, expected))
+    assert [each.is_reached for each in found] == [True] * 4
+    assert [each.found for each in found] == ["2.50 s", "after 0.05 s at most", "1.00", "0.00 s"]
+    others = [answer(f"cmpl-{n}", [1.0, 1.1, 1.2, 1.3]) for n in range(2)]
+    late = [answer("cmpl-b", [1.0, 1.1, 4.6]), *others, answer("cmpl-a", [1.1, 1.6])]
+    late[-1].sent_s = -1.0
+    rows = rows_of([replace(faults[0], noticed_s=1.5), faults[1]], moves, late, 1.0)
+    found = goals_of(rows, summary_of(rows, late, expected))
+    assert [each.is_reached for each in found] == [False] * 4
+    assert goals_of([], summary_of([], answers, expected)) == []
+
+
 def test_the_summary_counts_requests_and_tokens() -> None:
     broken = answer("cmpl-c", [1.0, 1.1], error="cut")
     wrong = answer("cmpl-d", [1.0, 1.1, 1.2, 1.3, 1.4])
     wrong.tokens[0][4] = 99
     answers = [STEADY, INTERRUPTED, broken, wrong]
-    rows = rows_of([Fault("kill-instance", "i0", 1.15, 9.0, ("cmpl-b",))], [], answers, 1.0)
+    rows = rows_of(
+        [Fault("kill-instance", "i0", 1.15, 9.0, (RequestId("cmpl-b-0-12345678"),))],
+        [],
+        answers,
+        1.0,
+    )
     found = summary_of(rows, answers, {0: {0: [0, 1, 2, 3, 4]}})
     assert (found["requests"], found["failed"], found["faults"]) == (4, 1, 1)
     assert (found["tokens_lost"], found["tokens_repeated"], found["tokens_changed"]) == (1, 0, 1)
@@ -109,7 +164,9 @@ def test_a_run_in_which_anything_was_lost_says_so() -> None:
 
 def test_the_page_has_a_line_for_each_event() -> None:
     answers = [STEADY, INTERRUPTED]
-    fault = Fault("kill-instance", "i0", 1.15, 9.0, ("cmpl-b",), noticed_s=0.05)
+    fault = Fault(
+        "kill-instance", "i0", 1.15, 9.0, (RequestId("cmpl-b-0-12345678"),), noticed_s=0.05
+    )
     rows = rows_of([fault], [], answers, 1.0)
     document = {
         "date": "2026-11-22T00:00:00",
@@ -117,11 +174,13 @@ def test_the_page_has_a_line_for_each_event() -> None:
         "hardware": {"cpu": "a processor", "num_cores": 2},
         "config": {"server": ["--dtype", "float32"], "minutes": 10.0, "streams": 6},
         "rows": rows,
+        "goals": [asdict(Goal("that is noticed", "within 1 s", "after 0.05 s", True))],
         "summary": summary_of(rows, answers, {0: {0: [0, 1, 2, 3, 4]}}),
     }
     text = markdown(json.loads(json.dumps(document)))
-    assert "| an instance is killed | 1 | 1 | 2.50 | 2.50 | 2.50 | 0.05 | 9.0 |" in text
-    assert "| a request is moved on purpose | 0 | 0 | – | – | – | – | – |" in text
+    assert "| an instance is killed | 1 | 1 | 2.50 | 2.50 | 2.50 | – | – | 0.05 | 9.0 |" in text
+    assert "| a request is moved on purpose | 0 | 0 | – | – | – | – | – | – | – |" in text
+    assert "- that is noticed: after 0.05 s (goal: within 1 s): reached" in text
 
 
 def test_questions_are_of_all_kinds_in_turn_and_the_same_each_time() -> None:
