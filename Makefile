@@ -61,7 +61,7 @@ sim-soak: install ## Run 100,000 of them into bench/results/sim_soak.json
 	@exec $(BIN)/python -m bench.sim_soak $(ARGS)
 
 .PHONY: soak
-soak: model ## Half an hour of all kinds of clients: nothing may grow (SOAK_SECONDS=180 for less)
+soak: model ## Half an hour of all kinds of clients: nothing may grow; into bench/results/soak.json (SOAK_SECONDS=180 for less)
 	@SOAK_SECONDS=$(or $(SOAK_SECONDS),1800) $(BIN)/python -m pytest -m soak -s $(ARGS)
 
 .PHONY: chaos

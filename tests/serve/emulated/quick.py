@@ -82,8 +82,8 @@ async def num_tokens(answer: aiohttp.ClientResponse) -> int:
     """Read a stream to its end; returns how many tokens it says that it has."""
     usage = None
     async for line in answer.content:
-        data = line.removeprefix(b"data: ").strip()
-        if not data or data == b"[DONE]":
+        name, _, data = line.strip().partition(b": ")
+        if name != b"data" or data == b"[DONE]":
             continue
         event = json.loads(data)
         assert "error" not in event, event

@@ -1,6 +1,7 @@
 """Half an hour of every kind of client: memory and descriptors of all processes stay as they are.
 
-`make soak` runs it; `make soak SOAK_SECONDS=180` for less.
+`make soak` runs it, into bench/results/soak.json; `make soak SOAK_SECONDS=180` for less, into
+nothing.
 """
 
 import asyncio
@@ -12,15 +13,20 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 import psutil
 import pytest
 
+from bench import results_io
 from tests.serve.emulated.quick import completion, many_connections, num_tokens, quick_server
 from tests.serve.server import ServerProcess, until
 
-DURATION_S = float(os.environ.get("SOAK_SECONDS", "1800"))
+WHOLE_S = 1800.0
+"""What is shorter says less, and is not kept."""
+
+DURATION_S = float(os.environ.get("SOAK_SECONDS", WHOLE_S))
 NUM_SAMPLES = 60
 NUM_CLIENTS = 40
 
@@ -60,10 +66,15 @@ def _growth(values: list[int]) -> float:
     return statistics.median(values[-quarter:]) - statistics.median(values[quarter : 2 * quarter])
 
 
+OPTIONS = (
+    *("--instances", "3", "--frontends", "2", "--reader-timeout", "2"),
+    *("--max-queued-requests", "60", "--resumable-streams", "--resume-window", "10"),
+)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    options = ("--instances", "3", "--reader-timeout", "2", "--max-queued-requests", "60")
-    with quick_server(tmp_path_factory.mktemp("soak"), *options) as server:
+    with quick_server(tmp_path_factory.mktemp("soak"), *OPTIONS) as server:
         yield server
 
 
@@ -84,6 +95,47 @@ async def go_away(http: aiohttp.ClientSession, url: str, draw: random.Random) ->
         for _ in range(draw.randrange(5)):
             await answer.content.readline()
     return "gone"
+
+
+async def come_back(http: aiohttp.ClientSession, url: str, draw: random.Random) -> str:
+    """Read a stream in pieces, each over a connection of its own, at whichever front end."""
+    wanted = draw.randrange(1, 150)
+    body = completion(draw.randrange(1 << 30), wanted)
+    headers = {"X-Request-Id": f"soak-{draw.getrandbits(64):x}"}
+    num_events, is_over = 0, False
+    while not is_over:
+        async with http.post(f"{url}/v1/completions", json=body, headers=headers) as answer:
+            if answer.status == 429 and not num_events:
+                return "refused"
+            assert answer.status == 200, await answer.text()
+            at_most = draw.randrange(1, 60)
+            async for line in answer.content:
+                if not line.startswith(b"data: "):
+                    continue
+                assert b'"error"' not in line, line
+                num_events += 1
+                is_over = line.strip() == b"data: [DONE]"
+                at_most -= 1
+                if is_over or not at_most:
+                    break
+        headers["Last-Event-ID"] = str(num_events)
+    # Each token is an event, or part of one; then come the usage and the end.
+    assert 3 <= num_events <= wanted + 2
+    return "came back"
+
+
+async def move_one(http: aiohttp.ClientSession, url: str, draw: random.Random) -> str:
+    """As an operator does; it may end meanwhile, or be on its way already."""
+    async with http.get(f"{url}/admin/requests") as answer:
+        running = [each for each in await answer.json() if each.get("num_output_tokens", 0)]
+    if not running:
+        return "moved nothing"
+    chosen = draw.choice(running)
+    others = sorted({f"i{n}" for n in range(3)} - {chosen["instance"]})
+    body = {"request": chosen["id"], "to": draw.choice(others)}
+    async with http.post(f"{url}/admin/migrate", json=body) as answer:
+        assert answer.status < 500, await answer.text()
+        return "moved" if answer.status == 200 else "moved nothing"
 
 
 async def send_nonsense(http: aiohttp.ClientSession, url: str, draw: random.Random) -> str:
@@ -119,7 +171,10 @@ async def look_around(http: aiohttp.ClientSession, url: str, draw: random.Random
     return "looked"
 
 
-KINDS = [read_whole, read_whole, read_whole, go_away, send_nonsense, keep_half_open, look_around]
+KINDS = [
+    *(read_whole, read_whole, come_back, come_back, go_away),
+    *(send_nonsense, keep_half_open, look_around, move_one),
+]
 
 
 async def be_clients(server: ServerProcess, until_s: float) -> dict[str, int]:
@@ -156,6 +211,33 @@ async def watch(server: ServerProcess, until_s: float) -> dict[int, Samples]:
     return samples
 
 
+def keep(counts: dict[str, int], samples: list[Samples]) -> None:
+    """Write what was seen among the results of benchmarks."""
+    rows: list[dict[str, Any]] = []
+    for each in samples:
+        more_bytes, more_files = each.growth()
+        rows.append(
+            {
+                "process": each.name[:70],
+                "is_ours": each.is_ours,
+                "memory_mib": round(each.memory_bytes[-1] / 2**20, 1),
+                "growth_mib": round(more_bytes / 2**20, 2),
+                "files": each.num_files[-1],
+                "growth_files": more_files,
+            }
+        )
+    ours = [row for row in rows if row["is_ours"]]
+    summary = {
+        "seconds": DURATION_S,
+        "requests": sum(counts.values()),
+        "processes": len(ours),
+        "max_growth_mib": max(row["growth_mib"] for row in ours),
+        "max_growth_files": max(row["growth_files"] for row in ours),
+    }
+    config = {"server": ["--engine", "emulated", *OPTIONS], "clients": NUM_CLIENTS}
+    results_io.write("soak", config, rows, summary=summary, more={"ends": dict(counts)})
+
+
 def test_nothing_grows(server: ServerProcess) -> None:
     async def run() -> tuple[dict[str, int], dict[int, Samples]]:
         until_s = time.monotonic() + DURATION_S
@@ -170,10 +252,13 @@ def test_nothing_grows(server: ServerProcess) -> None:
             f"{each.memory_bytes[-1] / 2**20:7.0f} MiB {more_bytes / 2**20:+6.1f}  "
             f"{each.num_files[-1]:4} files {more_files:+3.0f}  {each.name[:70]}"
         )
-    assert {"answered", "gone", "nonsense", "half open", "looked"} <= counts.keys()
+    if DURATION_S >= WHOLE_S:
+        keep(counts, list(samples.values()))
+    ends = {"answered", "came back", "gone", "half open", "looked", "moved", "nonsense"}
+    assert ends <= counts.keys()
     until(server.is_empty, "every instance is empty")
     ours = [each for each in samples.values() if each.is_ours]
-    assert len(ours) >= 6, "supervisor, scheduler, three instances and a front end"
+    assert len(ours) >= 7, "supervisor, scheduler, three instances and two front ends"
     for each in ours:
         more_bytes, more_files = each.growth()
         assert more_files <= MAX_MORE_FILES, each.name
