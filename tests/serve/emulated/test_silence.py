@@ -1,5 +1,5 @@
-"""The scheduler and front ends that die, are stopped or hang: who is noticed when, and what other
-requests wait for."""
+"""The scheduler, instances and front ends that die, are stopped or hang: who is noticed when, and
+what other requests wait for."""
 
 import re
 import signal
@@ -19,6 +19,7 @@ from tests.serve.server import START_TIMEOUT_S, ServerProcess, has_ended, until
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SCHEDULER, FRONTEND = "ray::_SchedulerActor", "ray::_FrontendActor"
+INSTANCE = "ray::_InstanceActor"
 INSTANCE_TIMEOUT_S = 20
 MAX_WAIT_S = INSTANCE_TIMEOUT_S / 2
 """Nobody waits until somebody's silence is noticed."""
@@ -110,6 +111,32 @@ def test_a_scheduler_that_hangs_is_noticed_by_its_silence_and_replaced(
     print(f"waits of up to {before.longest_wait_s:.3f} s, then of {longest_wait_s:.3f} s")
     assert longest_wait_s < MAX_WAIT_S
     until_whole(server)
+
+
+def test_an_instance_that_hangs_is_noticed_by_its_silence_and_its_streams_go_on(
+    server: ServerProcess,
+) -> None:
+    """All of it stands still, not only its engine; no client sees more than a pause."""
+    until_whole(server)
+    sent_again = "request sent again"
+    num_before = server.log.count(sent_again)
+    victim = server.at_work(INSTANCE)[0]
+    with Load(server, NUM_CLIENTS) as load:
+        before = load.until_ended(NUM_CLIENTS)
+        with frozen(victim.pid):
+            until(
+                lambda: times_lost(server, "instance", "nothing was heard of it") == 1,
+                "its silence is noticed",
+            )
+            until(lambda: has_ended(victim), "it has ended")
+        after = load.until_ended(4 * NUM_CLIENTS)
+    assert before.failures == after.failures == []
+    assert server.log.count(sent_again) > num_before, "it had some of the streams"
+    until(
+        lambda: [each["state"] for each in server.instances()] == ["running"] * 2,
+        "it is replaced",
+        START_TIMEOUT_S,
+    )
 
 
 @contextmanager
