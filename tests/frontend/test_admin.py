@@ -1,11 +1,14 @@
 """The operators' API: answers, names, errors and keys."""
 
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 import pytest
 from fastapi import FastAPI
+from hypothesis import example, given
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from sterna.classes import ApiKey
@@ -32,6 +35,7 @@ class ScriptedOperators:
         self._reports = list(reports)
         self._error = error
         self.moves: list[tuple[str, InstanceId, Mode]] = []
+        self.orders: list[str] = []
 
     async def list_instances(self) -> list[dict[str, Any]]:
         if self._error is not None:
@@ -46,6 +50,15 @@ class ScriptedOperators:
         if self._error is not None:
             raise self._error
         return self._reports
+
+    async def drain(self, instance_id: InstanceId, *, is_undo: bool) -> None:
+        self.orders.append(f"drain {instance_id}")
+
+    async def start_instances(self, num: int) -> None:
+        self.orders.append(f"start {num}")
+
+    async def restart(self, options: Sequence[str], *, has_surge: bool) -> None:
+        self.orders.append("restart")
 
 
 def client(operators: ScriptedOperators, *api_keys: str) -> TestClient:
@@ -118,8 +131,47 @@ def test_a_body_that_cannot_be_understood_is_a_bad_request(body: object, part_of
     assert operators.moves == []
 
 
+ROUTES = ["migrate", "drain", "start", "restart"]
+NESTED = b"[" * 100_000
+any_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["to", "instance", "instances", "x"]), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+not_meant = any_json.filter(lambda value: not isinstance(value, dict)) | st.fixed_dictionaries(
+    {"x": any_json}, optional={"to": any_json, "instance": any_json, "instances": any_json}
+)
+
+
+@given(
+    path=st.sampled_from(ROUTES),
+    content=st.binary(max_size=30) | not_meant.map(msgspec.json.encode),
+)
+@example("migrate", b"")
+@example("drain", b'{"x": ' + NESTED)
+@example("restart", b'{"options": ' + NESTED)
+@example("restart", NESTED)
+@example("migrate", b'{"request": "\xff", "to": "i1"}')
+@example("start", b'{"instances": 1e400}')
+@example("start", b'{"instances": %d}' % 10**100)
+def test_what_no_route_understands_is_a_bad_request_and_orders_nothing(path: str, content: bytes):
+    operators = ScriptedOperators({})
+    answer = client(operators).post(f"/admin/{path}", content=content, headers=JSON)
+    if operators.orders:
+        # Bytes by chance, or all defaults.
+        assert isinstance(msgspec.json.decode(content), dict)
+        assert answer.status_code == 202
+        return
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+    assert operators.moves == []
+
+
 @pytest.mark.parametrize("content_type", ["text/plain", "", "application/x-www-form-urlencoded"])
-@pytest.mark.parametrize("path", ["migrate", "drain", "start", "restart"])
+@pytest.mark.parametrize("path", ROUTES)
 def test_what_a_page_of_another_origin_could_send_is_refused(path: str, content_type: str):
     """Browsers ask before they send JSON elsewhere, and nobody allows it."""
     answer = client(ScriptedOperators()).post(

@@ -168,7 +168,7 @@ async def _body(request: Request, kind: type[Body]) -> Body:
         raise BadRequestError("the body must be JSON, with Content-Type: application/json")
     try:
         return msgspec.json.decode(await request.body(), type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequestError(str(error)) from error
 
 
