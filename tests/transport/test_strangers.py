@@ -104,6 +104,19 @@ def test_a_caller_that_speaks_something_else_is_hung_up_on(node: Node, noise: by
     node.copy(stage("still alive"), node, [1], [2])
 
 
+def test_a_hello_that_is_no_text_is_hung_up_on_without_a_word(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = _dial(node)
+    hello = msgspec.msgpack.encode(_hello(node, label="tern")).replace(b"tern", b"\xff\xff\xff\xff")
+    with caplog.at_level(logging.ERROR):
+        stream.flush(memoryview(struct.pack("!I", len(hello)) + hello))
+        assert _is_hung_up(stream)
+    stream.close()
+    node.copy(stage("still alive"), node, [1], [2])
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -199,7 +199,7 @@ class FrameStream:
         del self._in[:end]
         try:
             frame: Frame = self._decoder.decode(body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise TransportError(f"the peer sent a frame that nobody knows: {error}") from error
         return frame
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import random
 import time
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from sterna.engine.emulated.copies import DROPPED, MAX_STRANGERS, Copies
+from sterna.engine.emulated.copies import DROPPED, LENGTH_BYTES, MAX_STRANGERS, Copies
 from sterna.engine.emulated.copy_time import CopyTime
 from sterna.engine.emulated.wire import FinishReason
 from sterna.migration.messages import (
@@ -254,6 +255,29 @@ def test_a_stranger_ends_no_stage_and_is_hung_up_on(token: str) -> None:
         await destination.close()
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\xc1", b"\x92\xa1\xff\xc0", b"\x91" * 3000, b"\x80"],
+    ids=["no message", "no text", "deep", "of another kind"],
+)
+def test_garbage_is_hung_up_on_without_a_word(
+    garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        _, _, destination, _ = await _two_ends(CopyTime(block_s=0.001, stage_s=0.001))
+        (receiver,) = destination.expect(MIGRATION, 0, 5)
+        reader, writer = await _dial(receiver)
+        writer.write(len(garbage).to_bytes(LENGTH_BYTES, "big") + garbage)
+        async with asyncio.timeout(HANG_TIMEOUT_S):
+            assert await reader.read() == b""
+        writer.close()
+        await destination.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(test())
+    assert not caplog.records
 
 
 def test_strangers_that_say_nothing_keep_no_peer_out() -> None:
