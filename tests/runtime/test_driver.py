@@ -1,13 +1,21 @@
-"""The driver while Ray's GCS is away."""
+"""The driver while Ray's GCS is away, and what it keeps of Ray's ways."""
 
+import os
+import signal
+import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
+from sterna.errors import SternaError
 from sterna.runtime import driver
 from sterna.runtime.driver import Driver
+from sterna.runtime.orders import TOLD_STATUS, UseRay
+
+USE_RAY = UseRay("127.0.0.1:1", {}, "", is_resumed=True)
 
 
 class DriverWithoutGcs(Driver):
@@ -38,3 +46,64 @@ def test_a_driver_without_a_supervisor_in_reserve_goes_on(
         now_s += driver.RESERVE_DELAY_S
     assert driving.num_refused == (3 if is_up else 0)
     assert driving._reserve is None
+
+
+class FewOrders:
+    """One that is to connect to Ray, and then to end."""
+
+    def __init__(self) -> None:
+        self._orders = [USE_RAY, None]
+
+    def next(self) -> UseRay | None:
+        return self._orders.pop(0)
+
+
+@pytest.fixture
+def connects(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The addresses of the Rays that the driver has connected to, in Ray's way with SIGTERM."""
+    addresses: list[str] = []
+    before = signal.getsignal(signal.SIGTERM)
+
+    def init(address: str, **_: Any) -> None:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+        addresses.append(address)
+
+    worker = SimpleNamespace(global_worker=SimpleNamespace())
+    monkeypatch.setattr(driver.ray, "init", init)
+    monkeypatch.setattr(driver.ray._private, "worker", worker)
+    yield addresses
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_sigterm_ends_a_driver_as_any_death_does(connects: list[str]) -> None:
+    """It is replaced then: that is not how it is told to end."""
+    assert Driver(FewOrders(), None).run() == 0  # type: ignore[arg-type]
+    assert connects == [USE_RAY.address]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (SternaError("no room"), TOLD_STATUS, "sterna: error: no room"),
+        (OSError("no room"), 1, "OSError: no room"),
+    ],
+)
+def test_a_driver_says_by_its_status_whether_it_has_told_why_the_server_ends(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: Exception,
+    status: int,
+    said: str,
+) -> None:
+    """Whatever else it ends with, another one goes on."""
+
+    class Fails(FewOrders):
+        def next(self) -> UseRay | None:
+            raise error
+
+    ends = os.pipe()
+    monkeypatch.setattr(driver, "Orders", lambda _: Fails())
+    monkeypatch.setattr(sys, "argv", ["driver", *map(str, ends)])
+    assert driver.main() == status
+    assert said in capfd.readouterr().err

@@ -9,6 +9,7 @@ import logging
 import os
 import pickle
 import queue
+import signal
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from sterna.runtime.actors import configure_logging
 from sterna.runtime.addresses import is_gcs_up
 from sterna.runtime.orders import (
     NAMESPACE,
+    TOLD_STATUS,
     Changed,
     ListenAgain,
     Order,
@@ -120,6 +122,8 @@ class Driver:
             logging_level="warning",
             configure_logging=True,
         )
+        # Ray has SIGTERM end this process in good order, which would count as done on purpose.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # The actors that another driver has started belong to another job of Ray's.
         ray._private.worker.global_worker._filter_logs_by_job = False
         if not connect.is_resumed:
@@ -332,6 +336,10 @@ def main() -> int:
         return Driver(Orders(orders), news).run()
     except SternaError as error:
         say(f"sterna: error: {error}")
+        return TOLD_STATUS
+    except Exception:
+        # Another one goes on. Python's own end would wait for Ray's client.
+        logger.exception("driver failed")
         return 1
 
 

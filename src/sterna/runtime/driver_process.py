@@ -9,6 +9,7 @@ from multiprocessing import Pipe
 from ray import cloudpickle
 
 from sterna.runtime.orders import (
+    TOLD_STATUS,
     Changed,
     ListenAgain,
     Order,
@@ -87,22 +88,24 @@ class DriverProcess:
         return [news]
 
     def keep_up(self) -> int | None:
-        """Replace it if it has died. Returns an exit status when the run is to end: it has ended by
-        itself, or died where it cannot be replaced."""
+        """Replace it if it has died. Returns an exit status when the run is to end: it has ended on
+        purpose, or died where it cannot be replaced."""
         self._kill_if_halted()
         status = self._process.poll()
         if status is None:
             return None
-        if status >= 0:
-            return status
+        if status == 0:
+            return 0
+        if status == TOLD_STATUS:
+            return 1
         is_urgent = self._stop is not None and self._stop.is_urgent
         if is_urgent or not self._has_served:
-            logger.error("the driver died, and the server with it signal=%d", -status)
+            logger.error("the driver died, and the server with it %s", _end_of(status))
             return 1
         if self._succession.is_hopeless(time.monotonic()):
             logger.error("%d drivers in a row died soon after they began", MAX_SHORT_LIVES)
             return 1
-        logger.error("driver lost, another one goes on signal=%d", -status)
+        logger.error("driver lost, another one goes on %s", _end_of(status))
         self._begin()
         assert self._ray_address is not None
         assert self._serve is not None
@@ -143,7 +146,7 @@ class DriverProcess:
         is_halted = self._watch is not None and self._watch.why_halted() is not None
         is_late = self._urgent_until_s is not None and time.monotonic() > self._urgent_until_s
         if is_halted or is_late:
-            # One that has ended by itself keeps its status.
+            # One that has ended on purpose keeps its status.
             self._process.kill()
             self._process.wait()
 
@@ -154,3 +157,7 @@ class DriverProcess:
         except OSError:
             # It has died; its successor is told anew.
             return
+
+
+def _end_of(status: int) -> str:
+    return f"signal={-status}" if status < 0 else f"status={status}"

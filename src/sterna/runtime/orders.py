@@ -12,6 +12,10 @@ from sterna.runtime.packed_args import PackedArgs
 NAMESPACE = "sterna"
 """In Ray, of a run's actors."""
 
+TOLD_STATUS = 3
+"""Exit status of a driver that has told why the server cannot go on: not one with which Python or
+Ray end a process."""
+
 
 @dataclass(frozen=True, slots=True)
 class UseRay:

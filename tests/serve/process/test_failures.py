@@ -61,6 +61,9 @@ copy_time:
   block_s: 0.0002
   stage_s: 0.004
 """
+DRIVER = "sterna.runtime.driver"
+MANAGERS = ("ray::_ClusterActor", DRIVER, "gcs_server")
+
 ENDLESS_PROMPT = "terns " * 400
 """Its first step takes a minute: to who looks at it, the engine hangs."""
 
@@ -246,8 +249,15 @@ def has_so_many_more(stream: Iterator[Any], num_chunks: int = 50) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize("what", ["ray::_ClusterActor", "sterna.runtime.driver", "gcs_server"])
+@pytest.mark.parametrize(
+    ("what", "number"),
+    [
+        *itertools.product(MANAGERS, (signal.SIGKILL, signal.SIGSTOP)),
+        # Which does not end the other two.
+        (DRIVER, signal.SIGTERM),
+    ],
+    ids={signal.SIGKILL: "killed", signal.SIGSTOP: "stopped", signal.SIGTERM: "terminated"}.get,
+)
 def test_what_only_manages_is_replaced_and_no_stream_notices(
     server: ServerProcess, what: str, number: signal.Signals
 ) -> None:
