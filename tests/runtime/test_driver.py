@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,11 +61,13 @@ class FewOrders:
 
 @pytest.fixture
 def connects(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The addresses of the Rays that the driver has connected to, in Ray's way with SIGTERM."""
+    """The addresses of the Rays that the driver has connected to, as Ray does it."""
     addresses: list[str] = []
     before = signal.getsignal(signal.SIGTERM)
 
     def init(address: str, **_: Any) -> None:
+        # Workers may import from where the driver works.
+        os.getcwd()
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
         addresses.append(address)
 
@@ -107,3 +110,15 @@ def test_a_driver_says_by_its_status_whether_it_has_told_why_the_server_ends(
     monkeypatch.setattr(sys, "argv", ["driver", *map(str, ends)])
     assert driver.main() == status
     assert said in capfd.readouterr().err
+
+
+def test_a_driver_connects_although_its_folder_has_been_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connects: list[str]
+) -> None:
+    """As a dead one's successor, which is started where `sterna serve` was."""
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert Driver(FewOrders(), None).run() == 0  # type: ignore[arg-type]
+    assert connects == [USE_RAY.address]

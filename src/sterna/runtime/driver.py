@@ -20,6 +20,7 @@ import ray
 from sterna.errors import InstanceStartError, SternaError
 from sterna.runtime.actors import configure_logging
 from sterna.runtime.addresses import is_gcs_up
+from sterna.runtime.forked import leave_removed_folder
 from sterna.runtime.orders import (
     NAMESPACE,
     TOLD_STATUS,
@@ -115,6 +116,7 @@ class Driver:
         if not isinstance(connect := self._orders.next(), UseRay):
             return 0
         self._ray = connect
+        leave_removed_folder()
         ray.init(
             address=connect.address,
             namespace=NAMESPACE,

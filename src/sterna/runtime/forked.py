@@ -17,6 +17,7 @@ ADDRESS_VARIABLE = "STERNA_FORK_SERVER"
 
 def main() -> None:
     """Have the rest of the command line run, here or in a fork."""
+    leave_removed_folder()
     # Python's own option, which Ray may give: a fork's streams are not buffered either.
     arguments = [each for each in sys.argv[1:] if each != "-u"]
     address = os.environ.get(ADDRESS_VARIABLE)
@@ -24,13 +25,22 @@ def main() -> None:
         os.execv(sys.executable, [sys.executable, *arguments])
 
 
-def _is_forked(address: str, arguments: list[str]) -> bool:
-    question = {
-        "arguments": arguments,
-        "environment": dict(os.environ),
-        "folder": os.getcwd(),
-    }
+def leave_removed_folder() -> None:
+    """Go to the root folder where that of this process has been removed: Ray and Python start
+    little without one."""
     try:
+        os.getcwd()
+    except OSError:
+        os.chdir("/")
+
+
+def _is_forked(address: str, arguments: list[str]) -> bool:
+    try:
+        question = {
+            "arguments": arguments,
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+        }
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(TIMEOUT_S)
             connection.connect(address)
