@@ -18,14 +18,22 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 from typing import NoReturn
 
+from sterna.complaints import Complaint
 from sterna.runtime.noise import drop_noise
 
 CHUNK_BYTES = 1 << 16
 TIMEOUT_S = 5.0
 """Whoever asks has said everything by then."""
+
+ACCEPT_PAUSE_S = 0.1
+"""Between two attempts to hear who asks, where no descriptor is left for that."""
+
+NUM_STREAMS = 3
+"""A fork gets its stdin, stdout and stderr from whoever asks for it."""
 
 
 def main(address: str) -> None:
@@ -41,8 +49,16 @@ def main(address: str) -> None:
         _import_all()
         selector.register(server, selectors.EVENT_READ)
         selector.register(sys.stdin, selectors.EVENT_READ)
+        complaint = Complaint()
         while not any(key.fileobj is sys.stdin for key, _ in selector.select()):
-            connection, _ = server.accept()
+            try:
+                connection, _ = server.accept()
+            except OSError as error:
+                # Who asks waits so long.
+                if complaint.is_due():
+                    _say(error)
+                time.sleep(ACCEPT_PAUSE_S)
+                continue
             with connection:
                 try:
                     _answer(connection, server)
@@ -51,8 +67,12 @@ def main(address: str) -> None:
                     pass
                 except (OSError, ValueError) as error:
                     # Who asked hears nothing, and starts an ordinary process.
-                    with contextlib.suppress(OSError):
-                        print(f"fork server: {error}", file=sys.stderr, flush=True)
+                    _say(error)
+
+
+def _say(error: Exception) -> None:
+    with contextlib.suppress(OSError):
+        print(f"fork server: {error}", file=sys.stderr, flush=True)
 
 
 def _import_all() -> None:
@@ -71,26 +91,66 @@ def _import_all() -> None:
 
 
 def _answer(connection: socket.socket, server: socket.socket) -> None:
-    """Fork as the question says, and answer with the fork's process id."""
+    """Fork as the question says; the fork answers.
+
+    Raises:
+        OSError: no fork can be made, or who asked has ended.
+        ValueError: the question makes no sense, or has not come as a whole.
+    """
     connection.settimeout(TIMEOUT_S)
-    content, descriptors, _, _ = socket.recv_fds(connection, CHUNK_BYTES, 3)
+    content, descriptors, _, _ = socket.recv_fds(connection, CHUNK_BYTES, NUM_STREAMS)
     try:
+        if len(descriptors) != NUM_STREAMS:
+            # The kernel leaves out those for which there is no room.
+            raise ValueError(f"{len(descriptors)} of {NUM_STREAMS} descriptors came")
         while chunk := connection.recv(CHUNK_BYTES):
             content += chunk
         question = json.loads(content)
-        process_id = os.fork()
-        if process_id == 0:
-            server.close()
-            connection.close()
-            _become(question, descriptors)
+        if os.fork() == 0:
+            _run(question, descriptors, connection, server)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    connection.sendall(str(process_id).encode())
 
 
-def _become(question: dict[str, object], descriptors: list[int]) -> NoReturn:
-    """Be the process that was asked for: its arguments, environment, folder and streams."""
+def _run(
+    question: dict[str, object],
+    descriptors: list[int],
+    connection: socket.socket,
+    server: socket.socket,
+) -> NoReturn:
+    """Be the process that was asked for, say its process id, and end with it."""
+    status = 1
+    try:
+        server.close()
+        _become(question, descriptors)
+        # Not earlier: who hears nothing starts an ordinary process.
+        with connection:
+            try:
+                connection.sendall(str(os.getpid()).encode())
+            except OSError:
+                # Who asked has ended meanwhile.
+                sys.exit(status)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
+    finally:
+        # Whatever happens, it must not go on as a second fork server.
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                # There may be no room for what it has printed.
+                with contextlib.suppress(OSError):
+                    stream.flush()
+        finally:
+            os._exit(status)
+
+
+def _become(question: dict[str, object], descriptors: list[int]) -> None:
+    """Take what was asked for: its arguments, environment, folder and streams."""
     # Ray ends a worker with its whole group, which must not be that of all forks.
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -109,21 +169,6 @@ def _become(question: dict[str, object], descriptors: list[int]) -> NoReturn:
     os.chdir(str(question["folder"]))
     sys.argv = arguments
     sys.path[0] = os.path.dirname(arguments[0])
-    status = 1
-    try:
-        runpy.run_path(arguments[0], run_name="__main__")
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            traceback.print_exc()
-    finally:
-        # Without room for what it has printed, it must end all the same: it is no fork server.
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):
-                stream.flush()
-        os._exit(status)
 
 
 if __name__ == "__main__":
