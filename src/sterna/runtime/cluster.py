@@ -23,7 +23,7 @@ from sterna.runtime.actors import configure_logging, remote_class
 from sterna.runtime.addresses import own_host
 from sterna.runtime.instance_actors import InstanceActors
 from sterna.runtime.packed_args import PackedArgs
-from sterna.runtime.placement import find_again
+from sterna.runtime.placement import find_places
 from sterna.runtime.process import own_identity
 from sterna.runtime.services import Services
 from sterna.runtime.takeover import FRONTEND, SCHEDULER, find_members
@@ -120,6 +120,7 @@ class Cluster:
             NothingFoundError: nobody is left who knows what there was.
         """
         found = await find_members()
+        places = await asyncio.to_thread(find_places)
         membership = found.membership()
         state = state_of(membership)
         self._core = SupervisorCore.successor(membership)
@@ -139,19 +140,23 @@ class Cluster:
         for instance_id in known:
             if instance_id in found.instances:
                 actor, instance = found.instances.pop(instance_id)
-                self._instances.take_over(instance_id, actor, instance)
+                # An instance has a place as long as it lives.
+                place = places.pop(instance_id)
+                self._instances.take_over(instance_id, actor, instance, place)
                 self._on_facts(instance.facts)
                 self._tasks.begin(self._watch_instance(instance_id))
             elif instance_id in unheard:
                 # It may act until its lease ends, and counts until then.
-                self._instances.take_over_unheard(instance_id, unheard[instance_id])
+                self._instances.take_over_unheard(
+                    instance_id, unheard[instance_id], places.pop(instance_id, None)
+                )
                 self._tasks.begin(self._watch_instance(instance_id))
-            else:
-                _give_back_place(instance_id)
-        for instance_id, (actor, _) in found.instances.items():
+        for actor, _ in found.instances.values():
             # It came up when nobody could tell of it any more.
             ray.kill(actor)
-            _give_back_place(instance_id)
+        for place in places.values():
+            # Nobody else knows of it: its instance is dead, or did not come up.
+            self._tasks.begin(place.give_back())
         self._services.take_over(found)
         self._services.keep_reserve()
         logger.info("supervisor took over instances=%s", ",".join(self._fleet.members))
@@ -303,11 +308,6 @@ class Cluster:
                     self._mailbox.send(address, message)
                 case KeepOnly(addresses):
                     self._mailbox.keep_only(set(addresses))
-
-
-def _give_back_place(instance_id: InstanceId) -> None:
-    if (place := find_again(instance_id)) is not None:
-        place.give_back()
 
 
 def _now_s() -> float:

@@ -17,7 +17,7 @@ from sterna.runtime.actors import InstanceActor
 from sterna.runtime.addresses import is_gcs_up, own_node
 from sterna.runtime.forking import forked_runtime_env
 from sterna.runtime.member_status import MemberStatus
-from sterna.runtime.placement import Place, find_again, find_place
+from sterna.runtime.placement import Place, find_place
 from sterna.runtime.takeover import INSTANCE
 from sterna.runtime.tasks import Tasks
 from sterna.runtime.watch import Watch, forget
@@ -97,16 +97,21 @@ class InstanceActors:
         if not is_gcs_up():
             raise InstanceStartError(f"instance {instance_id}: Ray's GCS does not answer")
         place = await find_place(
-            instance_id, config.cpus_per_instance, config.num_gpus_per_instance, on_pending
+            instance_id,
+            config.cpus_per_instance,
+            config.num_gpus_per_instance,
+            on_pending,
+            self._tasks,
         )
         # An emulated engine needs nothing of what a fork would bring.
         runtime_env = forked_runtime_env() if self._emulated is None else {}
         name = f"{INSTANCE}{instance_id}"
-        actor = InstanceActor.options(
-            **place.options(), runtime_env=runtime_env, **surviving_as(name)
-        ).remote(name)
+        actor = None
         facts: EngineFacts
         try:
+            actor = InstanceActor.options(
+                **place.options(), runtime_env=runtime_env, **surviving_as(name)
+            ).remote(name)
             address, facts = await actor.start.remote(
                 instance_id,
                 self._args,
@@ -122,29 +127,32 @@ class InstanceActors:
             )
             process = await actor.process.remote()
         except ray.exceptions.RayError as error:
-            await kill(actor)
-            place.give_back()
+            if actor is not None:
+                await kill(actor)
+            await place.give_back()
             is_told = isinstance(error, ray.exceptions.RayTaskError)
             reason = f": {error.cause}" if is_told else " died while starting"
             raise InstanceStartError(f"instance {instance_id}{reason}") from error
         self._hosted[instance_id] = _Hosted(actor, address, facts.kv_format, place, process)
         return facts
 
-    def take_over(self, instance_id: InstanceId, actor: Any, status: MemberStatus) -> None:
+    def take_over(
+        self, instance_id: InstanceId, actor: Any, status: MemberStatus, place: Place
+    ) -> None:
         """Host an instance that another supervisor has started."""
         assert status.facts is not None
-        place = find_again(instance_id)
-        assert place is not None, "an instance has a place as long as it lives"
         self._hosted[instance_id] = _Hosted(
             actor, status.address, status.facts.kv_format, place, status.process
         )
 
-    def take_over_unheard(self, instance_id: InstanceId, unheard: Hosted) -> None:
+    def take_over_unheard(
+        self, instance_id: InstanceId, unheard: Hosted, place: Place | None
+    ) -> None:
         """Take an instance over that another supervisor has started, and that does not answer from
         its node: it is to end."""
         assert unheard.process is not None
         self._hosted[instance_id] = _Hosted(
-            None, unheard.address, unheard.kv_format, find_again(instance_id), unheard.process
+            None, unheard.address, unheard.kv_format, place, unheard.process
         )
 
     def address(self, instance_id: InstanceId) -> str | None:
@@ -183,8 +191,7 @@ async def _clear_away(hosted: _Hosted) -> None:
     if hosted.actor is not None:
         await forget(hosted.actor)
     if hosted.place is not None:
-        with contextlib.suppress(ray.exceptions.RayError):
-            await asyncio.to_thread(hosted.place.give_back)
+        await hosted.place.give_back()
 
 
 def surviving_as(name: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ and can add a node; the instance is *pending* until then.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,14 +15,23 @@ from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
     placement_group,
+    placement_group_table,
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from sterna.complaints import Complaint
+from sterna.runtime.addresses import is_gcs_up
+from sterna.runtime.reasons import reason_of
+from sterna.runtime.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
 PENDING_AFTER_S = 1.0
 """Ray places what fits within milliseconds; what takes longer waits for resources."""
+
+RETRY_DELAY_S = 1.0
+"""Time between two attempts to give a place back."""
 
 SMALLEST_SHARE = 0.001
 """Of a CPU: a placement group must ask for something."""
@@ -44,26 +54,44 @@ class Place:
             ),
         }
 
-    def give_back(self) -> None:
-        """Let others have it; whatever still runs here is killed."""
-        remove_placement_group(self._group)
+    async def give_back(self) -> None:
+        """Let others have it; whatever still runs here is killed. Returns when Ray's GCS knows,
+        however long that is away: what it does not hear of stays taken for good."""
+        complaint = Complaint()
+        while True:
+            # Who asks where there is none is answered after a minute.
+            if is_gcs_up():
+                try:
+                    await asyncio.to_thread(remove_placement_group, self._group)
+                except ray.exceptions.RayError as error:
+                    if complaint.is_due():
+                        logger.warning("place not given back yet reason=%s", reason_of(error))
+                else:
+                    return
+            await asyncio.sleep(RETRY_DELAY_S)
 
 
 async def find_place(
-    name: str, num_cpus: float, num_gpus: int, on_pending: Callable[[str | None], None]
+    name: str,
+    num_cpus: float,
+    num_gpus: int,
+    on_pending: Callable[[str | None], None],
+    tasks: Tasks,
 ) -> Place:
     """Return a place with these resources, as soon as there is one.
 
     Args:
-        name: by which `find_again` finds it; it outlives this process.
+        name: by which `find_places` finds it; it outlives this process.
         on_pending: called with the reason when it has to be waited for, and with None when the
             wait is over.
+        tasks: where it is given back when nobody waits for it any more.
     """
     bundle: dict[str, float] = {"CPU": max(num_cpus, SMALLEST_SHARE)}
     if num_gpus:
         bundle["GPU"] = num_gpus
     # One bundle is never spread over nodes: ranks of one engine share memory.
     group = placement_group([bundle], name=name, lifetime="detached")
+    place = Place(group)
     try:
         # `ready()` would start a process of its own for this.
         if not await asyncio.to_thread(group.wait, PENDING_AFTER_S):
@@ -73,18 +101,21 @@ async def find_place(
             while not await asyncio.to_thread(group.wait, PENDING_AFTER_S):
                 pass
     except BaseException:
-        remove_placement_group(group)
+        tasks.begin(place.give_back())
         raise
     on_pending(None)
-    return Place(group)
+    return place
 
 
-def find_again(name: str) -> Place | None:
-    """Return the place of this name, had or only asked for; None where there is none."""
-    try:
-        return Place(get_placement_group(name))
-    except ValueError:
-        return None
+def find_places() -> dict[str, Place]:
+    """Return all places, had or only asked for, by their names."""
+    places = {}
+    for each in placement_group_table().values():
+        # It may have gone meanwhile, or be another namespace's, or have no name.
+        with contextlib.suppress(ValueError):
+            if each["state"] != "REMOVED":
+                places[each["name"]] = Place(get_placement_group(each["name"]))
+    return places
 
 
 def _reason(bundle: Mapping[str, float]) -> str:
