@@ -279,3 +279,54 @@ def test_a_supervisors_successor_gives_back_every_place_that_no_instance_has(
         await successor.close()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("is_sound", [True, False], ids=["ended", "not started"])
+def test_everything_else_goes_on_while_ray_is_asked_to_take_a_place_back(
+    is_sound: bool, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Instances on other nodes end themselves where the supervisor does not answer them."""
+
+    async def scenario(groups: Groups, tasks: Tasks) -> None:
+        hosted = instances(Handle(is_sound=is_sound), tasks, monkeypatch)
+        groups.may_answer.clear()
+        start = asyncio.ensure_future(hosted.start(I0, (), ignore))
+        if is_sound:
+            await start
+            await hosted.ended(I0)
+        await groups.is_asked.wait()
+        # A loop that is held up does not come here.
+        assert set(groups.there) == {"i0"}
+        groups.may_answer.set()
+        await groups.until_left()
+        await asyncio.wait((start,))
+
+    run(scenario)
+
+
+def test_everything_else_goes_on_while_ray_is_asked_for_room(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers when its GCS is there again."""
+    may_answer = threading.Event()
+
+    async def scenario(groups: Groups, tasks: Tasks) -> None:
+        loop, is_asked = asyncio.get_running_loop(), asyncio.Event()
+
+        def available_resources() -> dict[str, float]:
+            loop.call_soon_threadsafe(is_asked.set)
+            assert may_answer.wait(HANG_TIMEOUT_S)
+            return {"CPU": 0.0}
+
+        monkeypatch.setattr(ray, "available_resources", available_resources)
+        hosted = instances(Handle(is_sound=True), tasks, monkeypatch)
+        groups.has_room = False
+        is_pending = asyncio.Event()
+        start = asyncio.ensure_future(hosted.start(I0, (), lambda _: is_pending.set()))
+        await is_asked.wait()
+        may_answer.set()
+        await is_pending.wait()
+        start.cancel()
+        await asyncio.wait((start,))
+
+    run(scenario)

@@ -90,12 +90,13 @@ async def find_place(
     if num_gpus:
         bundle["GPU"] = num_gpus
     # One bundle is never spread over nodes: ranks of one engine share memory.
-    group = placement_group([bundle], name=name, lifetime="detached")
+    # Ray's GCS may go while it is asked, here and below: nothing else is to wait for that.
+    group = await asyncio.to_thread(placement_group, [bundle], name=name, lifetime="detached")
     place = Place(group)
     try:
         # `ready()` would start a process of its own for this.
         if not await asyncio.to_thread(group.wait, PENDING_AFTER_S):
-            reason = _reason(bundle)
+            reason = await asyncio.to_thread(_reason, bundle)
             logger.warning("instance waits for a place instance=%s because %s", name, reason)
             on_pending(reason)
             while not await asyncio.to_thread(group.wait, PENDING_AFTER_S):
