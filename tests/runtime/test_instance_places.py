@@ -137,6 +137,11 @@ class Lasting(Handle):
 class DoomedAtOnce:
     """A watch of members that end as soon as they are up."""
 
+    async def until_started(
+        self, member: str, process: ProcessIdentity, start: Awaitable[Any]
+    ) -> Any:
+        return await start
+
     async def until_ended(self, *_: object) -> str:
         return "it was killed"
 

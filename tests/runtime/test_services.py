@@ -58,6 +58,11 @@ class NobodyEnds:
         await asyncio.Event().wait()
         return ""
 
+    async def until_started(
+        self, member: str, process: ProcessIdentity, start: Awaitable[Any], **_: object
+    ) -> Any:
+        return await start
+
 
 @pytest.fixture(autouse=True)
 def gcs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:

@@ -1,6 +1,8 @@
 """Who is on another node counts as dead when it has ended for certain, whatever Ray says."""
 
 import asyncio
+import signal
+import subprocess
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,8 +13,9 @@ from sterna.config import WatchConfig
 from sterna.lease import DRIFT, MARGIN_S
 from sterna.progress import ProcessIdentity, ProcessState
 from sterna.runtime import watch
+from sterna.runtime.process import identity_of
 from sterna.runtime.tasks import Tasks
-from sterna.runtime.watch import Watch
+from sterna.runtime.watch import NotStartedError, Watch, process_of
 
 LEASE_S = 20.0
 CERTAIN_S = LEASE_S * (1 + DRIFT) + MARGIN_S
@@ -110,3 +113,58 @@ def test_an_instance_that_is_killed_on_its_node_is_dead_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert ended_after(monkeypatch, 0.0, is_within_reach=True) == [True]
+
+
+class Silent:
+    """The handle of an actor that never says which process it has."""
+
+    def __init__(self) -> None:
+        self.process = Method(self._process)
+
+    async def _process(self) -> ProcessIdentity:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_one_that_hangs_while_it_starts_is_ended_after_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "own_node", lambda: "this node")
+    hanging = subprocess.Popen(["sleep", "1000"])
+
+    async def scenario() -> None:
+        tasks = Tasks()
+        process = identity_of(hanging.pid, "this node")
+        assert process is not None
+        watching = Watch(WatchConfig(), tasks)
+        with pytest.raises(NotStartedError, match=r"^scheduler did not start: it took 0 s$"):
+            await watching.until_started(
+                "scheduler", process, asyncio.Event().wait(), timeout_s=0.0
+            )
+        tasks.cancel()
+
+    asyncio.run(scenario())
+    assert hanging.wait() == -signal.SIGKILL
+
+
+def test_a_start_ends_as_what_was_started_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "own_node", lambda: "this node")
+
+    async def fail() -> str:
+        raise ray.exceptions.ActorDiedError
+
+    async def scenario() -> None:
+        tasks = Tasks()
+        watching = WatchOf(NodeActor(is_within_reach=True), tasks)
+        with pytest.raises(ray.exceptions.ActorDiedError):
+            await watching.until_started("i1", THERE, fail())
+        # It can be watched again: its lease begins when it is up.
+        assert await watching.until_started("i1", THERE, asyncio.sleep(0, "up")) == "up"
+        tasks.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_an_actor_that_does_not_say_which_process_it_has_has_not_started() -> None:
+    with pytest.raises(NotStartedError, match=r"^i1 did not start: it has not answered within 0 s"):
+        asyncio.run(process_of("i1", Silent(), 0.0))

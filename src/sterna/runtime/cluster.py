@@ -100,10 +100,9 @@ class Cluster:
             for effect in self._fleet.begin(_now_s())
             if isinstance(effect, Start)
         ]
-        frontends, *_ = await asyncio.gather(
-            self._services.prepare(), self._services.start_scheduler(), *instances
-        )
-        await self._services.start_frontends(frontends)
+        preparing = asyncio.ensure_future(self._services.prepare())
+        await asyncio.gather(preparing, self._services.start_scheduler(), *instances)
+        await self._services.start_frontends(preparing.result())
         # Before, they would only take time from those that are needed first.
         self._services.keep_reserve()
         self._carry_out(self._fleet.on_pool(config.num_warm_instances, _now_s()))

@@ -20,7 +20,7 @@ from sterna.runtime.member_status import MemberStatus
 from sterna.runtime.placement import Place, find_place
 from sterna.runtime.takeover import INSTANCE
 from sterna.runtime.tasks import Tasks
-from sterna.runtime.watch import Watch, forget
+from sterna.runtime.watch import START_TIMEOUT_S, NotStartedError, Watch, forget, process_of
 from sterna.supervisor_core import Hosted
 from sterna.types import InstanceId
 
@@ -112,7 +112,8 @@ class InstanceActors:
             actor = InstanceActor.options(
                 **place.options(), runtime_env=runtime_env, **surviving_as(name)
             ).remote(name)
-            address, facts = await actor.start.remote(
+            process = await process_of(instance_id, actor, START_TIMEOUT_S)
+            start = actor.start.remote(
                 instance_id,
                 self._args,
                 options,
@@ -125,11 +126,14 @@ class InstanceActors:
                 config.mailbox_keys,
                 (own_node(), config.watch.lease_s),
             )
-            process = await actor.process.remote()
-        except ray.exceptions.RayError as error:
+            # How long a model takes to load, nobody knows.
+            address, facts = await self._watch.until_started(instance_id, process, start)
+        except (ray.exceptions.RayError, NotStartedError) as error:
             if actor is not None:
                 await kill(actor)
             await place.give_back()
+            if isinstance(error, NotStartedError):
+                raise InstanceStartError(f"instance {error}") from error
             is_told = isinstance(error, ray.exceptions.RayTaskError)
             reason = f": {error.cause}" if is_told else " died while starting"
             raise InstanceStartError(f"instance {instance_id}{reason}") from error

@@ -21,7 +21,7 @@ from sterna.runtime.instance_actors import settle, surviving_as
 from sterna.runtime.reasons import reason_of
 from sterna.runtime.takeover import SCHEDULER, Found
 from sterna.runtime.tasks import Tasks
-from sterna.runtime.watch import Watch, forget
+from sterna.runtime.watch import START_TIMEOUT_S, NotStartedError, Watch, forget, process_of
 from sterna.supervisor_core import Others
 from sterna.types import FrontendId
 
@@ -104,15 +104,15 @@ class Services:
         """Have the first front end import what it needs."""
         self._imported = self._import_frontend()
 
-    async def prepare(self) -> list[tuple[FrontendId, Any, str]]:
-        """Return the front ends, with their mailboxes, when all have imported what they need."""
+    async def prepare(self) -> list[tuple[FrontendId, _Member]]:
+        """Return the front ends when all have imported what they need."""
         assert self._imported is not None
         more = [self._import_frontend() for _ in range(self._config.num_frontends - 1)]
         return list(
             await asyncio.gather(*(self._prepare(*each) for each in (self._imported, *more)))
         )
 
-    async def start_frontends(self, prepared: list[tuple[FrontendId, Any, str]]) -> None:
+    async def start_frontends(self, prepared: list[tuple[FrontendId, _Member]]) -> None:
         """Return when all of them answer."""
         await asyncio.gather(*(self._start_frontend(*each) for each in prepared))
 
@@ -120,19 +120,22 @@ class Services:
         """Start the scheduler, the one in reserve if there is one; returns when it schedules."""
         reserve, self._reserve = self._reserve, None
         actor = self._begin_scheduler() if reserve is None else reserve
+        timeout_s = START_TIMEOUT_S if reserve is None else RESERVE_TIMEOUT_S
         config = self._config
         try:
-            async with asyncio.timeout(None if reserve is None else RESERVE_TIMEOUT_S):
-                address = await actor.start.remote(
-                    config.llumlet.policy,
-                    config.internal_host,
-                    config.log_level,
-                    config.scaling,
-                    config.mailbox_keys,
-                )
-                process = await actor.process.remote()
-        except (ray.exceptions.RayError, TimeoutError):
-            ray.kill(actor)
+            process = await process_of(SCHEDULER_NAME, actor, timeout_s)
+            start = actor.start.remote(
+                config.llumlet.policy,
+                config.internal_host,
+                config.log_level,
+                config.scaling,
+                config.mailbox_keys,
+            )
+            address = await self._watch.until_started(
+                SCHEDULER_NAME, process, start, timeout_s=timeout_s
+            )
+        except (ray.exceptions.RayError, NotStartedError):
+            await forget(actor)
             raise
         self._host_scheduler(_Member(actor, address, process))
         self._on_change()
@@ -222,21 +225,28 @@ class Services:
         options = {"runtime_env": forked_runtime_env(), **surviving_as(name), **staying_here()}
         return frontend_id, FrontendActor.options(**options).remote(name, self._environment)
 
-    async def _prepare(self, frontend_id: FrontendId, actor: Any) -> tuple[FrontendId, Any, str]:
+    async def _prepare(self, frontend_id: FrontendId, actor: Any) -> tuple[FrontendId, _Member]:
         config = self._config
-        address = await actor.prepare.remote(
+        name = frontend_name(frontend_id)
+        process = await process_of(name, actor, START_TIMEOUT_S)
+        preparing = actor.prepare.remote(
             config.internal_host, config.log_level, config.mailbox_keys
         )
-        return frontend_id, actor, address
+        address = await self._watch.until_started(
+            name, process, preparing, timeout_s=START_TIMEOUT_S
+        )
+        return frontend_id, _Member(actor, address, process)
 
-    async def _start_frontend(self, frontend_id: FrontendId, actor: Any, address: str) -> None:
-        member = _Member(actor, address, await actor.process.remote())
+    async def _start_frontend(self, frontend_id: FrontendId, member: _Member) -> None:
         # It hears of the instances by the membership, which it needs to start.
         self._frontends[frontend_id] = member
         self._on_change()
         assert self.ready_response is not None
-        await actor.start.remote(
+        start = member.actor.start.remote(
             frontend_id, self._args, self._config.frontend, self.ready_response
+        )
+        await self._watch.until_started(
+            frontend_name(frontend_id), member.process, start, timeout_s=START_TIMEOUT_S
         )
         self._host_frontend(frontend_id, member)
 
@@ -270,8 +280,8 @@ class Services:
             if self._is_draining:
                 # It was told to let nobody in before it had a door.
                 await actor.drain.remote(0.0)
-        except ray.exceptions.RayError:
-            ray.kill(actor)
+        except (ray.exceptions.RayError, NotStartedError):
+            await forget(actor)
             if self._frontends.pop(frontend_id, None) is not None:
                 self._on_change()
             raise
@@ -284,7 +294,7 @@ class Services:
                 if not is_gcs_up():
                     raise TimeoutError("Ray's GCS does not answer")
                 await start()
-            except (ray.exceptions.RayError, TimeoutError) as error:
+            except (ray.exceptions.RayError, NotStartedError, TimeoutError) as error:
                 delay_s = next(delays_s)
                 reason = reason_of(error) if str(error).strip() else "it does not answer"
                 logger.error("%s not replaced, again in %.0f s reason=%s", what, delay_s, reason)

@@ -8,14 +8,16 @@ cannot be reached to be killed has ended when its lease has.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sterna.complaints import FILES_ADVICE, Complaint
 from sterna.config import WatchConfig
+from sterna.errors import SternaError
 from sterna.lease import GrantedLeases
 from sterna.messages import Heartbeat
 from sterna.progress import ProcessIdentity, ProcessState, Progress
@@ -28,11 +30,16 @@ from sterna.types import InstanceId
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 LOOK_INTERVAL_S = 0.1
 """Time between two looks at the processes of a node."""
 
 RETRY_DELAY_S = 1.0
 """What a node that did not answer has until it is asked again."""
+
+START_TIMEOUT_S = 600.0
+"""What an actor has for its process and imports, whatever else the machine does meanwhile."""
 
 
 class _NodeActor:
@@ -49,6 +56,10 @@ class _NodeActor:
     async def end(self, process: ProcessIdentity) -> None:
         """See `end_process`."""
         await end_process(process)
+
+
+class NotStartedError(SternaError):
+    """A member works no more, or does not answer, before it has started."""
 
 
 class Watch:
@@ -77,6 +88,38 @@ class Watch:
             return False
         return self._leases.may_answer(heartbeat.member, _now_s())
 
+    async def until_started(
+        self,
+        member: str,
+        process: ProcessIdentity,
+        start: Awaitable[T],
+        *,
+        timeout_s: float | None = None,
+    ) -> T:
+        """Wait until the member has started; returns what its start does.
+
+        Args:
+            timeout_s: what it has for that; None: as long as it takes.
+
+        Raises:
+            NotStartedError: it works no more, or took too long. Its process has ended if it is on
+                this node; elsewhere Ray ends it, for nobody knows of it yet.
+        """
+        starting = asyncio.ensure_future(start)
+        try:
+            with self._watched(member, process) as halted:
+                await asyncio.wait(
+                    (starting, halted), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if starting.done():
+                    return starting.result()
+                reason = halted.result() if halted.done() else f"it took {timeout_s:g} s"
+                if process.node_id == self._own_node:
+                    await end_process(process)
+        finally:
+            starting.cancel()
+        raise NotStartedError(f"{member} did not start: {reason}")
+
     async def until_ended(
         self,
         member: str,
@@ -94,33 +137,21 @@ class Watch:
             stopped_timeout_s, silence_timeout_s: see `Progress.on_joined`.
         """
         is_remote = process.node_id != self._own_node
-        self._progress.on_joined(
-            member,
-            stopped_timeout_s=stopped_timeout_s,
-            silence_timeout_s=silence_timeout_s,
-            is_remote=is_remote,
-        )
-        if is_remote:
-            # It has begun before; or a supervisor that is dead by now may just have answered it.
-            self._leases.grant(member, _now_s())
-        self._processes[member] = process
-        halted = self._halted[member] = asyncio.get_running_loop().create_future()
-        if process.node_id not in (self._own_node, *self._nodes):
-            self._nodes[process.node_id] = None
-            self._tasks.begin(self._look_at(process.node_id))
-        run = asyncio.ensure_future(_end_of(actor))
-        try:
-            await asyncio.wait((run, halted), return_when=asyncio.FIRST_COMPLETED)
-            reason = run.result() if run.done() else halted.result()
+        with self._watched(member, process, stopped_timeout_s, silence_timeout_s) as halted:
             if is_remote:
-                await self._end_there(member, process)
-            else:
-                await end_process(process)
-        finally:
-            run.cancel()
-            self._progress.on_left(member)
-            self._leases.forget(member)
-            del self._processes[member], self._halted[member]
+                # It has begun before; or a supervisor that is dead by now may just have answered
+                # it.
+                self._leases.grant(member, _now_s())
+            run = asyncio.ensure_future(_end_of(actor))
+            try:
+                await asyncio.wait((run, halted), return_when=asyncio.FIRST_COMPLETED)
+                reason = run.result() if run.done() else halted.result()
+                if is_remote:
+                    await self._end_there(member, process)
+                else:
+                    await end_process(process)
+            finally:
+                run.cancel()
         return reason
 
     async def end_here(self, silent: Mapping[InstanceId, Hosted]) -> dict[InstanceId, Hosted]:
@@ -136,6 +167,33 @@ class Watch:
         return elsewhere
 
     # ---------------------------------------------------------------------------- internals
+
+    @contextmanager
+    def _watched(
+        self,
+        member: str,
+        process: ProcessIdentity,
+        stopped_timeout_s: float | None = None,
+        silence_timeout_s: float | None = None,
+    ) -> Iterator[asyncio.Future[str]]:
+        """Watch a member; the future has the reason when it works no more."""
+        self._progress.on_joined(
+            member,
+            stopped_timeout_s=stopped_timeout_s,
+            silence_timeout_s=silence_timeout_s,
+            is_remote=process.node_id != self._own_node,
+        )
+        self._processes[member] = process
+        self._halted[member] = asyncio.get_running_loop().create_future()
+        if process.node_id not in (self._own_node, *self._nodes):
+            self._nodes[process.node_id] = None
+            self._tasks.begin(self._look_at(process.node_id))
+        try:
+            yield self._halted[member]
+        finally:
+            self._progress.on_left(member)
+            self._leases.forget(member)
+            del self._processes[member], self._halted[member]
 
     async def _end_there(self, member: str, process: ProcessIdentity) -> None:
         """Kill a process on its node; returns when it has ended, or must have ended by itself."""
@@ -225,6 +283,21 @@ class Watch:
         else:
             self._nodes.pop(node_id, None)
         return is_alive
+
+
+async def process_of(member: str, actor: Any, timeout_s: float) -> ProcessIdentity:
+    """Return the process of an actor that was just asked for; it answers while it starts, too.
+
+    Raises:
+        NotStartedError: it has not answered in time.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            process: ProcessIdentity = await actor.process.remote()
+    except TimeoutError:
+        reason = f"it has not answered within {timeout_s:g} s"
+        raise NotStartedError(f"{member} did not start: {reason}") from None
+    return process
 
 
 async def _end_of(actor: Any | None) -> str:
