@@ -282,6 +282,10 @@ class InstanceStats(msgspec.Struct, frozen=True, array_like=True):
     num_preemptions: int = 0
 
 
+STATS_INTERVAL_S = 1.0
+"""Time between two reports for the front ends."""
+
+
 class ClusterStats(msgspec.Struct, frozen=True, tag=True):
     """Scheduler -> front ends, once a second: all instances that have reported."""
 

@@ -8,6 +8,7 @@ from sterna.frontend.queue_limit import (
     DEFAULT_RETRY_S,
     MAX_RETRY_S,
     MIN_RETRY_S,
+    QUEUING_KNOWN_S,
     Full,
     Generation,
     QueueLimit,
@@ -128,9 +129,9 @@ def test_of_those_that_queue_on_instances_none_of_its_own_counts_as_anothers() -
     for prompt in range(1000):
         begin(limit, f"cmpl-{prompt}", many)
     limit.on_first_token("cmpl-0", 0.0)
-    limit.on_queuing(999)
+    limit.on_queuing(999, 0.0)
     assert refused(limit).num_waiting == 999
-    limit.on_queuing(1005)
+    limit.on_queuing(1005, 0.0)
     assert refused(limit).num_waiting == 1005
 
 
@@ -221,18 +222,31 @@ def test_what_queues_on_the_instances_beyond_the_own_requests_counts() -> None:
     """Those are of other front ends, or were preempted."""
     limit = limit_of(5)
     let_in(limit)
-    limit.on_queuing(4)
+    limit.on_queuing(4, 0.0)
     let_in(limit)
     assert refused(limit).num_waiting == 5
-    limit.on_queuing(0)
+    limit.on_queuing(0, 0.0)
     let_in(limit)
+
+
+def test_what_was_reported_counts_no_more_when_no_report_has_followed() -> None:
+    """The scheduler has died in a burst, and has no successor yet."""
+    limit = limit_of(1000)
+    limit.on_queuing(1005, 0.0)
+    late_s = QUEUING_KNOWN_S - 0.1
+    assert limit.full(late_s, is_urgent=False) == Full(1005, 1000, DEFAULT_RETRY_S)
+    limit.on_queuing(1004, late_s)
+    assert refused(limit, now_s=late_s + 1.0).num_waiting == 1004
+    assert limit.full(10.0, is_urgent=False) is None
+    begin(limit, "cmpl-1", let_in(limit, now_s=10.0), 1000, 10.0)
+    assert refused(limit, now_s=10.0).num_waiting == 1000, "its own it counts itself"
 
 
 def test_the_own_requests_that_the_instances_report_count_once() -> None:
     limit = limit_of(5)
     for _ in range(4):
         let_in(limit)
-    limit.on_queuing(4)
+    limit.on_queuing(4, 0.0)
     let_in(limit)
 
 

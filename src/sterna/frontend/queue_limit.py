@@ -6,12 +6,15 @@ of which nobody knows yet how many it has counts as one. A front end counts its 
 others' it knows what the instances report as queuing, once a second (`ClusterStats`): as far as
 that is more than its own, it is others'. So several front ends may let in more together, for a
 second, than the limit says; one alone never does, but for a request that has by itself more engine
-requests than may wait. Those are let in where nothing else waits.
+requests than may wait. Those are let in where nothing else waits. Where nobody reports any more,
+others' requests count as none: idle instances are not to be kept from clients by an old report.
 """
 
 import math
 from collections import deque
 from dataclasses import dataclass
+
+from sterna.messages import STATS_INTERVAL_S
 
 NUM_STARTS = 50
 """Of the last so many starts the pace of the queue is taken."""
@@ -20,6 +23,9 @@ MIN_RETRY_S = 1
 MAX_RETRY_S = 30
 DEFAULT_RETRY_S = 5
 """Where the pace is not known yet."""
+
+QUEUING_KNOWN_S = 3 * STATS_INTERVAL_S
+"""How long a report of what queues holds: then the scheduler that sent it is dead, or hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,7 @@ class QueueLimit:
         self._max_queued = max_queued
         self._urgent_reserve = urgent_reserve
         self._num_elsewhere = 0
+        self._known_until_s = -math.inf
         # Clients may give several requests the same name.
         self._generations: dict[str, list[Generation]] = {}
         self._starts_s: deque[float] = deque(maxlen=NUM_STARTS)
@@ -111,7 +118,7 @@ class QueueLimit:
         num_own = ticket.num_reserved + ticket.num_begun
         num_others = self.num_waiting - num_own
         num_asked = num_choices + (0 if ticket.is_new else num_own)
-        if not ticket.has_started and num_others + self._num_elsewhere > 0:
+        if not ticket.has_started and num_others + self._elsewhere(now_s) > 0:
             ticket.refused = self._full(ticket.limit, num_others, num_asked, now_s)
             if ticket.refused is not None:
                 return ticket.refused
@@ -124,9 +131,10 @@ class QueueLimit:
         self._change_reserved(ticket, -ticket.num_reserved)
         ticket.is_new = False
 
-    def on_queuing(self, num_queuing: int) -> None:
+    def on_queuing(self, num_queuing: int, now_s: float) -> None:
         """So many engine requests queue on all instances together."""
         self._num_elsewhere = max(0, num_queuing - self.num_waiting)
+        self._known_until_s = now_s + QUEUING_KNOWN_S
 
     def begin(self, name: str, ticket: Ticket, num_choices: int) -> Generation:
         """The engine requests of this name begin, which were reserved, unless the request has been
@@ -167,8 +175,11 @@ class QueueLimit:
         ticket.num_begun += by
         self.num_waiting += by
 
+    def _elsewhere(self, now_s: float) -> int:
+        return self._num_elsewhere if now_s < self._known_until_s else 0
+
     def _full(self, limit: int | None, num_own: int, num_asked: int, now_s: float) -> Full | None:
-        num_waiting = num_own + self._num_elsewhere
+        num_waiting = num_own + self._elsewhere(now_s)
         if limit is None or num_waiting + num_asked <= limit:
             return None
         return Full(num_waiting, limit, self._retry_after_s(num_waiting, now_s), num_asked)

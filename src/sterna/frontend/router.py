@@ -262,7 +262,7 @@ class Router:
         self._metrics.count_sent_again(self._num_sent_again)
         self._num_sent_again = 0
         self._push(encode_cluster_stats(stats))
-        self._queue.on_queuing(sum(each.num_queuing for each in stats.instances))
+        self._queue.on_queuing(sum(each.num_queuing for each in stats.instances), _now_s())
 
     def on_membership(self, membership: Membership) -> None:
         """Learn who is there; whoever was and is not is dead for good."""

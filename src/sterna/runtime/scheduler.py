@@ -12,6 +12,7 @@ from sterna.mailbox import Mailbox
 from sterna.messages import (
     HEARTBEAT_INTERVAL_S,
     SCHEDULER_NAME,
+    STATS_INTERVAL_S,
     AdminReply,
     Heartbeat,
     ListInstances,
@@ -24,9 +25,6 @@ from sterna.scheduler_core import SchedulerCore, SchedulerEffect
 from sterna.sending import KeepOnly, ToMailbox, Unexpected
 
 logger = logging.getLogger(__name__)
-
-STATS_INTERVAL_S = 1.0
-"""Time between two reports for the front ends' metrics."""
 
 
 class Scheduler:
