@@ -9,6 +9,8 @@ than left to wait: several who wait for each other's last bytes would all wait i
 import asyncio
 import logging
 import sys
+from collections.abc import Callable
+from contextvars import ContextVar
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
@@ -30,6 +32,10 @@ RETRY_AFTER_S = 5
 
 ROOM_AGAIN = 0.9
 """Of the budget: with less taken, there is room again."""
+
+
+_SHARE: ContextVar["_Share | None"] = ContextVar("sterna_body", default=None)
+# Of the request that is being answered.
 
 
 class BodyLimit:
@@ -70,6 +76,7 @@ class BodyLimit:
             await self._app(scope, replaying(b"", receive), send)
             return
         share = _Share(self)
+        previous = _SHARE.set(share)
         try:
             replayed = await self._read(scope, receive, share)
             if replayed is not None:
@@ -96,7 +103,9 @@ class BodyLimit:
                 f"the body was not there after {self._timeout_s:g} s",
             )
         finally:
-            share.give_back()
+            _SHARE.reset(previous)
+            if not share.is_kept:
+                share.give_back()
         await answer(scope, receive, send)
 
     async def _read(self, scope: Scope, receive: Receive, share: "_Share") -> Receive | None:
@@ -146,11 +155,16 @@ class BodyLimit:
 
 
 class _Share:
-    """Of the budget, what one body has."""
+    """Of the budget, what one body has.
+
+    Attributes:
+        is_kept: the body is needed when its client has gone, too.
+    """
 
     def __init__(self, limit: BodyLimit) -> None:
         self._limit = limit
         self.num_bytes = 0
+        self.is_kept = False
 
     def take(self, num_bytes: int) -> None:
         """See `BodyLimit`."""
@@ -170,6 +184,16 @@ class _Share:
             await send(message)
 
         return send_on
+
+
+def keep_body() -> Callable[[], None]:
+    """The body of the request that is being answered is needed when its client has gone, too;
+    returns what is to be called when the answer begins, or nobody needs it any more."""
+    share = _SHARE.get()
+    if share is None:
+        return lambda: None
+    share.is_kept = True
+    return share.give_back
 
 
 class _TooLargeError(Exception):

@@ -1,6 +1,7 @@
 """Clients that leave a stream and read it on, on a real ASGI application."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
 from typing import Any
@@ -12,6 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from sterna.classes import ApiKey
+from sterna.frontend.bodies import BodyLimit
 from sterna.frontend.keys import ApiKeys
 from sterna.frontend.resumable.middleware import ResumableStreams
 from tests.frontend.resumable.connection import PATH, Connection
@@ -254,6 +256,40 @@ def test_what_nobody_can_read_is_left_to_the_application() -> None:
         scope = {"type": "http", "method": "POST", "path": PATH, "headers": []}
         await ResumableStreams(app, 60.0, 1 << 20)(scope, receive, send)
         assert read == [deep]
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_body_has_its_share_of_all_bodies_until_its_answer_begins(begins: bool) -> None:
+    """Also when its client has gone: the answer is generated on, from the body."""
+
+    async def scenario() -> None:
+        reached, gone, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        num_bytes: list[int] = []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            reached.set()
+            if begins:
+                await gone.wait()
+                num_bytes.append(limited.num_waiting_bytes)
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                num_bytes.append(limited.num_waiting_bytes)
+            else:
+                # Nobody has come back.
+                assert (await receive())["type"] == "http.disconnect"
+                num_bytes.append(limited.num_waiting_bytes)
+            ended.set()
+
+        limited = BodyLimit(ResumableStreams(app, 0.01, 1 << 20), 1 << 20, HANG_S)
+        client = Connection(limited, stream(1), [])
+        await reached.wait()
+        await client.leave()
+        gone.set()
+        await ended.wait()
+        num_bytes.append(limited.num_waiting_bytes)
+        assert num_bytes == [len(json.dumps(stream(1))), *[0] * (len(num_bytes) - 1)]
 
     played(scenario)
 

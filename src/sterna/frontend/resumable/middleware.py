@@ -29,7 +29,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sterna.frontend.bodies import replaying
+from sterna.frontend.bodies import keep_body, replaying
 from sterna.frontend.error_response import error_response
 from sterna.frontend.keys import ApiKeys
 from sterna.frontend.resumable.event_log import EventLogs
@@ -166,6 +166,7 @@ class ResumableStreams:
         MutableHeaders(scope=named)[REQUEST_ID] = request_id
         run = self._runs[request_id] = Run(request_id, log, int(_wall_s()))
         run.has_replica = self._exchange is not None and self._path(scope) in REPLICATED_PATHS
+        run.on_begun = keep_body()
         on_let_in = partial(self._on_let_in, run, named, body)
         run.task = asyncio.create_task(self._generate(run, named, body, on_let_in))
         async with self._following(run, receive) as gone:
@@ -185,6 +186,7 @@ class ResumableStreams:
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 run.start, run.is_stream = message, is_event_stream(message)
+                run.on_begun()
             elif not run.is_stream:
                 run.plain.append(message)
             elif self._runs.get(run.request_id) is run:
@@ -204,6 +206,7 @@ class ResumableStreams:
 
     def _on_over(self, run: Run) -> None:
         run.is_over = True
+        run.on_begun()
         run.horizon.on_over(len(run.log.events))
         self._end_turn(run)
         # Another stream may have its id by now.

@@ -1,6 +1,7 @@
 """An answer that is generated once and read by whoever follows it."""
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
@@ -22,6 +23,7 @@ class Run:
         record: of a stream that was taken over, until it goes on.
         has_replica: whether another front end is told of it, once it is let in.
         task: that generates it.
+        on_begun: called when its answer begins, or never will.
         start: the head of the answer, when it is there.
         is_stream: whether the answer is one of events; an error is not.
         plain: the messages behind it, where the answer is no stream.
@@ -41,6 +43,7 @@ class Run:
         self.horizon = Horizon(is_taken_over=record is not None)
         self.has_replica = False
         self.task: asyncio.Task[None] | None = None
+        self.on_begun: Callable[[], None] = lambda: None
         self.start: Message | None = None
         self.plain: list[Message] = []
         self.is_stream = False
