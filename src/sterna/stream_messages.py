@@ -164,7 +164,8 @@ class PartsTaken(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopReading(msgspec.Struct, frozen=True, tag=True):
-    """Front end -> holder: the client has gone."""
+    """Front end -> holder: the client has gone. Or -> who was asked, and has a replica, or has not
+    answered yet: the stream is not looked for any more."""
 
     sender: FrontendId
     query_id: int

@@ -158,8 +158,9 @@ class Reading:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody reads, or looks for something, through this front end."""
-        return not self._looking and not self._passing
+        """Whether nobody reads, or looks for something, through this front end, or hopes to find it
+        here."""
+        return not self._looking and not self._passing and self._searches.is_idle
 
     # --------------------------------------------------------------------- its own clients
 

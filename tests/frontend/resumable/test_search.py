@@ -52,7 +52,7 @@ def test_a_stream_of_which_there_is_a_replica_is_waited_for(has_replica: bool) -
     search = searched(A, has_replica=has_replica)
     search.on_answer(A, NOTHING if has_replica else REPLICA)
     assert search.outcome is None
-    assert search.replicas == ([] if has_replica else [A])
+    assert search.hoped_for == ([] if has_replica else [A])
     search.on_answer(A, STREAM)
     assert search.outcome == A
 
@@ -63,7 +63,7 @@ def test_a_holder_or_a_replica_dies_with_who_has_it() -> None:
     search.on_answer(B, STREAM)
     search.on_frontends([C])
     assert search.outcome is NotFound.ASK_AGAIN
-    assert search.replicas == []
+    assert search.hoped_for == []
 
 
 def test_who_was_told_of_a_replica_is_told_when_it_has_become_the_stream() -> None:
@@ -90,3 +90,31 @@ def test_who_looks_no_more_says_so_to_those_that_have_a_replica() -> None:
     assert searches.outcome(number) is None
     assert searches.end(number) == [ToFrontend(B, StopReading(A, number))]
     assert not searches.on_found(StreamFound(B, number, STREAM))
+
+
+def test_whose_replica_is_heard_of_too_late_hears_that_nobody_looks_any_more() -> None:
+    """B, which has the stream, answers first; that C has the replica comes behind the end."""
+    searches = {each: Searches(each) for each in (A, B, C)}
+    for each in searches.values():
+        each.on_frontends([A, B, C])
+    number, messages = searches[A].begin("tern", b"owner", has_replica=False)
+    answers = {}
+    for to, query in ((each.frontend_id, each.message) for each in messages):
+        assert isinstance(query, FindStream)
+        answer = searches[to].on_find(query, has_stream=to == B, has_replica=to == C)
+        assert isinstance(answer.message, StreamFound)
+        answers[to] = answer.message
+    assert searches[A].on_found(answers[B])
+    assert searches[A].end(number) == [ToFrontend(C, StopReading(A, number))]
+    assert not searches[A].on_found(answers[C])
+    assert not searches[C].is_idle
+    searches[C].on_stop(A, number)
+    assert all(each.is_idle for each in searches.values())
+
+
+def test_who_has_died_unheard_is_not_told_of_the_end() -> None:
+    searches = Searches(A)
+    searches.on_frontends([A, B, C])
+    number, _ = searches.begin("tern", b"owner", has_replica=False)
+    searches.on_frontends([A, C])
+    assert searches.end(number) == [ToFrontend(C, StopReading(A, number))]

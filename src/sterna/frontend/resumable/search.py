@@ -48,9 +48,9 @@ class Search:
         return None if is_open else NotFound.NOWHERE
 
     @property
-    def replicas(self) -> list[FrontendId]:
-        """Others that have a replica."""
-        return sorted(each for each in self._replicas if each is not None)
+    def hoped_for(self) -> list[FrontendId]:
+        """Others that have a replica, or may be about to say so: they remember who looks on."""
+        return sorted(each for each in self._replicas | self._unanswered if each is not None)
 
     def on_answer(self, sender: FrontendId, finding: Finding) -> None:
         """A front end says what it has; its newest answer counts."""
@@ -67,6 +67,7 @@ class Search:
     def on_frontends(self, live: Iterable[FrontendId]) -> None:
         """These front ends live; others are dead for good."""
         live = set(live)
+        self._unanswered &= live
         self._has_one_died = self._has_one_died or not self._others <= live
         self._replicas &= {None, *live}
         if self._holder not in live:
@@ -91,6 +92,11 @@ class Searches:
         # Who was told of a replica, and looks on.
         self._hopeful: dict[tuple[FrontendId, int], tuple[str, bytes]] = {}
         self._next_id = 1
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody looks for anything here, or hopes for more from here."""
+        return not self._searches and not self._hopeful
 
     def next_id(self) -> int:
         """Return a number that no other query of this front end has."""
@@ -130,7 +136,7 @@ class Searches:
     def end(self, query_id: int) -> list[ToFrontend]:
         """Look no more; returns what is to be said."""
         stop = StopReading(self._frontend_id, query_id)
-        return [ToFrontend(each, stop) for each in self._searches.pop(query_id).replicas]
+        return [ToFrontend(each, stop) for each in self._searches.pop(query_id).hoped_for]
 
     # -------------------------------------------------------------------- those of others
 
