@@ -1,10 +1,22 @@
 """Streams that are read on at another front end than the one that began them."""
 
 import asyncio
+import itertools
+from collections.abc import Callable
 
 import pytest
 
-from sterna.stream_messages import KeepStream, ReadStream, StopReading
+from sterna.stream_messages import (
+    AnswerPart,
+    AnswerStart,
+    FindStream,
+    KeepStream,
+    PartsTaken,
+    ReadStream,
+    StopReading,
+    StreamFound,
+    StreamMessage,
+)
 from sterna.types import FrontendId
 from tests.frontend.resumable.front_ends import (
     CREATED_S,
@@ -150,6 +162,91 @@ def test_a_long_answer_passes_through_in_pieces(monkeypatch: pytest.MonkeyPatch)
         client = Client(cluster[1], 3)
         await until_over(cluster, client)
         assert first.events + client.events == expected(50)
+
+    played(scenario)
+
+
+def test_many_events_are_more_than_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sterna.frontend.resumable.runs.EVENTS_AT_ONCE", 4)
+
+    async def scenario() -> None:
+        cluster = Cluster()
+        whole = Client(cluster[0])
+        await until_over(cluster, whole)
+        again = Client(cluster[1], 0)
+        await again.task
+        assert again.events == whole.events == expected(8)
+        parts = [each for each in cluster.messages if isinstance(each, AnswerPart)]
+        assert len(parts) == 4, "4, 4 and 1 event, and the end"
+
+    played(scenario)
+
+
+def refusing(kind: type[StreamMessage], first: int = 1) -> Callable[[StreamMessage], bool]:
+    """The mailbox refuses three times to send messages of this kind, from the first one on; for
+    answers' parts, 0 is the last one."""
+    attempts = itertools.count(1)
+
+    def is_full(message: StreamMessage) -> bool:
+        if not isinstance(message, kind) or (first == 0 and not message.is_last):
+            return False
+        return next(attempts) in range(max(first, 1), max(first, 1) + 3)
+
+    return is_full
+
+
+def _is_last(message: StreamMessage) -> bool:
+    return isinstance(message, AnswerPart) and message.is_last
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [
+        (FindStream, 1),
+        (StreamFound, 1),
+        (ReadStream, 1),
+        (AnswerStart, 1),
+        (AnswerPart, 1),
+        (AnswerPart, 2),
+        (AnswerPart, 0),
+        (PartsTaken, 2),
+    ],
+)
+def test_what_a_mailbox_refuses_is_said_later_and_nothing_before_it(
+    kind: type[StreamMessage], first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sterna.frontend.resumable.insisting.AGAIN_S", 0.001)
+    monkeypatch.setattr("sterna.frontend.resumable.relays.WINDOW_BYTES", 100)
+
+    async def scenario() -> None:
+        cluster = Cluster(2)
+        first_client = await begun(cluster, 3, num=12)
+        cluster.is_full = refusing(kind, first)
+        client = Client(cluster[1], 3, num=12)
+        for number in range(1, 11):
+            # Each event is a part of its own, and the last part has none.
+            cluster.bring()
+            await client.until(number)
+        await client.task
+        assert client.status == 200
+        assert first_client.events + client.events == expected(12)
+
+    played(scenario)
+
+
+def test_a_reader_that_leaves_is_forgotten_when_its_mailbox_refuses_to_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sterna.frontend.resumable.insisting.AGAIN_S", 0.001)
+
+    async def scenario() -> None:
+        cluster = Cluster(window_s=0.05)
+        await begun(cluster, 1, num=1000)
+        client = Client(cluster[2], 1)
+        await cluster.heard(AnswerStart, sender=0)
+        cluster.is_full = refusing(StopReading)
+        await client.leave()
+        await cluster[0].freed.wait()
 
     played(scenario)
 

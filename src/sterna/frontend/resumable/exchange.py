@@ -11,10 +11,11 @@ from typing import Protocol
 
 from starlette.types import Receive, Send
 
+from sterna.frontend.resumable.insisting import SendTo
 from sterna.frontend.resumable.pacing import Pacing
 from sterna.frontend.resumable.pacing_effects import Begun, CaughtUp, Hand, Parted, RunAgain
 from sterna.frontend.resumable.records import Record
-from sterna.frontend.resumable.relays import Reading, RelayMessage, Relays, SendTo
+from sterna.frontend.resumable.relays import Reading, RelayMessage, Relays
 from sterna.frontend.resumable.replicas import Replicas, buddy_of
 from sterna.frontend.resumable.telling import ToBuddy
 from sterna.stream_messages import ReplicaMessage, ReplicasKept, StreamHead, StreamMessage

@@ -7,13 +7,14 @@ its client has got.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Protocol
 
 from starlette.types import Message, Receive, Send
 
 from sterna.frontend.resumable.event_log import last_number
+from sterna.frontend.resumable.insisting import Insisting, SendTo
 from sterna.frontend.resumable.runs import until_gone
 from sterna.frontend.resumable.search import NotFound, Searches, ToFrontend
 from sterna.stream_messages import (
@@ -24,7 +25,6 @@ from sterna.stream_messages import (
     ReadStream,
     StopReading,
     StreamFound,
-    StreamMessage,
 )
 from sterna.types import FrontendId
 
@@ -39,9 +39,6 @@ WINDOW_BYTES = 1 << 20
 RelayMessage = (
     FindStream | StreamFound | ReadStream | AnswerStart | AnswerPart | PartsTaken | StopReading
 )
-
-SendTo = Callable[[FrontendId, StreamMessage, Sequence[bytes]], bool]
-"""Sends to another front end; False: it lives, and cannot be sent to."""
 
 
 class Streams(Protocol):
@@ -86,7 +83,8 @@ class Relays:
     def __init__(self, frontend_id: FrontendId, streams: Streams, send_to: SendTo) -> None:
         self._frontend_id = frontend_id
         self._streams = streams
-        self._send_to = send_to
+        # Of what it holds, answers are bounded by WINDOW_BYTES, and the rest is small.
+        self._sending = Insisting(send_to)
         self._live: tuple[FrontendId, ...] = ()
         self._searches = Searches(frontend_id)
         # Of each search that is under way: set when something has changed.
@@ -151,15 +149,13 @@ class Relays:
 
     def close(self) -> None:
         """Answer nobody any more."""
+        self._sending.close()
         for task in self._tasks:
             task.cancel()
 
-    def _say(self, frontend_id: FrontendId, message: StreamMessage) -> None:
-        self._send_to(frontend_id, message, ())
-
     def _say_all(self, messages: Iterable[ToFrontend]) -> None:
         for each in messages:
-            self._say(each.frontend_id, each.message)
+            self._sending.send(each.frontend_id, each.message)
 
     # -------------------------------------------------------------------- reading elsewhere
 
@@ -238,14 +234,16 @@ class Relays:
         answer: asyncio.Queue[Message | None] = asyncio.Queue()
         self._answers[query_id] = holder, answer
         num_taken = 0
-        self._say(holder, ReadStream(self._frontend_id, query_id, stream_id, owner, client.last))
+        self._sending.send(
+            holder, ReadStream(self._frontend_id, query_id, stream_id, owner, client.last)
+        )
         try:
             while True:
                 coming = asyncio.create_task(answer.get())
                 await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if not coming.done():
                     coming.cancel()
-                    self._say(holder, StopReading(self._frontend_id, query_id))
+                    self._sending.send(holder, StopReading(self._frontend_id, query_id))
                     return True
                 message = coming.result()
                 if message is None:
@@ -255,7 +253,7 @@ class Relays:
                     if not message["more_body"]:
                         return True
                     num_taken += len(message["body"])
-                    self._say(holder, PartsTaken(self._frontend_id, query_id, num_taken))
+                    self._sending.send(holder, PartsTaken(self._frontend_id, query_id, num_taken))
         finally:
             del self._answers[query_id]
 
@@ -283,11 +281,11 @@ class Relays:
             if message["type"] == "http.response.start":
                 headers = tuple((bytes(name), bytes(value)) for name, value in message["headers"])
                 start = AnswerStart(self._frontend_id, query_id, message["status"], headers)
-                self._say(asker, start)
+                self._sending.send(asker, start)
                 return
             body = bytes(message.get("body", b""))
             is_last = not message.get("more_body", False)
-            self._send_to(asker, AnswerPart(self._frontend_id, query_id, is_last), [body])
+            self._sending.send(asker, AnswerPart(self._frontend_id, query_id, is_last), [body])
             reader.num_sent += len(body)
             while reader.num_sent - reader.num_taken > WINDOW_BYTES and not reader.gone.is_set():
                 reader.room.clear()

@@ -14,6 +14,9 @@ from sterna.stream_messages import StreamHead
 REQUEST_ID = "X-Request-Id"
 LAST_EVENT_ID = "Last-Event-ID"
 
+EVENTS_AT_ONCE = 1024
+"""Go out together: no more than a message to another front end can hold."""
+
 
 class Run:
     """An answer that is being generated, or was.
@@ -75,8 +78,7 @@ class Run:
                 await send(_with_id(self.start, self.request_id))
             if self.is_stream:
                 while num_known < len(self.log.events) and not gone.done():
-                    # All that is there goes out at once.
-                    events = self.log.events[num_known:]
+                    events = self.log.events[num_known : num_known + EVENTS_AT_ONCE]
                     num_known += len(events)
                     self.horizon.on_told(num_known)
                     await send(_content(b"".join(events)))
