@@ -55,7 +55,7 @@ class FrontEnd:
         self.mailbox = Mailbox("127.0.0.1")
         self.cluster = ScriptedCluster(self.mailbox.address)
         model = ["serve", str(small_model()), "--served-model-name", "small"]
-        tools = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+        tools = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-scale-out"]
         own = ["--port", str(port), "--frontends", "2", "--max-model-len", "2048"]
         args = parse([*model, *tools, *own])
         self.server = FrontendServer(frontend_id, args, CONFIG, self.mailbox, ready_response())
@@ -312,3 +312,45 @@ def test_a_stream_goes_on_elsewhere_with_the_events_of_an_undisturbed_one(
     undisturbed, broken = outcomes[name, num_known]
     assert undisturbed[-1].endswith("data: [DONE]")
     assert broken == undisturbed
+
+
+NOT_REPLICATED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "messages": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 100}, "message_stop"),
+    "tokens": (
+        "/inference/v1/generate",
+        {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 100}},
+        "data: [DONE]",
+    ),
+}
+"""The path, the body, and what the last event says."""
+
+
+@pytest.mark.parametrize("name", NOT_REPLICATED)
+def test_a_stream_of_which_there_is_no_replica_is_read_on_too(
+    loop: asyncio.AbstractEventLoop, ends: tuple[FrontEnd, FrontEnd], name: str
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(small_model())
+    said = Said(lambda text: tokenizer.encode(text, add_special_tokens=False), None)
+    path, body, end = NOT_REPLICATED[name]
+    first, _ = ends
+
+    async def scenario() -> None:
+        known: list[str] = []
+        async with stream(first, path, body, f"left-{name}") as events:
+            await speak(first, f"left-{name}", said, 1, WORDS, 1000)
+            async for each in events:
+                known.append(each)
+                break
+        async with stream(first, path, body, f"left-{name}", last=1) as events:
+            known += [each async for each in events]
+        assert [each.split("\n")[0] for each in known] == [
+            f"id: {number}" for number in range(1, len(known) + 1)
+        ]
+        assert len(known) > 1
+        assert end in known[-1]
+        async with stream(first, path, body, f"left-{name}", last=0) as events:
+            assert known == [each async for each in events]
+
+    loop.run_until_complete(within(scenario()))

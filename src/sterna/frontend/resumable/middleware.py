@@ -51,10 +51,18 @@ from sterna.frontend.resumable.runs import (
 
 logger = logging.getLogger(__name__)
 
-PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+PATHS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/inference/v1/generate",
+    }
+)
 
 REPLICATED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""The events of others have random ids, which would be others after a death."""
+"""The events of others have, or may have, random ids, which would be others after a death."""
 
 NUM_RUN_AGAIN = 8
 """Streams of a dead front end that come to their events again at the same time: this front end's
