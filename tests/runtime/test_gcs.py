@@ -1,6 +1,7 @@
 """Ray's GCS where each new one dies, as on a full disk."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from sterna.runtime.gcs import RESTART_DELAYS_S, SHORT_LIFE_S, Gcs
+from sterna.runtime.gcs import DEAF_TIMEOUT_S, RESTART_DELAYS_S, SHORT_LIFE_S, Gcs
 
 DELAYS_S = RESTART_DELAYS_S[1:]
 
@@ -22,6 +23,8 @@ class Node:
         self.all_processes: dict[str, list[Any]] = {}
         self.num_starts = 0
         self.refusal: OSError | None = None
+        self.door = socket.create_server(("127.0.0.1", 0))
+        self.gcs_address = f"127.0.0.1:{self.door.getsockname()[1]}"
         self.start_gcs_server()
 
     def start_gcs_server(self) -> None:
@@ -48,6 +51,10 @@ class Node:
         self.process.kill()
         self.process.communicate()
 
+    def close(self) -> None:
+        """It lives, and takes no connections, as Ray's does after SIGTERM."""
+        self.door.close()
+
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
@@ -55,6 +62,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     monkeypatch.setattr(ray._private.worker, "_global_node", node)
     yield node
     node.end()
+    node.close()
 
 
 def test_a_gcs_that_dies_is_started_again_at_once(node: Node) -> None:
@@ -84,6 +92,25 @@ def test_one_that_dies_soon_after_each_start_is_started_ever_later(
     # What is there again for long has come up.
     node.kill()
     assert gcs.keep_up(now_s + SHORT_LIFE_S + 1.0)
+
+
+def test_one_that_lives_and_takes_no_connections_is_ended_and_started_again(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    gcs, now_s = Gcs(), 100.0
+    assert not gcs.keep_up(now_s)
+    node.close()
+    now_s += DEAF_TIMEOUT_S
+    process = node.process
+    assert gcs.keep_up(now_s)
+    assert process.poll() is not None
+    assert "takes no connections" in caplog.text
+    # The next one has as long to begin.
+    assert not gcs.keep_up(now_s + DEAF_TIMEOUT_S - 1.0)
+    assert node.process.poll() is None
+    now_s += DEAF_TIMEOUT_S
+    assert not gcs.keep_up(now_s)
+    assert gcs.keep_up(now_s + DELAYS_S[0])
 
 
 def test_one_that_cannot_be_started_is_tried_again(

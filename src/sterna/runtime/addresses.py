@@ -38,6 +38,11 @@ def is_gcs_up() -> bool:
     """Whether Ray's GCS listens. Who asks for an actor where it does not is held up for a minute,
     with all that is to be done beside."""
     address: str = ray.get_runtime_context().gcs_address
+    return is_listening(address)
+
+
+def is_listening(address: str) -> bool:
+    """Whether somebody takes connections at this host and port."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), GCS_TIMEOUT_S).close()

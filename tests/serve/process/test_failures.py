@@ -61,8 +61,8 @@ copy_time:
   block_s: 0.0002
   stage_s: 0.004
 """
-DRIVER = "sterna.runtime.driver"
-MANAGERS = ("ray::_ClusterActor", DRIVER, "gcs_server")
+DRIVER, GCS = "sterna.runtime.driver", "gcs_server"
+MANAGERS = ("ray::_ClusterActor", DRIVER, GCS)
 
 ENDLESS_PROMPT = "terns " * 400
 """Its first step takes a minute: to who looks at it, the engine hangs."""
@@ -253,8 +253,8 @@ def has_so_many_more(stream: Iterator[Any], num_chunks: int = 50) -> bool:
     ("what", "number"),
     [
         *itertools.product(MANAGERS, (signal.SIGKILL, signal.SIGSTOP)),
-        # Which does not end the other two.
-        (DRIVER, signal.SIGTERM),
+        # The supervisor works on.
+        *itertools.product((DRIVER, GCS), (signal.SIGTERM,)),
     ],
     ids={signal.SIGKILL: "killed", signal.SIGSTOP: "stopped", signal.SIGTERM: "terminated"}.get,
 )
