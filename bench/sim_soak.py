@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from bench.command import ended, positive
 from bench.jobs import INTERRUPTED, Stop, workers
 from bench.sim_code import code_of_seeds
 from bench.sim_progress import Progress
-from sterna.hostile.faults import FaultPlan
+from sterna.hostile.faults import LINKS_ONLY, FaultPlan
 from sterna.hostile.run import Result, run_seed
 
 SEEDS = 100_000
@@ -41,8 +42,11 @@ UNFINISHED = results_io.ROOT / ".cache" / "bench" / "sim_soak.json"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the seeds, or show one."""
-    options = _parser().parse_args(argv)
-    plan = FaultPlan(overlap=options.overlap)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.links_only and options.replay is None:
+        parser.error("--links-only goes with --replay")
+    plan = replace(LINKS_ONLY if options.links_only else FaultPlan(), overlap=options.overlap)
     if options.replay is not None:
         return _replay(options.replay, plan, options.trace)
     exit_code = 0
@@ -77,6 +81,11 @@ def _parser() -> argparse.ArgumentParser:
         "--overlap", action="store_true", help="break a component while another is down"
     )
     parser.add_argument("--replay", type=int, metavar="SEED", help="show this one and end")
+    parser.add_argument(
+        "--links-only",
+        action="store_true",
+        help="with --replay: cut links, and break nothing else (tests/hostile/test_leases.py)",
+    )
     parser.add_argument(
         "--planted", action="store_true", help="after how many seeds planted mistakes are found"
     )

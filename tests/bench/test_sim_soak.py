@@ -17,6 +17,7 @@ from bench.sim_planted import markdown
 from bench.sim_progress import Progress
 from bench.sim_soak import main
 from sterna.errors import ConfigurationError
+from sterna.hostile.faults import LINKS_ONLY
 from sterna.hostile.run import Result, run_seed
 
 
@@ -25,6 +26,18 @@ def test_a_seed_is_shown_again_to_the_same_event(capsys: pytest.CaptureFixture[s
     result = run_seed(3)
     shown = capsys.readouterr().out
     assert f"seed 3: {result.num_events} events, digest {result.digest}" in shown
+
+
+def test_a_seed_is_shown_again_with_nothing_but_links_cut(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--replay", "3", "--links-only"]) == 0
+    result = run_seed(3, LINKS_ONLY)
+    shown = capsys.readouterr().out
+    assert result.digest != run_seed(3).digest
+    assert f"seed 3: {result.num_events} events, digest {result.digest}" in shown
+    with pytest.raises(SystemExit):
+        main(["--seeds", "1", "--links-only"])
 
 
 def of_seed(seed: int, violation: str | None = None) -> Result:

@@ -2,11 +2,13 @@
 then is looked at in all seeds, and here, that it happens at all."""
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
-from sterna.hostile.faults import Fault, FaultPlan
+from sterna.hostile.faults import LINKS_ONLY
 from sterna.hostile.links import CUTS
 from sterna.hostile.run import Result, nodes_of, run_seed
+from tests.hostile.replay import said
 
 NUM_SEEDS = 12
 
@@ -14,7 +16,7 @@ NUM_SEEDS = 12
 @cache
 def results(*how_long: str, interval_s: float = 0.06) -> list[Result]:
     """Of some clusters on several nodes, where nothing but links is cut."""
-    plan = FaultPlan((Fault.CUT_LINK,), (), (), how_long or tuple(CUTS), interval_s)
+    plan = replace(LINKS_ONLY, cuts=how_long or tuple(CUTS), interval_s=interval_s)
     seeds = [each for each in range(200) if nodes_of(each)[0] > 1]
     return [run_seed(each, plan) for each in seeds[:NUM_SEEDS]]
 
@@ -35,7 +37,7 @@ def test_links_are_cut_for_shorter_and_longer_than_a_lease() -> None:
 
 def test_no_promise_is_broken_by_links_that_are_cut() -> None:
     for each in results():
-        assert each.violation is None, f"seed {each.seed}: {each.violation}"
+        assert each.violation is None, said(each, "--links-only")
 
 
 def test_who_is_cut_off_for_much_longer_than_a_lease_ends_by_itself() -> None:

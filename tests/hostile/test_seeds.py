@@ -7,18 +7,12 @@ from collections import Counter
 
 import pytest
 
-from sterna.hostile.run import Result, has_streams, run_seed
+from sterna.hostile.run import has_streams, run_seed
+from tests.hostile.replay import said
 
 NUM_BATCHES = 5
 SEEDS_A_BATCH = 50
 NUM_SEEDS_OF_STREAMS = 100
-
-
-def said(result: Result) -> str:
-    """What whoever sees the failure needs to know."""
-    trace = "\n".join(result.trace[-40:])
-    command = f"python -m bench.sim_soak --replay {result.seed}"
-    return f"seed {result.seed}: {result.violation}\n{result.where}{trace}\n{command}"
 
 
 @pytest.mark.parametrize("batch", range(NUM_BATCHES))

@@ -106,6 +106,10 @@ class FaultPlan:
     overlap: bool = False
 
 
+LINKS_ONLY = FaultPlan((Fault.CUT_LINK,), (), ())
+"""Nothing but links is cut, which shows what leases alone do."""
+
+
 class Adversary:
     """Breaks things until `until_s`."""
 
