@@ -3,7 +3,8 @@
 Every token is a number of its own, and the world remembers which tokens its instance had when it
 came to it. A stream is right when each token was said behind exactly those that the client had
 before: no token is missing, repeated or of another continuation. At the end, when all is told,
-every request has ended once, and no instance holds any.
+every request has ended once, and no instance holds any. A request fails only by a death that
+found it before it had brought enough tokens since another one had, and alone.
 
 Instances are emptied, too: one that ends in good order takes nothing along that the front end has
 not heard, and when all is told each of them may end.
@@ -22,6 +23,7 @@ from sterna.emptying import Emptying
 from sterna.engine.payload_parts import token_ids_of
 from sterna.frontend.core import FrontendCore
 from sterna.frontend.effects import Deliver, Effect, Fail, Failure, SendAgain, ToInstance
+from sterna.frontend.histories import PROGRESS_TOKENS
 from sterna.messages import (
     AbortRequests,
     AddRequest,
@@ -77,7 +79,12 @@ class World(RuleBasedStateMachine):
         super().__init__()
         self.now_s = 0.0
         self.version = 0
-        self.num_deaths = 0
+        self.died: set[InstanceId] = set()
+        # Of each attempt the instances that have had it; of each request its newest attempt, and
+        # how many tokens it had when it was last sent again behind a dead instance.
+        self.hosts: dict[RequestId, set[InstanceId]] = {}
+        self.newest: dict[RequestId, RequestId] = {}
+        self.num_at_death: dict[RequestId, int] = {}
         self.numbers = itertools.count(1)
         self.names = (InstanceId(f"i{number}") for number in itertools.count())
         self.live: dict[InstanceId, Simulated] = {}
@@ -94,9 +101,12 @@ class World(RuleBasedStateMachine):
     # ---------------------------------------------------------------------------- front end
 
     def carry_out(self, effects: list[Effect]) -> None:
+        assert sum(isinstance(each, Fail) for each in effects) <= 1, "one death has one culprit"
         for effect in effects:
             match effect:
                 case ToInstance(instance_id, message):
+                    if isinstance(message, AddRequest):
+                        self.hosts.setdefault(message.request_id, set()).add(instance_id)
                     if instance_id in self.live:
                         self.live[instance_id].inbox.append(message)
                 case Deliver(request_id, payload, num_repeated, is_finished):
@@ -112,12 +122,22 @@ class World(RuleBasedStateMachine):
                 case Fail(request_id, failure):
                     assert request_id not in self.ended, "a request ended twice"
                     assert failure is Failure.KILLED_INSTANCES, failure
-                    assert self.num_deaths >= 2
+                    assert self.has_died(request_id), "it is judged by the death of others"
+                    num_since = len(self.streams[request_id]) - self.num_at_death[request_id]
+                    assert num_since < PROGRESS_TOKENS, "it is above suspicion"
                     self.ended[request_id] = "failed"
-                case SendAgain(request_id, _, num_tokens):
+                case SendAgain(request_id, attempt_id, num_tokens):
                     assert num_tokens == len(self.streams[request_id])
+                    if self.has_died(request_id):
+                        self.num_at_death[request_id] = num_tokens
+                    self.newest[request_id] = attempt_id
                 case other:
                     raise AssertionError(f"unexpected {other}")
+
+    def has_died(self, request_id: RequestId) -> bool:
+        """Whether an instance has died that had the request's newest attempt."""
+        attempt_id = self.newest.get(request_id, request_id)
+        return not self.hosts.get(attempt_id, set()).isdisjoint(self.died)
 
     @precondition(lambda self: len(self.streams) < MAX_REQUESTS)
     @rule()
@@ -263,6 +283,7 @@ class World(RuleBasedStateMachine):
     def adopt(self, source: InstanceId, destination: InstanceId, attempt_id: RequestId) -> None:
         running = self.live[source].held[attempt_id]
         self.live[destination].held[attempt_id] = Running(list(running.token_ids))
+        self.hosts[attempt_id].add(destination)
         moved = RequestsMoved(destination, (attempt_id,), (len(running.token_ids),), 0)
         self.live[destination].outbox.append((moved, []))
         self.live[destination].emptying.on_told(ME)
@@ -309,12 +330,13 @@ class World(RuleBasedStateMachine):
             return
         running = self.live[source].held[attempt_id]
         self.live[heir].held[attempt_id] = Running(list(running.token_ids))
+        self.hosts[attempt_id].add(heir)
         running.is_suspended, running.heir = True, heir
         for _ in range(num_said):
             if attempt_id in self.live[heir].held:
                 self.say(heir, attempt_id)
         instance = self.dead[heir] = self.live.pop(heir)
-        self.num_deaths += 1
+        self.died.add(heir)
         for _ in range(num_heard):
             for each in (self.live[source], instance):
                 if each.outbox:
@@ -327,7 +349,7 @@ class World(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.live)))
         instance = self.dead[name] = self.live.pop(name)
         del instance.outbox[data.draw(st.integers(0, len(instance.outbox))) :]
-        self.num_deaths += 1
+        self.died.add(name)
 
     # ---------------------------------------------------------------------------- emptying
 

@@ -43,10 +43,22 @@ def test_a_planted_mistake_is_found_soon(name: str) -> None:
     assert violation(named(name), NUM_SEEDS_QUICK) is not None
 
 
-def test_the_violation_says_what_is_wrong() -> None:
-    found = violation(named("the source resumes because nothing was heard"), NUM_SEEDS_QUICK)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("the source resumes because nothing was heard", "has two owners"),
+        ("the instance steps what it was told to end", "and was told to end it"),
+        ("the front end does not stop what nobody waits for", "for which nobody waits"),
+        ("progress does not clear a suspect", "tokens since a death"),
+        ("a request is judged by the first death", "by the first death that found it"),
+        ("a suspect is judged by a death elsewhere", "and no instance has died with it"),
+        ("all suspects of a second death are judged guilty", "are judged guilty at once"),
+    ],
+)
+def test_the_violation_says_what_is_wrong(name: str, said: str) -> None:
+    found = violation(named(name), NUM_SEEDS_QUICK)
     assert found is not None
-    assert "two owners" in found
+    assert said in found
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from sterna.frontend.core import RequestMessage
-from sterna.frontend.effects import Deliver, Fail, SendAgain, ToInstance, ToScheduler
+from sterna.frontend.effects import Deliver, Fail, Failure, SendAgain, ToInstance, ToScheduler
 from sterna.frontend.effects import Effect as FrontendEffect
 from sterna.frontend.names import client_id
 from sterna.hostile.answers import Ask, decode_ask, decode_output, encode, encode_output
@@ -24,11 +24,13 @@ from sterna.instance_core import (
     SetTerminating,
 )
 from sterna.messages import (
+    AbortRequests,
     AddRequest,
     DispatchRequest,
     HeartbeatAnswer,
     Membership,
     MigrationMessage,
+    TokenBatch,
     TokenSpan,
     WireMessage,
 )
@@ -122,7 +124,11 @@ class Actor(Process, ABC):
 
 
 class InstanceProcess(Actor):
-    """An instance: its core and an engine."""
+    """An instance: its core and an engine.
+
+    Attributes:
+        told_to_end: of the requests that its engine has, those that somebody has told it to end.
+    """
 
     def __init__(self, name: str, world: World) -> None:
         super().__init__(name, world)
@@ -133,6 +139,7 @@ class InstanceProcess(Actor):
         # Effects of one migration wait for each other's outcomes, as in `runtime.effects`.
         self._waiting: dict[MigrationId, deque[Effect]] = {}
         self._guard: Guard | None = None
+        self.told_to_end: set[RequestId] = set()
         self.engine.start()
         self._carry_out(self.core.on_tick(self.now_s))
         if world.nodes.is_away(name):
@@ -163,6 +170,9 @@ class InstanceProcess(Actor):
             if self._guard is not None:
                 self._guard.on_answer(message)
             return
+        if isinstance(message, AbortRequests):
+            here = {each.request_id for each in self.engine.core.requests()}
+            self.told_to_end |= here.intersection(message.request_ids)
         self._carry_out(self.core.on_message(message, frames, self.now_s))
 
     def send(self, address: str | None, message: WireMessage, frames: Sequence[bytes] = ()) -> None:
@@ -327,12 +337,44 @@ class FrontendProcess(Actor):
         if isinstance(message, Membership) and not self._on_membership(message):
             return
         if isinstance(message, RequestMessage):
-            self._carry_out(self.core.on_message(message, frames, self.now_s))
+            unawaited = self._unawaited(message)
+            effects = self.core.on_message(message, frames, self.now_s)
+            self._check_told(unawaited, effects)
+            self._carry_out(effects)
         if self.streams is not None:
             if isinstance(message, Membership):
                 self.streams.on_frontends([each.frontend_id for each in message.frontends])
             elif isinstance(message, StreamMessage):
                 self.streams.on_message(message, frames)
+
+    def _unawaited(self, message: RequestMessage) -> set[tuple[InstanceId, RequestId]]:
+        """The attempts of which these are tokens, that go on, and for which no client waits."""
+        if not isinstance(message, TokenBatch):
+            return set()
+        going_on = {each.request_id for each in message.spans if not each.is_finished}
+        is_awaited = self.world.ledger.is_awaited
+        return {(message.instance_id, each) for each in going_on if not is_awaited(each)}
+
+    def _check_told(
+        self,
+        unawaited: set[tuple[InstanceId, RequestId]],
+        effects: Iterable[FrontendEffect],
+    ) -> None:
+        """Whoever steps what no client waits for is told to end it.
+
+        Raises:
+            Violation: it is not.
+        """
+        for effect in effects:
+            match effect:
+                case ToInstance(instance_id, AbortRequests(request_ids)):
+                    unawaited = unawaited - {(instance_id, each) for each in request_ids}
+        if unawaited:
+            instance_id, attempt_id = min(unawaited)
+            raise Violation(
+                f"{instance_id} steps {attempt_id}, for which nobody waits, and {self.name} does "
+                "not tell it to end it"
+            )
 
     def _on_membership(self, membership: Membership) -> bool:
         """As `frontend.peers`: returns whether it is news."""
@@ -393,7 +435,11 @@ class FrontendProcess(Actor):
         if self.world.ledger.on_client_gone(request_id):
             self._carry_out(self.core.on_abort([request_id], self.now_s))
 
-    def _carry_out(self, effects: Iterable[FrontendEffect], *, is_by_time: bool = False) -> None:
+    def _carry_out(self, effects: Sequence[FrontendEffect], *, is_by_time: bool = False) -> None:
+        failures = [each for each in effects if isinstance(each, Fail)]
+        self.world.ledger.on_judgement(
+            [each.request_id for each in failures if each.failure is Failure.KILLED_INSTANCES]
+        )
         for effect in effects:
             self.begin_effect()
             match effect:

@@ -6,7 +6,7 @@ from enum import Enum
 from random import Random
 
 from sterna.frontend.effects import Failure
-from sterna.frontend.histories import ATTEMPT_MARK
+from sterna.frontend.histories import ATTEMPT_MARK, PROGRESS_TOKENS
 from sterna.hostile.answers import EMPTY, Ask, extend, followed
 from sterna.hostile.violations import Violation
 from sterna.types import InstanceId, RequestId
@@ -30,7 +30,10 @@ class Record:
         attempt_id: under which instances know it (`frontend.histories`).
         frontend: the name of its front end's process.
         hosts: instances that have had it.
+        attempt_hosts: those that have had its newest attempt.
         digest: of the tokens that its client has.
+        num_at_death: how many its client had when it was last sent again behind an instance that
+            had died with it; None: it never was.
     """
 
     ask: Ask
@@ -41,6 +44,8 @@ class Record:
     num_tokens: int = 0
     digest: int = EMPTY
     hosts: set[InstanceId] = field(default_factory=set)
+    attempt_hosts: set[InstanceId] = field(default_factory=set)
+    num_at_death: int | None = None
 
 
 class Ledger:
@@ -76,9 +81,12 @@ class Ledger:
             record.digest = extend(record.digest, token_id)
         record.num_tokens = len(token_ids)
 
-    def on_sent(self, request_id: RequestId, instance_id: InstanceId) -> None:
-        """An instance has got the request, or an attempt of it."""
-        self._record(request_id).hosts.add(instance_id)
+    def on_sent(self, attempt_id: RequestId, instance_id: InstanceId) -> None:
+        """An instance has got the attempt."""
+        record = self._record(attempt_id)
+        record.hosts.add(instance_id)
+        if attempt_id == record.attempt_id:
+            record.attempt_hosts.add(instance_id)
 
     def on_sent_again(
         self, request_id: RequestId, attempt_id: RequestId, num_tokens: int, *, is_by_time: bool
@@ -102,10 +110,18 @@ class Ledger:
             )
         if given_up := record.hosts & self.given_up:
             raise Violation(f"{request_id} is sent again, and {min(given_up)} that has it lives")
+        has_died = not record.attempt_hosts.isdisjoint(self.dead_instances)
         may_be_late = is_by_time and not self.is_calm
-        if not may_be_late and not record.hosts & self.dead_instances:
+        if not may_be_late and not has_died:
             raise Violation(f"{request_id} is sent again, and no instance that had it has failed")
-        record.attempt_id = attempt_id
+        if has_died:
+            record.num_at_death = num_tokens
+        record.attempt_id, record.attempt_hosts = attempt_id, set()
+
+    def is_awaited(self, attempt_id: RequestId) -> bool:
+        """Whether the client of this attempt waits for it, and not for a later one."""
+        record = self._record(attempt_id)
+        return record.status is Status.OPEN and record.attempt_id == attempt_id
 
     def on_client_gone(self, request_id: RequestId) -> bool:
         """The client aborts the request; returns whether it had not ended yet."""
@@ -128,8 +144,7 @@ class Ledger:
             Violation: a client waits for one of these requests, which it has.
         """
         for attempt_id in attempt_ids:
-            record = self._record(attempt_id)
-            if record.status is Status.OPEN and record.attempt_id == attempt_id:
+            if self.is_awaited(attempt_id):
                 raise Violation(f"{instance_id} is ended and has {attempt_id}")
 
     def on_engine_abort(self, request_id: RequestId) -> None:
@@ -138,8 +153,7 @@ class Ledger:
         Raises:
             Violation: its client still waits for it.
         """
-        record = self._record(request_id)
-        if record.status is Status.OPEN and record.attempt_id == request_id:
+        if self.is_awaited(request_id):
             raise Violation(f"{request_id} was ended on an instance, and its client waits for it")
 
     def on_tokens(
@@ -179,9 +193,26 @@ class Ledger:
         if record.status is not Status.OPEN:
             raise Violation(f"{request_id} failed after its end: {record.status.value}")
         self._end(record, Status.FAILED)
-        num_deaths = len(record.hosts & self.dead_instances)
-        if failure is not Failure.KILLED_INSTANCES or num_deaths < 2:
+        if failure is not Failure.KILLED_INSTANCES:
             raise Violation(f"{request_id} failed: {failure.value}")
+        if record.attempt_hosts.isdisjoint(self.dead_instances):
+            raise Violation(f"{request_id} is judged guilty, and no instance has died with it")
+        if record.num_at_death is None:
+            raise Violation(f"{request_id} is judged guilty by the first death that found it")
+        num_since = record.num_tokens - record.num_at_death
+        if num_since >= PROGRESS_TOKENS:
+            raise Violation(
+                f"{request_id} is judged guilty, and has brought {num_since} tokens since a death"
+            )
+
+    def on_judgement(self, guilty: Sequence[RequestId]) -> None:
+        """By one event, these requests are judged to have killed an instance.
+
+        Raises:
+            Violation: one of them at most can have.
+        """
+        if len(guilty) > 1:
+            raise Violation(f"{', '.join(guilty)} are judged guilty at once")
 
     def one_of(self, rng: Random, attempt_ids: Sequence[RequestId]) -> Record | None:
         """One of these whose client waits for it, or None."""
@@ -194,7 +225,7 @@ class Ledger:
         self.num_open -= 1
 
     def _record(self, attempt_id: RequestId) -> Record:
-        return self.records[RequestId(attempt_id.split(ATTEMPT_MARK)[0])]
+        return self.records[request_of(attempt_id)]
 
     def check_ended(self, now_s: float) -> None:
         """After all has healed.
@@ -207,3 +238,8 @@ class Ledger:
                 f"{record.ask.request_id} has not ended after {now_s - record.accepted_s:.1f} s: "
                 f"{record.num_tokens} of {record.ask.output_tokens} tokens came"
             )
+
+
+def request_of(attempt_id: RequestId) -> RequestId:
+    """The request of which this is an attempt."""
+    return RequestId(attempt_id.split(ATTEMPT_MARK)[0])

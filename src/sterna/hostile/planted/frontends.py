@@ -1,6 +1,6 @@
 """Mistakes of front ends and of the supervisor."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,13 +8,14 @@ from sterna.frontend.core import FrontendCore
 from sterna.frontend.dispatch import Dispatcher
 from sterna.frontend.effects import Deliver
 from sterna.frontend.effects import Effect as FrontendEffect
+from sterna.frontend.histories import Attempt, Histories
 from sterna.frontend.ownership import Ownership
 from sterna.frontend.resumable.pacing import Pacing
 from sterna.frontend.resumable.pacing_effects import Begun
 from sterna.frontend.resumable.records import Record
 from sterna.frontend.resumable.replicas import Replicas
 from sterna.frontend.resumable.telling import Telling
-from sterna.frontend.streams import Streams
+from sterna.frontend.streams import Outcome, Streams
 from sterna.messages import Emptied, Membership, WireMessage
 from sterna.supervisor_core import SupervisorCore, SupervisorEffect
 from sterna.types import FrontendId, InstanceId, RequestId
@@ -158,3 +159,100 @@ class TakesNothingOver(Replicas):
     def on_frontends(self, live: Sequence[FrontendId]) -> list[Record]:
         super().on_frontends(live)
         return []
+
+
+class _NeverCleared(Histories):
+    def extend(self, request_id: RequestId, token_ids: Iterable[int]) -> None:
+        self._histories[request_id].token_ids.extend(token_ids)
+
+
+class NeverClearsSuspects(FrontendCore):
+    """Forgets no death that found a request, whatever this has brought since."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._histories.__class__ = _NeverCleared
+
+
+class _Distrustful(Histories):
+    def on_death(self, attempt_ids: Sequence[RequestId]) -> tuple[list[Attempt], list[RequestId]]:
+        for each in map(self.request_of, attempt_ids):
+            if self.has(each):
+                self._histories[each].num_at_death = 0
+        return super().on_death(attempt_ids)
+
+
+class HoldsFirstDeathsAgainst(FrontendCore):
+    """Takes the first death that finds a request for the second one."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._histories.__class__ = _Distrustful
+
+
+class _Elsewhere(Histories):
+    def _suspects_elsewhere(self, attempt_ids: Sequence[RequestId]) -> list[RequestId]:
+        """Those that this death has not found, if it has found any request."""
+        here = {*map(self.request_of, attempt_ids), *self._suspects}
+        suspects = [each for each, it in self._histories.items() if it.num_at_death is not None]
+        return [each for each in suspects if each not in here] if attempt_ids else []
+
+
+class _Unjust(_Elsewhere):
+    def on_death(self, attempt_ids: Sequence[RequestId]) -> tuple[list[Attempt], list[RequestId]]:
+        elsewhere = self._suspects_elsewhere(attempt_ids)[:1]
+        again, guilty = super().on_death(attempt_ids)
+        return again, guilty or elsewhere
+
+
+class JudgesByOthersDeaths(FrontendCore):
+    """Takes a suspect for guilty when an instance dies that does not have it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._histories.__class__ = _Unjust
+
+
+class _Anxious(_Elsewhere):
+    def on_death(self, attempt_ids: Sequence[RequestId]) -> tuple[list[Attempt], list[RequestId]]:
+        elsewhere = self._suspects_elsewhere(attempt_ids)
+        again, guilty = super().on_death(attempt_ids)
+        return [*again, *(self._again(self._histories[each]) for each in elsewhere)], guilty
+
+
+class SendsSuspectsAgain(FrontendCore):
+    """Sends suspects again when an instance dies that does not have them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._histories.__class__ = _Anxious
+
+
+class _Severe(Histories):
+    def on_death(self, attempt_ids: Sequence[RequestId]) -> tuple[list[Attempt], list[RequestId]]:
+        found = [each for each in map(self.request_of, attempt_ids) if self.has(each)]
+        guilty = [each for each in found if self._histories[each].num_at_death is not None]
+        for each in guilty:
+            self.close(each)
+        return super().on_death(attempt_ids)[0], guilty
+
+
+class JudgesAllSuspects(FrontendCore):
+    """Takes all of the suspects that a second death finds for guilty."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._histories.__class__ = _Severe
+
+
+class _Unanswering(Streams):
+    def on_batch(self, *args: Any) -> Outcome:
+        return replace(super().on_batch(*args), strays=[])
+
+
+class NeverStopsTheUnawaited(FrontendCore):
+    """Does not tell an instance that nobody waits for what it steps."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._streams.__class__ = _Unanswering

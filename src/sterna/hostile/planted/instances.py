@@ -8,7 +8,7 @@ from sterna.hostile.answers import EMPTY
 from sterna.hostile.engine import HostileEngine
 from sterna.instance_core import InstanceCore, InstanceEffect
 from sterna.llumlet import LlumletEffect
-from sterna.messages import WireMessage
+from sterna.messages import AbortRequests, WireMessage
 from sterna.migration.messages import (
     AbortDrained,
     Adopt,
@@ -74,6 +74,13 @@ class StepsForTheDead(InstanceCore):
             each for each in request_ids if self._requests.get(each) not in self._gone_frontends
         ]
         return super()._abort(wanted, now_s)
+
+
+class StepsWhatItWasToldToEnd(InstanceCore):
+    """Goes on with requests that somebody has told it to end."""
+
+    def on_message(self, message: WireMessage, *args: Any) -> list[InstanceEffect]:
+        return [] if isinstance(message, AbortRequests) else super().on_message(message, *args)
 
 
 class SaysEmptiedTooSoon(InstanceCore):

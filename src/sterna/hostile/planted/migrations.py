@@ -68,6 +68,22 @@ class ResumesOnTimeOut(_WithMachines):
     source = _Impatient
 
 
+class _Restless(Llumlet):
+    @property
+    def next_deadline_s(self) -> float | None:
+        is_looking = self._num_free_slots() > 0 and self.num_outgoing > 0
+        return 0.0 if is_looking else super().next_deadline_s
+
+
+class LooksWhileASlotIsFree(InstanceCore):
+    """Looks for more to move at once, as long as more than it moves may move."""
+
+    def _new_llumlet(self, config: LlumletConfig) -> Llumlet:
+        llumlet = super()._new_llumlet(config)
+        llumlet.__class__ = _Restless
+        return llumlet
+
+
 class _EndsWhileDraining(MigrationSource):
     def _undo(self, reason: Reason, *, is_peer_told: bool = True) -> list[Effect]:
         return self._abort(reason, is_peer_told=is_peer_told)
