@@ -15,6 +15,7 @@ from sterna.messages import (
     Frontend,
     HandedBack,
     Instance,
+    ListRequests,
     LoadReport,
     Membership,
     MigrateRequest,
@@ -141,10 +142,9 @@ def test_an_end_does_not_take_older_dispatches_out_of_flight(is_shown: bool) -> 
         assert reported(under_test.on_tick(30.0)) == [7]
 
 
-def test_a_request_whose_commit_is_under_way_is_not_said_to_be_here() -> None:
-    """The peer may have adopted it and died: its late Committed would free what was claimed, and
-    nobody would have the request."""
-    under_test = core()
+def committing(config: LlumletConfig | None = None) -> InstanceCore:
+    """A core with a request of front end 0, which is drained, and waits for the verdict of i1."""
+    under_test = InstanceCore(I0, config or LlumletConfig(policy=STERNA))
     peer, there = InstanceId("i1"), Instance(InstanceId("i1"), "i1")
     under_test.on_membership(
         structs.replace(membership(1, F0), instances=(Instance(I0, "i0"), there)), 0.0
@@ -159,16 +159,23 @@ def test_a_request_whose_commit_is_under_way_is_not_said_to_be_here() -> None:
     under_test.on_outcome(migration_id, Inspected(progress, b"request"), 0.0)
     reserved = Reserved(migration_id, ReservationId(1), 0, ("i1",))
     under_test.on_message(MigrationMessage(peer, reserved), [], 0.0)
-
-    def answer() -> OwnerReply:
-        (effect,) = under_test.on_message(OwnerQuery(F0, 7, (R,)), [], 0.0)
-        assert isinstance(effect, ToMailbox)
-        assert isinstance(effect.message, OwnerReply)
-        return effect.message
-
-    assert answer() == OwnerReply(I0, 7, (R,))
+    assert owned(under_test) == OwnerReply(I0, 7, (R,))
     under_test.on_outcome(migration_id, Drained(0, b"state"), 0.0)
-    assert answer() == OwnerReply(I0, 7, (), arriving=(R,))
+    return under_test
+
+
+def owned(under_test: InstanceCore) -> OwnerReply:
+    """What it says when it is asked for the request."""
+    (effect,) = under_test.on_message(OwnerQuery(F0, 7, (R,)), [], 0.0)
+    assert isinstance(effect, ToMailbox)
+    assert isinstance(effect.message, OwnerReply)
+    return effect.message
+
+
+def test_a_request_whose_commit_is_under_way_is_not_said_to_be_here() -> None:
+    """The peer may have adopted it and died: its late Committed would free what was claimed, and
+    nobody would have the request."""
+    assert owned(committing()) == OwnerReply(I0, 7, (), arriving=(R,))
 
 
 def test_tokens_for_a_front_end_that_is_not_known_yet_are_kept_in_order() -> None:
@@ -367,3 +374,21 @@ def test_nothing_is_handed_back_to_front_ends_that_continue_nothing() -> None:
     under_test, effects = emptied(LASTING, SUCCESSOR, hands_back=False)
     assert parted(effects) == []
     assert under_test.requests() == {R}
+
+
+def test_what_came_back_from_an_instance_that_died_is_handed_back() -> None:
+    """It moves no more, so that it would keep the instance from its end for as long as it runs."""
+    under_test = committing(LlumletConfig(policy=STERNA, drain_limit_s=LIMIT_S))
+    itself = Instance(I0, "i0", is_terminating=True, emptied_since=2)
+    others = (itself, Instance(InstanceId("i2"), "i2"))
+    under_test.on_membership(structs.replace(membership(2, F0), instances=others), 0.0)
+    assert owned(under_test) == OwnerReply(I0, 7, (R,))
+    under_test.on_view(seen(None), 1.0)
+    asked = ListRequests("mailbox of 0", 1)
+    (answer,) = under_test.on_message(asked, [], 1.0)
+    assert isinstance(answer, ToMailbox)
+    assert Immovable.TAKEN_BACK.value.encode() in answer.message.body
+    assert parted(under_test.on_tick(LIMIT_S)) == [
+        AbortRequest(R),
+        ToMailbox("mailbox of 0", HandedBack(I0, (R,))),
+    ]

@@ -6,6 +6,7 @@ from sterna.migration.messages import (
     Aborted,
     Commit,
     Ended,
+    Mode,
     Reason,
     Released,
     Reserve,
@@ -17,6 +18,7 @@ from tests.llumlets import (
     A,
     B,
     C,
+    N,
     come,
     coming,
     committed,
@@ -26,6 +28,7 @@ from tests.llumlets import (
     running,
     until_commit,
     until_reserve,
+    view,
 )
 
 
@@ -42,6 +45,55 @@ def test_a_dead_destination_returns_what_it_had_not_confirmed() -> None:
     until_commit(llumlet, "A-1")
     effects = llumlet.on_peer_dead(B, 0.0)
     assert Resume(MigrationId("A-1"), RequestId("r")) in effects
+
+
+def test_what_comes_back_from_a_destination_that_died_moves_no_more() -> None:
+    """It may have said other tokens there, of which its client has some. Its front end finds the
+    contradiction in what is said here; what a third instance says behind that may overtake it."""
+    llumlet = paired(running("r"))
+    until_commit(llumlet, "A-1")
+    llumlet.on_peer_dead(B, 0.0)
+    llumlet.on_view(view(running("r")), 5.0)
+    assert inspects(llumlet.on_destination(C, 5.0)) == []
+    assert inspects(llumlet.on_look(view(running("r")), 5.0)) == []
+    assert llumlet.on_order(RequestId("r"), C, Mode.LIVE, 5.0) is Reason.REQUEST_IMMOVABLE
+    assert inspects(llumlet.on_view(view(running("r"), running("s")), 5.0)) == ["s"]
+
+
+def test_what_comes_back_moves_no_more_by_an_older_view_either() -> None:
+    llumlet = Llumlet(A, config(retry_backoff_s=0.0))
+    llumlet.on_view(view(running("r")), 0.0)
+    llumlet.on_destination(B, 0.0)
+    until_commit(llumlet, "A-1")
+    llumlet.on_destination(C, 0.0)
+    assert inspects(llumlet.on_peer_dead(B, 0.0)) == []
+
+
+def test_what_was_not_committed_to_a_destination_that_died_may_move() -> None:
+    llumlet = paired(running("r"))
+    until_reserve(llumlet, "A-1")
+    llumlet.on_peer_dead(B, 0.0)
+    llumlet.on_view(view(running("r")), 5.0)
+    assert inspects(llumlet.on_destination(C, 5.0)) == ["r"]
+
+
+def test_what_a_destination_gave_back_before_it_died_may_move() -> None:
+    llumlet = paired(running("r"))
+    until_commit(llumlet, "A-1")
+    aborted = Aborted(MigrationId("A-1"), N, Reason.TRANSFER_FAILED)
+    llumlet.on_message(B, aborted, 0.0)
+    llumlet.on_peer_dead(B, 0.0)
+    llumlet.on_view(view(running("r")), 5.0)
+    assert inspects(llumlet.on_destination(C, 5.0)) == ["r"]
+
+
+def test_what_came_back_and_has_ended_is_forgotten() -> None:
+    llumlet = paired(running("r"))
+    until_commit(llumlet, "A-1")
+    llumlet.on_peer_dead(B, 0.0)
+    llumlet.on_request_gone(RequestId("r"))
+    llumlet.on_view(view(running("r")), 5.0)
+    assert inspects(llumlet.on_destination(C, 5.0)) == ["r"]
 
 
 def test_death_of_a_stranger_changes_nothing() -> None:

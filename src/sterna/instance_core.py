@@ -135,7 +135,6 @@ class InstanceCore:
         )
         self._requests: dict[RequestId, FrontendId] = {}
         self._arrivals = Arrivals()
-        self._view: InstanceView | None = None
         self._orders: dict[MigrationId, MigrateRequest] = {}
         self._drained_s: dict[MigrationId, float] = {}
         self._num_committed = 0
@@ -310,10 +309,9 @@ class InstanceCore:
         return self._translate(effects, now_s)
 
     def _describe_requests(self) -> list[dict[str, object]]:
-        if self._view is None:
+        if (view := self._llumlet.view) is None:
             return []
-        requests = (*self._view.running, *self._view.queuing)
-        return [self._describe(request) for request in requests]
+        return [self._describe(request) for request in (*view.running, *view.queuing)]
 
     def _describe(self, request: RequestView) -> dict[str, object]:
         return {
@@ -361,15 +359,15 @@ class InstanceCore:
 
     def on_view(self, view: InstanceView, now_s: float) -> list[InstanceEffect]:
         """The state has changed, at the beginning of a step or between two."""
-        self._view = view
         for dispatch_number in self._arrivals.seen(view):
             self._llumlet.on_request_admitted(dispatch_number)
         effects = self._translate(self._llumlet.on_view(view, now_s), now_s)
-        return [*effects, *self._hand_back(view), *self._tell_if_emptied()]
+        return [*effects, *self._hand_back(), *self._tell_if_emptied()]
 
     def _forget(self, request_id: RequestId) -> None:
         """The request is not here any more, whether the engine has ever shown it or not."""
         self._requests.pop(request_id, None)
+        self._llumlet.on_request_gone(request_id)
         for dispatch_number in self._arrivals.ended(request_id):
             self._llumlet.on_request_admitted(dispatch_number)
 
@@ -395,12 +393,14 @@ class InstanceCore:
     def on_tick(self, now_s: float) -> list[InstanceEffect]:
         """Time has passed; due at `next_deadline_s`, harmless at any other time."""
         effects = self._translate(self._llumlet.on_tick(now_s), now_s)
-        return effects if self._view is None else [*effects, *self._hand_back(self._view)]
+        return [*effects, *self._hand_back()]
 
-    def _hand_back(self, view: InstanceView) -> list[InstanceEffect]:
+    def _hand_back(self) -> list[InstanceEffect]:
         """Part from the requests that keep the instance from being emptied, and will for as long
         as they run; but not where no other instance could have them."""
-        if not (self._hands_back and self._llumlet.has_overstayed and self._has_successor()):
+        view = self._llumlet.view
+        is_due = self._hands_back and self._llumlet.has_overstayed and self._has_successor()
+        if view is None or not is_due:
             return []
         migrating = self._llumlet.migrating_requests()
         effects: list[InstanceEffect] = []

@@ -29,7 +29,15 @@ from sterna.migration.messages import (
 )
 from sterna.policy.load_report import load
 from sterna.policy.selection import candidates_to_move
-from sterna.types import InstanceId, InstanceLoad, InstanceView, MigrationId, RequestId
+from sterna.types import (
+    Immovable,
+    InstanceId,
+    InstanceLoad,
+    InstanceView,
+    MigrationId,
+    RequestId,
+    RequestView,
+)
 
 MOVED_OUT_CAPACITY = 4096
 """Requests whose new instance is remembered, for aborts that come here after they left."""
@@ -88,6 +96,8 @@ class Llumlet:
         self._paused_until_s: float | None = None
         self._backoff_until_s: dict[RequestId, float] = {}
         self._moved_out: OrderedDict[RequestId, InstanceId] = OrderedDict()
+        # Requests that came back from an instance that died, and may have run there.
+        self._taken_back: set[RequestId] = set()
         self._last_dispatch = 0
         self._last_report: InstanceLoad | None = None
         self._has_changed = False
@@ -95,6 +105,11 @@ class Llumlet:
         self._heartbeat_due_s = 0.0
 
     # -------------------------------------------------------------------------- what is asked
+
+    @property
+    def view(self) -> InstanceView | None:
+        """What it was shown last, with what the engine does not know of it."""
+        return self._view
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -161,7 +176,7 @@ class Llumlet:
 
     def on_view(self, view: InstanceView, now_s: float) -> list[LlumletEffect]:
         """The engine has made a step, or its requests have changed."""
-        self._view = self._as_terminating(view)
+        self._view = self._completed(view)
         self._has_changed = True
         return self._conclude([], now_s)
 
@@ -171,7 +186,7 @@ class Llumlet:
         For a driver that does not show the llumlet every step (`on_view`), but its engine where
         `wants_view` says so, after any other event.
         """
-        return [*self._start_migrations(self._as_terminating(view), now_s)]
+        return [*self._start_migrations(self._completed(view), now_s)]
 
     def on_destination(self, destination: InstanceId | None, now_s: float) -> list[LlumletEffect]:
         """The global scheduler has set this instance's destination, or unset it.
@@ -207,6 +222,8 @@ class Llumlet:
         # abort that is to follow the request.
         if request_id in self._moved_out:
             return Reason.REQUEST_UNKNOWN
+        if request_id in self._taken_back:
+            return Reason.REQUEST_IMMOVABLE
         if destination in self._strangers:
             mode = Mode.RECOMPUTE
         migration_id, effects = self._coordinator.start(request_id, destination, mode, now_s)
@@ -243,6 +260,10 @@ class Llumlet:
         self._last_dispatch = max(self._last_dispatch, dispatch_number)
         self._has_changed = True
 
+    def on_request_gone(self, request_id: RequestId) -> None:
+        """The request is not on this instance any more."""
+        self._taken_back.discard(request_id)
+
     def on_request_ended(
         self, request_id: RequestId, reason: Reason, now_s: float
     ) -> list[LlumletEffect]:
@@ -270,12 +291,22 @@ class Llumlet:
         return [AbortRequest(request_id)]
 
     def on_peer_dead(self, instance_id: InstanceId, now_s: float) -> list[LlumletEffect]:
-        """The supervisor confirmed that an instance is dead and will never act again."""
+        """The supervisor confirmed that an instance is dead and will never act again.
+
+        What comes back from it stays here. It may have run there, and have said other tokens than
+        it says here from now on: its front end notices, for what is said here arrives in order,
+        but might not if a third instance went on from there.
+        """
         if self._destination == instance_id:
             self._destination = None
         for request_id in [r for r, i in self._moved_out.items() if i == instance_id]:
             del self._moved_out[request_id]
-        return self._conclude(self._coordinator.on_peer_dead(instance_id, now_s), now_s)
+        committing = self._coordinator.committing_requests()
+        effects = self._coordinator.on_peer_dead(instance_id, now_s)
+        self._taken_back |= committing - self._coordinator.committing_requests()
+        if self._view is not None:
+            self._view = self._completed(self._view)
+        return self._conclude(effects, now_s)
 
     def on_tick(self, now_s: float) -> list[LlumletEffect]:
         """Time has passed; due at `next_deadline_s`, harmless at any other time."""
@@ -304,10 +335,22 @@ class Llumlet:
 
     # --------------------------------------------------------------------------- migrations
 
-    def _as_terminating(self, view: InstanceView) -> InstanceView:
-        if view.is_terminating or not self._is_terminating:
-            return view
-        return replace(view, is_terminating=True)
+    def _completed(self, view: InstanceView) -> InstanceView:
+        """Return the view with what the engine does not know, or not yet."""
+        if self._is_terminating and not view.is_terminating:
+            view = replace(view, is_terminating=True)
+        if self._taken_back:
+            running, queuing = map(self._with_stays, (view.running, view.queuing))
+            view = replace(view, running=running, queuing=queuing)
+        return view
+
+    def _with_stays(self, requests: Iterable[RequestView]) -> tuple[RequestView, ...]:
+        return tuple(
+            structs.replace(each, immovable=Immovable.TAKEN_BACK)
+            if each.request_id in self._taken_back
+            else each
+            for each in requests
+        )
 
     def _conclude(self, effects: list[Effect], now_s: float) -> list[LlumletEffect]:
         """Learn from what has ended, begin what may begin, report what has changed."""

@@ -42,6 +42,7 @@ class Immovable(Enum):
     MIGRATING = "it is already migrating"
     UNSUPPORTED_ENGINE_FEATURE = "the engine runs with a feature whose state cannot move"
     UNSUPPORTED_REQUEST_FEATURE = "the request uses a feature whose state cannot move"
+    TAKEN_BACK = "it came back from an instance that died, and may have said something else there"
 
     @property
     def is_lasting(self) -> bool:
@@ -49,6 +50,7 @@ class Immovable(Enum):
         return self in (
             Immovable.UNSUPPORTED_ENGINE_FEATURE,
             Immovable.UNSUPPORTED_REQUEST_FEATURE,
+            Immovable.TAKEN_BACK,
         )
 
 

@@ -14,7 +14,8 @@ has (`histories`), when
 - its instance has handed it back: it could not move, and the instance is to end;
 - an instance goes on from other tokens than the client has: it took the request back from a
   destination that died, whose tokens had already reached the client. Seeded and greedy requests
-  come to the same tokens again; a stream of others would become a mixture of two.
+  come to the same tokens again; a stream of others would become a mixture of two. It does not move
+  on from there, so that no later tokens overtake those that show the contradiction.
 
 To clients and operators a request has one id, the one that it came with.
 """
