@@ -4,14 +4,19 @@ Every token is a number of its own, and the world remembers which tokens its ins
 came to it. A stream is right when each token was said behind exactly those that the client had
 before: no token is missing, repeated or of another continuation. At the end, when all is told,
 every request has ended once, and no instance holds any. A request fails only by a death that
-found it before it had brought enough tokens since another one had, and alone.
+found it before it had brought enough tokens since another one had, and alone; or because tokens of
+it were lost, and those of the attempt behind them, which had brought none.
+
+Everybody hears of every membership, in order, the front end maybe later than the instances. Nobody
+sends anything to an instance of which no membership has told.
 
 Instances are emptied, too: one that ends in good order takes nothing along that the front end has
 not heard, and when all is told each of them may end.
 """
 
 import itertools
-from dataclasses import dataclass, field, replace
+from collections import deque
+from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
 import msgspec
@@ -54,11 +59,13 @@ class Running:
     Attributes:
         token_ids: what it has said, its history first.
         is_suspended: it has gone to `heir`, and comes back if that dies before it has answered.
+        is_taken_back: it has come back, and moves no more.
     """
 
     token_ids: list[int]
     is_suspended: bool = False
     heir: InstanceId | None = None
+    is_taken_back: bool = False
 
 
 @dataclass
@@ -79,11 +86,15 @@ class World(RuleBasedStateMachine):
         super().__init__()
         self.now_s = 0.0
         self.version = 0
+        # Those that the front end has not heard of yet.
+        self.memberships: deque[Membership] = deque()
         self.died: set[InstanceId] = set()
         # Of each attempt the instances that have had it; of each request its newest attempt, and
-        # how many tokens it had when it was last sent again behind a dead instance.
+        # how many tokens it had when it was last sent again, and when that was behind a dead
+        # instance.
         self.hosts: dict[RequestId, set[InstanceId]] = {}
         self.newest: dict[RequestId, RequestId] = {}
+        self.num_sent: dict[RequestId, int] = {}
         self.num_at_death: dict[RequestId, int] = {}
         self.numbers = itertools.count(1)
         self.names = (InstanceId(f"i{number}") for number in itertools.count())
@@ -101,7 +112,8 @@ class World(RuleBasedStateMachine):
     # ---------------------------------------------------------------------------- front end
 
     def carry_out(self, effects: list[Effect]) -> None:
-        assert sum(isinstance(each, Fail) for each in effects) <= 1, "one death has one culprit"
+        failures = [each.failure for each in effects if isinstance(each, Fail)]
+        assert failures.count(Failure.KILLED_INSTANCES) <= 1, "one death has one culprit"
         for effect in effects:
             match effect:
                 case ToInstance(instance_id, message):
@@ -121,15 +133,20 @@ class World(RuleBasedStateMachine):
                         self.ended[request_id] = "finished"
                 case Fail(request_id, failure):
                     assert request_id not in self.ended, "a request ended twice"
-                    assert failure is Failure.KILLED_INSTANCES, failure
-                    assert self.has_died(request_id), "it is judged by the death of others"
-                    num_since = len(self.streams[request_id]) - self.num_at_death[request_id]
-                    assert num_since < PROGRESS_TOKENS, "it is above suspicion"
+                    num_tokens = len(self.streams[request_id])
+                    if failure is Failure.TOKENS_LOST:
+                        assert self.num_sent.get(request_id) == num_tokens, "it was not sent again"
+                    else:
+                        assert failure is Failure.KILLED_INSTANCES, failure
+                        assert self.has_died(request_id), "it is judged by the death of others"
+                        num_since = num_tokens - self.num_at_death[request_id]
+                        assert num_since < PROGRESS_TOKENS, "it is above suspicion"
                     self.ended[request_id] = "failed"
                 case SendAgain(request_id, attempt_id, num_tokens):
                     assert num_tokens == len(self.streams[request_id])
                     if self.has_died(request_id):
                         self.num_at_death[request_id] = num_tokens
+                    self.num_sent[request_id] = num_tokens
                     self.newest[request_id] = attempt_id
                 case other:
                     raise AssertionError(f"unexpected {other}")
@@ -156,15 +173,25 @@ class World(RuleBasedStateMachine):
         self.ended[request_id] = "aborted"
         self.carry_out(self.core.on_abort([request_id], self.now_s))
 
-    @rule()
-    def front_end_hears_of_members(self) -> None:
+    def announce(self) -> None:
+        """The instances hear at once who is there."""
         self.version += 1
         members = tuple(
             Instance(each, "", each in self.emptied, emptied_since=self.emptied.get(each, 0))
             for each in self.live
         )
-        membership = Membership(self.version, members, (), None)
-        self.carry_out(self.core.on_message(membership, (), self.now_s))
+        self.memberships.append(Membership(self.version, members, (), None))
+
+    @precondition(lambda self: self.memberships)
+    @rule()
+    def front_end_hears_of_a_membership(self) -> None:
+        self.carry_out(self.core.on_message(self.memberships.popleft(), (), self.now_s))
+
+    @rule()
+    def front_end_hears_of_members(self) -> None:
+        self.announce()
+        while self.memberships:
+            self.front_end_hears_of_a_membership()
 
     @precondition(lambda self: any(each.outbox for each in self.all_instances()))
     @rule(data=st.data())
@@ -196,10 +223,20 @@ class World(RuleBasedStateMachine):
             if running.is_suspended == suspended
         ]
 
+    def movable(self) -> list[tuple[InstanceId, RequestId]]:
+        """Those that are not on their way already, and may move."""
+        return [
+            (instance_id, attempt_id)
+            for instance_id, attempt_id in self.attempts()
+            if not self.live[instance_id].held[attempt_id].is_taken_back
+            and sum(attempt_id in {*e.held, *e.arriving} for e in self.live.values()) == 1
+        ]
+
     @precondition(lambda self: len(self.live) + len(self.dead) < MAX_INSTANCES)
     @rule()
     def instance_comes(self) -> None:
         self.live[next(self.names)] = Simulated()
+        self.announce()
 
     @precondition(lambda self: any(each.inbox for each in self.live.values()))
     @rule(data=st.data())
@@ -217,9 +254,11 @@ class World(RuleBasedStateMachine):
                 for attempt_id in attempt_ids:
                     self.abort(instance, attempt_id)
             case OwnerQuery(_, query_id, attempt_ids):
-                here = tuple(each for each in attempt_ids if each in instance.held)
-                coming = instance.arriving.keys() - instance.held.keys()
-                arriving = tuple(each for each in attempt_ids if each in coming)
+                held = instance.held
+                sure = {each for each, running in held.items() if not running.is_suspended}
+                unsure = (held.keys() | instance.arriving.keys()) - sure
+                here = tuple(each for each in attempt_ids if each in sure)
+                arriving = tuple(each for each in attempt_ids if each in unsure)
                 reply = OwnerReply(instance_id, query_id, here, arriving)
                 instance.outbox.append((reply, []))
             case Farewell(frontend_id, emptied_since, num_heard):
@@ -257,15 +296,12 @@ class World(RuleBasedStateMachine):
         instance.outbox.append((batch, [output(attempt_id, [token_id])]))
         instance.emptying.on_told(ME)
 
-    @precondition(lambda self: self.attempts() and len(self.live) > 1)
+    @precondition(lambda self: self.movable() and len(self.live) > 1)
     @rule(data=st.data())
     def reserve(self, data: st.DataObject) -> None:
-        source, attempt_id = data.draw(st.sampled_from(self.attempts()))
+        source, attempt_id = data.draw(st.sampled_from(self.movable()))
         destination = data.draw(st.sampled_from([each for each in self.live if each != source]))
-        if destination in self.emptied:
-            return
-        involved = [attempt_id in e.held or attempt_id in e.arriving for e in self.live.values()]
-        if sum(involved) == 1:
+        if destination not in self.emptied:
             self.live[destination].arriving[attempt_id] = source
 
     @precondition(lambda self: any(each.arriving for each in self.live.values()))
@@ -284,18 +320,17 @@ class World(RuleBasedStateMachine):
         running = self.live[source].held[attempt_id]
         self.live[destination].held[attempt_id] = Running(list(running.token_ids))
         self.hosts[attempt_id].add(destination)
-        moved = RequestsMoved(destination, (attempt_id,), (len(running.token_ids),), 0)
+        moved = RequestsMoved(destination, (attempt_id,), (len(running.token_ids),), self.version)
         self.live[destination].outbox.append((moved, []))
         self.live[destination].emptying.on_told(ME)
         running.is_suspended, running.heir = True, destination
 
-    @precondition(lambda self: self.attempts() and len(self.live) > 1)
+    @precondition(lambda self: self.movable() and len(self.live) > 1)
     @rule(data=st.data(), num_said=st.integers(0, 3))
     def move_at_once(self, data: st.DataObject, num_said: int) -> None:
-        source, attempt_id = data.draw(st.sampled_from(self.attempts()))
+        source, attempt_id = data.draw(st.sampled_from(self.movable()))
         destination = data.draw(st.sampled_from([each for each in self.live if each != source]))
-        involved = [attempt_id in e.held or attempt_id in e.arriving for e in self.live.values()]
-        if destination in self.emptied or sum(involved) != 1:
+        if destination in self.emptied:
             return
         self.adopt(source, destination, attempt_id)
         self.let_go_or_resume(source, attempt_id)
@@ -315,19 +350,17 @@ class World(RuleBasedStateMachine):
         if running.heir in self.live:
             del self.live[source].held[attempt_id]
         else:
-            self.live[source].held[attempt_id] = replace(running, is_suspended=False, heir=None)
+            self.announce()
+            self.live[source].held[attempt_id] = Running(running.token_ids, is_taken_back=True)
 
-    @precondition(lambda self: self.attempts() and len(self.live) > 1)
+    @precondition(lambda self: self.movable() and len(self.live) > 1)
     @rule(data=st.data(), num_heard=st.integers(0, 3), num_said=st.integers(1, 4))
     def a_destination_dies_with_its_verdict_unheard(
         self, data: st.DataObject, num_heard: int, num_said: int
     ) -> None:
         """What it said may have reached the client; the source goes on from before that."""
-        source, attempt_id = data.draw(st.sampled_from(self.attempts()))
+        source, attempt_id = data.draw(st.sampled_from(self.movable()))
         heir = data.draw(st.sampled_from([each for each in self.live if each != source]))
-        involved = [attempt_id in e.held or attempt_id in e.arriving for e in self.live.values()]
-        if sum(involved) != 1:
-            return
         running = self.live[source].held[attempt_id]
         self.live[heir].held[attempt_id] = Running(list(running.token_ids))
         self.hosts[attempt_id].add(heir)
@@ -351,6 +384,35 @@ class World(RuleBasedStateMachine):
         del instance.outbox[data.draw(st.integers(0, len(instance.outbox))) :]
         self.died.add(name)
 
+    @precondition(lambda self: len(self.live) > 2)
+    @rule(data=st.data(), nums_said=st.lists(st.integers(0, 9), min_size=1, max_size=3))
+    def instances_die_one_after_another(self, data: st.DataObject, nums_said: list[int]) -> None:
+        """Each when all is told, so that deaths find the same requests again and again."""
+        while len(self.streams) < MAX_REQUESTS:
+            self.client_asks()
+        for num_said in nums_said:
+            self.tell_all()
+            for instance_id, attempt_id in self.attempts():
+                for _ in range(num_said):
+                    if attempt_id in self.live[instance_id].held:
+                        self.say(instance_id, attempt_id)
+            self.tell_all()
+            if not self.attempts() or len(self.live) < 2:
+                return
+            name, _ = data.draw(st.sampled_from(self.attempts()))
+            self.dead[name] = self.live.pop(name)
+            self.died.add(name)
+            self.front_end_hears_of_members()
+        self.tell_all()
+
+    def tell_all(self) -> None:
+        while any(each.inbox or each.outbox for each in self.live.values()):
+            for name, instance in self.live.items():
+                while instance.inbox:
+                    self.receive_at(name)
+                while instance.outbox:
+                    self.receive_from(instance)
+
     # ---------------------------------------------------------------------------- emptying
 
     @precondition(lambda self: self.live.keys() - self.emptied.keys())
@@ -359,7 +421,8 @@ class World(RuleBasedStateMachine):
         """The front end hears of it at once, or with the next membership."""
         name = data.draw(st.sampled_from(sorted(self.live.keys() - self.emptied.keys())))
         self.emptied[name] = self.version + 1
-        self.live[name].emptying.on_membership(self.version + 1)
+        self.announce()
+        self.live[name].emptying.on_membership(self.version)
         if is_heard:
             self.front_end_hears_of_members()
 
@@ -399,7 +462,7 @@ class World(RuleBasedStateMachine):
     def teardown(self) -> None:
         """With everybody told and an instance there, every request ends, and leaves nothing."""
         if not self.live.keys() - self.emptied.keys():
-            self.live[next(self.names)] = Simulated()
+            self.instance_comes()
         self.front_end_hears_of_members()
         for _ in range(NUM_TOKENS * (MAX_REQUESTS + 4) * 4):
             for instance in self.live.values():
@@ -408,10 +471,8 @@ class World(RuleBasedStateMachine):
                 self.let_go_or_resume(source, attempt_id)
             for instance_id, attempt_id in self.attempts():
                 self.say(instance_id, attempt_id)
-            for instance_id in self.live:
-                while self.live[instance_id].inbox:
-                    self.receive_at(instance_id)
-            for instance in self.all_instances():
+            self.tell_all()
+            for instance in self.dead.values():
                 while instance.outbox:
                     self.receive_from(instance)
             if self.core.next_deadline_s is not None:
@@ -423,9 +484,7 @@ class World(RuleBasedStateMachine):
         assert not self.attempts(), "an instance steps what nobody waits for"
         assert self.core.next_deadline_s is None
         assert not any(self.core.num_delivered(each) is not None for each in self.streams)
-        for name in self.live:
-            while self.live[name].inbox:
-                self.receive_at(name)
+        self.tell_all()
         for name in self.live.keys() & self.emptied.keys():
             assert self.may_end(name), "an instance is never emptied"
 
