@@ -70,23 +70,23 @@ def test_an_abort_before_the_dispatch_leaves_nothing_behind():
 
 def test_the_end_of_its_last_request_is_the_farewell_to_an_instance_that_is_emptied():
     under_test = started(I0, I1)
-    emptied = membership(9, I0, I1, emptied=I0)
+    emptied = membership(2, I0, I1, emptied=I0)
     assert under_test.core.on_message(emptied, (), 0.5) == []
     assert under_test.tokens(I0, 0, 10, ends=True) == [
         Deliver(R1, output(R1, 10), 0, True),
-        ToInstance(I0, Farewell(ME, 9, 1)),
+        ToInstance(I0, Farewell(ME, 2, 1)),
     ]
 
 
 def farewell(instance_id: InstanceId, num_heard: int) -> ToInstance:
-    return ToInstance(instance_id, Farewell(ME, 9, num_heard))
+    return ToInstance(instance_id, Farewell(ME, 2, num_heard))
 
 
 def test_a_farewell_says_how_much_has_come_so_that_what_is_on_its_way_voids_it():
     """News that the request has moved on, and its next tokens, have overtaken the last ones."""
     under_test = started(I0, I1)
-    under_test.core.on_message(membership(9, I0, I1, emptied=I0), (), 0.5)
-    moved = RequestsMoved(I1, (R1,), (2,), 9)
+    under_test.core.on_message(membership(2, I0, I1, emptied=I0), (), 0.5)
+    moved = RequestsMoved(I1, (R1,), (2,), 2)
     assert under_test.core.on_message(moved, (), 1.0) == [farewell(I0, 0)]
     assert under_test.tokens(I1, 2, 12) == []
     assert under_test.tokens(I0, 0, 10)[1:] == [farewell(I0, 1)]
@@ -95,10 +95,10 @@ def test_a_farewell_says_how_much_has_come_so_that_what_is_on_its_way_voids_it()
 
 def test_the_end_of_a_stream_may_overtake_the_news_of_where_it_has_been():
     under_test = started(I0, I1, I2)
-    emptied = membership(9, I0, I1, I2, emptied=I1)
+    emptied = membership(2, I0, I1, I2, emptied=I1)
     assert under_test.core.on_message(emptied, (), 0.5) == [farewell(I1, 0)]
     assert under_test.tokens(I2, 2, 12, ends=True) == []
-    moved = RequestsMoved(I1, (R1,), (1,), 9)
+    moved = RequestsMoved(I1, (R1,), (1,), 2)
     assert under_test.core.on_message(moved, (), 1.0) == [farewell(I1, 1)]
     assert under_test.tokens(I0, 0, 10) == [Deliver(R1, output(R1, 10), 0, False)]
     assert under_test.tokens(I1, 1, 11) == [
@@ -112,9 +112,9 @@ def test_an_instance_that_takes_a_request_back_is_said_farewell_again():
     """Its destination has died with the verdict unheard; then it moved to another one."""
     under_test = started(I0, I1, I2)
     core = under_test.core
-    core.on_message(membership(9, I0, I1, I2, emptied=I0), (), 0.5)
-    assert core.on_message(RequestsMoved(I1, (R1,), (0,), 9), (), 1.0) == [farewell(I0, 0)]
-    itself, other = membership(9, I0, I2, emptied=I0).instances
+    core.on_message(membership(2, I0, I1, I2, emptied=I0), (), 0.5)
+    assert core.on_message(RequestsMoved(I1, (R1,), (0,), 2), (), 1.0) == [farewell(I0, 0)]
+    itself, other = membership(2, I0, I2, emptied=I0).instances
     queries = core.on_message(Membership(10, (itself, other), (), None), (), 2.0)
     assert core.on_message(OwnerReply(I0, queries[0].message.query_id, (R1,)), (), 2.1) == []
     assert core.on_message(RequestsMoved(I2, (R1,), (1,), 10), (), 2.2) == []
@@ -123,7 +123,7 @@ def test_an_instance_that_takes_a_request_back_is_said_farewell_again():
 
 def test_what_is_handed_back_has_been_heard():
     under_test = started(I0, I1)
-    under_test.core.on_message(membership(9, I0, I1, emptied=I0), (), 0.5)
+    under_test.core.on_message(membership(2, I0, I1, emptied=I0), (), 0.5)
     effects = under_test.core.on_message(HandedBack(I0, (R1,)), (), 1.0)
     assert effects[-1] == farewell(I0, 1)
 

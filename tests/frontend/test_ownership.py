@@ -95,6 +95,16 @@ def test_a_death_puts_every_request_in_doubt_and_every_instance_is_asked():
     assert under_test.next_deadline_s == 6.0
 
 
+def test_a_membership_that_was_missed_puts_every_request_in_doubt():
+    """A dead supervisor has told others of an instance. It got the request, and has died before its
+    news came; the successor tells that it is not there."""
+    under_test = ownership(I0)
+    assert under_test.on_instances([I0], 4.0, version=1) == []
+    assert under_test.on_instances([I0], 5.0, version=1002) == [query(I0, 1)]
+    assert under_test.on_owner_reply(OwnerReply(I0, 1, ()), 5.0) == []
+    assert under_test.on_time(6.0) == [DIED]
+
+
 def test_a_request_that_nobody_claims_fails_at_the_deadline():
     under_test = ownership(I0, I1)
     under_test.on_instances([I1], 5.0)

@@ -17,7 +17,9 @@ doubt**. All instances are asked for all requests in doubt, and
   instance of whose start others have heard first counts from when it says that it has a request:
   it says which membership it knows, so nobody takes a newcomer for one that has died;
 - a request that moves, or another death, voids the answers so far: the instance that denied it
-  may have it since.
+  may have it since;
+- a membership that was missed, since a supervisor died, may have told of an instance that is dead by
+  now: it is a death, too.
 
 Streams go on meanwhile: doubt is not shown to clients.
 
@@ -196,6 +198,8 @@ class Ownership:
         """These instances live in the membership of this version; any other that did is dead for
         good, unless what it said tells that it lives in a later one."""
         there = {*self._instances, *self._newcomers}
+        # By a supervisor that has died: who came and went between is told by none.
+        has_missed_some = version > self._version + 1
         self._version = version
         self._newcomers = {
             each: newcomer
@@ -204,7 +208,7 @@ class Ownership:
         }
         dead = there - {*instances, *self._newcomers}
         self._instances = tuple(instances)
-        if dead:
+        if dead or has_missed_some:
             self._queries = {
                 query_id: query for query_id, query in self._queries.items() if query[0] not in dead
             }
