@@ -18,8 +18,8 @@ doubt**. All instances are asked for all requests in doubt, and
   it says which membership it knows, so nobody takes a newcomer for one that has died;
 - a request that moves, or another death, voids the answers so far: the instance that denied it
   may have it since;
-- a membership that was missed, since a supervisor died, may have told of an instance that is dead by
-  now: it is a death, too.
+- a membership that was missed, since a supervisor died, may have told of an instance that is
+  dead by now: it counts as a death.
 
 Streams go on meanwhile: doubt is not shown to clients.
 
