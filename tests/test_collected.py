@@ -17,8 +17,8 @@ def names(command: str) -> list[str]:
 def test_a_word_is_looked_for_in_the_names_of_tests_files_and_folders() -> None:
     (taken,) = names("pytest tests/test_fleet.py -k NOT_called_off")
     assert "not_called_off" in taken
-    assert names("pytest tests/runtime/test_places.py") == names(
-        "pytest tests/runtime -k Places.py"
+    assert names("pytest tests/runtime/test_reasons.py") == names(
+        "pytest tests/runtime -k Reasons.py"
     )
     assert names("pytest tests/hostile") == names(
         'pytest tests/hostile -k "hostile and not sterna"'

@@ -1,5 +1,6 @@
 """The driver while Ray's GCS is away, and what it keeps of Ray's ways."""
 
+import logging
 import os
 import signal
 import sys
@@ -85,6 +86,17 @@ def test_sigterm_ends_a_driver_as_any_death_does(connects: list[str]) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.fixture
+def logs() -> Iterator[None]:
+    """What a driver's process does with its log lines ends with the test."""
+    ours = logging.getLogger("sterna")
+    before = ours.level, ours.propagate, [*ours.handlers]
+    yield
+    ours.setLevel(before[0])
+    ours.propagate, ours.handlers[:] = before[1:]
+
+
+@pytest.mark.usefixtures("logs")
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
