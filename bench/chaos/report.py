@@ -1,7 +1,6 @@
 """What a storm of faults comes to: rows, summary, table."""
 
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -10,7 +9,7 @@ from bench import results_io
 from bench.chaos.clients import Answer, differences
 from bench.chaos.faults import CUT, DEADLY, FAULTS, INSTANCE, KILL, STOP, Fault
 from bench.serving.comparing import goal_list
-from sterna.frontend.names import names_of
+from sterna.frontend.names import choice_of, meant
 from sterna.types import RequestId
 
 MOVED, BESIDE = "planned move", "beside planned moves"
@@ -159,18 +158,11 @@ def _gaps_in(answer: Answer, begin_s: float, end_s: float) -> Iterator[tuple[int
             yield index, gap_s
 
 
-def _choices_of(answer: Answer, request_ids: Collection[RequestId]) -> set[int]:
+def _choices_of(answer: Answer, request_ids: Iterable[RequestId]) -> set[int]:
     """Which choices of the answer these engine requests compute."""
-    return {
-        _choice_of(each)
-        for each in request_ids
-        if answer.response_id is not None and answer.response_id in names_of(each)
-    }
-
-
-def _choice_of(request_id: RequestId) -> int:
-    of_several = re.match(r"(\d+)_", request_id)
-    return int(of_several[1]) if of_several else 0
+    if answer.response_id is None:
+        return set()
+    return {choice_of(each) for each in meant(answer.response_id, request_ids)}
 
 
 def _waits_of(fault: Fault, answers: Iterable[Answer], recovery_s: float) -> list[float]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sterna.frontend.names import client_id, meant, name_of_slot, slot_of
+from sterna.frontend.names import choice_of, client_id, meant, name_of_slot, slot_of
 from sterna.types import RequestId
 
 CHAT = RequestId("chatcmpl-tern-9f86d081")
@@ -74,3 +74,7 @@ def test_an_engine_request_has_a_name_that_is_the_same_in_every_run(slot: str, n
         assert slot_of(RequestId(slot + suffix)) == slot
         assert client_id(RequestId(slot + suffix)) == name
     assert name_of_slot(slot) == name
+
+
+def test_an_engine_request_says_which_choice_it_computes():
+    assert [choice_of(each) for each in (CHAT, *CHOICES)] == [0, 0, 1]

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from sterna.frontend.histories import ATTEMPT_MARK
 from sterna.types import RequestId
 
-_CHOICE = re.compile(r"^\d+_")
+_CHOICE = re.compile(r"^(\d+)_")
 _RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
 _PROMPT_NUMBER = re.compile(r"-\d+$")
 _ATTEMPT = re.compile(r"(?<=-[0-9a-f]{8})" + re.escape(ATTEMPT_MARK) + r"\d+$")
@@ -41,6 +41,12 @@ def names_of(request_id: RequestId) -> set[str]:
 def client_id(request_id: RequestId) -> str:
     """Return the id by which vLLM's server asked its engine for this engine request."""
     return _RANDOM_SUFFIX.sub("", _CHOICE.sub("", request_id))
+
+
+def choice_of(request_id: RequestId) -> int:
+    """Return the index of the choice that this engine request computes."""
+    of_several = _CHOICE.match(request_id)
+    return int(of_several[1]) if of_several else 0
 
 
 def slot_of(request_id: RequestId) -> str:
