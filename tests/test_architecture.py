@@ -67,13 +67,14 @@ IMPURE_BUILTINS = {"breakpoint", "eval", "exec", "input", "open", "print"}
 
 NUMPYS_RANDOMNESS = {"np.random", "numpy.random"}
 
-FOUNDATION = {"types", "errors", "config", "classes"}
+FOUNDATION = {"types", "errors", "config", "classes", "decoding"}
 VOCABULARY = FOUNDATION | {"messages", "migration.messages", "stream_messages"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
     "types": set(),
     "errors": {"types"},
+    "decoding": set(),
     "config": {"types", "errors"},
     "classes": {"types", "errors"},
     "migration.messages": {"types"},

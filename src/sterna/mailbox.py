@@ -30,6 +30,7 @@ import zmq.utils.z85
 
 from sterna.complaints import FILES_ADVICE, Complaint
 from sterna.config import MailboxKeys
+from sterna.decoding import UNREADABLE
 from sterna.delivery import (
     CHANNEL_BYTES,
     HEAD_BYTES,
@@ -204,7 +205,7 @@ class Mailbox:
         for number in itertools.count(1):
             try:
                 message, frames = await self.receive()
-            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            except (*UNREADABLE, ValueError) as error:
                 logger.error("message dropped, undecodable error=%s", error)
             else:
                 handle(message, frames)

@@ -28,6 +28,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 
+from sterna.decoding import UNREADABLE
 from sterna.errors import (
     ConfigurationError,
     FleetError,
@@ -168,7 +169,7 @@ async def _body(request: Request, kind: type[Body]) -> Body:
         raise BadRequestError("the body must be JSON, with Content-Type: application/json")
     try:
         return msgspec.json.decode(await request.body(), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadRequestError(str(error)) from error
 
 

@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from sterna.decoding import UNREADABLE
 from sterna.errors import TransportError
 
 VERSION = 1
@@ -199,7 +200,7 @@ class FrameStream:
         del self._in[:end]
         try:
             frame: Frame = self._decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise TransportError(f"the peer sent a frame that nobody knows: {error}") from error
         return frame
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from sterna.decoding import UNREADABLE
 from sterna.engine.emulated.copy_time import CopyTime
 from sterna.migration.messages import CopyFailed, Event, StageFailed, StageReceived
 from sterna.types import MigrationId
@@ -25,8 +26,6 @@ COPIED = b"\x01"
 DROPPED = b"\x00"
 LENGTH_BYTES = 4
 MAX_HELLO_BYTES = 4096
-NO_MESSAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for what is none."""
 """Whoever announces more is no peer."""
 
 TOKEN_BYTES = 16
@@ -165,7 +164,7 @@ class Copies:
             ending = b""
             with contextlib.suppress(OSError):
                 ending = await reader.read(1)
-        except (OSError, asyncio.IncompleteReadError, *NO_MESSAGE) as error:
+        except (OSError, asyncio.IncompleteReadError, *UNREADABLE) as error:
             # A copy that was dropped before it began, or a stranger.
             logger.debug("connection ended without a copy reason=%s", error)
             return

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import structs
 
 from sterna.classes import DEFAULT_CLASSES, PriorityClasses
+from sterna.decoding import UNREADABLE
 from sterna.engine.emulated import wire
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.copies import Copies
@@ -310,7 +311,7 @@ class EmulatedEngine:
         if effect.request is not None:
             try:
                 origin = msgspec.msgpack.decode(effect.request, type=Origin)
-            except msgspec.DecodeError:
+            except UNREADABLE:
                 # The source is an engine of another kind.
                 return ReserveFailed(effect.stage, Reason.UNSUPPORTED)
             self._prepared[effect.migration_id] = origin
@@ -342,7 +343,7 @@ class EmulatedEngine:
         self._copies.forget(effect.migration_id)
         try:
             state = decode_state(effect.state)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return AdoptFailed(Reason.UNSUPPORTED)
 
         def adopt() -> Adopted | AdoptFailed:

@@ -29,6 +29,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sterna.decoding import UNREADABLE
 from sterna.frontend.bodies import keep_body, replaying
 from sterna.frontend.error_response import error_response
 from sterna.frontend.keys import ApiKeys
@@ -388,7 +389,7 @@ def _nothing() -> None:
 def _is_streamed(body: bytes) -> bool:
     try:
         return bool(msgspec.json.decode(body, type=_Body).stream)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         # vLLM's server says what is wrong with it.
         return False
 
