@@ -42,6 +42,10 @@ from sterna.types import InstanceId
 
 logger = logging.getLogger(__name__)
 
+RECOVERY_S = 3.0
+"""What the streams of an instance that died have for going on elsewhere, where engines compute on
+the CPU: another one in its place takes its start from the cores that compute their KV again."""
+
 
 class Cluster:
     """Starts the actors of one cluster and keeps them alive.
@@ -215,12 +219,12 @@ class Cluster:
 
     # ------------------------------------------------------------------------------- effects
 
-    def _carry_out(self, effects: Iterable[SupervisorEffect]) -> None:
+    def _carry_out(self, effects: Iterable[SupervisorEffect], start_delay_s: float = 0.0) -> None:
         must_announce = False
         for effect in effects:
             match effect:
                 case Start(instance_id, generation):
-                    start = self._start_later(instance_id, generation)
+                    start = self._start_later(instance_id, generation, start_delay_s)
                     self._starts[instance_id] = self._tasks.begin(start)
                     must_announce = True
                 case CancelStart(instance_id):
@@ -265,8 +269,9 @@ class Cluster:
 
     # ----------------------------------------------------------------------------- instances
 
-    async def _start_later(self, instance_id: InstanceId, generation: int) -> None:
+    async def _start_later(self, instance_id: InstanceId, generation: int, delay_s: float) -> None:
         """Start an instance of a cluster that serves: a failure is not its end."""
+        await asyncio.sleep(delay_s)
         try:
             await self._start_instance(instance_id, generation)
         except (ray.exceptions.RayError, InstanceStartError) as error:
@@ -290,11 +295,18 @@ class Cluster:
     async def _watch_instance(self, instance_id: InstanceId) -> None:
         self._answer(instance_id)
         reason = await self._instances.ended(instance_id)
+        start_delay_s = 0.0
         if self._fleet.members[instance_id].phase is Phase.CLOSING:
             logger.info("instance ended instance=%s", instance_id)
         else:
             logger.error("instance lost instance=%s reason=%s", instance_id, reason)
-        self._carry_out(self._fleet.on_gone(instance_id, _now_s()))
+            start_delay_s = self._recovery_s()
+        self._carry_out(self._fleet.on_gone(instance_id, _now_s()), start_delay_s)
+
+    def _recovery_s(self) -> float:
+        """Return how long streams need the cores that a start would take from them."""
+        can_go_on = bool(self._instances.hosted())
+        return RECOVERY_S if can_go_on and self._instances.compute_on_cpu else 0.0
 
     # ----------------------------------------------------------------------------- membership
 

@@ -78,6 +78,11 @@ class InstanceActors:
             for each, hosted in self._hosted.items()
         }
 
+    @property
+    def compute_on_cpu(self) -> bool:
+        """Whether engines compute, and do so on the CPU."""
+        return self._emulated is None and self._config.num_gpus_per_instance == 0
+
     async def start(
         self,
         instance_id: InstanceId,
