@@ -1,9 +1,12 @@
 """When the driver is replaced, and when its end is that of the server."""
 
+import errno
+import os
 import pickle
 import signal
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,3 +115,62 @@ def test_a_driver_that_fails_before_it_has_served_ends_the_server(begin: Begin) 
     driver = begin("os._exit(1)")
     have_it_end(driver, has_served=False)
     assert driver.keep_up() == 1
+
+
+def forbid_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(driver_process.subprocess, "Popen", refuse)
+
+
+@pytest.fixture
+def lost(begin: Begin) -> DriverProcess:
+    """One that was killed while it served."""
+    driver = begin(f"os.kill(os.getpid(), {signal.SIGKILL:d})")
+    have_it_end(driver)
+    return driver
+
+
+def test_a_driver_without_room_for_a_successor_has_one_as_soon_as_there_is_some(
+    lost: DriverProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it manages goes on meanwhile."""
+    first = lost._process.pid
+    with monkeypatch.context() as full:
+        forbid_processes(full)
+        full.setattr(driver_process, "RETRY_DELAY_S", 0.0)
+        # It is one death, however often it is tried.
+        for _ in range(2 * MAX_SHORT_LIVES):
+            assert lost.keep_up() is None
+            assert lost.news(0.0) == []
+    assert "driver not replaced, again in 0 s" in caplog.text
+    assert lost.keep_up() is None
+    assert lost._process.pid != first
+    assert lost.news(HANG_S)
+
+
+def test_whoever_has_no_driver_does_not_try_or_ask_without_a_pause(
+    lost: DriverProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid_processes(monkeypatch)
+    monkeypatch.setattr(driver_process, "RETRY_DELAY_S", HANG_S)
+    assert lost.keep_up() is None
+    begin = time.monotonic()
+    assert lost.news(0.1) == []
+    assert time.monotonic() - begin >= 0.1
+    monkeypatch.undo()
+    first = lost._process.pid
+    assert lost.keep_up() is None
+    assert lost._process.pid == first
+
+
+def test_a_server_without_a_driver_ends_when_it_is_to_end_in_a_hurry(
+    lost: DriverProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid_processes(monkeypatch)
+    assert lost.keep_up() is None
+    lost.stop(is_urgent=False)
+    assert lost.keep_up() is None
+    lost.stop(is_urgent=True)
+    assert lost.keep_up() == 1

@@ -26,6 +26,9 @@ CLOSE_TIMEOUT_S = 8.0
 STOPPED_TIMEOUT_S = 5.0
 """One that is stopped for so long is replaced."""
 
+RETRY_DELAY_S = 1.0
+"""From one attempt to begin a successor to the next, while there is no room for a process."""
+
 logger = logging.getLogger("sterna.launch")
 
 
@@ -46,6 +49,7 @@ class DriverProcess:
         self._stop: Stop | None = None
         self._urgent_until_s: float | None = None
         self._succession = Succession()
+        self._again_s: float | None = None
         self._begin()
 
     def use_ray(self, address: str) -> None:
@@ -76,6 +80,9 @@ class DriverProcess:
 
     def news(self, timeout_s: float) -> list[Changed]:
         """Return what it has told, after so long at the latest."""
+        if self._again_s is not None:
+            time.sleep(timeout_s)
+            return []
         try:
             if not self._news.poll(timeout_s):
                 return []
@@ -90,6 +97,8 @@ class DriverProcess:
     def keep_up(self) -> int | None:
         """Replace it if it has died. Returns an exit status when the run is to end: it has ended on
         purpose, or died where it cannot be replaced."""
+        if self._again_s is not None:
+            return self._begin_again()
         self._kill_if_halted()
         status = self._process.poll()
         if status is None:
@@ -98,22 +107,15 @@ class DriverProcess:
             return 0
         if status == TOLD_STATUS:
             return 1
-        is_urgent = self._stop is not None and self._stop.is_urgent
-        if is_urgent or not self._has_served:
+        if self._is_ending() or not self._has_served:
             logger.error("the driver died, and the server with it %s", _end_of(status))
             return 1
         if self._succession.is_hopeless(time.monotonic()):
             logger.error("%d drivers in a row died soon after they began", MAX_SHORT_LIVES)
             return 1
         logger.error("driver lost, another one goes on %s", _end_of(status))
-        self._begin()
-        assert self._ray_address is not None
-        assert self._serve is not None
-        self.use_ray(self._ray_address)
-        self.serve(self._serve)
-        if self._stop is not None:
-            self._send(self._stop)
-        return None
+        self._again_s = time.monotonic()
+        return self._begin_again()
 
     def close(self) -> None:
         """End it, whatever it does."""
@@ -124,9 +126,37 @@ class DriverProcess:
 
     # ---------------------------------------------------------------------------- internals
 
+    def _is_ending(self) -> bool:
+        return self._stop is not None and self._stop.is_urgent
+
+    def _begin_again(self) -> int | None:
+        """Have another one go on as soon as there is room for it. Returns an exit status when the
+        server ends without."""
+        assert self._again_s is not None
+        if self._is_ending():
+            logger.error("the server ends without a driver")
+            return 1
+        if time.monotonic() < self._again_s:
+            return None
+        try:
+            self._begin()
+        except OSError as error:
+            logger.error("driver not replaced, again in %g s reason=%s", RETRY_DELAY_S, error)
+            self._again_s = time.monotonic() + RETRY_DELAY_S
+            return None
+        self._again_s = None
+        assert self._ray_address is not None
+        assert self._serve is not None
+        self.use_ray(self._ray_address)
+        self.serve(self._serve)
+        if self._stop is not None:
+            self._send(self._stop)
+        return None
+
     def _begin(self) -> None:
-        orders, self._orders = Pipe(duplex=False)
-        self._news, news = Pipe(duplex=False)
+        """Raises OSError: there is no descriptor or no process to be had, and nothing has begun."""
+        orders, orders_end = Pipe(duplex=False)
+        news_end, news = Pipe(duplex=False)
         ends = (orders.fileno(), news.fileno())
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sterna.runtime.driver", *map(str, ends)],
@@ -135,6 +165,7 @@ class DriverProcess:
             # Signals of the terminal are for the process that has started it.
             start_new_session=True,
         )
+        self._orders, self._news = orders_end, news_end
         orders.close()
         news.close()
         self._succession.on_begun(time.monotonic())
