@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.migration_goals import Goal
+from bench.goal import Goal
 from bench.serving.comparing import goal_list
 from sterna.errors import ConfigurationError
 

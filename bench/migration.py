@@ -24,9 +24,10 @@ import torch
 
 from bench import migration_cost, migration_report, results_io
 from bench.cluster_driver import Driver, local_ray
+from bench.goal import Goal
 from bench.machine import ForeignLoad
 from bench.marked_text import write_marked
-from bench.migration_goals import Goal, cost_goals, goals
+from bench.migration_goals import cost_goals, goals
 from bench.migration_plan import BATCHES, MODES, TOKENS, TRANSPORTS, Group, Plan, groups, in_order
 from bench.migration_samples import row
 from bench.migration_session import BATCH_SIZE, BATCH_TOKENS, ENGINE_OPTIONS, Session

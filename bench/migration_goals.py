@@ -7,8 +7,9 @@ migration only takes two stages, which is the minimum" (Section 6.2).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from bench.goal import Goal
 
 Row = Mapping[str, Any]
 
@@ -18,21 +19,6 @@ MIN_TIMES_BELOW_RECOMPUTE = 1000.0
 MIN_TIMES_BELOW_STOP_AND_COPY = 8.0
 NUM_STAGES = 2
 MIN_THROUGHPUT_RATIO = 0.99
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """One promise and what was measured of it.
-
-    Attributes:
-        bound: in words.
-        found: in words, with the cell that decides.
-    """
-
-    name: str
-    bound: str
-    found: str
-    is_reached: bool
 
 
 def goals(rows: Sequence[Row]) -> list[Goal]:

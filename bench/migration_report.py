@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.migration_goals import Goal, cost_goals, goals
+from bench.goal import Goal
+from bench.migration_goals import cost_goals, goals
 
 Row = Mapping[str, Any]
 

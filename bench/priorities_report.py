@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from bench.migration_goals import Goal
+from bench.goal import Goal
 from bench.serving.comparing import goal_list
 from sterna.types import HIGH, NORMAL
 

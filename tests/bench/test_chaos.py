@@ -17,7 +17,7 @@ from bench.chaos.clients import Answer, Differences, Question, differences, ques
 from bench.chaos.faults import MARKS, Fault, Processes, cut, kill, stopped
 from bench.chaos.goals import goals_of
 from bench.chaos.report import BESIDE, MOVED, Move, broken_promises, markdown, rows_of, summary_of
-from bench.migration_goals import Goal
+from bench.goal import Goal
 from sterna.types import RequestId
 
 tokens = st.lists(st.integers(0, 3), max_size=12)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from bench.migration_goals import Goal, cost_goals, goals
+from bench.goal import Goal
+from bench.migration_goals import cost_goals, goals
 
 
 def a_row(
