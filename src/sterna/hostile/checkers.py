@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sterna.engine.emulated.requests import EmulatedRequest
-from sterna.hostile.actors import FrontendProcess, InstanceProcess
+from sterna.hostile.frontends import FrontendProcess
+from sterna.hostile.instances import InstanceProcess
 from sterna.hostile.ledger import request_of
 from sterna.hostile.platform import Platform
 from sterna.hostile.settings import ENGINE

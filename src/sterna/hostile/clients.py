@@ -3,8 +3,8 @@
 from random import Random
 
 from sterna.hostile import settings
-from sterna.hostile.actors import FrontendProcess
 from sterna.hostile.answers import Ask
+from sterna.hostile.frontends import FrontendProcess
 from sterna.hostile.platform import Platform
 from sterna.hostile.stream_clients import StreamClient
 from sterna.types import HIGH, NORMAL, RequestId

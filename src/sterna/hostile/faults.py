@@ -14,10 +14,13 @@ from functools import partial
 from random import Random
 
 from sterna.fleet import Phase
-from sterna.hostile.actors import Actor, FrontendProcess, InstanceProcess, SchedulerProcess
+from sterna.hostile.actors import Actor
+from sterna.hostile.frontends import FrontendProcess
+from sterna.hostile.instances import InstanceProcess
 from sterna.hostile.links import CUTS, Links
 from sterna.hostile.network import Conditions
 from sterna.hostile.platform import Platform
+from sterna.hostile.schedulers import SchedulerProcess
 from sterna.hostile.settings import LONG_STEP_SHARE, TELL_S
 from sterna.hostile.timeline import Process
 from sterna.messages import (

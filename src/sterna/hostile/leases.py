@@ -9,7 +9,8 @@ from sterna.hostile.timeline import Crashed
 from sterna.messages import Heartbeat, HeartbeatAnswer
 
 if TYPE_CHECKING:
-    from sterna.hostile.actors import Actor, InstanceProcess
+    from sterna.hostile.actors import Actor
+    from sterna.hostile.instances import InstanceProcess
     from sterna.hostile.platform import Platform
 
 

@@ -34,6 +34,7 @@ class Record:
         digest: of the tokens that its client has.
         num_at_death: how many its client had when it was last sent again behind an instance that
             had died with it; None: it never was.
+        is_handed_back: whether an instance has parted from its newest attempt.
     """
 
     ask: Ask
@@ -46,6 +47,7 @@ class Record:
     hosts: set[InstanceId] = field(default_factory=set)
     attempt_hosts: set[InstanceId] = field(default_factory=set)
     num_at_death: int | None = None
+    is_handed_back: bool = False
 
 
 class Ledger:
@@ -112,11 +114,12 @@ class Ledger:
             raise Violation(f"{request_id} is sent again, and {min(given_up)} that has it lives")
         has_died = not record.attempt_hosts.isdisjoint(self.dead_instances)
         may_be_late = is_by_time and not self.is_calm
-        if not may_be_late and not has_died:
+        if not may_be_late and not has_died and not record.is_handed_back:
             raise Violation(f"{request_id} is sent again, and no instance that had it has failed")
         if has_died:
             record.num_at_death = num_tokens
         record.attempt_id, record.attempt_hosts = attempt_id, set()
+        record.is_handed_back = False
 
     def is_awaited(self, attempt_id: RequestId) -> bool:
         """Whether the client of this attempt waits for it, and not for a later one."""
@@ -147,13 +150,19 @@ class Ledger:
             if self.is_awaited(attempt_id):
                 raise Violation(f"{instance_id} is ended and has {attempt_id}")
 
+    def on_handed_back(self, attempt_ids: Iterable[RequestId]) -> None:
+        """An instance that is being emptied parts from these: they go on elsewhere."""
+        for attempt_id in attempt_ids:
+            if self.is_awaited(attempt_id):
+                self._record(attempt_id).is_handed_back = True
+
     def on_engine_abort(self, request_id: RequestId) -> None:
         """An instance ends the request in its engine.
 
         Raises:
-            Violation: its client still waits for it.
+            Violation: its client still waits for it, and it was not handed back.
         """
-        if self.is_awaited(request_id):
+        if self.is_awaited(request_id) and not self._record(request_id).is_handed_back:
             raise Violation(f"{request_id} was ended on an instance, and its client waits for it")
 
     def on_tokens(

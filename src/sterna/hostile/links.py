@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from sterna.hostile.actors import InstanceProcess
+from sterna.hostile.instances import InstanceProcess
 from sterna.hostile.platform import Platform
 from sterna.hostile.settings import LEASE_S
 

@@ -9,7 +9,10 @@ from functools import partial
 from random import Random
 
 from sterna.fleet import Fleet
-from sterna.hostile.actors import Actor, FrontendProcess, InstanceProcess, SchedulerProcess
+from sterna.hostile.actors import Actor
+from sterna.hostile.frontends import FrontendProcess
+from sterna.hostile.instances import InstanceProcess
+from sterna.hostile.schedulers import SchedulerProcess
 from sterna.hostile.settings import DELAYS
 from sterna.hostile.supervisor import SupervisorProcess
 from sterna.hostile.timeline import Process

@@ -6,11 +6,11 @@ from random import Random
 
 from sterna.config import ScalingConfig
 from sterna.fleet import Fleet
-from sterna.hostile.actors import InstanceProcess
 from sterna.hostile.checkers import Checkers, check_rest
 from sterna.hostile.clients import Clients
 from sterna.hostile.copies import Copies
 from sterna.hostile.faults import Adversary, FaultPlan
+from sterna.hostile.instances import InstanceProcess
 from sterna.hostile.ledger import Ledger, Status
 from sterna.hostile.network import Network
 from sterna.hostile.nodes import Nodes

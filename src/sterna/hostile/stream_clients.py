@@ -2,8 +2,8 @@
 
 import re
 
-from sterna.hostile.actors import FrontendProcess
 from sterna.hostile.answers import Ask
+from sterna.hostile.frontends import FrontendProcess
 from sterna.hostile.platform import Platform
 from sterna.hostile.reading import NOT_FOUND, OK, UNAVAILABLE, Connection
 from sterna.hostile.stream_ledger import Fate, StreamLedger

@@ -16,8 +16,11 @@ from sterna.fleet import (
     Phase,
     Start,
 )
-from sterna.hostile.actors import Actor, FrontendProcess, InstanceProcess, SchedulerProcess
+from sterna.hostile.actors import Actor
+from sterna.hostile.frontends import FrontendProcess
+from sterna.hostile.instances import InstanceProcess
 from sterna.hostile.leases import Watch
+from sterna.hostile.schedulers import SchedulerProcess
 from sterna.hostile.timeline import Process
 from sterna.hostile.violations import Violation
 from sterna.hostile.world import World
