@@ -17,6 +17,7 @@ QUICK = (
     "the source resumes because nothing was heard",
     "state of the request does not move along",
     "a stream waits for a scheduler that died",
+    "the front end does not take back what it is handed",
     "outputs are handed before the buddy has them",
     "a silent instance is given up and not killed",
     "the instance does not end when its lease does",

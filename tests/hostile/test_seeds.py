@@ -36,6 +36,12 @@ def test_streams_are_taken_over_and_read_on() -> None:
     assert counts["stream: connection lost"] >= 10
 
 
+def test_instances_that_are_emptied_part_from_what_cannot_move() -> None:
+    """And it begins anew elsewhere."""
+    num_seeds = sum(run_seed(seed).counts.get("request handed back", 0) > 0 for seed in range(50))
+    assert num_seeds >= 2
+
+
 def test_the_same_seed_gives_the_same_events() -> None:
     """Also in a process whose sets of strings have another order."""
     program = (

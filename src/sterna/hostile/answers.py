@@ -42,6 +42,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         salt: of a seeded request; None for another one.
+        stays: it cannot move.
     """
 
     request_id: RequestId
@@ -51,6 +52,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
     arrival_s: float
     priority: Priority
     salt: int | None
+    stays: bool = False
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):

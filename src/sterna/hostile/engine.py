@@ -30,6 +30,7 @@ from sterna.hostile.settings import (
     STEP_TIME,
     TELL_S,
 )
+from sterna.hostile.staying import shown_as_staying
 from sterna.hostile.timeline import Process, Timeline
 from sterna.messages import TokenSpan
 from sterna.migration.messages import (
@@ -399,11 +400,16 @@ class HostileEngine:
         self._note_prefills(step)
         if self.core.is_stepping:
             self._wake_in(step.duration_s * self._slowness())
-        view = self.core.view(InstanceId(self._process.name), is_terminating=self.is_terminating)
+        view = self._view()
         if view != self._last_view:
             self._last_view = view
             self._tell(lambda: self.listener.on_view(view))
         self._is_between_steps = False
+
+    def _view(self) -> InstanceView:
+        view = self.core.view(InstanceId(self._process.name), is_terminating=self.is_terminating)
+        staying = {request_id for request_id, each in self.streams.items() if each.ask.stays}
+        return shown_as_staying(view, staying) if staying else view
 
     def _slowness(self) -> float:
         """By what factor a step takes longer; a few take very long, and all that waits for

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from sterna.hostile.actors import Actor
 from sterna.hostile.answers import decode_ask
 from sterna.hostile.leases import Guard
-from sterna.hostile.settings import LLUMLET
 from sterna.hostile.violations import Violation
 from sterna.hostile.world import World
 from sterna.instance_core import (
@@ -60,7 +59,7 @@ class InstanceProcess(Actor):
     def __init__(self, name: str, world: World) -> None:
         super().__init__(name, world)
         self.instance_id = InstanceId(name)
-        self.core = world.cores.instance(self.instance_id, LLUMLET)
+        self.core = world.cores.instance(self.instance_id, world.staying.llumlet)
         self.engine = world.cores.engine(self, self, world.timeline, world.rng)
         world.copies.join(self.engine)
         # Effects of one migration wait for each other's outcomes, as in `runtime.effects`.

@@ -16,6 +16,7 @@ from sterna.hostile.network import Network
 from sterna.hostile.nodes import Nodes
 from sterna.hostile.platform import Platform
 from sterna.hostile.settings import RESUMABLE_SHARE, WINDOW_S
+from sterna.hostile.staying import Staying
 from sterna.hostile.stream_ledger import StreamLedger
 from sterna.hostile.timeline import Crashed, Timeline
 from sterna.hostile.violations import Violation
@@ -97,7 +98,15 @@ class Run:
                 period_s=1.0,
             )
         self._world = World(
-            rng, timeline, nodes, network, Copies(timeline, network, rng), ledger, cores, scaling
+            rng,
+            timeline,
+            nodes,
+            network,
+            Copies(timeline, network, rng),
+            ledger,
+            Staying(seed),
+            cores,
+            scaling,
         )
         num_frontends, num_places = rng.randint(1, 3), num_instances + rng.randint(0, 3)
         # Drawn apart, so that the other seeds are what they would be without it.

@@ -13,6 +13,7 @@ from sterna.hostile.engine import HostileEngine
 from sterna.hostile.ledger import Ledger
 from sterna.hostile.network import Network
 from sterna.hostile.nodes import Nodes
+from sterna.hostile.staying import Staying
 from sterna.hostile.stream_ledger import StreamLedger
 from sterna.hostile.timeline import Process, Timeline
 from sterna.instance_core import InstanceCore
@@ -47,6 +48,7 @@ class World:
 
     Attributes:
         processes: all that were ever started, by name, the dead included.
+        staying: which requests cannot move.
         counts: how often each thing worth counting happened.
         streams: those that outlive their front ends; None: there are none in this cluster.
     """
@@ -57,6 +59,7 @@ class World:
     network: Network
     copies: Copies
     ledger: Ledger
+    staying: Staying
     cores: Cores = field(default_factory=Cores)
     scaling: ScalingConfig | None = None
     processes: dict[str, Process] = field(default_factory=dict)

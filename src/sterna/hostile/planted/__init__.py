@@ -21,6 +21,7 @@ from sterna.hostile.planted.frontends import (
     SaysFarewellTooSoon,
     SendsSuspectsAgain,
     SendsToTerminating,
+    TakesNothingBack,
     TakesNothingOver,
     TellsOfNewStreamsOnly,
     WaitsForTheScheduler,
@@ -33,6 +34,7 @@ from sterna.hostile.planted.instances import (
     NeverFreesReservations,
     NeverReleases,
     NeverResumes,
+    PartsInSilence,
     SaysEmptiedTooSoon,
     StepsForTheDead,
     StepsWhatItWasToldToEnd,
@@ -94,6 +96,7 @@ MISTAKES = (
     _on_instances(
         "the instance looks for more to move while a slot is free", LooksWhileASlotIsFree
     ),
+    _on_instances("the instance ends what it should hand back", PartsInSilence),
     _on_instances("what is for unknown front ends is dropped", ForgetsUnknownFrontends),
     Mistake("the engine does not tell of preemptions", Cores(engine=TellsPresenceOnly)),
     Mistake("state of the request does not move along", Cores(engine=LosesState)),
@@ -105,6 +108,7 @@ MISTAKES = (
         "the instance believes a farewell that was said too soon",
         Cores(instance=BelievesOldFarewells, frontend=SaysFarewellTooSoon),
     ),
+    Mistake("the front end does not take back what it is handed", Cores(frontend=TakesNothingBack)),
     Mistake("the front end sends to a terminating instance", Cores(frontend=SendsToTerminating)),
     Mistake(
         "the front end does not stop what nobody waits for",

@@ -16,7 +16,7 @@ from sterna.frontend.resumable.records import Record
 from sterna.frontend.resumable.replicas import Replicas
 from sterna.frontend.resumable.telling import Telling
 from sterna.frontend.streams import Outcome, Streams
-from sterna.messages import Emptied, Membership, WireMessage
+from sterna.messages import Emptied, HandedBack, Membership, WireMessage
 from sterna.supervisor_core import SupervisorCore, SupervisorEffect
 from sterna.types import FrontendId, InstanceId, RequestId
 
@@ -36,6 +36,13 @@ class WaitsForTheScheduler(FrontendCore):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._dispatcher.__class__ = _NeverBypasses
+
+
+class TakesNothingBack(FrontendCore):
+    """Takes no notice of what an instance hands back."""
+
+    def _on_handed_back(self, message: HandedBack, now_s: float) -> list[FrontendEffect]:
+        return []
 
 
 class _Repeating(Streams):

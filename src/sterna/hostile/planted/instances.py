@@ -11,6 +11,7 @@ from sterna.llumlet import LlumletEffect
 from sterna.messages import AbortRequests, WireMessage
 from sterna.migration.messages import (
     AbortDrained,
+    AbortRequest,
     Adopt,
     Adopted,
     AdoptFailed,
@@ -119,6 +120,13 @@ class ForgetsUnknownFrontends(InstanceCore):
         if frontend_id not in self._frontends:
             return []
         return super()._to_frontend(frontend_id, message, frames)
+
+
+class PartsInSilence(InstanceCore):
+    """Ends what keeps it from being emptied, and does not hand it back."""
+
+    def _hand_back(self) -> list[InstanceEffect]:
+        return [each for each in super()._hand_back() if isinstance(each, AbortRequest)]
 
 
 class TellsPresenceOnly(HostileEngine):
