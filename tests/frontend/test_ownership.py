@@ -86,6 +86,36 @@ def test_news_is_waited_for_as_long_after_the_last_denial():
     assert under_test.next_deadline_s is None
 
 
+def test_what_its_owner_denies_has_been_passed_on_and_all_are_asked_once_more():
+    """Whoever has got it may have denied it before."""
+    under_test = ownership(I0, I1, I2, decides_at_once=True)
+    under_test.on_instances([I0, I1], 5.0)
+    assert under_test.on_owner_reply(OwnerReply(I1, 2, ()), 5.0) == []
+    # It moves from I0 to I1, whose news is under way.
+    assert under_test.on_owner_reply(OwnerReply(I0, 1, ()), 5.3) == [query(I0, 3), query(I1, 4)]
+    assert under_test.on_owner_reply(OwnerReply(I1, 4, (R1,)), 5.4) == []
+    assert under_test.owner(R1) == I1
+    assert under_test.next_deadline_s is None
+
+
+def test_what_all_deny_twice_has_died():
+    """It was passed on to the dead."""
+    under_test = ownership(I0, I1, I2, decides_at_once=True)
+    under_test.on_instances([I0, I1], 5.0)
+    under_test.on_owner_reply(OwnerReply(I0, 1, ()), 5.0)
+    assert under_test.on_owner_reply(OwnerReply(I1, 2, ()), 5.0) == [query(I0, 3), query(I1, 4)]
+    assert under_test.owner(R1) is None
+    under_test.on_owner_reply(OwnerReply(I0, 3, ()), 5.0)
+    assert under_test.on_owner_reply(OwnerReply(I1, 4, ()), 5.0) == [DIED]
+
+
+def test_what_the_last_one_denies_has_died():
+    """There is nobody to whom it could have passed it on, but the dead."""
+    under_test = ownership(I0, I1, decides_at_once=True)
+    under_test.on_instances([I0], 5.0)
+    assert under_test.on_owner_reply(OwnerReply(I0, 1, ()), 5.0) == [DIED]
+
+
 def test_a_death_puts_every_request_in_doubt_and_every_instance_is_asked():
     under_test = ownership(I0, I1, I2)
     under_test.on_sent(R2, I1)

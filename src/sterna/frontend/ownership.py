@@ -18,15 +18,18 @@ doubt**. All instances are asked for all requests in doubt, and
   it says which membership it knows, so nobody takes a newcomer for one that has died;
 - a request that moves, or another death, voids the answers so far: the instance that denied it
   may have it since;
+- one that its owner, as far as is known, denies was passed on. Whoever has got it may have denied
+  it before that: where all deny it, they are asked once more;
 - a membership that was missed, since a supervisor died, may have told of an instance that is
   dead by now: it counts as a death.
 
 Streams go on meanwhile: doubt is not shown to clients.
 
 An instance that denied a request can only get it from a live peer, in a migration that begins
-later. If that ends before the peer has answered, all have denied a request that lives: its new
-owner's news is still under way. Who gives such a request up for good waits for that news; who
-sends it again under another id need not, because the one that lives is then told to stop.
+later. If that ends before the peer has answered, and the peer was not known to have it, all have
+denied a request that lives: its new owner's news is still under way. Who gives such a request up
+for good waits for that news; who sends it again under another id need not, because the one that
+lives is then told to stop.
 """
 
 from collections import Counter
@@ -48,6 +51,7 @@ class _Doubt:
         queries: the query in which each instance was asked; answers to older ones are void.
         unanswered: instances that have not answered theirs.
         claimant: the one at which it was arriving when that answered last.
+        is_passed_on: its owner, as far as is known, has denied it.
     """
 
     deadline_s: float
@@ -55,6 +59,7 @@ class _Doubt:
     queries: dict[InstanceId, int] = field(default_factory=dict)
     unanswered: set[InstanceId] = field(default_factory=set)
     claimant: InstanceId | None = None
+    is_passed_on: bool = False
 
 
 @dataclass(slots=True)
@@ -171,11 +176,14 @@ class Ownership:
                     self._confirm(request_id, reply.instance_id)
             elif request_id in arriving:
                 doubt.claimant = reply.instance_id
-            elif self._decides_at_once:
-                effects += self._decide(request_id)
-            elif not doubt.unanswered:
-                # Who passed it on before it denied it may be heard of before the new owner is.
-                self._put_off(request_id, now_s)
+            else:
+                doubt.is_passed_on |= self._owners.get(request_id) == reply.instance_id
+                if self._decides_at_once:
+                    effects += self._decide(request_id, now_s)
+                elif not doubt.unanswered:
+                    # Who passed it on before it denied it may be heard of before the new owner is.
+                    self._put_off(request_id, now_s)
+        effects += self._query(self._unasked(request_ids))
         return _aborts({reply.instance_id: aborted}) + effects
 
     def on_abort(self, request_ids: Iterable[RequestId]) -> list[Effect]:
@@ -221,35 +229,38 @@ class Ownership:
         effects = self._query(list(self._doubts))
         if self._decides_at_once and not instances:
             # There is nobody who could have any.
-            effects += [effect for each in list(self._doubts) for effect in self._decide(each)]
+            for request_id in list(self._doubts):
+                effects += self._decide(request_id, now_s)
         return effects
 
     def on_time(self, now_s: float) -> list[Effect]:
         """Decide upon the doubts whose deadline has come."""
         due = [each for each, doubt in self._doubts.items() if doubt.deadline_s <= now_s]
-        asked_again: list[RequestId] = []
         unanswered: list[RequestId] = []
         effects: list[Effect] = []
         for request_id in due:
             doubt = self._doubts[request_id]
             if doubt.claimant is not None and not doubt.is_aborted:
                 self._begin_round(request_id, now_s)
-                asked_again.append(request_id)
             elif doubt.claimant is None and self._is_open(doubt, request_id):
                 self._put_off(request_id, now_s)
                 unanswered.append(request_id)
             else:
-                effects += self._decide(request_id)
-        return effects + self._repeat_queries(unanswered) + self._query(asked_again)
+                effects += self._decide(request_id, now_s)
+        return effects + self._repeat_queries(unanswered) + self._query(self._unasked(due))
 
-    def _decide(self, request_id: RequestId) -> list[Effect]:
-        """Give the request up if all who were asked have denied it."""
+    def _decide(self, request_id: RequestId, now_s: float) -> list[Effect]:
+        """Give the request up if all who were asked have denied it. If one of them has passed it
+        on, another round begins, in which all are to be asked."""
         doubt = self._doubts[request_id]
         is_open = self._is_open(doubt, request_id)
         if is_open if doubt.claimant is None else not doubt.is_aborted:
             return []
-        del self._doubts[request_id]
         self._disown(request_id)
+        if doubt.is_passed_on and not doubt.is_aborted and len(self._instances) > 1:
+            self._begin_round(request_id, now_s)
+            return []
+        del self._doubts[request_id]
         return [] if doubt.is_aborted else [Fail(request_id, Failure.OWNER_DIED)]
 
     def _put_off(self, request_id: RequestId, now_s: float) -> None:
@@ -268,6 +279,11 @@ class Ownership:
         doubt = self._doubts.pop(request_id, None)
         is_aborted = doubt is not None and doubt.is_aborted
         self._doubts[request_id] = _Doubt(now_s + self._owner_timeout_s, is_aborted)
+
+    def _unasked(self, request_ids: Iterable[RequestId]) -> list[RequestId]:
+        """Those of these of which another round has begun, and nobody was asked."""
+        doubts = ((each, self._doubts.get(each)) for each in request_ids)
+        return [each for each, doubt in doubts if doubt is not None and not doubt.queries]
 
     def _settles(self, doubt: _Doubt, instance_id: InstanceId, request_id: RequestId) -> bool:
         """Take the request out of doubt if it is seen where it was claimed."""
