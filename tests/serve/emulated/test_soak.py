@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -58,12 +59,15 @@ class Samples:
 
     def growth(self) -> tuple[float, float]:
         """Bytes and files more in the last quarter than in the second one."""
-        return _growth(self.memory_bytes), _growth(self.num_files)
+        memory, files = by_quarter(self.memory_bytes), by_quarter(self.num_files)
+        return memory[3] - memory[1], files[3] - files[1]
 
 
-def _growth(values: list[int]) -> float:
+def by_quarter(values: list[int]) -> list[float]:
+    """The median of each quarter of the time."""
     quarter = max(1, len(values) // 4)
-    return statistics.median(values[-quarter:]) - statistics.median(values[quarter : 2 * quarter])
+    starts = (0, quarter, 2 * quarter, len(values) - quarter)
+    return [statistics.median(values[start : start + quarter] or values) for start in starts]
 
 
 OPTIONS = (
@@ -195,7 +199,8 @@ async def be_clients(server: ServerProcess, until_s: float) -> dict[str, int]:
 def sample(processes: list[psutil.Process], samples: dict[int, Samples]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            name = " ".join(process.cmdline())[:100]
+            # Without folders, which say nothing of it and would be told in the report.
+            name = " ".join(Path(word).name for word in process.cmdline()[:4])[:60].strip()
             memory_bytes, num_files = process.memory_info().rss, process.num_fds()
             mine = samples.setdefault(process.pid, Samples(name))
             mine.memory_bytes.append(memory_bytes)
@@ -218,9 +223,9 @@ def keep(counts: dict[str, int], samples: list[Samples]) -> None:
         more_bytes, more_files = each.growth()
         rows.append(
             {
-                "process": each.name[:70],
+                "process": each.name,
                 "is_ours": each.is_ours,
-                "memory_mib": round(each.memory_bytes[-1] / 2**20, 1),
+                "memory_mib": [round(one / 2**20, 2) for one in by_quarter(each.memory_bytes)],
                 "growth_mib": round(more_bytes / 2**20, 2),
                 "files": each.num_files[-1],
                 "growth_files": more_files,
@@ -250,7 +255,7 @@ def test_nothing_grows(server: ServerProcess) -> None:
         more_bytes, more_files = each.growth()
         print(
             f"{each.memory_bytes[-1] / 2**20:7.0f} MiB {more_bytes / 2**20:+6.1f}  "
-            f"{each.num_files[-1]:4} files {more_files:+3.0f}  {each.name[:70]}"
+            f"{each.num_files[-1]:4} files {more_files:+3.0f}  {each.name}"
         )
     if DURATION_S >= WHOLE_S:
         keep(counts, list(samples.values()))
