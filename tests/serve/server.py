@@ -164,6 +164,11 @@ class ServerProcess:
                     found.append((process.create_time(), process.pid, process))
         return [process for *_, process in sorted(found)]
 
+    def instance_process(self, instance_id: str) -> psutil.Process:
+        """Return the instance's process; waits until the log says which it is."""
+        ready = self.until_line(rf"instance {instance_id} pid=(\d+)", HANG_TIMEOUT_S)
+        return psutil.Process(int(ready[1]))
+
     def folder(self) -> Path:
         """Return the one in which all of its processes have theirs."""
         for process in self.processes():

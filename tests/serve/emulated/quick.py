@@ -36,18 +36,21 @@ copy_time:
 
 
 @contextmanager
-def quick_server(folder: Path, *options: str, is_tls: bool = False) -> Iterator[ServerProcess]:
+def quick_server(
+    folder: Path, *options: str, is_tls: bool = False, profile: str = PROFILE
+) -> Iterator[ServerProcess]:
     """A server that is ready; ended afterwards.
 
     Args:
         folder: for its profile.
         is_tls: whether it answers https; the options say by what certificate.
+        profile: how long its engines' steps take, and what they hold.
     """
     small_model()
-    profile = folder / "quick.yaml"
-    profile.write_text(PROFILE)
+    path = folder / "quick.yaml"
+    path.write_text(profile)
     port = free_port()
-    own = ("--engine", "emulated", "--profile", str(profile), "--port", str(port))
+    own = ("--engine", "emulated", "--profile", str(path), "--port", str(port))
     server = ServerProcess(serve_command(*own, "--shutdown-timeout", "0", *options), port=port)
     if is_tls:
         server.url = server.url.replace("http:", "https:")

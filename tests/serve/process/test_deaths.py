@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from sterna.cli.admin import ServerError, ask
@@ -130,11 +129,6 @@ def add(choice: Choice, part: dict[str, Any]) -> None:
     choice.logprobs += [each["logprob"] for each in logprobs.get("content") or []]
 
 
-def process_of(server: ServerProcess, instance_id: str) -> psutil.Process:
-    ready = server.until_line(rf"instance {instance_id} pid=(\d+)", HANG_TIMEOUT_S)
-    return psutil.Process(int(ready[1]))
-
-
 def id_of(name: str) -> str:
     return f"killed-{name.replace(' ', '-')}-"
 
@@ -171,7 +165,7 @@ def test_streams_of_every_kind_say_what_they_say_alone_although_their_instance_i
             lambda: are_all_on(server, "i0") and all(each.has_begun() for each in answers.values()),
             "all have begun, and are together",
         )
-        process_of(server, "i0").kill()
+        server.instance_process("i0").kill()
         for each in running:
             each.result()
     print("longest pauses:", {name: round(a.max_gap_s, 2) for name, a in answers.items()})
@@ -214,7 +208,7 @@ def test_streams_say_what_they_say_alone_although_a_step_of_their_engine_raises(
                 for name in requests
             ]
             until(lambda: all(each.has_begun() for each in answers.values()), "all have begun")
-            processes = {each: process_of(server, each) for each in ("i0", "i1")}
+            processes = {each: server.instance_process(each) for each in ("i0", "i1")}
             raising.touch()
             for each in running:
                 each.result()
@@ -245,7 +239,7 @@ def test_a_client_that_leaves_during_a_death_leaves_nothing_behind(server: Serve
     streams = [server.stream(max_tokens=max_tokens) for _ in range(6)]
     for each in streams:
         next(iter(each))
-    process_of(server, "i0").kill()
+    server.instance_process("i0").kill()
     # At six moments around the news of the death.
     leaving = [threading.Timer(0.15 * number, each.close) for number, each in enumerate(streams)]
     for timer in leaving:

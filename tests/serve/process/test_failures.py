@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,26 +13,23 @@ import openai
 import psutil
 import pytest
 
-from bench.serving.ports import free_port, is_port_free
+from bench.serving.ports import is_port_free
 from sterna.cli.admin import ServerError, ask
 from sterna.config import FrontendConfig
-from tests.models import small_model
+from tests.serve.emulated.quick import MODEL, quick_server
 from tests.serve.load import Load, Seen
 from tests.serve.server import (
     END_TIMEOUT_S,
     HANG_TIMEOUT_S,
     START_TIMEOUT_S,
-    STERNA_IS_READY,
     ServerProcess,
     has_ended,
     logged_s,
-    serve_command,
     until,
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-MODEL = "SmolLM2-135M-Instruct"
 NUM_INSTANCES = 3
 NUM_CLIENTS = 6
 STEP_TIMEOUT_S = 10.0
@@ -74,26 +70,15 @@ def server(
 ) -> Iterator[ServerProcess]:
     """With two front ends, or as many as the test's parameter says."""
     num_frontends = getattr(request, "param", 2)
-    small_model()
-    profile: Path = tmp_path_factory.mktemp("profile") / "quick.yaml"
-    profile.write_text(PROFILE)
-    port = free_port()
-    server = ServerProcess(
-        serve_command(
-            *("--engine", "emulated", "--profile", str(profile), "--port", str(port)),
-            *("--instances", str(NUM_INSTANCES), "--step-timeout", str(STEP_TIMEOUT_S)),
-            *("--frontends", str(num_frontends), "--shutdown-timeout", "0"),
-        ),
-        port=port,
+    options = (
+        *("--instances", str(NUM_INSTANCES), "--step-timeout", str(STEP_TIMEOUT_S)),
+        *("--frontends", str(num_frontends)),
     )
-    try:
-        server.until_line(STERNA_IS_READY, START_TIMEOUT_S)
+    with quick_server(tmp_path_factory.mktemp("profile"), *options, profile=PROFILE) as server:
         with Load(server, NUM_CLIENTS) as load:
             # What is done for the first time takes longer.
             load.until_ended(2 * NUM_CLIENTS)
         yield server
-    finally:
-        server.end()
 
 
 def processes_of(server: ServerProcess, what: str) -> list[psutil.Process]:
@@ -146,11 +131,6 @@ def busy_instance(server: ServerProcess) -> str:
     return str(requests[0]["instance"])
 
 
-def process_of(server: ServerProcess, instance_id: str) -> psutil.Process:
-    ready = server.until_line(rf"instance {instance_id} pid=(\d+)", HANG_TIMEOUT_S)
-    return psutil.Process(int(ready[1]))
-
-
 def assert_lost_before_its_requests_went_on(
     server: ServerProcess, instance_id: str, num_lines_before: int
 ) -> None:
@@ -170,7 +150,7 @@ def test_a_stopped_instance_is_ended_before_its_streams_go_on_and_it_is_replaced
         load.until_ended(NUM_CLIENTS)
         num_before = len(server.lines)
         victim = busy_instance(server)
-        process = process_of(server, victim)
+        process = server.instance_process(victim)
         process.suspend()
         server.until_line(
             rf"instance lost instance={victim} reason=its process is stopped", HANG_TIMEOUT_S
@@ -292,7 +272,7 @@ def test_an_instance_that_answers_and_steps_nothing_is_ended_before_its_streams_
     """And it is replaced; what made two of them hang ends with an error, and nothing else does: as
     long as there is one front end, which knows of all that were there (docs/operations.md)."""
     before_ids = until_whole(server)
-    processes = {each: process_of(server, each) for each in before_ids}
+    processes = {each: server.instance_process(each) for each in before_ids}
     body = {"model": MODEL, "prompt": ENDLESS_PROMPT, "max_tokens": 3}
     with Load(server, NUM_CLIENTS) as load, server.http(timeout=START_TIMEOUT_S) as http:
         load.until_ended(NUM_CLIENTS)
