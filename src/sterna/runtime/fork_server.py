@@ -23,6 +23,7 @@ import traceback
 from typing import NoReturn
 
 from sterna.complaints import Complaint
+from sterna.runtime.forked import leave_removed_folder
 from sterna.runtime.noise import drop_noise
 
 CHUNK_BYTES = 1 << 16
@@ -38,6 +39,7 @@ NUM_STREAMS = 3
 
 def main(address: str) -> None:
     """Import, then fork on demand until stdin is closed, which is the driver's end."""
+    leave_removed_folder()
     # A Ctrl-C in the terminal is for the driver, which ends the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Nobody waits for the forks: Ray finds out by itself when one has ended.

@@ -1,8 +1,8 @@
 """Runs a cluster from the command line: Ray up, everything started, everything ended.
 
 The process of `sterna serve` owns what a run needs on its machine (Ray, the fork server, the
-reaper), and keeps alive what may die of it: Ray's GCS and the driver, which does all that concerns
-the cluster. When this process ends, however it comes about, everything does.
+reaper), and keeps alive what may die of it: Ray's GCS, the fork server, and the driver, which does
+all that concerns the cluster. When this process ends, however it comes about, everything does.
 """
 
 import logging
@@ -112,6 +112,7 @@ class Run:
     ) -> None:
         self._environment = environment
         self._has_fork_server = has_fork_server
+        self._fork_server: ForkServer | None = None
         self._cluster_host = cluster_host
         self._open = ExitStack()
         self._stop = Stop()
@@ -127,7 +128,8 @@ class Run:
         self._reaper = Reaper()
         if self._has_fork_server:
             metrics = {METRICS_FOLDER_VARIABLE: self._reaper.memory_folder}
-            self._open.enter_context(ForkServer({**self._environment, **metrics}))
+            fork_server = ForkServer({**self._environment, **metrics})
+            self._fork_server = self._open.enter_context(fork_server)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -169,7 +171,7 @@ class Run:
         return self._keep_up(self._driver, lambda: _print_ready(config, args))
 
     def _keep_up(self, driver: DriverProcess, on_ready: Callable[[], None]) -> int:
-        """Keep Ray's GCS and the driver up until the driver ends; returns its exit status.
+        """Keep up what may die, until the driver ends; returns its exit status.
 
         Raises:
             RayletDiedError: nothing can be kept up any more.
@@ -186,8 +188,11 @@ class Run:
                 self._reaper.note_descendants()
                 if news.is_ready:
                     on_ready()
-            if self._gcs.keep_up(time.monotonic()):
+            now_s = time.monotonic()
+            if self._gcs.keep_up(now_s):
                 driver.listen_again()
+            if self._fork_server is not None and self._fork_server.keep_up(now_s):
+                self._reaper.note_descendants()
             if (status := driver.keep_up()) is not None:
                 return status
 

@@ -58,6 +58,7 @@ copy_time:
   stage_s: 0.004
 """
 DRIVER, GCS = "sterna.runtime.driver", "gcs_server"
+FORK_SERVER = "sterna.runtime.fork_server"
 MANAGERS = ("ray::_ClusterActor", DRIVER, GCS)
 
 ENDLESS_PROMPT = "terns " * 400
@@ -177,6 +178,34 @@ def test_while_there_is_no_scheduler_requests_are_dispatched_by_the_front_ends(
         until(lambda: not scheduler.is_running(), "it has ended, if it was stopped only")
         until(lambda: len(serving(server)) == NUM_INSTANCES, "another scheduler knows them all")
         assert_nobody_noticed(before, load.until_ended(NUM_CLIENTS))
+
+
+def test_a_fork_server_that_is_stopped_is_replaced_and_no_stream_notices(
+    server: ServerProcess,
+) -> None:
+    """Its forks live on, and who is started after it is a fork of the next one."""
+    before = fork_server(server)
+    assert before is not None
+    with Load(server, NUM_CLIENTS) as load:
+        seen = load.until_ended(3 * NUM_CLIENTS)
+        before.suspend()
+        until(lambda: fork_server(server) not in (before, None), "there is another")
+        assert_nobody_noticed(seen, load.until_ended(3 * NUM_CLIENTS))
+    assert has_ended(before)
+    now = fork_server(server)
+    processes_of(server, "ray::_FrontendActor")[0].kill()
+
+    def parents() -> list[psutil.Process | None]:
+        frontends = processes_of(server, "ray::_FrontendActor")
+        return [each.parent() for each in frontends if not has_ended(each)]
+
+    until(lambda: len(parents()) == 2 and now in parents(), "it has a fork")
+
+
+def fork_server(server: ServerProcess) -> psutil.Process | None:
+    """Forks have its command line until they have become who they are."""
+    own = psutil.Process(server.pid).children()
+    return next((each for each in own if FORK_SERVER in _command(each)), None)
 
 
 def test_what_a_dead_front_end_had_is_freed_and_the_other_goes_on(server: ServerProcess) -> None:
