@@ -114,13 +114,17 @@ def test_a_server_whose_supervisors_die_one_after_the_other_ends_and_says_so(
     assert_all_gone(server, family)
 
 
-def test_a_server_ends_with_the_raylet_of_its_only_node(servers: list[ServerProcess]) -> None:
-    """Nobody can start anything there any more, not even a supervisor."""
+@pytest.mark.parametrize("name", ["raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent"])
+def test_a_server_ends_with_the_raylet_of_its_only_node(
+    servers: list[ServerProcess], name: str
+) -> None:
+    """Nobody can start anything there any more, not even a supervisor; and Ray ends it with either
+    of its agents."""
     server = start_one()
     servers.append(server)
     family = server.processes()
-    (raylet,) = [each for each in family if each.name() == "raylet"]
-    raylet.kill()
+    (process,) = [each for each in family if each.name().strip() == name]
+    process.kill()
     assert server.until_end() == 1
     assert "sterna: error: Ray's raylet of this machine has died" in server.log
     assert_all_gone(server, family)
