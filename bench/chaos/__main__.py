@@ -4,7 +4,8 @@ The right answers come from a lone engine. Then, for `--minutes`, one fault afte
 to a server of two instances and two front ends, every 15 to 30 seconds: an instance, a front end,
 the scheduler, the supervisor, the driver or Ray's GCS is killed, stopped, or has all its
 connections cut. Between two of them the server has become whole again, and requests are moved on
-purpose. A client whose connection broke reads its stream on. Everything in float32, in which what
+purpose. A client whose connection broke reads its stream on; when a component fails that only
+manages, three more come with short requests. Everything in float32, in which what
 shares a batch does not change what is generated. Exits with 1 where a promise was broken.
 
     sterna bench chaos [--minutes 10] [--quick]
@@ -26,7 +27,7 @@ from bench.chaos.clients import KINDS, PLAIN_KINDS, ask_all, questions
 from bench.chaos.faults import FAULTS
 from bench.chaos.goals import goals_of
 from bench.chaos.report import broken_promises, markdown, rows_of, summary_of
-from bench.chaos.storm import NUM_INSTANCES, NUM_OF, Storm, say
+from bench.chaos.storm import NUM_INSTANCES, NUM_OF, VISIT_TOKENS, Storm, say
 from bench.command import end_like_ctrl_c, ended, positive
 from bench.marked_text import write_marked
 from bench.serving.comparing import PAGE, QUICK_FOLDER
@@ -49,6 +50,9 @@ SERVER = (
 PAUSE_S = (15.0, 30.0)
 QUICK_PAUSE_S = (4.0, 8.0)
 """From one fault to the next, unless the server takes longer to become whole again."""
+
+NUM_SHORT = 10
+"""How many questions there are for those who come when something fails."""
 
 RECOVERY_S = 3.0
 """A gap that began within so long after a fault is laid at its door."""
@@ -86,8 +90,11 @@ def _run(options: argparse.Namespace) -> None:
     with served([*engine, "--instances", "1"], log=log.with_name("lone.log")) as url:
         target = asyncio.run(find_target(url))
         asked = questions(target.model, options.questions, options.tokens, options.seed, kinds)
-        say(f"{len(asked)} questions to a lone engine")
-        known = asyncio.run(ask_all(target, asked, num_at_once=4))
+        visits = questions(
+            target.model, NUM_SHORT, VISIT_TOKENS, options.seed, PLAIN_KINDS, first=len(asked)
+        )
+        say(f"{len(asked) + len(visits)} questions to a lone engine")
+        known = asyncio.run(ask_all(target, [*asked, *visits], num_at_once=4))
     expected = {each.question.number: each.tokens for each in known}
     failed = [each.error for each in known if each.error is not None]
     if failed:
@@ -95,7 +102,12 @@ def _run(options: argparse.Namespace) -> None:
     with served([*engine, *SERVER], log=log) as url:
         target = asyncio.run(find_target(url))
         say(f"{minutes:g} minutes of faults on two instances")
-        storm = Storm(target, log, asked, options.only, options.streams, pause_s, options.seed)
+        storm = Storm(
+            *(target, log, asked, visits, options.only),
+            num_streams=options.streams,
+            pause_s=pause_s,
+            seed=options.seed,
+        )
         asyncio.run(storm.run(60.0 * minutes))
     _write(options, storm, expected, minutes, engine)
 

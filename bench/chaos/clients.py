@@ -55,11 +55,11 @@ class Question:
 
 
 def questions(
-    model: str, count: int, max_tokens: int, seed: int, kinds: Sequence[str]
+    model: str, count: int, max_tokens: int, seed: int, kinds: Sequence[str], first: int = 0
 ) -> list[Question]:
-    """So many, of all kinds in turn."""
+    """So many, of all kinds in turn, numbered from the first one on."""
     found = []
-    for number in range(count):
+    for number in range(first, first + count):
         kind = kinds[number % len(kinds)]
         draws = np.random.default_rng([seed, number])
         body = {

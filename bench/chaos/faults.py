@@ -32,6 +32,9 @@ FAULTS = tuple(f"{deed}-{component}" for component in COMPONENTS for deed in (KI
 DEADLY = (f"{KILL}-{INSTANCE}", f"{STOP}-{INSTANCE}")
 """What an instance does not survive: the supervisor ends one that is stopped."""
 
+HOLDS_STREAMS = (INSTANCE, "front-end")
+"""Components with which streams stand still. The others only manage."""
+
 UNREADY = (".__init__", ".prepare", ".stand_by", ".start", ".take_over")
 """Calls of an actor that does not do its work yet: it begins to, or is in reserve for who does."""
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -18,6 +18,7 @@ from bench.chaos.faults import (
     CUT,
     DEADLY,
     FAULTS,
+    HOLDS_STREAMS,
     INSTANCE,
     KILL,
     MARKS,
@@ -45,6 +46,12 @@ NUM_INSTANCES = 2
 NUM_OF = {"front-end": 2}
 """Of which kinds of processes there are several."""
 
+NUM_VISITS = 3
+VISIT_INTERVAL_S = 1.0
+VISIT_TOKENS = 5
+"""What is asked when a component fails that only manages: short requests, one after the other, the
+first at once. They show how long whoever comes then waits for the first token."""
+
 MOVE_INTERVAL_S = 3.0
 WHOLE_TIMEOUT_S = 180.0
 POLL_S = 0.1
@@ -59,6 +66,7 @@ class Storm:
     Attributes:
         log: of the server, which says there what its processes are.
         asked: questions that its clients put to it, over and over.
+        visits: short ones, for when something fails.
         kinds: of faults, to be drawn from.
         num_streams: at once.
         pause_s: shortest and longest time from one fault to the next; more where the server takes
@@ -70,6 +78,7 @@ class Storm:
     target: Target
     log: Path
     asked: Sequence[Question]
+    visits: Sequence[Question]
     kinds: Sequence[str]
     num_streams: int
     pause_s: tuple[float, float]
@@ -91,7 +100,12 @@ class Storm:
             for worker in range(self.num_streams):
                 group.create_task(self._stream(streams, worker, over))
             moving = group.create_task(self._move(operator, draws))
-            await self._hit(operator, draws, now_s() + duration_s)
+            await self._hit(
+                operator,
+                lambda: group.create_task(self._visit(streams)),
+                draws,
+                now_s() + duration_s,
+            )
             moving.cancel()
             over.set()
 
@@ -100,19 +114,37 @@ class Storm:
     ) -> None:
         number = worker
         while not over.is_set():
-            question = self.asked[number % len(self.asked)]
-            answer = Answer(question, now_s(), f"chaos-{len(self.answers)}")
-            self.answers.append(answer)
-            await ask(session, self.target, answer)
+            answer = await self._ask(session, self.asked[number % len(self.asked)])
             number += self.num_streams
             if answer.error is not None:
                 say(f"  failed: {answer.question.kind}: {answer.error}")
                 # A server that refuses everything is not to be flooded.
                 await asyncio.sleep(1.0)
 
+    async def _visit(self, session: aiohttp.ClientSession) -> None:
+        """Come with short requests, whether those before have been answered or not."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(NUM_VISITS):
+                if number:
+                    await asyncio.sleep(VISIT_INTERVAL_S)
+                question = self.visits[len(self.answers) % len(self.visits)]
+                group.create_task(self._ask(session, question))
+
+    async def _ask(self, session: aiohttp.ClientSession, question: Question) -> Answer:
+        answer = Answer(question, now_s(), f"chaos-{len(self.answers)}")
+        self.answers.append(answer)
+        await ask(session, self.target, answer)
+        return answer
+
     # ----------------------------------------------------------------------------- faults
 
-    async def _hit(self, session: aiohttp.ClientSession, draws: Random, end_s: float) -> None:
+    async def _hit(
+        self,
+        session: aiohttp.ClientSession,
+        visit: Callable[[], object],
+        draws: Random,
+        end_s: float,
+    ) -> None:
         """One fault after the other, none before the server is whole again."""
         kinds = self._drawn(draws)
         due_s = now_s()
@@ -122,7 +154,7 @@ class Storm:
             chosen = await self._choose(session, kind, draws)
             if chosen is not None:
                 self.is_calm = False
-                fault = await self._do(session, kind, *chosen)
+                fault = await self._do(session, visit, kind, *chosen)
                 self.faults.append(fault)
                 back = "-" if fault.back_s is None else f"{fault.back_s:.1f}"
                 say(f"  whole again after {back} s")
@@ -154,7 +186,12 @@ class Storm:
         return None if process is None else (victim, process)
 
     async def _do(
-        self, session: aiohttp.ClientSession, kind: str, victim: str, process: psutil.Process
+        self,
+        session: aiohttp.ClientSession,
+        visit: Callable[[], object],
+        kind: str,
+        victim: str,
+        process: psutil.Process,
     ) -> Fault:
         affected = await self._requests_on(session, victim)
         at_s = now_s()
@@ -170,6 +207,8 @@ class Storm:
                 say(f"  {cut(process)} connections")
             else:
                 kill(process)
+            if component not in HOLDS_STREAMS:
+                visit()
             if kind in DEADLY:
                 noticed_s = await self._until_noticed(session, victim, at_s)
         back_s = await self._until_whole(session, victim, at_s, kind, process)

@@ -22,7 +22,7 @@ import pytest
 
 from bench import results_io
 from tests.serve.emulated.quick import completion, many_connections, num_tokens, quick_server
-from tests.serve.server import ServerProcess, until
+from tests.serve.server import ServerProcess, has_ended, until
 
 WHOLE_S = 1800.0
 """What is shorter says less, and is not kept."""
@@ -30,6 +30,7 @@ WHOLE_S = 1800.0
 DURATION_S = float(os.environ.get("SOAK_SECONDS", WHOLE_S))
 NUM_SAMPLES = 60
 NUM_CLIENTS = 40
+RESERVES = ("ray::_SchedulerActor.stand_by", "ray::_ClusterActor.stand_by")
 
 MAX_MORE_FILES = 10
 MAX_MORE_BYTES = 16 << 20
@@ -207,9 +208,8 @@ def sample(processes: list[psutil.Process], samples: dict[int, Samples]) -> None
             mine.num_files.append(num_files)
 
 
-async def watch(server: ServerProcess, until_s: float) -> dict[int, Samples]:
+async def watch(processes: list[psutil.Process], until_s: float) -> dict[int, Samples]:
     samples: dict[int, Samples] = {}
-    processes = await asyncio.to_thread(server.processes)
     while time.monotonic() < until_s:
         sample(processes, samples)
         await asyncio.sleep(DURATION_S / NUM_SAMPLES)
@@ -243,11 +243,22 @@ def keep(counts: dict[str, int], samples: list[Samples]) -> None:
     results_io.write("soak", config, rows, summary=summary, more={"ends": dict(counts)})
 
 
+def are_in_reserve(processes: list[psutil.Process]) -> bool:
+    """Whether those are that begin some seconds after a server is ready."""
+    those = ""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            those += " ".join(process.cmdline())
+    return all(each in those for each in RESERVES)
+
+
 def test_nothing_grows(server: ServerProcess) -> None:
+    until(lambda: are_in_reserve(server.processes()), "another scheduler and supervisor stand by")
+    processes = server.processes()
+
     async def run() -> tuple[dict[str, int], dict[int, Samples]]:
         until_s = time.monotonic() + DURATION_S
-        counts, samples = await asyncio.gather(be_clients(server, until_s), watch(server, until_s))
-        return counts, samples
+        return await asyncio.gather(be_clients(server, until_s), watch(processes, until_s))
 
     counts, samples = asyncio.run(run())
     print(f"\n{DURATION_S:.0f} s: " + ", ".join(f"{n} {end}" for end, n in sorted(counts.items())))
@@ -263,7 +274,10 @@ def test_nothing_grows(server: ServerProcess) -> None:
     assert ends <= counts.keys()
     until(server.is_empty, "every instance is empty")
     ours = [each for each in samples.values() if each.is_ours]
-    assert len(ours) >= 7, "supervisor, scheduler, three instances and two front ends"
+    assert len(ours) >= 9, "three instances, two front ends; two supervisors, two schedulers"
+    # Who died and was replaced would have begun anew.
+    ended = {each.pid for each in processes if has_ended(each)}
+    assert [each.name for pid, each in samples.items() if each.is_ours and pid in ended] == []
     for each in ours:
         more_bytes, more_files = each.growth()
         assert more_files <= MAX_MORE_FILES, each.name
