@@ -116,6 +116,7 @@ BREAKS = (
     _broken("HAS_NO_LEASE", num_faults=1),
     _broken("TELLS_OF_A_LAST_STAGE"),
     _broken("CLAIMS_WHAT_IT_GIVES_AWAY", num_faults=1),
+    _broken("BELIEVES_ALL_DENIALS"),
 )
 """Each rule of the protocol left out once, in the smallest bounds that show it."""
 

@@ -150,7 +150,9 @@ def _soak(options: argparse.Namespace, plan: FaultPlan) -> int:
         for result in _until_stop(results, stop):
             shown.add(result)
             if result.violation is not None:
-                print(f"\nseed {result.seed}: {result.violation}\n  {_command(result.seed, plan)}")
+                more = ("--overlap",) if plan.overlap else ()
+                command = replay_command(result.seed, *more)
+                print(f"\nseed {result.seed}: {result.violation}\n  {command}")
                 if len(progress.violations) >= MAX_VIOLATIONS:
                     print("that is enough")
                     break
@@ -217,8 +219,9 @@ class _Shown:
         )
 
 
-def _command(seed: int, plan: FaultPlan) -> str:
-    return f"python -m bench.sim_soak --replay {seed}{' --overlap' if plan.overlap else ''}"
+def replay_command(seed: int, *options: str) -> str:
+    """Return what shows this seed again, in a clone in which nothing is installed as well."""
+    return f'make sim-soak ARGS="{" ".join(["--replay", str(seed), *options])}"'
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
    after a death (src/sterna/frontend/ownership.py; docs/model.md says what of it is left out).
 
    A death puts the request in doubt. Every live instance is asked whether it has the request; one
-   that all deny is continued on a third instance, under another id. It may live all the same: B may
-   deny it, get it, and A deny it then. Whoever sends tokens of the old id is told to stop. */
+   that all deny is continued on a third instance, under another id. B may deny it, get it, and A deny
+   it then: where A, which was known to have it, denies it, it has passed it on, and all are asked once
+   more. */
 
 mtype:claim = { UNASKED, ASKED, HERE, ARRIVING, DENIES, DENIED };
 
@@ -14,15 +15,21 @@ bit is_in_doubt;
 mtype:claim a_answer = UNASKED;
 mtype:claim b_answer = UNASKED;
 
+/* Ownership._owners: where it is, as far as the front end knows; and _Doubt.is_passed_on. */
+bit frontend_takes_it_for_a = 1;
+bit frontend_takes_it_for_b;
+bit is_passed_on;
+
 /* AbortRequests under way to A or B, from the front end or forwarded by the other side. */
 bit abort_to_a;
 bit abort_to_b;
 
-inline end_doubt() { is_in_doubt = 0; a_answer = UNASKED; b_answer = UNASKED }
+inline end_doubt() { is_in_doubt = 0; is_passed_on = 0; a_answer = UNASKED; b_answer = UNASKED }
 
 /* All answers so far are void. */
 inline begin_round() {
     is_in_doubt = 1;
+    is_passed_on = 0;
     a_answer = (frontend_knows_a_dead -> UNASKED : ASKED);
     b_answer = (frontend_knows_b_dead -> UNASKED : ASKED)
 }
@@ -66,6 +73,17 @@ inline b_answers() {
     :: else -> b_answer = DENIES
     fi
 }
+
+/* Denied by its owner, as far as is known: that one has passed it on. */
+#ifdef BREAK_BELIEVES_ALL_DENIALS
+#define SHOWS_THAT_IT_WAS_PASSED_ON false
+#else
+#define SHOWS_THAT_IT_WAS_PASSED_ON true
+#endif
+
+inline a_is_owner() { frontend_takes_it_for_a = 1; frontend_takes_it_for_b = 0 }
+inline b_is_owner() { frontend_takes_it_for_a = 0; frontend_takes_it_for_b = 1 }
+inline nobody_is_owner() { frontend_takes_it_for_a = 0; frontend_takes_it_for_b = 0 }
 
 #define A_IS_OUT (frontend_knows_a_dead || a_answer == DENIED)
 #define B_IS_OUT (frontend_knows_b_dead || b_answer == DENIED)

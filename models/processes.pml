@@ -319,8 +319,10 @@ end:
         a_knows_b_dead = 1; a_moved_out = 0; source_on_peer_dead() }
     :: atomic { !a_is_alive && b_is_alive && !b_knows_a_dead ->
         b_knows_a_dead = 1; destination_on_peer_dead() }
-    :: atomic { !a_is_alive && !frontend_knows_a_dead -> frontend_knows_a_dead = 1; doubt() }
-    :: atomic { !b_is_alive && !frontend_knows_b_dead -> frontend_knows_b_dead = 1; doubt() }
+    :: atomic { !a_is_alive && !frontend_knows_a_dead -> frontend_knows_a_dead = 1;
+        frontend_takes_it_for_a = 0; doubt() }
+    :: atomic { !b_is_alive && !frontend_knows_b_dead -> frontend_knows_b_dead = 1;
+        frontend_takes_it_for_b = 0; doubt() }
     od
 }
 
@@ -332,22 +334,29 @@ end:
     :: atomic { b_is_alive && b_answer == ASKED -> b_answers() }
     /* The answer arrives. */
     :: atomic { is_in_doubt && a_answer == HERE ->
-        abort_to_a = abort_to_a | (client_gone & a_is_alive); end_doubt() }
+        abort_to_a = abort_to_a | (client_gone & a_is_alive); a_is_owner(); end_doubt() }
     :: atomic { is_in_doubt && b_answer == HERE ->
-        abort_to_b = abort_to_b | (client_gone & b_is_alive); end_doubt() }
+        abort_to_b = abort_to_b | (client_gone & b_is_alive); b_is_owner(); end_doubt() }
     :: atomic { is_in_doubt && a_answer == ARRIVING ->
         abort_to_a = abort_to_a | (client_gone & a_is_alive); begin_round() }
     :: atomic { is_in_doubt && b_answer == ARRIVING ->
         abort_to_b = abort_to_b | (client_gone & b_is_alive); begin_round() }
-    :: atomic { is_in_doubt && a_answer == DENIES -> a_answer = DENIED }
-    :: atomic { is_in_doubt && b_answer == DENIES -> b_answer = DENIED }
+    :: atomic { is_in_doubt && a_answer == DENIES ->
+        a_answer = DENIED;
+        is_passed_on = is_passed_on | (SHOWS_THAT_IT_WAS_PASSED_ON && frontend_takes_it_for_a) }
+    :: atomic { is_in_doubt && b_answer == DENIES ->
+        b_answer = DENIED;
+        is_passed_on = is_passed_on | (SHOWS_THAT_IT_WAS_PASSED_ON && frontend_takes_it_for_b) }
     :: atomic { is_in_doubt && (is_ended || at_c) -> end_doubt() }
     :: atomic { is_in_doubt && A_IS_OUT && B_IS_OUT && !is_ended && !at_c ->
+        nobody_is_owner();
         if
-        :: client_gone
-        :: else -> at_c = 1; is_continued = 1
-        fi;
-        end_doubt() }
+        :: client_gone -> end_doubt()
+        :: !client_gone && is_passed_on -> begin_round()
+        :: else ->
+            assert(!(A_STEPS || B_STEPS)); /* Nobody has it who could go on with it. */
+            at_c = 1; is_continued = 1; end_doubt()
+        fi }
     od
 }
 

@@ -4,7 +4,7 @@
 /* What has ended does not go on, but for two things: an abort may still be on its way to the engine,
    and the source of a dead destination repeats what only that knew. */
 #define ONE_OWNER \
-    (A_STEPS + B_STEPS + (at_c && !is_continued) <= 1 && !(is_ended && NUM_OWNERS > 0 && !client_gone && a_is_alive && b_is_alive))
+    (NUM_OWNERS <= 1 && !(is_ended && NUM_OWNERS > 0 && !client_gone && a_is_alive && b_is_alive))
 #define IS_UNWANTED (client_gone || is_ended)
 #define A_CONSERVES (!a_is_alive || a_holds + a_free == 1)
 #define B_CONSERVES (!b_is_alive || b_free + b_reserved + b_holds == B_BLOCKS)
