@@ -112,7 +112,7 @@ FOUND_AS: dict[str, Callable[[str, dict[str, str]], bool]] = {
     "blocks not in place": lambda said, _: "(is_in_place&must_be_copied)" in said,
     "illegal event": lambda said, _: "<s_stage)" in said,
     "begun anew while it runs": lambda said, at: (
-        "assertion violated  !(((a_is_alive" in said and num_owners(at) == 1
+        "assertion violated  !(((a_is_alive" in said and num_owners({**at, "at_c": "0"}) == 1
     ),
     "drained for ever": lambda said, at: said == CYCLE and at["at_a"] == "DRAINED",
     "runs without a client": lambda said, at: (
