@@ -103,7 +103,11 @@ def _run(options: argparse.Namespace) -> None:
         target = asyncio.run(find_target(url))
         say(f"{minutes:g} minutes of faults on two instances")
         storm = Storm(
-            *(target, log, asked, visits, options.only),
+            target=target,
+            log=log,
+            asked=asked,
+            visits=visits,
+            kinds=options.only,
             num_streams=options.streams,
             pause_s=pause_s,
             seed=options.seed,

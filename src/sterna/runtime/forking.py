@@ -14,6 +14,7 @@ from sterna.folders import private_folder
 from sterna.runtime import forked
 from sterna.runtime.forked import ADDRESS_VARIABLE
 from sterna.runtime.process import ProcessWatch, watch_of_child
+from sterna.runtime.successions import Restarts
 
 METRICS_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """Read when prometheus_client is imported: for a fork, by the fork server."""
@@ -42,8 +43,7 @@ class ForkServer:
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: ProcessWatch | None = None
-        self._started_s = 0.0
-        self._start_at_s = 0.0
+        self._restarts = Restarts(SHORT_LIFE_S, (0.0, RETRY_DELAY_S))
 
     def __enter__(self) -> Self:
         self._folder = private_folder("fork")
@@ -71,7 +71,7 @@ class ForkServer:
                 return False
             self._end()
             self._put_off(now_s, reason)
-        if now_s < self._start_at_s:
+        if not self._restarts.is_due(now_s):
             return False
         try:
             self._begin(now_s)
@@ -82,7 +82,7 @@ class ForkServer:
 
     def _begin(self, now_s: float) -> None:
         """Raises OSError: there is no descriptor, process or folder to be had."""
-        self._started_s = now_s
+        self._restarts.on_begun(now_s)
         self._address.unlink(missing_ok=True)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sterna.runtime.fork_server", str(self._address)],
@@ -93,11 +93,7 @@ class ForkServer:
         )
 
     def _put_off(self, now_s: float, reason: str) -> None:
-        """Have the next one start at once, or later if this one did not live for long."""
-        delay_s = 0.0 if now_s - self._started_s > SHORT_LIFE_S else RETRY_DELAY_S
-        self._start_at_s = now_s + delay_s
-        when = f"again in {delay_s:.0f} s" if delay_s else "starting it again"
-        logger.error("fork server lost, %s reason=%s", when, reason)
+        logger.error("fork server lost, %s reason=%s", self._restarts.on_lost(now_s), reason)
 
     def _end(self) -> None:
         self._watch = None

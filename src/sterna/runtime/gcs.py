@@ -15,6 +15,7 @@ import ray
 from sterna.folders import private_folder
 from sterna.runtime.addresses import is_listening
 from sterna.runtime.process import ProcessWatch, watch_of_child
+from sterna.runtime.successions import Restarts
 
 STORAGE_VARIABLE = "RAY_gcs_storage"
 PATH_VARIABLE = "RAY_gcs_storage_path"
@@ -47,9 +48,7 @@ class Gcs:
         self._heard_s: float | None = None
         self._look_at_s = 0.0
         self._is_up = True
-        self._started_s: float | None = None
-        self._start_at_s = 0.0
-        self._num_short_lives = 0
+        self._restarts = Restarts(SHORT_LIFE_S, RESTART_DELAYS_S)
 
     def prepare(self) -> None:
         """Choose where it keeps what it knows; before Ray starts, each time that it does."""
@@ -72,9 +71,10 @@ class Gcs:
             node.kill_gcs_server(check_alive=False)
             self._is_up = False
             self._put_off(now_s, reason)
-        if now_s < self._start_at_s:
+        if not self._restarts.is_due(now_s):
             return False
-        self._started_s = self._heard_s = now_s
+        self._restarts.on_begun(now_s)
+        self._heard_s = now_s
         try:
             node.start_gcs_server()
         except OSError as error:
@@ -104,13 +104,7 @@ class Gcs:
         return f"it takes no connections for {now_s - self._heard_s:.0f} s"
 
     def _put_off(self, now_s: float, reason: str) -> None:
-        """Have the next one start at once, or later if others died soon before."""
-        has_worked = self._started_s is None or now_s - self._started_s > SHORT_LIFE_S
-        self._num_short_lives = 0 if has_worked else self._num_short_lives + 1
-        delay_s = RESTART_DELAYS_S[min(self._num_short_lives, len(RESTART_DELAYS_S) - 1)]
-        self._start_at_s = now_s + delay_s
-        when = f"again in {delay_s:.0f} s" if delay_s else "starting it again"
-        logger.error("Ray's GCS lost, %s reason=%s", when, reason)
+        logger.error("Ray's GCS lost, %s reason=%s", self._restarts.on_lost(now_s), reason)
 
     def close(self) -> None:
         """Forget what it knew; after Ray has ended."""
