@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from msgspec import structs
 
 from sterna.config import PolicyConfig
 from sterna.policy.pairing import move_helps, pair
 from sterna.policy.presets import LLUMNIX, LLUMNIX_BASE
 from sterna.policy.selection import candidates_to_move
+from sterna.policy.virtual_usage import Candidate
 from sterna.types import HIGH, Immovable, InstanceId, InstanceView, RequestStatus
 from tests.policy.builders import (
     M,
@@ -361,12 +363,56 @@ def test_moves_among_requests_that_stay_the_same_come_to_an_end(
         moved(views, pairs)
 
 
+# ------------------------------------------------------ instances that are emptied for too long
+
+
+def overstayed(instance_id: str) -> Candidate:
+    """An instance with two requests that has been emptied for too long: its next move needs no
+    memory."""
+    leaving = candidate(evenly_loaded(instance_id, 800, 2, is_terminating=True))
+    return leaving.with_load(structs.replace(leaving.load, move_tokens=0))
+
+
+FULL = candidate(evenly_loaded("full", 12_600, 8))
+"""72 / 8 = 9 steps."""
+FULLER = candidate(evenly_loaded("fuller", 12_650, 8))
+"""22 / 8 = 2 steps."""
+
+
 def test_what_moves_without_its_memory_finds_a_destination_where_none_has_room() -> None:
-    """An instance that has been emptied for too long says that its next move needs no memory."""
-    full = candidate(evenly_loaded("i1", 12_600, 8), LLUMNIX)
-    fuller = candidate(evenly_loaded("i2", 12_650, 8), LLUMNIX)
-    leaving = candidate(evenly_loaded("i0", 800, 2, is_terminating=True), LLUMNIX)
-    assert pair([leaving, full, fuller], LLUMNIX) == {}
-    overstayed = leaving.with_load(structs.replace(leaving.load, move_tokens=0))
-    assert pair([overstayed, full, fuller], LLUMNIX) == {"i0": "i1"}
-    assert pair([overstayed], LLUMNIX) == {}
+    leaving = candidate(evenly_loaded("i0", 800, 2, is_terminating=True))
+    assert pair([leaving, FULL, FULLER], LLUMNIX) == {}
+    assert pair([overstayed("i0"), FULL, FULLER], LLUMNIX) == {"i0": "full"}
+    assert pair([overstayed("i0")], LLUMNIX) == {}
+
+
+def test_each_instance_that_has_overstayed_gets_a_destination_of_its_own() -> None:
+    """Instances above the threshold come first, then the freest of the others."""
+    two = [overstayed("i0"), overstayed("i1")]
+    assert pair([*two, FULLER, FULL], LLUMNIX) == {"i0": "full", "i1": "fuller"}
+    idle = candidate(instance("idle"))
+    assert pair([*two, FULL, idle], LLUMNIX) == {"i0": "idle", "i1": "full"}
+    assert pair([*two, FULLER, FULL, idle], LLUMNIX) == {"i0": "idle", "i1": "full"}
+
+
+def test_a_destination_takes_from_one_instance_that_has_overstayed_a_round() -> None:
+    """The other one waits until the first is empty."""
+    two = [overstayed("i0"), overstayed("i1")]
+    for destination in (FULL, candidate(instance("idle"))):
+        assert pair([*two, destination], LLUMNIX) == {"i0": destination.instance_id}
+    empty = candidate(instance("i0", is_terminating=True))
+    assert pair([empty, two[1], FULL], LLUMNIX) == {"i1": "full"}
+
+
+@settings(max_examples=30)
+@given(clusters(), st.integers(1, 3))
+def test_as_many_that_have_overstayed_are_paired_as_others_are_there(
+    cluster: list[InstanceView], num_overstayed: int
+) -> None:
+    leaving = [overstayed(f"a{k}") for k in range(num_overstayed)]
+    pairs = pair([*leaving, *map(candidate, cluster)], LLUMNIX)
+    assert len({*pairs, *pairs.values()}) == 2 * len(pairs)
+    staying = {each.instance_id for each in cluster if not each.is_terminating}
+    assert set(pairs.values()) <= staying
+    paired = [each for each in leaving if each.instance_id in pairs]
+    assert paired == leaving[: len(staying)]
