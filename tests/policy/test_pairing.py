@@ -21,13 +21,18 @@ from tests.policy.builders import (
     M,
     candidate,
     clusters,
+    clusters_with_moves,
+    crowded,
     evenly_loaded,
     first_to_move,
     freeness,
     instance,
     new_request,
+    priorities,
     queuing,
+    roomy,
     running,
+    usages_tokens,
     views,
 )
 
@@ -284,7 +289,7 @@ def test_a_source_that_is_passed_over_leaves_its_destination_to_the_next() -> No
 
 
 @settings(max_examples=30)
-@given(clusters())
+@given(st.one_of(clusters(), clusters_with_moves()))
 def test_a_pairing_is_a_matching_of_sources_with_destinations(cluster: list[InstanceView]) -> None:
     pairs = pairs_of(*cluster)
     views = {each.instance_id: each for each in cluster}
@@ -295,14 +300,25 @@ def test_a_pairing_is_a_matching_of_sources_with_destinations(cluster: list[Inst
         assert not views[destination].is_terminating
 
 
-@given(
-    views("i0", may_terminate=False, all_movable=True),
-    views("i1", may_terminate=False, all_movable=True),
-)
+def pairs_of_views() -> st.SearchStrategy[list[InstanceView]]:
+    """A source and a destination, of any state or such that a move mostly helps."""
+    any_state, another = (
+        views(name, may_terminate=False, all_movable=True) for name in ("i0", "i1")
+    )
+    more = st.builds(running, st.just("more"), usages_tokens, priority=priorities)
+    source = st.builds(
+        lambda view, request: replace(view, running=(*view.running, request)), any_state, more
+    )
+    helping = st.tuples(crowded("i0"), roomy("i1"))
+    return st.one_of(helping, st.tuples(source, another), helping).map(list)
+
+
+@given(pairs_of_views())
 def test_a_move_helps_if_and_only_if_it_fits_and_narrows_the_gap(
-    source: InstanceView, destination: InstanceView
+    pair_of_views: list[InstanceView],
 ) -> None:
     """Judged by Algorithm 1 over the views before and after the real move."""
+    source, destination = pair_of_views
     candidates = candidates_to_move(source, LLUMNIX)
     assume(candidates)
     request = candidates[0]
@@ -321,7 +337,8 @@ def test_a_move_helps_if_and_only_if_it_fits_and_narrows_the_gap(
     assert helps == (fits and narrowed > 0 and improved > 0)
 
 
-@given(clusters())
+@settings(max_examples=50)
+@given(clusters_with_moves())
 def test_no_source_goes_without_a_destination_that_would_help_it(
     cluster: list[InstanceView],
 ) -> None:
@@ -345,7 +362,7 @@ def test_no_source_goes_without_a_destination_that_would_help_it(
 
 
 @settings(max_examples=30)
-@given(clusters())
+@given(clusters_with_moves())
 def test_moves_among_requests_that_stay_the_same_come_to_an_end(
     cluster: list[InstanceView],
 ) -> None:
