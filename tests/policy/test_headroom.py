@@ -137,7 +137,7 @@ def test_no_normal_request_is_moved_away_to_where_there_is_no_room() -> None:
 
 def test_a_high_priority_request_moves_where_the_headroom_that_counts_fits() -> None:
     """It takes its headroom along to an instance that has none yet. By hand, with three tenths of
-    11,072 tokens: 64 - 3,322 = -3,258 here; there, 72 - 3,322 = -3,250 are more, and -3,266 less."""
+    11,072 tokens: 64 - 3,322 = -3,258 here; there, -3,250 are more, and -3,266 less."""
     highs = [running("a", 4_000, priority=HIGH), running("b", 4_000, priority=HIGH)]
     source = candidate(instance("i0", running=highs, reserved_tokens=M - 8_064), STERNA)
     source = replace(source, headroom_share=0.3)
