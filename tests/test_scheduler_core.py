@@ -231,6 +231,18 @@ def test_a_source_is_told_at_once_that_its_destination_is_dead() -> None:
     assert core.destinations == {}
 
 
+def test_sources_hear_of_deaths_in_the_order_of_the_dead() -> None:
+    """The same messages in the same order each time that the same thing happens."""
+    full, idle = [InstanceId(f"s{k}") for k in range(8)], [InstanceId(f"d{k}") for k in range(8)]
+    core = serving(*full, *idle)
+    for each in full:
+        core.on_message(report(each, 976, sequence=2), 0.1)
+    core.on_tick(0.2)
+    assert core.destinations == dict(zip(full, idle, strict=True))
+    effects = core.on_membership(membership(2, *full), 0.3)
+    assert sent(effects) == [destination(each, None) for each in full]
+
+
 def test_an_instance_that_is_not_known_yet_is_told_no_destination() -> None:
     core = serving(I0)
     core.on_message(report(I1), 0.0)
