@@ -323,6 +323,9 @@ def test_an_instance_that_starts_is_not_asked_for_again() -> None:
     assert asked(overloaded()) == (1, 2)
     assert asked(overloaded(Absent(I1, "starting"))) == (11, 1)
     assert asked(overloaded(Absent(I1, "pending", "no GPU"))) == (11, 1)
+    core = overloaded(Absent(I1, "starting"))
+    core.on_membership(membership(3, I0, absent=(Absent(I1, "starting"),)), 0.0)
+    assert asked(core) == (11, 1), "it still starts"
 
 
 def test_a_warm_instance_does_not_start() -> None:
