@@ -181,7 +181,29 @@ def test_a_pairing_sees_the_requests_in_flight() -> None:
     assert pair([overloaded, candidate(idle, in_flight=in_flight)], LLUMNIX) == {}
 
 
+def test_where_requests_have_lost_their_memory_an_instance_is_a_source_and_no_destination() -> None:
+    """As in the paper's runs, where the policy says so, whatever its freeness."""
+    policy = replace(LLUMNIX, preempted_make_source=True, pairs_only_to_gain=False)
+    lost = structs.replace(queuing("lost", 160), num_preemptions=1)
+    thrashing = replace(evenly_loaded("i0", 1_600, 4), queuing=(lost,))
+    idle, overloaded = instance("i1"), evenly_loaded("i2", 12_640, 20)
+    assert freeness(thrashing, policy) > policy.destination_freeness_steps
+    assert pairs_of(thrashing, idle, policy=policy) == {"i0": "i1"}
+    assert pairs_of(thrashing, overloaded, policy=policy) == {}
+    never_lost = replace(evenly_loaded("i0", 1_600, 4), queuing=(queuing("new", 160),))
+    for queue, rule in ((never_lost, policy), (thrashing, LLUMNIX)):
+        assert pairs_of(queue, idle, policy=rule) == {}
+        assert pairs_of(queue, overloaded, policy=rule) == {"i2": "i0"}
+
+
 # ---------------------------------------------------------------- the move must narrow the gap
+
+
+def test_at_any_price_a_pair_is_made_that_gains_nothing() -> None:
+    """The paper knows thresholds alone (Section 4.4.3), and its runs are to be compared with."""
+    policy = replace(LLUMNIX, pairs_only_to_gain=False)
+    lone = evenly_loaded("i0", 12_640, 1)
+    assert pairs_of(lone, instance("i1"), policy=policy) == {"i0": "i1"}
 
 
 def test_a_lone_request_that_fills_the_memory_does_not_go_back_and_forth() -> None:
