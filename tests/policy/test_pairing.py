@@ -412,26 +412,28 @@ def overstayed(instance_id: str) -> Candidate:
     return leaving.with_load(structs.replace(leaving.load, move_tokens=0))
 
 
-FULL = candidate(evenly_loaded("full", 12_600, 8))
+FULL = candidate(evenly_loaded("i9", 12_600, 8))
 """72 / 8 = 9 steps."""
-FULLER = candidate(evenly_loaded("fuller", 12_650, 8))
+FULLER = candidate(evenly_loaded("i8", 12_650, 8))
 """22 / 8 = 2 steps."""
 
 
 def test_what_moves_without_its_memory_finds_a_destination_where_none_has_room() -> None:
     leaving = candidate(evenly_loaded("i0", 800, 2, is_terminating=True))
     assert pair([leaving, FULL, FULLER], LLUMNIX) == {}
-    assert pair([overstayed("i0"), FULL, FULLER], LLUMNIX) == {"i0": "full"}
+    assert pair([overstayed("i0"), FULL, FULLER], LLUMNIX) == {"i0": "i9"}
     assert pair([overstayed("i0")], LLUMNIX) == {}
+    as_full = candidate(evenly_loaded("i7", 12_600, 8))
+    assert pair([overstayed("i0"), FULL, as_full], LLUMNIX) == {"i0": "i7"}
 
 
 def test_each_instance_that_has_overstayed_gets_a_destination_of_its_own() -> None:
     """Instances above the threshold come first, then the freest of the others."""
     two = [overstayed("i0"), overstayed("i1")]
-    assert pair([*two, FULLER, FULL], LLUMNIX) == {"i0": "full", "i1": "fuller"}
+    assert pair([*two, FULLER, FULL], LLUMNIX) == {"i0": "i9", "i1": "i8"}
     idle = candidate(instance("idle"))
-    assert pair([*two, FULL, idle], LLUMNIX) == {"i0": "idle", "i1": "full"}
-    assert pair([*two, FULLER, FULL, idle], LLUMNIX) == {"i0": "idle", "i1": "full"}
+    assert pair([*two, FULL, idle], LLUMNIX) == {"i0": "idle", "i1": "i9"}
+    assert pair([*two, FULLER, FULL, idle], LLUMNIX) == {"i0": "idle", "i1": "i9"}
 
 
 def test_a_destination_takes_from_one_instance_that_has_overstayed_a_round() -> None:
@@ -440,7 +442,7 @@ def test_a_destination_takes_from_one_instance_that_has_overstayed_a_round() -> 
     for destination in (FULL, candidate(instance("idle"))):
         assert pair([*two, destination], LLUMNIX) == {"i0": destination.instance_id}
     empty = candidate(instance("i0", is_terminating=True))
-    assert pair([empty, two[1], FULL], LLUMNIX) == {"i1": "full"}
+    assert pair([empty, two[1], FULL], LLUMNIX) == {"i1": "i9"}
 
 
 @settings(max_examples=30)
