@@ -168,6 +168,20 @@ def test_a_step_that_hangs_over_a_pause_of_the_watcher_is_found_after_the_time_o
     assert now_s == 3660.0
 
 
+def test_what_was_counted_before_a_pause_of_the_watcher_counts_after_it() -> None:
+    """8 of 10 s of silence, and 8 of 60 s of a step."""
+    progress = watching("silent", "busy")
+    for member in ("silent", "busy"):
+        progress.on_heartbeat(Heartbeat(member, 7, is_busy=True), 0.0)
+    pass_time(progress, 0.0, 8.0)
+    found, now_s = [], 3600.0
+    while now_s < 3660.0:
+        progress.on_heartbeat(Heartbeat("busy", 7, is_busy=True), now_s)
+        found += [(now_s, each.member) for each in progress.on_time(now_s)]
+        now_s += BEAT_S
+    assert found == [(3602.0, "silent"), (3652.0, "busy")]
+
+
 def test_a_watcher_that_looks_as_seldom_as_it_may_finds_as_soon() -> None:
     progress = watching()
     progress.on_heartbeat(Heartbeat("i0", 7, is_busy=False), 0.0)
@@ -248,6 +262,14 @@ def test_a_pause_of_the_watcher_takes_no_remote_node_out_of_sight() -> None:
     assert progress.on_time(100.0) == []
     found = look(progress, 100.0, 111.0)
     assert [now_s for now_s, _ in found] == [110.0]
+
+
+def test_a_node_that_is_cut_off_during_a_pause_of_the_watcher_is_out_of_sight() -> None:
+    progress = watching_remote()
+    look(progress, 0.0, 5.0)
+    progress.on_heartbeat(Heartbeat("i0", 6, is_busy=True), 5.0)
+    assert progress.on_time(100.0) == []
+    assert pass_time(progress, 100.0, 300.0) == []
 
 
 def test_a_remote_member_is_not_stopped_while_its_node_is_out_of_sight() -> None:
