@@ -269,7 +269,18 @@ def test_a_node_that_is_cut_off_during_a_pause_of_the_watcher_is_out_of_sight() 
     look(progress, 0.0, 5.0)
     progress.on_heartbeat(Heartbeat("i0", 6, is_busy=True), 5.0)
     assert progress.on_time(100.0) == []
-    assert pass_time(progress, 100.0, 300.0) == []
+    assert pass_time(progress, 100.0, 200.0) == []
+    # It was looked at once more, just before the watcher was.
+    progress.on_state("i0", ProcessState.RUNNING, 300.0)
+    assert progress.on_time(300.0) == []
+    assert pass_time(progress, 300.0, 500.0) == []
+
+
+def test_a_pause_of_the_watcher_brings_no_node_into_sight() -> None:
+    progress = watching_remote()
+    look(progress, 0.0, 5.0)
+    assert pass_time(progress, 5.0, 50.0) == []
+    assert progress.on_time(52.0) == []
 
 
 def test_a_remote_member_is_not_stopped_while_its_node_is_out_of_sight() -> None:
