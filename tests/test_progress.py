@@ -232,6 +232,19 @@ def test_the_silence_of_a_remote_member_counts_only_while_its_node_is_in_sight()
     assert look(progress, 509.0, 518.0) == []
 
 
+def test_what_was_counted_while_a_node_was_in_sight_counts_when_it_is_again() -> None:
+    """8 of 10 s of silence, before it was out of sight for 100 s."""
+    progress = watching_remote()
+    progress.on_state("i0", ProcessState.RUNNING, 0.0)
+    assert look(progress, 0.0, 8.0) == []
+    assert pass_time(progress, 8.0, 107.5) == []
+    found = []
+    for now_s in (108.0, 109.0, 109.75, 110.0):
+        progress.on_state("i0", ProcessState.RUNNING, now_s)
+        found += [(now_s, each.member) for each in progress.on_time(now_s)]
+    assert found == [(110.0, "i0")]
+
+
 def test_a_remote_member_in_sight_that_says_nothing_is_given_up_as_any_other() -> None:
     progress = watching_remote()
     found = look(progress, 0.0, 12.0)
