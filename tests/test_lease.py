@@ -31,6 +31,7 @@ def test_a_lease_has_ended_for_certain_a_little_later_than_it_lasts() -> None:
     assert leases.may_answer("i0", 5.0)
     certain_s = 5.0 + LEASE_S * (1 + DRIFT) + MARGIN_S
     assert leases.certain_s("i0") == certain_s
+    assert round(certain_s, 6) == 25.7, "a hundredth and half a second more"
     assert leases.ended(certain_s - 0.01) == []
     assert leases.ended(certain_s) == ["i0"]
 
