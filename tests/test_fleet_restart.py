@@ -3,7 +3,17 @@
 import pytest
 
 from sterna.errors import FleetError
-from sterna.fleet import Announce, CancelStart, Fleet, GiveUpGeneration, Phase, Start
+from sterna.fleet import (
+    Announce,
+    CancelStart,
+    Cause,
+    Fleet,
+    GiveUpGeneration,
+    Member,
+    Phase,
+    Start,
+)
+from sterna.types import InstanceId
 from tests.fleets import I0, I1, I2, I3, closed, phases, serving, started
 
 
@@ -87,6 +97,13 @@ def test_what_waits_for_a_place_with_the_old_options_is_begun_anew_with_the_new_
     assert [each.generation for each in begun] == [1, 1]
 
 
+def test_everybody_is_told_before_starts_with_old_options_are_called_off() -> None:
+    """A successor of the supervisor must not wait for them."""
+    effects = with_two_that_find_no_place().on_restart(3.0)
+    called_off = [CancelStart(I2), CancelStart(I3)]
+    assert effects == [Announce(), *called_off, *[Start(InstanceId(f"i{k}"), 1) for k in (4, 5, 6)]]
+
+
 @pytest.mark.parametrize("has_surge", [True, False])
 def test_a_restart_without_a_surge_goes_on_with_as_many_as_there_is_room_for(
     has_surge: bool,
@@ -128,6 +145,123 @@ def test_a_second_restart_waits_for_the_first() -> None:
     fleet.on_restart(2.0)
     with pytest.raises(FleetError, match="under way"):
         fleet.on_restart(3.0)
+
+
+def test_a_restart_goes_on_without_a_surge_only_where_that_has_found_no_place() -> None:
+    """A surge that starts, or is up, is worth having; and one that was not asked for needs no
+    second order."""
+    fleet = serving()
+    fleet.on_restart(2.0)
+    with pytest.raises(FleetError, match="under way"):
+        fleet.on_restart(3.0, has_surge=False)
+    fleet.on_pending(I2, "no node has a GPU")
+    with pytest.raises(FleetError, match="under way"):
+        fleet.on_restart(3.0, has_surge=True)
+    fleet.on_pending(I2, None)
+    fleet.on_started(I2, 4.0)
+    with pytest.raises(FleetError, match="under way"):
+        fleet.on_restart(5.0, has_surge=False)
+    lone = serving(1)
+    lone.on_restart(2.0, has_surge=False)
+    lone.on_pending(I1, "no node has a GPU")
+    with pytest.raises(FleetError, match="under way"):
+        lone.on_restart(3.0, has_surge=False)
+
+
+def test_a_restart_that_has_begun_to_replace_keeps_its_surge() -> None:
+    """Its first successor is up; the second waits for the place that the first one's predecessor
+    leaves."""
+    fleet = serving()
+    fleet.on_restart(2.0)
+    fleet.on_started(I2, 3.0)
+    assert fleet.in_phase(Phase.TERMINATING) == (I0,)
+    fleet.on_gone(I2, 4.0)
+    (again,) = fleet.in_phase(Phase.STARTING)
+    fleet.on_pending(again, "no node has a GPU")
+    with pytest.raises(FleetError, match="under way"):
+        fleet.on_restart(5.0, has_surge=False)
+
+
+def test_a_restart_begins_where_no_instance_is_outdated_and_starts_wait() -> None:
+    """It is the first one, and has the number of the next generation."""
+    fleet = serving()
+    fleet.on_add(1, 2.0)
+    fleet.on_pending(I2, "no node has a GPU")
+    fleet.on_restart(3.0, has_surge=False)
+    assert fleet.generation == 1
+    assert fleet.is_restarting
+
+
+def test_a_late_start_with_old_options_proves_nothing_of_the_new_ones() -> None:
+    """Those have: a failure after that is one like any other, and is tried again."""
+    fleet = serving(2)
+    fleet.on_add(1, 2.0)
+    (new,) = started(fleet.on_restart(3.0))
+    fleet.on_started(new, 4.0)
+    assert closed(fleet.on_started(I2, 5.0)) == [I2]
+    (again,) = started(fleet.on_gone(I2, 6.0))
+    assert fleet.on_start_failed(again, "no memory", 7.0) == [Announce()]
+    assert fleet.generation == 1
+    assert [fleet.members[each].generation for each in started(fleet.on_time(8.0))] == [1]
+
+
+def test_options_that_fail_twice_are_given_up_once() -> None:
+    """Two begin with them at once; the second failure is one of the old options' time."""
+    fleet = with_two_that_find_no_place()
+    begun = started(fleet.on_restart(3.0, has_surge=False))
+    assert len(begun) == 2
+    effects = fleet.on_start_failed(begun[0], "no such model", 4.0)
+    assert effects[:2] == [Announce(), GiveUpGeneration(1, "no such model")]
+    # What is begun instead has the old options.
+    assert [fleet.members[each].generation for each in started(effects)] == [0]
+    assert fleet.on_start_failed(begun[1], "no such model", 5.0) == [Announce()]
+    assert fleet.generation == 0
+
+
+def test_what_is_begun_while_old_warm_ones_end_is_no_more_than_is_needed() -> None:
+    """They hold what their successors need."""
+    fleet = serving(1)
+    fleet.on_pool(1, 2.0)
+    fleet.on_started(I1, 3.0)
+    effects = fleet.on_restart(4.0)
+    assert fleet.members[I1] == Member(0, Phase.CLOSING, cause=Cause.RESTART)
+    assert started(effects) == [I2]
+    assert started(fleet.on_gone(I1, 5.0)) == [I3]
+
+
+def test_nobody_is_emptied_while_an_old_warm_one_ends() -> None:
+    """One at a time."""
+    fleet = serving(1)
+    fleet.on_pool(1, 2.0)
+    fleet.on_started(I1, 3.0)
+    fleet.on_restart(4.0)
+    fleet.on_started(I2, 5.0)
+    assert phases(fleet)[I0] is Phase.SERVING
+    fleet.on_gone(I1, 6.0)
+    assert phases(fleet)[I0] is Phase.TERMINATING
+
+
+def test_without_a_surge_two_serve_until_one_of_them_may_be_emptied() -> None:
+    """Of three that are wanted one has no place: two serve, and one of these goes at a time."""
+    fleet = serving(3)
+    (again,) = started(fleet.on_gone(I2, 2.0))
+    fleet.on_pending(again, "no node has a GPU")
+    fleet.on_restart(3.0, has_surge=False)
+    assert fleet.in_phase(Phase.TERMINATING) == (I0,)
+    assert fleet.in_phase(Phase.SERVING) == (I1,)
+
+
+def test_without_a_surge_no_more_need_serve_than_are_wanted_by_now() -> None:
+    """Four served at its beginning; three are enough since one was drained."""
+    fleet = serving(4)
+    assert fleet.on_restart(2.0, has_surge=False) == [Announce()]
+    assert fleet.in_phase(Phase.TERMINATING) == (I0,)
+    fleet.on_terminate(I1, Cause.OPERATOR, 3.0)
+    fleet.on_emptied(I0, 4.0)
+    (successor,) = started(fleet.on_gone(I0, 5.0))
+    fleet.on_started(successor, 6.0)
+    assert fleet.in_phase(Phase.SERVING) == (I3, successor)
+    assert fleet.in_phase(Phase.TERMINATING) == (I1, I2)
 
 
 def test_what_a_restart_replaces_cannot_be_told_to_serve_on() -> None:

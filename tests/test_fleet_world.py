@@ -18,14 +18,15 @@ class FleetUnderWeather(RuleBasedStateMachine):
         super().__init__()
         self.fleet = Fleet(2, max_instances=4)
         self.now_s = 0.0
+        # All that were ever begun, also by a supervisor that died before it could tell of them.
         self.ids: set[InstanceId] = set()
         self.take(self.fleet.begin(0.0))
 
     def take(self, effects: list[FleetEffect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Start):
-                assert effect.instance_id not in self.ids, "an id is used once"
-                self.ids.add(effect.instance_id)
+        self.started = [each.instance_id for each in effects if isinstance(each, Start)]
+        for instance_id in self.started:
+            assert instance_id not in self.ids, "a name is used once"
+            self.ids.add(instance_id)
 
     def time(self) -> float:
         self.now_s += 1.0
@@ -99,12 +100,17 @@ class FleetUnderWeather(RuleBasedStateMachine):
     def pool(self, num: int) -> None:
         self.take(self.fleet.on_pool(num, self.time()))
 
-    @rule(data=st.data())
-    def supervisor_dies(self, data: st.DataObject) -> None:
-        """Its successor has its state, and finds who lives."""
+    @rule(data=st.data(), num_untold=st.integers(0, 2))
+    def supervisor_dies(self, data: st.DataObject, num_untold: int) -> None:
+        """Its successor has its state, and finds who lives: some that were called off among them,
+        and some that were begun and not told of any more."""
         self.fleet = msgspec.msgpack.decode(msgspec.msgpack.encode(self.fleet), type=Fleet)
-        found = [each for each in self.fleet.members if data.draw(st.booleans())]
+        last = max(int(each.removeprefix("i")) for each in self.ids)
+        untold = [InstanceId(f"i{last + 1 + k}") for k in range(num_untold)]
+        found = [each for each in sorted(self.ids) if data.draw(st.booleans())] + untold
+        self.ids.update(untold)
         self.take(self.fleet.on_takeover(found, self.time()))
+        assert set(self.fleet.members) <= {*found, *self.started}
 
     @precondition(lambda self: not self.fleet.is_restarting)
     @rule(has_surge=st.booleans())

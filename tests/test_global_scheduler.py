@@ -10,7 +10,14 @@ from msgspec import structs
 from sterna.config import PolicyConfig
 from sterna.global_scheduler import Dispatch, Effect, GlobalScheduler
 from sterna.messages import DispatchRequest
-from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, PRESETS, ROUND_ROBIN
+from sterna.policy.presets import (
+    INFAAS_PP,
+    LLUMNIX,
+    LLUMNIX_BASE,
+    PRESETS,
+    ROUND_ROBIN,
+    STERNA,
+)
 from sterna.types import HIGH, NORMAL, FrontendId, InstanceId, InstanceView, Priority, RequestId
 from tests.policy.builders import (
     clusters,
@@ -182,6 +189,21 @@ def test_a_dispatch_that_never_arrives_is_not_held_against_its_instance_for_ever
     assert core.on_request(ask("lost", 12_000), 0.0) == [sent("lost", "i0", 1)]
     assert core.on_request(ask("a"), 1.9) == [sent("a", "i1", 2)]
     assert core.on_request(ask("b"), 2.0) == [sent("b", "i0", 3)]
+    # The next one is given up in its turn, and not before.
+    core.on_request(ask("c", 320), 3.8)
+    assert in_flight(core) == {"i0": [160, 320], "i1": [160]}
+    core.on_request(ask("d", 480), 3.9)
+    assert in_flight(core) == {"i0": [160, 320], "i1": [480]}
+
+
+def test_a_policy_that_does_not_count_dispatches_waits_for_the_next_report() -> None:
+    policy = replace(LLUMNIX, counts_dispatched=False)
+    core = scheduler(evenly_loaded("i0", 0, 1), evenly_loaded("i1", 800, 1), policy=policy)
+    assert [places(core.on_request(ask(name, 4_800), 0.0)) for name in "ab"] == [
+        [("a", "i0")],
+        [("b", "i0")],
+    ]
+    assert in_flight(core) == {"i0": [], "i1": []}
 
 
 def test_dispatch_numbers_grow_from_the_first() -> None:
@@ -193,11 +215,14 @@ def test_dispatch_numbers_grow_from_the_first() -> None:
     ]
 
 
-def test_dispatch_numbers_are_above_all_that_an_instance_has_seen() -> None:
+@pytest.mark.parametrize(("last_dispatch", "expected"), [(39, 40), (40, 41), (41, 42)])
+def test_dispatch_numbers_are_above_all_that_an_instance_has_seen(
+    last_dispatch: int, expected: int
+) -> None:
     """Else the report would end the correction of a dispatch that it does not show."""
-    core = scheduler()
-    core.on_load(report(instance("i0"), last_dispatch=41), 0.0)
-    assert core.on_request(ask("a"), 0.0) == [sent("a", "i0", 42)]
+    core = scheduler(first_dispatch_number=40)
+    core.on_load(report(instance("i0"), last_dispatch=last_dispatch), 0.0)
+    assert core.on_request(ask("a"), 0.0) == [sent("a", "i0", expected)]
 
 
 # ---------------------------------------------------------------------- who is there, and how
@@ -208,6 +233,39 @@ def test_an_instance_that_joined_takes_part_from_its_first_report_on() -> None:
     assert core.on_instance_joined(InstanceId("i0"), 0.0) == []
     assert core.on_request(ask("a"), 0.0) == []
     assert core.on_load(report(instance("i0")), 0.1) == [sent("a", "i0", 1)]
+
+
+def test_the_news_of_an_instance_that_has_reported_changes_nothing() -> None:
+    core = scheduler(instance("i0"))
+    core.on_request(ask("a"), 0.0)
+    before = core.candidates
+    core.on_instance_joined(InstanceId("i0"), 0.1)
+    core.on_instance_withdrawn(InstanceId("i0"))
+    assert core.candidates == before
+
+
+def test_an_instance_that_is_emptied_gets_no_request_although_it_has_not_reported_so() -> None:
+    """The decision is made here, or by the supervisor; its next report may be a second away."""
+    core = scheduler(instance("i0"), evenly_loaded("i1", 12_000, 8))
+    assert places(core.on_request(ask("a"), 0.0)) == [("a", "i0")]
+    core.set_terminating(InstanceId("i0"), True)
+    assert places(core.on_request(ask("b"), 0.1)) == [("b", "i1")]
+    core.on_load(report(instance("i0"), sequence=2), 0.2)
+    assert places(core.on_request(ask("c"), 0.3)) == [("c", "i1")]
+    core.set_terminating(InstanceId("i0"), False)
+    assert places(core.on_request(ask("d"), 0.4)) == [("d", "i0")]
+    core.set_terminating(InstanceId("i9"), True)
+    assert [each.load.is_terminating for each in core.candidates] == [False, False]
+
+
+def test_the_default_policy_sees_headrooms_by_their_share() -> None:
+    """With two instances, two fifths of one (`policy.headroom`); the paper's sees all of them."""
+    views = instance("i0", running=[running("h", 400, priority=HIGH)]), instance("i1")
+    shares = {
+        policy.name: [each.headroom_share for each in scheduler(*views, policy=policy).candidates]
+        for policy in (STERNA, LLUMNIX)
+    }
+    assert shares == {"sterna": [pytest.approx(0.45, abs=0.005), 1.0], "llumnix": [1.0, 1.0]}
 
 
 def test_an_instance_is_known_by_its_report_alone() -> None:

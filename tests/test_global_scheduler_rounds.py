@@ -55,6 +55,11 @@ def test_pairing_is_triggered_periodically() -> None:
     assert core.next_deadline_s == pytest.approx(0.4)
 
 
+def test_instances_are_told_in_the_order_of_their_ids() -> None:
+    core = scheduler(IDLE, OVERLOADED)
+    assert next_round(core) == [told("i0", "i1"), told("i1", None)]
+
+
 def test_a_source_is_told_its_destination_every_round_and_once_that_it_has_none() -> None:
     """Section 4.4.3: "In the next round, if an instance during migration is no longer beyond the
     thresholds, [it] will unset the migration state and the migration will stop." """
@@ -189,6 +194,13 @@ def test_rounds_add_an_instance_when_freeness_stays_below_x_for_a_period() -> No
     assert core.on_tick(0.2) == [told("i0", None)]
     assert core.on_tick(1.19) == []
     assert core.on_tick(1.4) == [ScaleUp(1)]
+
+
+def test_nothing_is_scaled_before_scaling_begins() -> None:
+    core = GlobalScheduler(LLUMNIX, now_s=0.0, scaling=SCALING, scaling_begins_s=5.0)
+    core.on_load(report(OVERLOADED), 0.0)
+    decided = [(k, each) for k in range(1, 8) for each in core.on_tick(float(k))]
+    assert decided == [(1, told("i0", None)), (5, ScaleUp(1)), (7, ScaleUp(1))]
 
 
 def test_an_instance_that_starts_is_not_asked_for_again() -> None:

@@ -6,10 +6,18 @@ import pytest
 from msgspec import structs
 
 from sterna.config import LlumletConfig, PolicyConfig
-from sterna.instance_core import AddToEngine, InstanceCore, InstanceEffect
+from sterna.instance_core import (
+    AddToEngine,
+    CallEngine,
+    FrontendGone,
+    InstanceCore,
+    InstanceEffect,
+    SetTerminating,
+)
 from sterna.messages import (
     AbortRequests,
     AddRequest,
+    CallUtility,
     Emptied,
     Farewell,
     Frontend,
@@ -22,23 +30,36 @@ from sterna.messages import (
     MigrationMessage,
     OwnerQuery,
     OwnerReply,
+    RequestsMoved,
     SetDestination,
     TokenBatch,
     TokenSpan,
+    UtilityResult,
 )
 from sterna.migration.messages import (
     AbortRequest,
+    BlocksReserved,
     Drained,
     Inspect,
     Inspected,
     Mode,
     Progress,
+    ReservationFreed,
     ReservationId,
+    Reserve,
+    ReserveBlocks,
     Reserved,
 )
 from sterna.policy.presets import INFAAS_PP, STERNA
-from sterna.sending import ToMailbox
-from sterna.types import FrontendId, Immovable, InstanceId, InstanceView, RequestId
+from sterna.sending import KeepOnly, ToMailbox, Unexpected
+from sterna.types import (
+    FrontendId,
+    Immovable,
+    InstanceId,
+    InstanceView,
+    MigrationId,
+    RequestId,
+)
 from tests.llumlets import inspects, running, view
 
 I0 = InstanceId("i0")
@@ -239,6 +260,113 @@ def test_nothing_begins_to_move_while_there_is_no_scheduler() -> None:
     assert inspects(under_test.on_message(SetDestination(InstanceId("i1")), [], 0.0))
 
 
+def addressed(effects: list[InstanceEffect]) -> list[ToMailbox]:
+    return [each for each in effects if isinstance(each, ToMailbox)]
+
+
+def test_an_older_membership_is_ignored() -> None:
+    under_test = core()
+    newest = membership(2, F0)
+    under_test.on_message(newest, [], 0.0)
+    for version in (1, 2):
+        assert under_test.on_message(membership(version, F1), [], 0.0) == []
+    assert under_test.membership == newest
+
+
+def test_connections_are_kept_to_those_who_are_there() -> None:
+    under_test = core()
+    news = structs.replace(with_scheduler(1, "scheduler"), supervisor="supervisor")
+    there = {"i0", "i1", "scheduler", "supervisor"}
+    assert KeepOnly(frozenset(there)) in under_test.on_message(news, [], 0.0)
+    effects = under_test.on_message(membership(2, F0), [], 0.0)
+    assert KeepOnly(frozenset({"i0", "mailbox of 0"})) in effects
+    assert under_test.address_of(InstanceId("i1")) is None
+    assert under_test.address_of(I0) == "i0"
+
+
+def test_the_death_of_front_ends_is_told_to_the_log_in_order() -> None:
+    under_test = core()
+    frontends = [FrontendId(k) for k in range(8)]
+    under_test.on_membership(membership(1, *frontends), 0.0)
+    for each in frontends:
+        under_test.on_message(AddRequest(each, RequestId(f"r{each}"), 0), [b"payload"], 0.0)
+    effects = under_test.on_membership(membership(2), 0.0)
+    told = [each for each in effects if isinstance(each, FrontendGone | AbortRequest)]
+    assert told == [
+        effect
+        for each in frontends
+        for effect in (FrontendGone(each), AbortRequest(RequestId(f"r{each}")))
+    ]
+
+
+def test_what_instances_that_died_had_sent_is_void() -> None:
+    """It was under way when they died: what they offer will never come."""
+    under_test = core()
+    under_test.on_membership(with_scheduler(1, None), 0.0)
+    reserve = Reserve(MigrationId("i1-1"), R, 0, 0, 1, True, None, b"request")
+    offer = MigrationMessage(I1, reserve)
+    under_test.on_membership(membership(2), 0.0)
+    assert under_test.on_message(offer, [], 0.1) == []
+    assert not under_test.has_open_migrations
+    # One that is only not heard of yet may offer what it has.
+    stranger = MigrationMessage(InstanceId("i2"), reserve)
+    assert any(isinstance(each, ReserveBlocks) for each in under_test.on_message(stranger, [], 0.2))
+
+
+def test_a_request_that_comes_by_a_migration_is_said_to_arrive() -> None:
+    under_test = core()
+    news = structs.replace(with_scheduler(1, None), frontends=membership(1, F0).frontends)
+    under_test.on_membership(news, 0.0)
+    reserve = Reserve(MigrationId("i1-1"), R, 0, 0, 1, True, None, b"request")
+    under_test.on_message(MigrationMessage(I1, reserve), [], 0.0)
+    assert owned(under_test) == OwnerReply(I0, 7, (), arriving=(R,))
+
+
+def test_only_the_requests_that_are_asked_for_are_said_to_be_here() -> None:
+    under_test = core()
+    under_test.on_membership(membership(1, F0), 0.0)
+    for name in ("r", "s", "t"):
+        under_test.on_message(AddRequest(F0, RequestId(name), 0), [b"payload"], 0.0)
+    asked = tuple(map(RequestId, ("t", "u", "r")))
+    assert under_test.on_message(OwnerQuery(F0, 7, asked), [], 0.0) == [
+        ToMailbox("mailbox of 0", OwnerReply(I0, 7, (RequestId("t"), R)))
+    ]
+
+
+def test_a_request_that_moved_here_is_told_of_with_the_membership_that_is_known() -> None:
+    under_test = core()
+    under_test.on_membership(membership(4, F0), 0.0)
+    assert under_test.on_adopted(F0, R, first_index=3, now_s=0.0) == [
+        ToMailbox("mailbox of 0", RequestsMoved(I0, (R,), (3,), 4))
+    ]
+    assert under_test.requests() == {R}
+
+
+def test_a_call_goes_to_the_engine_and_its_result_to_the_front_end() -> None:
+    under_test = core()
+    under_test.on_membership(membership(1, F0), 0.0)
+    call = CallUtility(F0, 9, "reset")
+    assert under_test.on_message(call, [b"arguments"], 0.0) == [CallEngine(call, b"arguments")]
+    assert under_test.on_utility_result(F0, 9, b"result") == [
+        ToMailbox("mailbox of 0", UtilityResult(I0, 9), [b"result"])
+    ]
+
+
+def test_a_message_that_is_for_others_is_unexpected() -> None:
+    stray = Emptied(I0, 3)
+    assert core().on_message(stray, [], 0.0) == [Unexpected(stray)]
+
+
+def test_of_what_is_kept_for_front_ends_that_are_not_known_the_oldest_is_dropped() -> None:
+    under_test = core()
+    num_kept = 10_000
+    for call_id in range(num_kept + 2):
+        under_test.on_utility_result(F0, call_id, b"result")
+    sent = addressed(under_test.on_membership(membership(1, F0), 0.0))
+    assert len(sent) == num_kept
+    assert sent[0].message == UtilityResult(I0, 2)
+
+
 # ------------------------------------------------------------------------------- its end
 
 SUPERVISOR = "mailbox of the supervisor"
@@ -261,6 +389,42 @@ def test_it_may_end_when_its_front_end_has_heard_all_that_it_was_told() -> None:
     for num_heard in (0, 1):
         assert under_test.on_message(Farewell(F0, 3, num_heard), [], 1.0) == []
     assert under_test.on_message(Farewell(F0, 3, 2), [], 1.0) == [EMPTIED]
+
+
+def test_the_engine_hears_when_the_emptying_begins_and_ends() -> None:
+    under_test = core()
+    assert SetTerminating(True) in under_test.on_membership(terminating(3), 0.0)
+    assert SetTerminating(False) in under_test.on_membership(membership(4), 0.0)
+
+
+def test_an_instance_that_is_not_being_emptied_does_not_end() -> None:
+    under_test = core()
+    news = structs.replace(terminating(3), instances=(Instance(I0, "i0", emptied_since=3),))
+    assert EMPTIED not in under_test.on_message(news, [], 0.0)
+
+
+def test_an_instance_does_not_end_while_one_of_its_peers_waits_for_an_answer() -> None:
+    under_test = core()
+    others = (*terminating(3).instances, Instance(I1, "i1"))
+    under_test.on_message(structs.replace(with_scheduler(2, None), instances=others[1:]), [], 0.0)
+    reserve = Reserve(MigrationId("i1-1"), R, 0, 0, 1, True, None, b"request")
+    under_test.on_message(MigrationMessage(I1, reserve), [], 0.0)
+    assert under_test.has_open_migrations
+    news = structs.replace(terminating(3), instances=others)
+    assert EMPTIED not in under_test.on_message(news, [], 1.0)
+    effects = under_test.on_message(terminating(4), [], 2.0)
+    effects += under_test.on_outcome(MigrationId("i1-1"), BlocksReserved(0, ()), 2.0)
+    assert EMPTIED not in effects
+    effects = under_test.on_outcome(MigrationId("i1-1"), ReservationFreed(), 2.0)
+    assert not under_test.has_open_migrations
+    assert EMPTIED in [*effects, *under_test.on_view(view(), 3.0)]
+
+
+def test_while_there_is_no_supervisor_the_end_is_told_to_the_next_one() -> None:
+    under_test = core()
+    nobody = structs.replace(terminating(3), supervisor=None)
+    assert addressed(under_test.on_message(nobody, [], 0.0)) == []
+    assert addressed(under_test.on_message(terminating(4), [], 0.0)) == [EMPTIED]
 
 
 def test_what_it_hands_back_is_to_be_heard_too() -> None:
@@ -357,6 +521,18 @@ def test_where_nothing_migrates_everything_is_handed_back() -> None:
     under_test, effects = emptied(None, SUCCESSOR, policy=INFAAS_PP)
     assert len(parted(effects)) == 2
     assert not under_test.requests()
+
+
+def test_what_an_operator_has_move_is_not_handed_back_meanwhile() -> None:
+    """It would be begun at another instance while its destination has it already."""
+    config = LlumletConfig(policy=INFAAS_PP, drain_limit_s=LIMIT_S)
+    under_test = committing(config)
+    itself = Instance(I0, "i0", is_terminating=True, emptied_since=2)
+    news = structs.replace(membership(2, F0), instances=(itself, SUCCESSOR))
+    under_test.on_membership(news, 0.0)
+    under_test.on_view(seen(None), 1.0)
+    assert parted(under_test.on_tick(LIMIT_S)) == []
+    assert under_test.requests() == {R}
 
 
 @pytest.mark.parametrize(

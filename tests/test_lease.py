@@ -20,10 +20,9 @@ def test_a_lease_counts_from_when_the_instance_asked() -> None:
 
 def test_an_answer_that_comes_late_or_twice_extends_nothing() -> None:
     lease = HeldLease(LEASE_S, 100.0)
-    lease.on_answer(110.0)
-    lease.on_answer(103.0)
-    lease.on_answer(110.0)
-    assert lease.ends_s == 130.0
+    for asked_s in (110.0, 103.0, 110.0, 99.0):
+        lease.on_answer(asked_s)
+        assert lease.ends_s == 130.0
 
 
 def test_a_lease_has_ended_for_certain_a_little_later_than_it_lasts() -> None:
@@ -32,6 +31,7 @@ def test_a_lease_has_ended_for_certain_a_little_later_than_it_lasts() -> None:
     assert leases.may_answer("i0", 5.0)
     certain_s = 5.0 + LEASE_S * (1 + DRIFT) + MARGIN_S
     assert leases.certain_s("i0") == certain_s
+    assert round(certain_s, 6) == 25.7, "a hundredth and half a second more"
     assert leases.ended(certain_s - 0.01) == []
     assert leases.ended(certain_s) == ["i0"]
 
@@ -52,6 +52,16 @@ def test_who_is_not_known_is_not_answered() -> None:
     leases.forget("i0")
     assert not leases.may_answer("i0", 1.0)
     assert leases.ended(1000.0) == []
+
+
+def test_of_who_is_dead_nothing_is_remembered() -> None:
+    leases = GrantedLeases(LEASE_S)
+    leases.grant("i0", 0.0)
+    leases.end("i0")
+    leases.forget("i0")
+    leases.forget("i0")
+    leases.grant("i0", 10.0)
+    assert leases.may_answer("i0", 15.0)
 
 
 class World:

@@ -1,7 +1,10 @@
 """Which requests the llumlet of an instance moves, when, and how many at once (Section 4.3)."""
 
+from dataclasses import replace
+
 import pytest
 
+from sterna.config import LlumletConfig
 from sterna.llumlet import Llumlet, LlumletEffect
 from sterna.migration.messages import (
     Aborted,
@@ -202,6 +205,42 @@ def test_an_aborted_migration_gives_its_slot_back() -> None:
     assert report.load.num_migrating_out == 1
 
 
+def quiet(num_concurrent_migrations: int = 1) -> LlumletConfig:
+    """One that reports nothing by itself, so that its other deadlines are to be seen."""
+    return replace(config(num_concurrent_migrations), report_interval_s=None)
+
+
+def test_a_llumlet_that_nothing_happens_to_has_no_deadline() -> None:
+    llumlet = Llumlet(A, quiet())
+    llumlet.on_view(view(running("r")), 0.0)
+    assert llumlet.next_deadline_s is None
+    llumlet.on_destination(B, 0.0)
+    assert llumlet.next_deadline_s is None
+
+
+def test_a_back_off_is_waited_for_only_while_another_migration_may_begin() -> None:
+    llumlet = Llumlet(A, quiet())
+    llumlet.on_view(view(running("a", 16), running("b", 32)), 0.0)
+    llumlet.on_destination(B, 0.0)
+    llumlet.on_outcome(MigrationId("A-1"), Inspected(None), 0.5)
+    assert llumlet.num_outgoing == 1, "the other one"
+    assert llumlet.next_deadline_s is None
+    llumlet.on_outcome(MigrationId("A-2"), Inspected(None), 0.75)
+    assert llumlet.next_deadline_s == 1.5
+    llumlet.on_destination(None, 0.8)
+    assert llumlet.next_deadline_s is None
+
+
+def test_of_several_deadlines_the_first_counts() -> None:
+    """A migration that asks again in a second, a report that is due, a back-off."""
+    llumlet = paired(running("a", 16), running("b", 32), num_concurrent_migrations=2)
+    until_reserve(llumlet, "A-1", 0.25)
+    llumlet.on_outcome(MigrationId("A-2"), Inspected(None), 0.5)
+    assert llumlet.next_deadline_s == 1.25
+    llumlet.on_tick(1.25)
+    assert llumlet.next_deadline_s == 1.5
+
+
 def test_deadlines_of_migrations_are_the_llumlets() -> None:
     llumlet = Llumlet(A, config())
     llumlet.on_order(RequestId("r"), B, Mode.LIVE, 0.0)
@@ -236,7 +275,17 @@ def test_the_back_off_is_as_long_as_configured(backoff_s: float) -> None:
     assert inspects(llumlet.on_tick(backoff_s)) == ["r"]
 
 
-@pytest.mark.parametrize("reason", [Reason.NO_MEMORY, Reason.BUSY, Reason.TERMINATING])
+@pytest.mark.parametrize(
+    "reason",
+    [
+        Reason.NO_MEMORY,
+        Reason.NO_SLOT,
+        Reason.BUSY,
+        Reason.TERMINATING,
+        Reason.TRANSFER_FAILED,
+        Reason.LEASE_EXPIRED,
+    ],
+)
 def test_a_destination_that_refused_is_not_asked_again_until_it_is_named_again(
     reason: Reason,
 ) -> None:
@@ -244,6 +293,19 @@ def test_a_destination_that_refused_is_not_asked_again_until_it_is_named_again(
     assert inspects(refused(llumlet, "A-1", reason)) == []
     assert inspects(llumlet.on_view(view(running("a", 16), running("b", 32)), 0.1)) == []
     assert inspects(llumlet.on_destination(B, 0.2)) == ["b"]
+
+
+def test_a_destination_that_says_nothing_is_not_asked_for_the_next_request() -> None:
+    llumlet = paired(running("a", 16), running("b", 32))
+    until_reserve(llumlet, "A-1")
+    effects: list[LlumletEffect] = []
+    now_s = 0.0
+    while not any(isinstance(each, Ended) for each in effects):
+        now_s += 1.0
+        effects = llumlet.on_tick(now_s)
+    assert Ended(MigrationId("A-1"), RequestId("a"), B, True, Reason.PEER_SILENT, 0) in effects
+    assert inspects(effects) == []
+    assert inspects(llumlet.on_destination(B, now_s)) == ["b"]
 
 
 def test_a_destination_that_refused_is_asked_again_after_the_back_off() -> None:

@@ -43,6 +43,22 @@ def test_what_is_left_after_the_limit_moves_without_it() -> None:
     assert num_blocks_asked(llumlet, "A-1", 60.0) == 0
 
 
+def test_the_end_of_the_limit_is_a_deadline_until_it_has_come() -> None:
+    llumlet = Llumlet(A, replace(config(), drain_limit_s=60.0, report_interval_s=None))
+    llumlet.on_view(view(running("r")), 0.0)
+    llumlet.set_terminating(True, 2.0)
+    assert llumlet.next_deadline_s == 62.0
+    llumlet.on_tick(61.9)
+    assert not llumlet.has_overstayed
+    llumlet.on_tick(62.0)
+    assert llumlet.has_overstayed
+    assert llumlet.next_deadline_s is None
+    llumlet.set_terminating(False, 63.0)
+    assert not llumlet.has_overstayed
+    llumlet.set_terminating(True, 64.0)
+    assert llumlet.next_deadline_s == 124.0
+
+
 def test_after_the_limit_the_scheduler_learns_that_no_memory_is_needed() -> None:
     llumlet = emptied("r")
     (report,) = reports(llumlet.on_tick(0.0))

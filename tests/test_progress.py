@@ -128,6 +128,67 @@ def test_a_step_that_begins_after_a_long_rest_has_the_whole_time() -> None:
     assert progress.on_time(101.1) == []
 
 
+def test_a_step_that_is_under_way_at_the_first_heartbeat_has_the_whole_time() -> None:
+    """An instance that loads for long, and gets its first request before it has said anything."""
+    progress = watching()
+    assert pass_time(progress, 0.0, 100.0) == []
+    found, now_s = [], 100.0
+    while not found:
+        progress.on_heartbeat(Heartbeat("i0", 0, is_busy=True), now_s)
+        now_s += BEAT_S
+        found = progress.on_time(now_s)
+    assert now_s == 160.0
+
+
+def test_a_hang_from_before_a_pause_of_the_watcher_is_found_after_the_time_out() -> None:
+    """What waited for it during the pause is handed on before it looks, and counts from then."""
+    progress = Progress(CONFIG)
+    for member in ("silent", "stopped"):
+        progress.on_joined(member)
+    progress.on_time(0.0)
+    progress.on_heartbeat(Heartbeat("silent", 7, is_busy=False), 3600.0)
+    progress.on_state("stopped", ProcessState.STOPPED, 3600.0)
+    assert progress.on_time(3600.0) == []
+    found = pass_time(progress, 3600.0, 3615.0)
+    assert [(now_s, each.member) for now_s, each in found] == [
+        (3600.5, "stopped"),
+        (3610.0, "silent"),
+    ]
+
+
+def test_a_step_that_hangs_over_a_pause_of_the_watcher_is_found_after_the_time_out() -> None:
+    progress = watching()
+    progress.on_heartbeat(Heartbeat("i0", 7, is_busy=True), 3600.0)
+    assert progress.on_time(3600.0) == []
+    found, now_s = [], 3600.0
+    while not found:
+        progress.on_heartbeat(Heartbeat("i0", 7, is_busy=True), now_s)
+        now_s += BEAT_S
+        found = progress.on_time(now_s)
+    assert now_s == 3660.0
+
+
+def test_what_was_counted_before_a_pause_of_the_watcher_counts_after_it() -> None:
+    """8 of 10 s of silence, and 8 of 60 s of a step."""
+    progress = watching("silent", "busy")
+    for member in ("silent", "busy"):
+        progress.on_heartbeat(Heartbeat(member, 7, is_busy=True), 0.0)
+    pass_time(progress, 0.0, 8.0)
+    found, now_s = [], 3600.0
+    while now_s < 3660.0:
+        progress.on_heartbeat(Heartbeat("busy", 7, is_busy=True), now_s)
+        found += [(now_s, each.member) for each in progress.on_time(now_s)]
+        now_s += BEAT_S
+    assert found == [(3602.0, "silent"), (3652.0, "busy")]
+
+
+def test_a_watcher_that_looks_as_seldom_as_it_may_finds_as_soon() -> None:
+    progress = watching()
+    progress.on_heartbeat(Heartbeat("i0", 7, is_busy=False), 0.0)
+    found = [now_s for now_s in range(1, 12) if progress.on_time(float(now_s))]
+    assert found == [10]
+
+
 def test_what_came_while_the_watcher_did_not_run_is_held_against_nobody() -> None:
     """A machine that slept for an hour: all were stopped, and none of them hangs."""
     progress = watching("i0", "i1")
@@ -171,6 +232,19 @@ def test_the_silence_of_a_remote_member_counts_only_while_its_node_is_in_sight()
     assert look(progress, 509.0, 518.0) == []
 
 
+def test_what_was_counted_while_a_node_was_in_sight_counts_when_it_is_again() -> None:
+    """8 of 10 s of silence, before it was out of sight for 100 s."""
+    progress = watching_remote()
+    progress.on_state("i0", ProcessState.RUNNING, 0.0)
+    assert look(progress, 0.0, 8.0) == []
+    assert pass_time(progress, 8.0, 107.5) == []
+    found = []
+    for now_s in (108.0, 109.0, 109.75, 110.0):
+        progress.on_state("i0", ProcessState.RUNNING, now_s)
+        found += [(now_s, each.member) for each in progress.on_time(now_s)]
+    assert found == [(110.0, "i0")]
+
+
 def test_a_remote_member_in_sight_that_says_nothing_is_given_up_as_any_other() -> None:
     progress = watching_remote()
     found = look(progress, 0.0, 12.0)
@@ -182,6 +256,58 @@ def test_a_remote_member_whose_node_was_never_in_sight_is_not_judged() -> None:
     assert pass_time(progress, 0.0, 500.0) == []
     assert look(progress, 500.0, 509.0) == []
     assert len(look(progress, 509.0, 511.0)) == 1
+
+
+def test_the_node_of_a_remote_member_is_in_sight_as_long_as_a_pause_may_be() -> None:
+    """Looked at once in a second, which is what the watcher's own pauses may be."""
+    progress = watching_remote()
+    for now_s in range(12):
+        progress.on_state("i0", ProcessState.RUNNING, float(now_s))
+        found = pass_time(progress, float(now_s), now_s + 0.9)
+        assert bool(found) == (now_s == 10)
+
+
+def test_a_pause_of_the_watcher_takes_no_remote_node_out_of_sight() -> None:
+    """It did not look at the node meanwhile, either: silence goes on counting."""
+    progress = watching_remote()
+    look(progress, 0.0, 5.0)
+    progress.on_heartbeat(Heartbeat("i0", 6, is_busy=True), 5.0)
+    assert progress.on_time(100.0) == []
+    found = look(progress, 100.0, 111.0)
+    assert [now_s for now_s, _ in found] == [110.0]
+
+
+def test_a_node_that_is_cut_off_during_a_pause_of_the_watcher_is_out_of_sight() -> None:
+    progress = watching_remote()
+    look(progress, 0.0, 5.0)
+    progress.on_heartbeat(Heartbeat("i0", 6, is_busy=True), 5.0)
+    assert progress.on_time(100.0) == []
+    assert pass_time(progress, 100.0, 200.0) == []
+    # It was looked at once more, just before the watcher was.
+    progress.on_state("i0", ProcessState.RUNNING, 300.0)
+    assert progress.on_time(300.0) == []
+    assert pass_time(progress, 300.0, 500.0) == []
+
+
+def test_a_pause_of_the_watcher_brings_no_node_into_sight() -> None:
+    progress = watching_remote()
+    look(progress, 0.0, 5.0)
+    assert pass_time(progress, 5.0, 50.0) == []
+    assert progress.on_time(52.0) == []
+
+
+def test_a_remote_member_is_not_stopped_while_its_node_is_out_of_sight() -> None:
+    progress = Progress(CONFIG)
+    progress.on_joined("i0", is_remote=True, stopped_timeout_s=30.0)
+    progress.on_time(0.0)
+    progress.on_state("i0", ProcessState.STOPPED, 0.0)
+    pass_time(progress, 0.0, 20.0)
+    progress.on_state("i0", ProcessState.STOPPED, 20.0)
+    found = []
+    for tenth in range(201, 600):
+        progress.on_state("i0", ProcessState.STOPPED, tenth / 10)
+        found += [(tenth / 10, each.member) for each in progress.on_time(tenth / 10)]
+    assert found == [(50.0, "i0")]
 
 
 def test_who_has_left_is_not_found() -> None:

@@ -196,3 +196,43 @@ def clusters() -> st.SearchStrategy[list[InstanceView]]:
     return st.integers(1, 5).flatmap(
         lambda num: st.tuples(*(views(f"i{k}") for k in range(num))).map(list)
     )
+
+
+def crowded(instance_id: str) -> st.SearchStrategy[InstanceView]:
+    """An instance with several requests, of which one can move, and next to nothing free."""
+    return _filled(instance_id, 3, 8, st.integers(1, 60), st.integers(0, 40))
+
+
+def lone(instance_id: str) -> st.SearchStrategy[InstanceView]:
+    """An instance that is filled by one request: where that moves to, it is the same again."""
+    return _filled(instance_id, 1, 1, st.integers(500, 790), st.integers(0, 40))
+
+
+def roomy(instance_id: str) -> st.SearchStrategy[InstanceView]:
+    """An instance with few requests, and most of its memory free."""
+    return _filled(instance_id, 0, 3, st.integers(1, 60), st.integers(1_000, 9_000))
+
+
+def _filled(
+    instance_id: str,
+    min_requests: int,
+    max_requests: int,
+    num_blocks: st.SearchStrategy[int],
+    free_tokens: st.SearchStrategy[int],
+) -> st.SearchStrategy[InstanceView]:
+    def build(blocks: list[int], free: int) -> InstanceView:
+        requests = [running(f"{instance_id}-r{k}", 16 * each) for k, each in enumerate(blocks)]
+        return instance(instance_id, total_tokens=16 * sum(blocks) + free, running=requests)
+
+    blocks = st.lists(num_blocks, min_size=min_requests, max_size=max_requests)
+    return st.builds(build, blocks, free_tokens)
+
+
+def clusters_with_moves() -> st.SearchStrategy[list[InstanceView]]:
+    """Some instances that have too much, some that have room, and some of any state."""
+    sources = st.sampled_from([[crowded, lone], [crowded, lone, lone], [crowded, crowded, lone]])
+    others = st.sampled_from([[roomy, roomy, roomy], [roomy, roomy, views]])
+    kinds = st.builds(lambda some, more: [*some, *more], sources, others)
+    return kinds.flatmap(st.permutations).flatmap(
+        lambda order: st.tuples(*(build(f"i{k}") for k, build in enumerate(order))).map(list)
+    )

@@ -8,11 +8,19 @@ from hypothesis import strategies as st
 
 from sterna.policy.dispatch import choose
 from sterna.policy.headroom import MAX_GROWTH, shared
-from sterna.policy.pairing import pair
+from sterna.policy.pairing import move_helps, pair
 from sterna.policy.presets import STERNA
 from sterna.policy.virtual_usage import Candidate
 from sterna.types import HIGH
-from tests.policy.builders import M, candidate, evenly_loaded, instance, new_request, running
+from tests.policy.builders import (
+    M,
+    candidate,
+    evenly_loaded,
+    instance,
+    new_request,
+    queuing,
+    running,
+)
 
 HEADROOM = M - 1_600
 
@@ -78,6 +86,15 @@ def test_a_headroom_is_no_larger_than_the_room_that_the_others_have() -> None:
     assert first.freeness == M - 160 - 500
 
 
+def test_what_an_overloaded_instance_lacks_takes_no_room_from_the_others() -> None:
+    """Its queue waits where it is: 500 tokens are free elsewhere, whatever it is short of."""
+    overloaded = replace(evenly_loaded("i1", M, 12), queuing=(queuing("head", 3_200),))
+    others = [candidate(overloaded, STERNA), full("i2")]
+    nearly = candidate(evenly_loaded("i3", M - 500, 1), STERNA)
+    on_its_way = candidate(evenly_loaded("i4", M, 12), STERNA, in_flight=[new_request(3_200)])
+    assert shared([host(), *others, nearly, on_its_way])[0].headroom_share == 500 / HEADROOM
+
+
 def test_requests_on_their_way_take_room_as_well() -> None:
     on_its_way = candidate(instance("i1"), STERNA, in_flight=[new_request(M)])
     assert shared([host(), on_its_way])[0].headroom_share == 0.0
@@ -89,6 +106,16 @@ def test_a_terminating_instance_has_no_room_and_gives_none() -> None:
     assert (first.headroom_share, other.headroom_share) == (0.0, 1.0)
     both = [host("i0"), candidate(instance("i1", is_terminating=True), STERNA), idle("i2")]
     assert shared(both)[0].headroom_share == shared([host(), idle("i1")])[0].headroom_share
+
+
+def test_a_terminating_instance_with_a_headroom_leaves_that_of_the_others_alone() -> None:
+    """It has it by their share, and all of it where there are none: it takes no requests."""
+    high = running("high", 160, priority=HIGH)
+    ending = candidate(instance("i9", running=[high], is_terminating=True), STERNA)
+    share = shared([host(), idle("i1")])[0].headroom_share
+    both = shared([host(), ending, idle("i1")])
+    assert [each.headroom_share for each in both] == [share, share, 1.0]
+    assert [each.headroom_share for each in shared([ending, idle("i1")])] == [1.0, 1.0]
 
 
 def test_a_normal_request_joins_a_high_one_rather_than_queue_elsewhere() -> None:
@@ -106,6 +133,26 @@ def test_no_normal_request_is_moved_away_to_where_there_is_no_room() -> None:
     roomy = candidate(evenly_loaded("i1", M // 2, 5), STERNA)
     assert pair([busy_host, roomy], STERNA) == {"host": "i1"}
     assert pair(shared([busy_host, roomy]), STERNA) == {}
+
+
+def test_a_high_priority_request_moves_where_the_headroom_that_counts_fits() -> None:
+    """It takes its headroom along to an instance that has none yet. By hand, with three tenths of
+    11,072 tokens: 64 - 3,322 = -3,258 here; there, -3,250 are more, and -3,266 less."""
+    highs = [running("a", 4_000, priority=HIGH), running("b", 4_000, priority=HIGH)]
+    source = candidate(instance("i0", running=highs, reserved_tokens=M - 8_064), STERNA)
+    source = replace(source, headroom_share=0.3)
+    for used_tokens, helps in ((8_600, True), (8_616, False)):
+        destination = candidate(evenly_loaded("i1", used_tokens, 1), STERNA)
+        assert move_helps(source, destination, STERNA) is helps
+
+
+def test_a_normal_request_moves_to_where_a_headroom_counts_by_its_share() -> None:
+    """By hand: 32 / 20 steps here; there, M - 1,360 - 3,322 - 632 = 7,358 / 3 with three tenths of
+    the headroom, and -392 with all of it."""
+    source = candidate(evenly_loaded("i0", 12_640, 20), STERNA)
+    there = host("i1", normal_tokens=1_200)
+    assert move_helps(source, replace(there, headroom_share=0.3), STERNA)
+    assert not move_helps(source, there, STERNA)
 
 
 loads = st.integers(0, M // 16).map(lambda blocks: 16 * blocks)

@@ -8,24 +8,31 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from msgspec import structs
 
 from sterna.config import PolicyConfig
 from sterna.policy.pairing import move_helps, pair
 from sterna.policy.presets import LLUMNIX, LLUMNIX_BASE
 from sterna.policy.selection import candidates_to_move
+from sterna.policy.virtual_usage import Candidate
 from sterna.types import HIGH, Immovable, InstanceId, InstanceView, RequestStatus
 from tests.policy.builders import (
     M,
     candidate,
     clusters,
+    clusters_with_moves,
+    crowded,
     evenly_loaded,
     first_to_move,
     freeness,
     instance,
     new_request,
+    priorities,
     queuing,
+    roomy,
     running,
+    usages_tokens,
     views,
 )
 
@@ -174,7 +181,29 @@ def test_a_pairing_sees_the_requests_in_flight() -> None:
     assert pair([overloaded, candidate(idle, in_flight=in_flight)], LLUMNIX) == {}
 
 
+def test_where_requests_have_lost_their_memory_an_instance_is_a_source_and_no_destination() -> None:
+    """As in the paper's runs, where the policy says so, whatever its freeness."""
+    policy = replace(LLUMNIX, preempted_make_source=True, pairs_only_to_gain=False)
+    lost = structs.replace(queuing("lost", 160), num_preemptions=1)
+    thrashing = replace(evenly_loaded("i0", 1_600, 4), queuing=(lost,))
+    idle, overloaded = instance("i1"), evenly_loaded("i2", 12_640, 20)
+    assert freeness(thrashing, policy) > policy.destination_freeness_steps
+    assert pairs_of(thrashing, idle, policy=policy) == {"i0": "i1"}
+    assert pairs_of(thrashing, overloaded, policy=policy) == {}
+    never_lost = replace(evenly_loaded("i0", 1_600, 4), queuing=(queuing("new", 160),))
+    for queue, rule in ((never_lost, policy), (thrashing, LLUMNIX)):
+        assert pairs_of(queue, idle, policy=rule) == {}
+        assert pairs_of(queue, overloaded, policy=rule) == {"i2": "i0"}
+
+
 # ---------------------------------------------------------------- the move must narrow the gap
+
+
+def test_at_any_price_a_pair_is_made_that_gains_nothing() -> None:
+    """The paper knows thresholds alone (Section 4.4.3), and its runs are to be compared with."""
+    policy = replace(LLUMNIX, pairs_only_to_gain=False)
+    lone = evenly_loaded("i0", 12_640, 1)
+    assert pairs_of(lone, instance("i1"), policy=policy) == {"i0": "i1"}
 
 
 def test_a_lone_request_that_fills_the_memory_does_not_go_back_and_forth() -> None:
@@ -282,7 +311,7 @@ def test_a_source_that_is_passed_over_leaves_its_destination_to_the_next() -> No
 
 
 @settings(max_examples=30)
-@given(clusters())
+@given(st.one_of(clusters(), clusters_with_moves()))
 def test_a_pairing_is_a_matching_of_sources_with_destinations(cluster: list[InstanceView]) -> None:
     pairs = pairs_of(*cluster)
     views = {each.instance_id: each for each in cluster}
@@ -293,14 +322,25 @@ def test_a_pairing_is_a_matching_of_sources_with_destinations(cluster: list[Inst
         assert not views[destination].is_terminating
 
 
-@given(
-    views("i0", may_terminate=False, all_movable=True),
-    views("i1", may_terminate=False, all_movable=True),
-)
+def pairs_of_views() -> st.SearchStrategy[list[InstanceView]]:
+    """A source and a destination, of any state or such that a move mostly helps."""
+    any_state, another = (
+        views(name, may_terminate=False, all_movable=True) for name in ("i0", "i1")
+    )
+    more = st.builds(running, st.just("more"), usages_tokens, priority=priorities)
+    source = st.builds(
+        lambda view, request: replace(view, running=(*view.running, request)), any_state, more
+    )
+    helping = st.tuples(crowded("i0"), roomy("i1"))
+    return st.one_of(helping, st.tuples(source, another), helping).map(list)
+
+
+@given(pairs_of_views())
 def test_a_move_helps_if_and_only_if_it_fits_and_narrows_the_gap(
-    source: InstanceView, destination: InstanceView
+    pair_of_views: list[InstanceView],
 ) -> None:
     """Judged by Algorithm 1 over the views before and after the real move."""
+    source, destination = pair_of_views
     candidates = candidates_to_move(source, LLUMNIX)
     assume(candidates)
     request = candidates[0]
@@ -319,7 +359,8 @@ def test_a_move_helps_if_and_only_if_it_fits_and_narrows_the_gap(
     assert helps == (fits and narrowed > 0 and improved > 0)
 
 
-@given(clusters())
+@settings(max_examples=50)
+@given(clusters_with_moves())
 def test_no_source_goes_without_a_destination_that_would_help_it(
     cluster: list[InstanceView],
 ) -> None:
@@ -343,7 +384,7 @@ def test_no_source_goes_without_a_destination_that_would_help_it(
 
 
 @settings(max_examples=30)
-@given(clusters())
+@given(clusters_with_moves())
 def test_moves_among_requests_that_stay_the_same_come_to_an_end(
     cluster: list[InstanceView],
 ) -> None:
@@ -361,12 +402,58 @@ def test_moves_among_requests_that_stay_the_same_come_to_an_end(
         moved(views, pairs)
 
 
+# ------------------------------------------------------ instances that are emptied for too long
+
+
+def overstayed(instance_id: str) -> Candidate:
+    """An instance with two requests that has been emptied for too long: its next move needs no
+    memory."""
+    leaving = candidate(evenly_loaded(instance_id, 800, 2, is_terminating=True))
+    return leaving.with_load(structs.replace(leaving.load, move_tokens=0))
+
+
+FULL = candidate(evenly_loaded("i9", 12_600, 8))
+"""72 / 8 = 9 steps."""
+FULLER = candidate(evenly_loaded("i8", 12_650, 8))
+"""22 / 8 = 2 steps."""
+
+
 def test_what_moves_without_its_memory_finds_a_destination_where_none_has_room() -> None:
-    """An instance that has been emptied for too long says that its next move needs no memory."""
-    full = candidate(evenly_loaded("i1", 12_600, 8), LLUMNIX)
-    fuller = candidate(evenly_loaded("i2", 12_650, 8), LLUMNIX)
-    leaving = candidate(evenly_loaded("i0", 800, 2, is_terminating=True), LLUMNIX)
-    assert pair([leaving, full, fuller], LLUMNIX) == {}
-    overstayed = leaving.with_load(structs.replace(leaving.load, move_tokens=0))
-    assert pair([overstayed, full, fuller], LLUMNIX) == {"i0": "i1"}
-    assert pair([overstayed], LLUMNIX) == {}
+    leaving = candidate(evenly_loaded("i0", 800, 2, is_terminating=True))
+    assert pair([leaving, FULL, FULLER], LLUMNIX) == {}
+    assert pair([overstayed("i0"), FULL, FULLER], LLUMNIX) == {"i0": "i9"}
+    assert pair([overstayed("i0")], LLUMNIX) == {}
+    as_full = candidate(evenly_loaded("i7", 12_600, 8))
+    assert pair([overstayed("i0"), FULL, as_full], LLUMNIX) == {"i0": "i7"}
+
+
+def test_each_instance_that_has_overstayed_gets_a_destination_of_its_own() -> None:
+    """Instances above the threshold come first, then the freest of the others."""
+    two = [overstayed("i0"), overstayed("i1")]
+    assert pair([*two, FULLER, FULL], LLUMNIX) == {"i0": "i9", "i1": "i8"}
+    idle = candidate(instance("idle"))
+    assert pair([*two, FULL, idle], LLUMNIX) == {"i0": "idle", "i1": "i9"}
+    assert pair([*two, FULLER, FULL, idle], LLUMNIX) == {"i0": "idle", "i1": "i9"}
+
+
+def test_a_destination_takes_from_one_instance_that_has_overstayed_a_round() -> None:
+    """The other one waits until the first is empty."""
+    two = [overstayed("i0"), overstayed("i1")]
+    for destination in (FULL, candidate(instance("idle"))):
+        assert pair([*two, destination], LLUMNIX) == {"i0": destination.instance_id}
+    empty = candidate(instance("i0", is_terminating=True))
+    assert pair([empty, two[1], FULL], LLUMNIX) == {"i1": "i9"}
+
+
+@settings(max_examples=30)
+@given(clusters(), st.integers(1, 3))
+def test_as_many_that_have_overstayed_are_paired_as_others_are_there(
+    cluster: list[InstanceView], num_overstayed: int
+) -> None:
+    leaving = [overstayed(f"a{k}") for k in range(num_overstayed)]
+    pairs = pair([*leaving, *map(candidate, cluster)], LLUMNIX)
+    assert len({*pairs, *pairs.values()}) == 2 * len(pairs)
+    staying = {each.instance_id for each in cluster if not each.is_terminating}
+    assert set(pairs.values()) <= staying
+    paired = [each for each in leaving if each.instance_id in pairs]
+    assert paired == leaving[: len(staying)]

@@ -16,6 +16,7 @@ from sterna.messages import (
     Instance,
     LoadReport,
     Membership,
+    SetDestination,
     TerminateInstance,
     WireMessage,
 )
@@ -37,11 +38,14 @@ class Outbox:
     def __init__(self) -> None:
         self.sent: list[tuple[str, WireMessage]] = []
         self.has_beaten = asyncio.Event()
+        self.has_held_round = asyncio.Event()
 
     def send(self, address: str, message: WireMessage) -> None:
         self.sent.append((address, message))
         if isinstance(message, Heartbeat):
             self.has_beaten.set()
+        if isinstance(message, SetDestination):
+            self.has_held_round.set()
 
     async def deliver(self, handle: object) -> None:
         """Nothing comes."""
@@ -137,8 +141,9 @@ def test_an_instance_that_starts_counts_where_more_are_asked_for_and_a_warm_one_
                 normal_free_tokens=-500.0,
             )
             scheduler.on_message(LoadReport(full), [])
-            # Some rounds: whatever is to be asked for at once is asked for in the first.
-            await asyncio.sleep(0.05)
+            # Whatever is to be asked for at once is asked for in the first round, which tells the
+            # instance besides that it has no destination.
+            await outbox.has_held_round.wait()
 
         asyncio.run(scenario())
         asks = [message for _, message in outbox.sent if isinstance(message, AddInstances)]

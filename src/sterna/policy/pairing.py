@@ -24,8 +24,8 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
     policy says so, is one in which preempted requests queue.
 
     A terminating instance that has been emptied for too long moves requests without their memory
-    (`move_tokens` of 0), so that no destination lacks it: where none is above the threshold, the
-    freest one is its destination.
+    (`move_tokens` of 0), so that no destination lacks it: where no instance above the threshold is
+    left, its destination is the freest one that is.
 
     The source of lowest freeness gets the destination of highest freeness, and so on; ties go
     to the smaller id. Each instance is in at most one pair, also where it may take part in
@@ -60,9 +60,14 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
         if each.load.is_terminating and each.load.move_tokens == 0 and each.instance_id not in pairs
     ]
     if overstayed:
-        staying = [each for each in everyone if not each.load.is_terminating]
-        staying.sort(key=lambda each: (-each.freeness, each.instance_id))
-        for source, destination in zip(overstayed, staying, strict=False):
+        taken = set(pairs.values())
+        left = [
+            each
+            for each in everyone
+            if not each.load.is_terminating and each.instance_id not in taken
+        ]
+        left.sort(key=lambda each: (-each.freeness, each.instance_id))
+        for source, destination in zip(overstayed, left, strict=False):
             pairs[source.instance_id] = destination.instance_id
     return pairs
 
