@@ -83,10 +83,16 @@ def test_inference_asks_for_any_key(path: str) -> None:
         "/v1",
         "/health/",
         "/metricsx",
+        "/adminX",
+        "/admin",
     ],
 )
 def test_what_is_not_known_to_be_for_users_is_for_operators(path: str) -> None:
     assert [status(path, key) for key in (None, "user", "operator")] == [401, 401, 200]
+
+
+def test_the_operators_api_checks_its_keys_itself() -> None:
+    assert [status("/admin/instances", key) for key in (None, "user")] == [200, 200]
 
 
 def test_a_browser_may_ask_without_a_key_whether_it_may_ask() -> None:

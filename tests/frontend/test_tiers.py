@@ -110,11 +110,11 @@ class Server:
         await asyncio.sleep(0)
         self.priorities.append(admitted_priority(vllm_priority, self._classes))
 
-    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+    def post(self, path: str, body: Any, root_path: str = "", **headers: str) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
 
         async def post() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app)
+            transport = httpx.ASGITransport(self.app, root_path=root_path)
             async with httpx.AsyncClient(transport=transport, base_url="http://s") as http:
                 named = {name.replace("_", "-"): value for name, value in headers.items()}
                 named["Content-Type"] = "application/json"
@@ -168,6 +168,13 @@ def test_a_request_gets_the_class_that_it_asks_for_and_is_told(
     answer = server.chat(**fields)
     assert answer.json()["service_tier"] == tier
     assert server.priorities == [priority]
+
+
+def test_the_path_counts_without_the_root_path() -> None:
+    server = Server()
+    answer = server.post("/behind" + CHAT, {"messages": [], "service_tier": "flex"}, "/behind")
+    assert answer.json()["service_tier"] == "flex"
+    assert server.priorities == [1]
 
 
 def test_an_answer_is_as_vllm_made_it_but_for_the_tier() -> None:
