@@ -106,6 +106,26 @@ def test_a_stream_is_not_given_up_for_itself() -> None:
     assert kept.num_bytes == growing.num_bytes > 1_000
 
 
+def test_what_somebody_follows_is_not_given_up_for_another_stream() -> None:
+    kept = logs(max_bytes=1_000)
+    for name in ("one", "other"):
+        log = kept.open(name, ME)
+        assert log is not None
+        kept.on_follower(log)
+        assert kept.feed(name, b"data: %s\n\n" % (b"x" * 800)) == []
+    assert kept.find("one") is not None
+
+
+def test_as_much_as_may_be_kept_is_kept() -> None:
+    event = b"data: %s\n\n" % (b"x" * 300)
+    kept = logs(max_bytes=2 * len(b"id: 1\n" + event))
+    for name in ("one", "other"):
+        log = kept.open(name, ME)
+        assert log is not None
+        kept.on_unread(log, 0.0)
+        assert kept.feed(name, event) == []
+
+
 def test_what_is_not_kept_takes_nothing() -> None:
     kept = logs()
     assert kept.feed("unknown", b"data: 1\n\n") == []
