@@ -193,6 +193,13 @@ def test_a_request_that_came_is_not_moved_on_before_its_source_has_heard_of_it()
     assert inspects(llumlet.on_message(C, Released(MigrationId("C-1")), 0.1)) == ["r"]
 
 
+def test_a_request_that_moved_and_came_back_may_move_again_at_once() -> None:
+    llumlet = paired(running("r"))
+    committed(llumlet, "A-1")
+    come(llumlet, "r")
+    assert inspects(llumlet.on_message(C, Released(MigrationId("C-1")), 0.1)) == ["r"]
+
+
 def test_an_aborted_migration_gives_its_slot_back() -> None:
     """Mistake 2: locks set and never read, so that an abort blocks what follows."""
     llumlet = paired(running("a", 16), running("b", 32))
@@ -251,6 +258,16 @@ def test_deadlines_of_migrations_are_the_llumlets() -> None:
     assert isinstance(again.message, Reserve)
 
 
+def test_the_next_deadline_is_the_earliest_of_migrations_and_reports() -> None:
+    llumlet = Llumlet(A, config(heartbeat_interval_s=2.5))
+    llumlet.on_view(view(), 0.0)
+    llumlet.on_order(RequestId("r"), B, Mode.LIVE, 0.0)
+    until_reserve(llumlet, "A-1", 1.0)
+    assert llumlet.next_deadline_s == 2.0
+    llumlet.on_tick(2.0)
+    assert llumlet.next_deadline_s == 2.5
+
+
 # ------------------------------------------------------------------------------------ back-off
 
 
@@ -273,6 +290,21 @@ def test_the_back_off_is_as_long_as_configured(backoff_s: float) -> None:
     llumlet.on_tick(0.1)
     assert llumlet.next_deadline_s == backoff_s
     assert inspects(llumlet.on_tick(backoff_s)) == ["r"]
+
+
+def test_the_end_of_a_back_off_is_no_deadline_while_nothing_can_begin() -> None:
+    llumlet = Llumlet(A, config(heartbeat_interval_s=60.0))
+    requests = view(running("a", 16), running("b", 32))
+    llumlet.on_view(requests, 0.0)
+    llumlet.on_destination(B, 0.0)
+    llumlet.on_outcome(MigrationId("A-1"), Inspected(None), 0.0)
+    llumlet.on_tick(0.1)
+    assert llumlet.next_deadline_s == 60.0, "b has the slot"
+    llumlet.on_outcome(MigrationId("A-2"), Inspected(None), 0.5)
+    llumlet.on_tick(0.6)
+    assert llumlet.next_deadline_s == 1.0
+    llumlet.on_destination(None, 0.6)
+    assert llumlet.next_deadline_s == 60.5
 
 
 @pytest.mark.parametrize(

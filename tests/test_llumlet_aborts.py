@@ -4,7 +4,16 @@ import pytest
 
 from sterna import llumlet as llumlet_module
 from sterna.llumlet import ForwardAbort, Llumlet
-from sterna.migration.messages import Abort, AbortRequest, Ended, ForwardedAbort, Mode, Reason, Send
+from sterna.migration.messages import (
+    Abort,
+    AbortRequest,
+    Ended,
+    ForwardedAbort,
+    FreeReservation,
+    Mode,
+    Reason,
+    Send,
+)
 from sterna.types import MigrationId, RequestId
 from tests.llumlets import (
     A,
@@ -57,8 +66,10 @@ def test_abort_of_a_request_that_left_follows_it() -> None:
 def test_abort_of_a_request_that_is_coming_is_told_its_source() -> None:
     llumlet = Llumlet(A, config())
     coming(llumlet, "r")
-    effects = llumlet.on_client_abort(RequestId("r"), 0.0)
-    assert effects[0] == ForwardAbort(C, RequestId("r"))
+    assert llumlet.on_client_abort(RequestId("r"), 0.0) == [
+        ForwardAbort(C, RequestId("r")),
+        FreeReservation(MigrationId("C-1")),
+    ]
 
 
 def test_abort_of_a_request_that_came_back_goes_to_the_engine() -> None:

@@ -1,6 +1,7 @@
 """What a llumlet reports of the load of its instance, and how often (Section 4.3)."""
 
 import math
+from dataclasses import replace
 
 from sterna.llumlet import Llumlet
 from sterna.migration.messages import Reserve
@@ -104,6 +105,7 @@ def test_a_terminating_instance_reports_that_it_is_one() -> None:
     llumlet = Llumlet(A, config())
     llumlet.on_view(view(running("r")), 0.0)
     llumlet.set_terminating(True, 0.0)
+    assert llumlet.next_deadline_s == 0.05
     (report,) = reports(llumlet.on_tick(0.0))
     assert report.load.is_terminating
     (report,) = reports(llumlet.on_view(view(running("r", 80)), 0.1))
@@ -126,6 +128,52 @@ def test_loads_are_finite_numbers() -> None:
     llumlet.set_terminating(True, 0.0)
     (report,) = reports(llumlet.on_view(view(running("r", 64, HIGH)), 0.0))
     assert math.isfinite(report.load.free_tokens)
+
+
+def test_where_nothing_was_dispatched_the_report_says_so() -> None:
+    (report,) = reports(Llumlet(A, config()).on_view(view(), 0.0))
+    assert report.load.last_dispatch == 0
+
+
+def test_another_scheduler_is_told_at_once_what_has_not_changed() -> None:
+    """It knows nothing of this instance, and names a destination anew."""
+    llumlet = Llumlet(A, config(heartbeat_interval_s=60.0))
+    llumlet.on_view(view(), 0.0)
+    llumlet.on_destination(B, 0.0)
+    (report,) = reports(llumlet.on_scheduler(0.01))
+    assert report.load.sequence == 2
+    assert llumlet.destination is None
+    assert llumlet.next_deadline_s == 60.01
+
+
+def test_that_an_instance_has_overstayed_is_reported_without_a_step_of_the_engine() -> None:
+    llumlet = Llumlet(A, replace(config(heartbeat_interval_s=600.0), drain_limit_s=60.0))
+    llumlet.set_terminating(True, 0.0)
+    llumlet.on_view(view(running("r", 64)), 0.0)
+    assert llumlet.next_deadline_s == 60.0
+    (report,) = reports(llumlet.on_tick(60.0))
+    assert report.load.move_tokens == 0
+    assert llumlet.next_deadline_s == 660.0
+
+
+def test_what_changes_after_an_instance_has_overstayed_is_reported_after_the_interval() -> None:
+    llumlet = Llumlet(A, replace(config(heartbeat_interval_s=600.0), drain_limit_s=60.0))
+    llumlet.set_terminating(True, 0.0)
+    llumlet.on_view(view(running("r", 64)), 0.0)
+    llumlet.on_tick(60.0)
+    assert reports(llumlet.on_view(view(running("r", 80)), 60.01)) == []
+    assert reports(llumlet.on_tick(60.02)) == []
+    assert llumlet.next_deadline_s == 60.05
+    (report,) = reports(llumlet.on_tick(60.05))
+    assert report.load.used_tokens == 80
+
+
+def test_without_an_interval_nothing_is_reported_and_no_tick_is_asked_for() -> None:
+    """In the simulator, which looks at loads itself."""
+    llumlet = Llumlet(A, replace(config(), report_interval_s=None))
+    assert llumlet.on_view(view(running("r")), 0.0) == []
+    assert llumlet.next_deadline_s is None
+    assert llumlet.on_tick(10.0) == []
 
 
 def test_nothing_is_reported_before_the_first_view() -> None:

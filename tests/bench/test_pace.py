@@ -63,6 +63,7 @@ def test_patience_has_an_end() -> None:
     assert machine.waited_s == PATIENCE_S
 
 
+@pytest.mark.slow
 def test_the_speed_is_that_of_this_machine() -> None:
     """A toaster is slower, and no two cores do 100,000 billions a second."""
     assert 0.01 < speed() < 100_000.0

@@ -17,6 +17,7 @@ def one_case(monkeypatch: pytest.MonkeyPatch) -> Case:
     return case
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_and_written_with_its_goal(tmp_path: Path, one_case: Case) -> None:
     arguments = ["--runs", "2", "--cases", "S-S", "--results", str(tmp_path)]
     assert simulator.main(arguments) == 0

@@ -1,8 +1,9 @@
 """A closed door: who is inside finishes, and nobody else comes in."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import httpx
 import pytest
@@ -95,3 +96,89 @@ def test_a_request_that_fails_has_left() -> None:
             assert await gate.emptied(60.0)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("path", "num_inside"),
+    [
+        ("/v1/models", 1),
+        ("/tokenize", 1),
+        ("/healthy", 1),
+        ("/health", 0),
+        ("/ping", 0),
+        ("/load", 0),
+        ("/version", 0),
+        ("/metrics", 0),
+        ("/admin/drain", 0),
+    ],
+)
+def test_probes_scrapers_and_operators_are_no_work_that_is_to_be_finished(
+    path: str, num_inside: int
+) -> None:
+    seen: list[int] = []
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(gate.num_inside)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def scenario() -> None:
+        async with visitor(gate) as client:
+            await client.get(path)
+
+    gate = Gate(answer)
+    asyncio.run(scenario())
+    assert seen == [num_inside]
+    assert gate.num_inside == 0
+
+
+def test_it_is_empty_when_the_last_has_left_and_not_when_the_first_has() -> None:
+    async def scenario() -> None:
+        kitchens = {"/v1/a": Kitchen(), "/v1/b": Kitchen()}
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            await kitchens[scope["path"]](scope, receive, send)
+
+        gate = Gate(answer)
+        async with visitor(gate) as client:
+            answers = {path: asyncio.create_task(client.get(path)) for path in kitchens}
+            for path, num_left in (("/v1/a", 1), ("/v1/b", 0)):
+                await kitchens[path].has_begun.wait()
+                assert not await gate.emptied(0.0)
+                kitchens[path].may_end.set()
+                await answers[path]
+                assert gate.num_inside == num_left
+            assert await gate.emptied(60.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_gate_refuses_a_websocket_and_lets_the_server_shut_down() -> None:
+    async def scenario() -> None:
+        passed: list[str] = []
+        said: list[MutableMapping[str, Any]] = []
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            passed.append(scope["type"])
+
+        async def receive() -> MutableMapping[str, Any]:
+            raise AssertionError("something was read")
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            said.append(message)
+
+        gate = Gate(application)
+        gate.close()
+        await gate({"type": "websocket", "path": "/v1/realtime"}, receive, send)
+        await gate({"type": "lifespan"}, receive, send)
+        assert passed == ["lifespan"]
+        assert said == [{"type": "websocket.close", "code": 1012}]
+
+    asyncio.run(scenario())
+
+
+def test_a_gate_that_nobody_has_come_to_is_empty() -> None:
+    async def scenario() -> bool:
+        return await Gate(Kitchen()).emptied(0.0)
+
+    assert asyncio.run(scenario())

@@ -6,7 +6,6 @@ import logging
 import socket
 import ssl
 import subprocess
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import uvloop
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tests.clocks import SkippingLoop, run_skipping
 from tests.frontend.test_patience import (
     LARGE,
     SHORT,
@@ -200,14 +200,10 @@ def test_through_tls_as_well_nobody_is_cut_who_reads_steadily(
     header: bytes,
     context: ssl.SSLContext,
     trusting: ssl.SSLContext,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """See `test_patience`: time passes on the loop's clock alone."""
 
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        skipped_s = 0.0
-        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + skipped_s)
+    async def test(loop: SkippingLoop) -> None:
         async with served(
             protocol, reader_s=1000.0, hang_s=SKIPPED_S, context=context, handshake_s=SKIPPED_S
         ) as (_, port):
@@ -215,10 +211,10 @@ def test_through_tls_as_well_nobody_is_cut_who_reads_steadily(
             writer.write(LARGE + header + b"\r\n")
             for _ in range(4):
                 await reader.readexactly(1 << 20)
-                skipped_s += 750.0
+                loop.skipped_s += 750.0
             writer.close()
 
-    asyncio.run(test())
+    run_skipping(test)
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """Which key opens which route."""
 
+import asyncio
 from hashlib import sha256
+from typing import Any
 
 import pytest
 
@@ -11,11 +13,19 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sterna.classes import ApiKey
 from sterna.frontend.key_check import KeyCheck
 from sterna.frontend.keys import ApiKeys
+
+KEYS = ApiKeys(
+    [
+        ApiKey("user", sha256(b"user").digest()),
+        ApiKey("operator", sha256(b"operator").digest(), is_admin=True),
+    ]
+)
 
 
 async def answer(request: Request) -> PlainTextResponse:
@@ -33,11 +43,7 @@ def client(root_path: str = "") -> TestClient:
         Route("/{path:path}", answer, methods=["GET", "POST", "OPTIONS"]),
         WebSocketRoute("/{path:path}", connect),
     ]
-    table = [
-        ApiKey("user", sha256(b"user").digest()),
-        ApiKey("operator", sha256(b"operator").digest(), is_admin=True),
-    ]
-    return TestClient(KeyCheck(Starlette(routes=routes), ApiKeys(table)), root_path=root_path)
+    return TestClient(KeyCheck(Starlette(routes=routes), KEYS), root_path=root_path)
 
 
 def status(path: str, key: str | None, method: str = "POST") -> int:
@@ -83,10 +89,16 @@ def test_inference_asks_for_any_key(path: str) -> None:
         "/v1",
         "/health/",
         "/metricsx",
+        "/adminX",
+        "/admin",
     ],
 )
 def test_what_is_not_known_to_be_for_users_is_for_operators(path: str) -> None:
     assert [status(path, key) for key in (None, "user", "operator")] == [401, 401, 200]
+
+
+def test_the_operators_api_checks_its_keys_itself() -> None:
+    assert [status("/admin/instances", key) for key in (None, "user")] == [200, 200]
 
 
 def test_a_browser_may_ask_without_a_key_whether_it_may_ask() -> None:
@@ -97,6 +109,19 @@ def test_the_path_counts_without_the_root_path() -> None:
     http = client("/behind/proxy")
     assert http.get("/health").status_code == 200
     assert http.get("/v1/models").status_code == 401
+
+
+def test_what_is_no_request_passes() -> None:
+    passed: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        passed.append(scope["type"])
+
+    async def unused(*_: Any) -> Any:
+        raise AssertionError("something was said")
+
+    asyncio.run(KeyCheck(app, KEYS)({"type": "lifespan"}, unused, unused))
+    assert passed == ["lifespan"]
 
 
 def test_a_websocket_needs_a_key_as_well() -> None:

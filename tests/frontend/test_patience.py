@@ -5,7 +5,6 @@ import contextlib
 import logging
 import socket
 import ssl
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sterna.frontend.handshakes import behind_tls
 from sterna.frontend.patience import READ_BYTES, Places, patient
+from tests.clocks import SkippingLoop, run_skipping
 
 HANG_S = 60.0
 """No wait of a test takes so long unless something hangs."""
@@ -153,47 +153,39 @@ def test_a_client_that_does_not_read_is_cut_and_its_answer_ends(
 
 
 @both
-def test_a_client_that_reads_slowly_but_reads_is_not_cut(
-    protocol: type[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_reads_slowly_but_reads_is_not_cut(protocol: type[Any]) -> None:
     """However long the whole answer takes: each time that it reads, it is waited for anew. Most of
     the time passes on the loop's clock alone, so that this takes none and a slow machine may."""
 
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        skipped_s = 0.0
-        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + skipped_s)
+    async def test(loop: SkippingLoop) -> None:
         async with served(protocol, reader_s=20.0) as (application, port):
             client = await dial(port, ENDLESS)
             for _ in range(3):
                 num_sent = application.num_sent
                 while application.num_sent < num_sent + 20:
                     assert await loop.sock_recv(client, 1 << 14), "it is cut"
-                skipped_s += 15.0
+                loop.skipped_s += 15.0
             assert not application.has_ended.is_set()
             client.close()
             await application.has_ended.wait()
 
-    asyncio.run(test())
+    run_skipping(test)
 
 
 @both
 @pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"])
 def test_an_answer_of_one_piece_is_not_cut_while_its_client_reads_steadily(
-    protocol: type[Any], header: bytes, monkeypatch: pytest.MonkeyPatch
+    protocol: type[Any], header: bytes
 ) -> None:
     """Nothing is held up and goes on meanwhile; how much is left tells that it is read. Time passes
     on the loop's clock alone."""
 
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        skipped_s = 0.0
-        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + skipped_s)
+    async def test(loop: SkippingLoop) -> None:
         async with served(protocol, reader_s=1000.0, hang_s=SKIPPED_S) as (_, port):
             client = await dial(port, LARGE + header + b"\r\n")
             num_read = 0
             for _ in range(4):
-                skipped_s += 750.0
+                loop.skipped_s += 750.0
                 until = num_read + (1 << 20)
                 while num_read < until:
                     received = await loop.sock_recv(client, 1 << 14)
@@ -201,17 +193,14 @@ def test_an_answer_of_one_piece_is_not_cut_while_its_client_reads_steadily(
                     num_read += len(received)
             client.close()
 
-    asyncio.run(test())
+    run_skipping(test)
 
 
 @both
 def test_a_client_that_reads_in_drops_is_cut(
-    protocol: type[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    protocol: type[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        loop = asyncio.get_running_loop()
-        skipped_s = 0.0
-        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + skipped_s)
+    async def test(loop: SkippingLoop) -> None:
         logged = asyncio.Event()
         caplog.handler.addFilter(lambda record: logged.set() or True)
         async with served(protocol, reader_s=1000.0, hang_s=SKIPPED_S) as (_, port):
@@ -219,14 +208,14 @@ def test_a_client_that_reads_in_drops_is_cut(
             num_read = 0
             while not logged.is_set():
                 # What the kernel keeps is refilled now and then, by less than is enough.
-                skipped_s += 100.0
+                loop.skipped_s += 100.0
                 num_read += len(await loop.sock_recv(client, READ_BYTES // 32))
                 await asyncio.sleep(0)
             assert num_read < READ_BYTES
             client.close()
 
     with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
-        asyncio.run(test())
+        run_skipping(test)
     assert "its client does not read the answer" in caplog.text
 
 

@@ -19,6 +19,7 @@ from sterna.frontend.tiers import (
     RESPONSES_PATH,
     TierMiddleware,
     admitted_priority,
+    used_class,
 )
 from sterna.types import Priority
 
@@ -47,7 +48,9 @@ class Server:
 
     def __init__(self, classes: PriorityClasses = FOUR, keys: ApiKeys | None = None) -> None:
         self.priorities: list[int] = []
+        self.used: list[str | None] = []
         self.bodies: list[bytes] = []
+        self.lengths: list[int] = []
         self.disconnects: list[bool] = []
         self._classes = classes
         app = FastAPI()
@@ -101,6 +104,7 @@ class Server:
 
     async def _read(self, request: Request) -> dict[str, Any]:
         self.bodies.append(await request.body())
+        self.lengths.append(int(request.headers["Content-Length"]))
         try:
             return dict(json.loads(self.bodies[-1]))
         except (ValueError, TypeError, RecursionError):
@@ -109,12 +113,14 @@ class Server:
     async def _generate(self, vllm_priority: int) -> None:
         await asyncio.sleep(0)
         self.priorities.append(admitted_priority(vllm_priority, self._classes))
+        used = used_class()
+        self.used.append(None if used is None else used.name)
 
-    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+    def post(self, path: str, body: Any, root_path: str = "", **headers: str) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
 
         async def post() -> httpx.Response:
-            transport = httpx.ASGITransport(self.app)
+            transport = httpx.ASGITransport(self.app, root_path=root_path)
             async with httpx.AsyncClient(transport=transport, base_url="http://s") as http:
                 named = {name.replace("_", "-"): value for name, value in headers.items()}
                 named["Content-Type"] = "application/json"
@@ -156,6 +162,7 @@ def refused(answer: httpx.Response) -> Iterator[str]:
         ({"priority": -1}, -1, "priority"),
         ({"priority": -100}, -2, "gold"),
         ({"priority": "-1"}, -1, "priority"),
+        ({"priority": " -1 "}, -1, "priority"),
         ({"priority": 7}, 1, "flex"),
         ({"service_tier": "auto", "priority": -2}, -2, "gold"),
         ({"service_tier": "priority", "priority": -1}, -1, "priority"),
@@ -168,6 +175,13 @@ def test_a_request_gets_the_class_that_it_asks_for_and_is_told(
     answer = server.chat(**fields)
     assert answer.json()["service_tier"] == tier
     assert server.priorities == [priority]
+
+
+def test_the_path_counts_without_the_root_path() -> None:
+    server = Server()
+    answer = server.post("/behind" + CHAT, {"messages": [], "service_tier": "flex"}, "/behind")
+    assert answer.json()["service_tier"] == "flex"
+    assert server.priorities == [1]
 
 
 def test_an_answer_is_as_vllm_made_it_but_for_the_tier() -> None:
@@ -217,6 +231,7 @@ def test_the_responses_api_is_told_as_well(
     server = Server()
     answer = server.post("/v1/responses", {"input": "Terns", "stream": is_stream, **asked})
     assert json.loads(server.bodies[0])["service_tier"] == known
+    assert server.lengths == [len(server.bodies[0])]
     responses = (
         [answer.json()]
         if not is_stream
@@ -281,6 +296,23 @@ def test_what_only_python_takes_for_json_is_read_as_vllm_reads_it(body: bytes) -
     assert server.priorities == [-2]
 
 
+def test_what_only_python_takes_for_json_is_told_to_vllm_as_it_knows_it() -> None:
+    server = Server()
+    body = '{"input": "Terns", "service_tier": "gold"}'.encode("utf-16")
+    assert server.post(RESPONSES_PATH, body).json()["service_tier"] == "gold"
+    assert [json.loads(each) for each in server.bodies] == [
+        {"input": "Terns", "service_tier": "auto"}
+    ]
+    assert server.lengths == [len(server.bodies[0])]
+
+
+def test_a_body_of_just_the_length_that_python_may_read_is_read() -> None:
+    server = Server()
+    body = b'{"messages": [], "x": NaN, "y": "%s"}'
+    body %= b"y" * (MAX_LENIENT_BYTES - len(body % b""))
+    assert server.post(CHAT, body).status_code == 200
+
+
 @pytest.mark.parametrize("path", [CHAT, RESPONSES_PATH])
 def test_a_long_body_that_only_python_takes_for_json_is_refused(path: str) -> None:
     """Python's reader would have the loop to itself for as long as it takes."""
@@ -323,6 +355,71 @@ def test_a_key_holds_on_routes_without_tiers(key: str, priority: int) -> None:
     answer = server.post("/v1/embeddings", body, Authorization=f"Bearer {key}")
     assert answer.json() == {"object": "list"}
     assert server.priorities == [priority]
+    assert server.used == [None], "only vLLM knows it"
+
+
+def test_the_class_of_a_request_is_known_while_it_is_answered_and_no_longer() -> None:
+    server = Server(keys=KEYS)
+    server.chat(BATCH_KEY, service_tier="gold")
+    server.chat(FULL_KEY, service_tier="gold")
+    assert server.used == ["batch", "gold"]
+
+    async def answer() -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            used = used_class()
+            assert used is not None
+            assert used.name == "gold"
+
+        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
+        body = {"type": "http.request", "body": b'{"service_tier":"gold"}'}
+        await TierMiddleware(app, FOUR, ApiKeys())(scope, messages(body), unsent)
+        assert used_class() is None
+
+    asyncio.run(answer())
+
+
+def messages(*given: Any) -> Any:
+    """A `receive` that gives these, one after the other."""
+    left = list(given)
+
+    async def receive() -> Any:
+        return left.pop(0)
+
+    return receive
+
+
+async def unsent(message: Any) -> None:
+    raise AssertionError(f"{message} was sent")
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {"type": "lifespan"},
+        {"type": "websocket", "path": CHAT, "headers": []},
+        {"type": "http", "method": "GET", "path": CHAT, "headers": []},
+    ],
+    ids=lambda scope: scope["type"],
+)
+def test_what_has_no_body_of_a_request_passes_once_and_unread(scope: dict[str, Any]) -> None:
+    passed: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        passed.append((scope, receive, send))
+
+    receive = messages()
+    asyncio.run(TierMiddleware(app, FOUR, ApiKeys())(scope, receive, unsent))
+    assert passed == [(scope, receive, unsent)]
+
+
+def test_a_client_that_goes_away_before_its_body_is_there_reaches_nobody() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("the application was called")
+
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
+    begun = {"type": "http.request", "body": b"{", "more_body": True}
+    receive = messages(begun, {"type": "http.disconnect"})
+    asyncio.run(TierMiddleware(app, FOUR, ApiKeys())(scope, receive, unsent))
 
 
 def test_where_priorities_are_off_every_answer_says_default() -> None:

@@ -12,17 +12,24 @@ from sterna.hostile.run import run_seed
 
 NUM_SEEDS_QUICK = 30
 
-QUICK = (
-    "source blocks freed before the last stage was sent",
-    "the source resumes because nothing was heard",
-    "state of the request does not move along",
-    "a stream waits for a scheduler that died",
-    "the front end does not take back what it is handed",
-    "outputs are handed before the buddy has them",
-    "a silent instance is given up and not killed",
-    "the instance does not end when its lease does",
-    "the supervisor does not wait for a lease",
-)
+QUICK = {
+    "source blocks freed before the last stage was sent": "is wrong",
+    "the source resumes because nothing was heard": "has two owners",
+    "the instance steps what it was told to end": "and was told to end it",
+    "state of the request does not move along": "from another history than its client has",
+    "a stream waits for a scheduler that died": "has not ended after",
+    "the front end does not take back what it is handed": "and no instance has died with it",
+    "the front end does not stop what nobody waits for": "for which nobody waits",
+    "progress does not clear a suspect": "tokens since a death",
+    "a request is judged by the first death": "by the first death that found it",
+    "a suspect is judged by a death elsewhere": "and no instance has died with it",
+    "all suspects of a second death are judged guilty": "are judged guilty at once",
+    "outputs are handed before the buddy has them": "does not have it",
+    "a silent instance is given up and not killed": "that has it lives",
+    "the instance does not end when its lease does": "that has it lives",
+    "the supervisor does not wait for a lease": "that has it lives",
+}
+"""What is found within NUM_SEEDS_QUICK seeds, and what is said of it."""
 
 
 def violation(mistake: Mistake, num_seeds: int) -> str | None:
@@ -39,24 +46,10 @@ def named(name: str) -> Mistake:
     return mistake
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_a_planted_mistake_is_found_soon(name: str) -> None:
-    assert violation(named(name), NUM_SEEDS_QUICK) is not None
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("the source resumes because nothing was heard", "has two owners"),
-        ("the instance steps what it was told to end", "and was told to end it"),
-        ("the front end does not stop what nobody waits for", "for which nobody waits"),
-        ("progress does not clear a suspect", "tokens since a death"),
-        ("a request is judged by the first death", "by the first death that found it"),
-        ("a suspect is judged by a death elsewhere", "and no instance has died with it"),
-        ("all suspects of a second death are judged guilty", "are judged guilty at once"),
-    ],
-)
-def test_the_violation_says_what_is_wrong(name: str, said: str) -> None:
+@pytest.mark.parametrize(("name", "said"), QUICK.items(), ids=QUICK)
+def test_a_planted_mistake_is_found_soon_and_the_violation_says_what_is_wrong(
+    name: str, said: str
+) -> None:
     found = violation(named(name), NUM_SEEDS_QUICK)
     assert found is not None
     assert said in found

@@ -5,6 +5,7 @@ stage; stage 0 has brought 8 blocks.
 """
 
 from collections.abc import Iterable
+from copy import copy
 
 from sterna.config import MigrationConfig
 from sterna.migration.destination import MigrationDestination
@@ -56,6 +57,9 @@ OTHER = ReservationId(8)
 CONFIG = MigrationConfig(last_stage_max_blocks=2, max_stages=8, lease_s=10.0, query_interval_s=1.0)
 START_S = 100.0
 """When every machine below took its last event in."""
+LATER_S = 0.5
+"""How long after that the next event comes: before any deadline, and late enough that a deadline
+that is renewed differs from one that is not."""
 RECEIVERS = ("b:1",)
 REQUEST = b"request"
 STATE = b"state"
@@ -148,31 +152,31 @@ def source_in(state: str) -> MigrationSource:
 
 
 SOURCE_EVENTS: dict[str, tuple[Event, float]] = {
-    "Inspected(many blocks left)": (inspected(14), 0.0),
-    "Inspected(few blocks left)": (inspected(10), 0.0),
-    "Inspected(gone)": (Inspected(None), 0.0),
-    "Inspected(preempted since)": (Inspected(progress(9, num_preemptions=1)), 0.0),
-    "Inspected(immovable)": (Inspected(progress(9, immovable=True)), 0.0),
-    "Reserved(first stage)": (reserved(0), 0.0),
-    "Reserved(this stage)": (reserved(1), 0.0),
-    "Reserved(later stage)": (reserved(2), 0.0),
-    "StageCopied(first stage)": (stage_copied(0), 0.0),
-    "StageCopied(this stage)": (stage_copied(1), 0.0),
-    "StageCopied(later stage)": (stage_copied(2), 0.0),
-    "Committed": (committed(), 0.0),
-    "Aborted": (aborted(Reason.LEASE_EXPIRED), 0.0),
-    "Aborted(client)": (aborted(Reason.REQUEST_ABORTED), 0.0),
-    "CopyFailed(first stage)": (CopyFailed(0), 0.0),
-    "CopyFailed(this stage)": (CopyFailed(1), 0.0),
-    "CopyFailed(later stage)": (CopyFailed(2), 0.0),
-    "Drained": (Drained(9, STATE), 0.0),
-    "DrainRefused(too many blocks)": (DrainRefused(None), 0.0),
-    "DrainRefused(reason)": (DrainRefused(Reason.REQUEST_PREEMPTED), 0.0),
-    "RequestEnded": (RequestEnded(Reason.REQUEST_FINISHED), 0.0),
-    "ClientAborted": (ClientAborted(), 0.0),
-    "PeerDead": (PeerDead(), 0.0),
-    "Cancelled": (Cancelled(), 0.0),
-    "Tick(early)": (Tick(), 0.5),
+    "Inspected(many blocks left)": (inspected(14), LATER_S),
+    "Inspected(few blocks left)": (inspected(10), LATER_S),
+    "Inspected(gone)": (Inspected(None), LATER_S),
+    "Inspected(preempted since)": (Inspected(progress(9, num_preemptions=1)), LATER_S),
+    "Inspected(immovable)": (Inspected(progress(9, immovable=True)), LATER_S),
+    "Reserved(first stage)": (reserved(0), LATER_S),
+    "Reserved(this stage)": (reserved(1), LATER_S),
+    "Reserved(later stage)": (reserved(2), LATER_S),
+    "StageCopied(first stage)": (stage_copied(0), LATER_S),
+    "StageCopied(this stage)": (stage_copied(1), LATER_S),
+    "StageCopied(later stage)": (stage_copied(2), LATER_S),
+    "Committed": (committed(), LATER_S),
+    "Aborted": (aborted(Reason.LEASE_EXPIRED), LATER_S),
+    "Aborted(client)": (aborted(Reason.REQUEST_ABORTED), LATER_S),
+    "CopyFailed(first stage)": (CopyFailed(0), LATER_S),
+    "CopyFailed(this stage)": (CopyFailed(1), LATER_S),
+    "CopyFailed(later stage)": (CopyFailed(2), LATER_S),
+    "Drained": (Drained(9, STATE), LATER_S),
+    "DrainRefused(too many blocks)": (DrainRefused(None), LATER_S),
+    "DrainRefused(reason)": (DrainRefused(Reason.REQUEST_PREEMPTED), LATER_S),
+    "RequestEnded": (RequestEnded(Reason.REQUEST_FINISHED), LATER_S),
+    "ClientAborted": (ClientAborted(), LATER_S),
+    "PeerDead": (PeerDead(), LATER_S),
+    "Cancelled": (Cancelled(), LATER_S),
+    "Tick(early)": (Tick(), LATER_S),
     "Tick(time to ask again)": (Tick(), 1.0),
     "Tick(silence too long)": (Tick(), 10.0),
 }
@@ -266,35 +270,35 @@ def destination_in(state: str) -> MigrationDestination:
 
 
 DESTINATION_EVENTS: dict[str, tuple[Event, float]] = {
-    "Reserve(first stage)": (reserve(0, reservation=None), 0.0),
-    "Reserve(this stage)": (reserve(1), 0.0),
-    "Reserve(next stage)": (reserve(2), 0.0),
-    "Reserve(later stage)": (reserve(3), 0.0),
-    "Commit(blocks in the last stage)": (commit(1, 9), 0.0),
-    "Commit(no blocks in the last stage)": (commit(1, 8), 0.0),
-    "Commit(more blocks than reserved)": (commit(1, 12), 0.0),
-    "Commit(other stage)": (commit(2, 9), 0.0),
-    "CommitQuery": (commit_query(), 0.0),
-    "Abort": (Received(Abort(M, Reason.REQUEST_PREEMPTED)), 0.0),
-    "Released": (Received(Released(M)), 0.0),
-    "ForwardedAbort": (forwarded_abort(), 0.0),
-    "BlocksReserved(this stage)": (blocks_reserved(1), 0.0),
-    "BlocksReserved(first stage)": (blocks_reserved(0), 0.0),
-    "ReserveFailed(this stage)": (ReserveFailed(1, Reason.NO_MEMORY), 0.0),
-    "ReserveFailed(first stage)": (ReserveFailed(0, Reason.NO_MEMORY), 0.0),
-    "StageReceived(first stage)": (StageReceived(0), 0.0),
-    "StageReceived(this stage)": (StageReceived(1), 0.0),
-    "StageReceived(later stage)": (StageReceived(2), 0.0),
-    "StageFailed(first stage)": (StageFailed(0), 0.0),
-    "StageFailed(this stage)": (StageFailed(1), 0.0),
-    "StageFailed(later stage)": (StageFailed(2), 0.0),
-    "ReservationFreed": (ReservationFreed(), 0.0),
-    "Adopted": (Adopted(), 0.0),
-    "AdoptFailed": (AdoptFailed(Reason.UNSUPPORTED), 0.0),
-    "ClientAborted": (ClientAborted(), 0.0),
-    "PeerDead": (PeerDead(), 0.0),
-    "Cancelled": (Cancelled(), 0.0),
-    "Tick(early)": (Tick(), 0.5),
+    "Reserve(first stage)": (reserve(0, reservation=None), LATER_S),
+    "Reserve(this stage)": (reserve(1), LATER_S),
+    "Reserve(next stage)": (reserve(2), LATER_S),
+    "Reserve(later stage)": (reserve(3), LATER_S),
+    "Commit(blocks in the last stage)": (commit(1, 9), LATER_S),
+    "Commit(no blocks in the last stage)": (commit(1, 8), LATER_S),
+    "Commit(more blocks than reserved)": (commit(1, 12), LATER_S),
+    "Commit(other stage)": (commit(2, 9), LATER_S),
+    "CommitQuery": (commit_query(), LATER_S),
+    "Abort": (Received(Abort(M, Reason.REQUEST_PREEMPTED)), LATER_S),
+    "Released": (Received(Released(M)), LATER_S),
+    "ForwardedAbort": (forwarded_abort(), LATER_S),
+    "BlocksReserved(this stage)": (blocks_reserved(1), LATER_S),
+    "BlocksReserved(first stage)": (blocks_reserved(0), LATER_S),
+    "ReserveFailed(this stage)": (ReserveFailed(1, Reason.NO_MEMORY), LATER_S),
+    "ReserveFailed(first stage)": (ReserveFailed(0, Reason.NO_MEMORY), LATER_S),
+    "StageReceived(first stage)": (StageReceived(0), LATER_S),
+    "StageReceived(this stage)": (StageReceived(1), LATER_S),
+    "StageReceived(later stage)": (StageReceived(2), LATER_S),
+    "StageFailed(first stage)": (StageFailed(0), LATER_S),
+    "StageFailed(this stage)": (StageFailed(1), LATER_S),
+    "StageFailed(later stage)": (StageFailed(2), LATER_S),
+    "ReservationFreed": (ReservationFreed(), LATER_S),
+    "Adopted": (Adopted(), LATER_S),
+    "AdoptFailed": (AdoptFailed(Reason.UNSUPPORTED), LATER_S),
+    "ClientAborted": (ClientAborted(), LATER_S),
+    "PeerDead": (PeerDead(), LATER_S),
+    "Cancelled": (Cancelled(), LATER_S),
+    "Tick(early)": (Tick(), LATER_S),
     "Tick(time to repeat)": (Tick(), 1.0),
     "Tick(lease over)": (Tick(), 10.0),
 }
@@ -309,5 +313,48 @@ DESTINATION_ANOTHER_RESERVATION: list[Event] = [
 
 
 def snapshot(machine: MigrationSource | MigrationDestination) -> dict[str, object]:
-    """All that a machine remembers, except until when it waits."""
+    """All that a machine remembers, except until when it waits (see `deadlines`)."""
     return {key: value for key, value in vars(machine).items() if not key.endswith("_s")}
+
+
+def deadlines(machine: MigrationSource | MigrationDestination) -> dict[str, float]:
+    """When a machine that is left alone asks or repeats for the first time, and when it gives up.
+
+    A deadline that is not running is missing.
+    """
+    asks, gives_up = (
+        ("query", "silence") if isinstance(machine, MigrationSource) else ("repeat", "lease")
+    )
+    left_alone = copy(machine)
+    running: dict[str, float] = {}
+    for _ in range(2 * round(CONFIG.lease_s / CONFIG.query_interval_s)):
+        deadline_s = left_alone.next_deadline_s
+        if deadline_s is None:
+            break
+        left_alone.on_event(Tick(), deadline_s)
+        if left_alone.state is not machine.state:
+            running[gives_up] = deadline_s
+            break
+        running.setdefault(asks, deadline_s)
+    return running
+
+
+INTERVALS_S = {
+    "query": CONFIG.query_interval_s,
+    "repeat": CONFIG.query_interval_s,
+    "silence": CONFIG.lease_s,
+    "lease": CONFIG.lease_s,
+}
+"""How far away each deadline is when it is set or renewed."""
+
+
+def changes(before: dict[str, float], after: dict[str, float], now_s: float) -> str:
+    """What became of the deadlines, as the tables of docs/migration_protocol.md say it."""
+    words = {
+        "set": [each for each in after if each not in before],
+        "renew": [each for each in after if each in before and after[each] != before[each]],
+        "clear": [each for each in before if each not in after],
+    }
+    for each in words["set"] + words["renew"]:
+        assert after[each] == now_s + INTERVALS_S[each], f"{each} is not set from the event on"
+    return "; ".join(f"{verb} {', '.join(each)}" for verb, each in words.items() if each) or "—"

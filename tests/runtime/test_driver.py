@@ -37,15 +37,13 @@ def test_a_driver_without_a_supervisor_in_reserve_goes_on(
     monkeypatch: pytest.MonkeyPatch, is_up: bool
 ) -> None:
     """Its end would be that of the server, which lacks nothing yet."""
-    now_s = 100.0
-    monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda: now_s))
     monkeypatch.setattr(driver, "is_gcs_up", lambda: is_up)
     driving = DriverWithoutGcs(None, None)  # type: ignore[arg-type]
-    for _ in range(3):
-        driving._keep_reserve()
+    for num_passed in range(3):
+        now_s = 100.0 + num_passed * driver.RESERVE_DELAY_S
+        driving._keep_reserve(now_s)
         # It does not ask all the time.
-        driving._keep_reserve()
-        now_s += driver.RESERVE_DELAY_S
+        driving._keep_reserve(now_s)
     assert driving.num_refused == (3 if is_up else 0)
     assert driving._reserve is None
 

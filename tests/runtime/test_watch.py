@@ -16,6 +16,7 @@ from sterna.runtime import watch
 from sterna.runtime.process import identity_of
 from sterna.runtime.tasks import Tasks
 from sterna.runtime.watch import NotStartedError, Watch, process_of
+from tests.clocks import SkippingLoop, run_skipping, stands
 
 LEASE_S = 20.0
 CERTAIN_S = LEASE_S * (1 + DRIFT) + MARGIN_S
@@ -81,15 +82,13 @@ def ended_after(
     """Whether an instance counts as dead so long after Ray has said that it is."""
     monkeypatch.setattr(watch, "own_node", lambda: "this node")
 
-    async def scenario() -> list[bool]:
-        begun_s, passed_s = asyncio.get_running_loop().time(), 0.0
-        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: begun_s + passed_s)
+    async def scenario(loop: SkippingLoop) -> list[bool]:
         tasks = Tasks()
         watching = WatchOf(NodeActor(is_within_reach=is_within_reach), tasks)
         ended = asyncio.ensure_future(watching.until_ended("i1", LostInstance(), THERE))
         found = []
         for look_s in looks_s:
-            passed_s = look_s
+            loop.skipped_s = look_s
             for _ in range(NUM_TURNS):
                 await asyncio.sleep(0)
             found.append(ended.done())
@@ -97,7 +96,7 @@ def ended_after(
         tasks.cancel()
         return found
 
-    return asyncio.run(scenario())
+    return run_skipping(scenario, clock=stands)
 
 
 def test_an_instance_whose_node_ray_has_given_up_is_dead_when_its_lease_has_ended(

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import sterna
 
 SCRIPT = """
@@ -24,6 +26,7 @@ print(num_engines, "compiled" if miss else "found")
 """
 
 
+@pytest.mark.slow
 def test_a_change_in_another_file_of_the_compiled_code_is_seen(tmp_path: Path) -> None:
     """`entries.list_blocking` has `reports.list_blocking` compiled into it."""
     folder = tmp_path / "sterna"

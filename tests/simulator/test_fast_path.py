@@ -287,7 +287,7 @@ def test_an_instance_ends_at_the_very_moment_at_which_others_end_their_steps(see
 
 
 @given(small_runs())
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 def test_compiled_engines_give_the_same_bits_in_any_small_run(
     small_run: tuple[Trace, SimulationConfig],
 ) -> None:

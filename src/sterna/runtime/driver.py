@@ -209,12 +209,11 @@ class Driver:
                 return _reason_of_end(ended)
             if (reason := supervisor.why_halted()) is not None:
                 return reason
-            self._keep_reserve()
+            self._keep_reserve(time.monotonic())
         return None
 
-    def _keep_reserve(self) -> None:
+    def _keep_reserve(self, now_s: float) -> None:
         """Have a supervisor in reserve, and replace one that has died or is stopped."""
-        now_s = time.monotonic()
         if self._reserve is not None:
             if self._reserve.why_halted() is not None:
                 self._reserve.end()

@@ -184,13 +184,8 @@ class Instance:
 
     def _continue(self, migration_id: MigrationId, now_s: float) -> None:
         """An outcome has been told: go on with the effects that waited behind it."""
-        waiting = self._waiting.pop(migration_id, deque())
-        while waiting:
-            effect = waiting.popleft()
-            self._begin(effect, migration_id, now_s)
-            if migration_id in self._waiting:
-                self._waiting[migration_id].extend(waiting)
-                return
+        for effect in self._waiting.pop(migration_id, ()):
+            self._run(effect, now_s)
 
     def _begin(self, effect: Effect, migration_id: MigrationId, now_s: float) -> None:
         match effect:

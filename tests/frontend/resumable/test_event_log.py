@@ -91,6 +91,61 @@ def test_memory_is_bounded_by_giving_up_what_nobody_follows() -> None:
     assert kept.feed("followed", b"data: %s\n\n" % (b"x" * 5000)) == []
 
 
+def test_a_stream_is_not_given_up_for_itself() -> None:
+    """Nobody reads it, but somebody may come: it goes on, and others go for it."""
+    kept = logs(max_bytes=1_000)
+    for number, name in enumerate(("growing", "other")):
+        log = kept.open(name, ME)
+        assert log is not None
+        kept.on_unread(log, float(number))
+        kept.feed(name, b"data: %s\n\n" % (b"x" * 300))
+    assert kept.feed("growing", b"data: %s\n\n" % (b"x" * 800)) == ["other"]
+    assert kept.feed("growing", b"data: %s\n\n" % (b"x" * 800)) == []
+    growing = kept.find("growing")
+    assert growing is not None
+    assert kept.num_bytes == growing.num_bytes > 1_000
+
+
+def test_what_somebody_follows_is_not_given_up_for_another_stream() -> None:
+    kept = logs(max_bytes=1_000)
+    for name in ("one", "other"):
+        log = kept.open(name, ME)
+        assert log is not None
+        kept.on_follower(log)
+        assert kept.feed(name, b"data: %s\n\n" % (b"x" * 800)) == []
+    assert kept.find("one") is not None
+
+
+def test_as_much_as_may_be_kept_is_kept() -> None:
+    event = b"data: %s\n\n" % (b"x" * 300)
+    kept = logs(max_bytes=2 * len(b"id: 1\n" + event))
+    for name in ("one", "other"):
+        log = kept.open(name, ME)
+        assert log is not None
+        kept.on_unread(log, 0.0)
+        assert kept.feed(name, event) == []
+
+
+def test_what_is_not_kept_takes_nothing() -> None:
+    kept = logs()
+    assert kept.feed("unknown", b"data: 1\n\n") == []
+    kept.on_finished("unknown", 0.0)
+    kept.forget("unknown")
+    assert kept.num_bytes == 0
+    assert kept.next_deadline_s() is None
+
+
+def test_the_end_of_a_stream_that_somebody_follows_begins_no_window() -> None:
+    kept = logs(window_s=60.0)
+    log = kept.open("r", ME)
+    assert log is not None
+    kept.on_follower(log)
+    kept.on_finished("r", 10.0)
+    assert kept.next_deadline_s() is None
+    kept.on_left(log, 30.0)
+    assert kept.next_deadline_s() == 90.0
+
+
 def test_what_only_keeps_the_connection_alive_has_no_number() -> None:
     log = EventLog(ME)
     log.feed(b": keep-alive\n\ndata: 1\n\n: keep-alive\n\ndata: 2\n\n")
