@@ -30,7 +30,7 @@ from bench.serving.client import ClientConfig, Outcome, replay
 from bench.serving.comparing import PAGE
 from bench.serving.served import served
 from bench.serving.target import Target, find_target
-from sterna.cli.admin import ask
+from sterna.cli.operate.admin_commands import ask
 from sterna.errors import SternaError
 from sterna.workload.trace import Trace
 

@@ -23,7 +23,7 @@ from bench.marked_text import write_marked
 from bench.results_io import RESULTS, summary, write
 from bench.serving.comparing import PAGE
 from bench.serving.served import served
-from sterna.cli.admin import ask
+from sterna.cli.operate.admin_commands import ask
 
 COMMAND = "sterna bench instance-start"
 POLL_INTERVAL_S = 0.05

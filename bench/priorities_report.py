@@ -248,7 +248,7 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    from sterna.cli.run_plot import COLOURS, RC_PARAMS, metadata
+    from sterna.cli.simulate.run_plot import COLOURS, RC_PARAMS, metadata
 
     with matplotlib.rc_context(RC_PARAMS):
         figure, axes = pyplot.subplots(2, 3, figsize=(10, 6), layout="constrained")

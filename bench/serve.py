@@ -20,8 +20,12 @@ from typing import TYPE_CHECKING
 
 from bench.command import end_like_ctrl_c, ended
 from sterna.cli.option_values import positive
-from sterna.cli.simulate_options import PLOT_SUFFIXES
-from sterna.cli.workload_options import add_workload_options, tell_what_is_too_long, workload_of
+from sterna.cli.simulate.simulate_options import PLOT_SUFFIXES
+from sterna.cli.simulate.workload_options import (
+    add_workload_options,
+    tell_what_is_too_long,
+    workload_of,
+)
 from sterna.errors import ConfigurationError
 
 if TYPE_CHECKING:

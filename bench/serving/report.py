@@ -13,8 +13,8 @@ from rich.markup import escape
 
 from bench import results_io
 from bench.serving.session import ServedRun
-from sterna.cli.run_report import counted, number, print_run, report_console
-from sterna.cli.workload_options import arrivals_of
+from sterna.cli.simulate.run_report import counted, number, print_run, report_console
+from sterna.cli.simulate.workload_options import arrivals_of
 from sterna.errors import ConfigurationError
 from sterna.metrics.summary import Distribution, as_json, latencies_json, summarize_classes
 from sterna.workload.catalog import Workload
@@ -142,7 +142,7 @@ def draw_run(reported: Reported, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    from sterna.cli.run_plot import Drawn, draw_runs
+    from sterna.cli.simulate.run_plot import Drawn, draw_runs
 
     run = reported.run
     draw_runs([Drawn(reported.title, run.records, run.cluster)], _plot_title(reported), path)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from sterna.cli.main import main
-from sterna.cli.serve import cluster_config, parse
+from sterna.cli.serve.serve_command import cluster_config, parse
 from sterna.errors import ConfigurationError
 from sterna.runtime import launch
 from tests.models import small_model

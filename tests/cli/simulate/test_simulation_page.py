@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sterna.cli import simulate
 from sterna.cli.main import main
+from sterna.cli.simulate import simulate_command
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "simulation.md").read_text("utf-8")
 
 COMMANDS = re.findall(r"^    sterna (simulate .*)$", PAGE, re.MULTILINE)
@@ -65,7 +65,7 @@ def test_the_page_has_a_command_for_every_use() -> None:
 
 def test_the_tables_have_all_options_and_no_other() -> None:
     commands = argparse.ArgumentParser().add_subparsers()
-    simulate.add_commands(commands)
+    simulate_command.add_commands(commands)
     parser = commands.choices["simulate"]
     options = {option for action in parser._actions for option in action.option_strings}
     assert names_in_table("Options", "JSON") == options - {"-h", "--help"}

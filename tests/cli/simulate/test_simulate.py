@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sterna.cli.main import main
-from sterna.cli.simulate_options import SETTINGS
+from sterna.cli.simulate.simulate_options import SETTINGS
 from sterna.workload.catalog import Workload, build_trace
-from tests.cli.simulations import HERE, PLAIN, SMALL, simulate
+from tests.cli.simulate.simulations import HERE, PLAIN, SMALL, simulate
 
 DOCUMENTED = {
     "policy",

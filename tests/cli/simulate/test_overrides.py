@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sterna.cli.overrides import apply, keys, override, parse, values
+from sterna.cli.simulate.overrides import apply, keys, override, parse, values
 from sterna.config import QueueDemand, ScalingConfig, Victim
 from sterna.engine.emulated.config import StepMode
 from sterna.engine.emulated.profiles import A10_LLAMA_7B

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sterna.cli.option_values import positive
-from sterna.cli.simulate_options import (
+from sterna.cli.simulate.simulate_options import (
     DEFAULT_POLICY,
     DEFAULT_PROFILE,
     FRAGMENTATION_INTERVAL_S,
@@ -23,14 +23,14 @@ from sterna.cli.simulate_options import (
     SETTINGS,
     add_options,
 )
-from sterna.cli.workload_options import arrivals_of, tell_what_is_too_long, workload_of
+from sterna.cli.simulate.workload_options import arrivals_of, tell_what_is_too_long, workload_of
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import PRESETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sterna.cli.overrides import Override
+    from sterna.cli.simulate.overrides import Override
     from sterna.simulator.config import SimulationConfig
     from sterna.simulator.runs import Job, Run
 
@@ -64,7 +64,7 @@ def _simulate(args: argparse.Namespace) -> int:
     """
     args.policy = args.policy or [PAPER_POLICY if args.paper else DEFAULT_POLICY]
     if args.list:
-        from sterna.cli.simulate_report import print_choices
+        from sterna.cli.simulate.simulate_report import print_choices
 
         print_choices(_config(args, args.policy[0]), args.policy[0])
         return 0
@@ -78,7 +78,7 @@ def _simulate(args: argparse.Namespace) -> int:
         found = [as_json(run) for run in runs]
         print(json.dumps(found[0] if len(found) == 1 else found, allow_nan=False))
     else:
-        from sterna.cli.simulate_report import print_report
+        from sterna.cli.simulate.simulate_report import print_report
 
         print_report(runs, baseline=args.baseline or args.policy[0])
     if args.plot is not None:
@@ -87,7 +87,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _draw(runs: Sequence["Run"], path: Path) -> None:
-    from sterna.cli.simulate_plot import draw
+    from sterna.cli.simulate.simulate_report import draw
 
     try:
         draw(runs, path)
@@ -140,7 +140,7 @@ def _jobs(args: argparse.Namespace) -> list["Job"]:
 
 def _config(args: argparse.Namespace, label: str) -> "SimulationConfig":
     """The configuration for a policy as it was named: `llumnix` or `llumnix:key=value,...`."""
-    from sterna.cli.overrides import apply
+    from sterna.cli.simulate.overrides import apply
 
     name, _, variant = label.partition(":")
     _require_policy(name)
@@ -177,7 +177,7 @@ def _with_scaling(config: "SimulationConfig", args: argparse.Namespace) -> "Simu
 
 
 def _overrides(args: argparse.Namespace) -> Iterator["Override"]:
-    from sterna.cli.overrides import override, parse
+    from sterna.cli.simulate.overrides import override, parse
 
     for option, key, _, _ in SETTINGS:
         text = getattr(args, option.removeprefix("--").replace("-", "_"))
@@ -191,7 +191,7 @@ def _overrides(args: argparse.Namespace) -> Iterator["Override"]:
 
 def _variant(text: str) -> Iterator["Override"]:
     """What stands behind a policy's name; the options' names may be used for keys, too."""
-    from sterna.cli.overrides import override, parse
+    from sterna.cli.simulate.overrides import override, parse
 
     names = {option.removeprefix("--"): key for option, key, _, _ in SETTINGS}
     for assignment in text.split(",") if text else []:
@@ -210,7 +210,7 @@ def _variant(text: str) -> Iterator["Override"]:
 
 
 def _bandwidth(option: str, tokens_per_s: float) -> "Override":
-    from sterna.cli.overrides import Override
+    from sterna.cli.simulate.overrides import Override
 
     return Override(option, "copy_time", BANDWIDTH, tokens_per_s)
 
@@ -257,7 +257,7 @@ def _default_config(args: argparse.Namespace, policy: str) -> "SimulationConfig"
 
 def _require_policy(name: str) -> None:
     if name not in PRESETS:
-        from sterna.cli.overrides import did_you_mean
+        from sterna.cli.simulate.overrides import did_you_mean
 
         raise ConfigurationError(
             f"policy must be one of {', '.join(PRESETS)}, not {name!r}{did_you_mean(name, PRESETS)}"

@@ -4,7 +4,7 @@ from argparse import ArgumentParser
 
 import pytest
 
-from sterna.cli.door_options import MIB, add_door_options, door_config
+from sterna.cli.serve.door_options import MIB, add_door_options, door_config
 from sterna.config import DoorConfig
 from sterna.errors import ConfigurationError
 

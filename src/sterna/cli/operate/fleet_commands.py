@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sterna.cli.admin import ServerError, add_server_options, ask
+from sterna.cli.operate.admin_commands import ServerError, add_server_options, ask
 
 POLL_INTERVAL_S = 0.5
 

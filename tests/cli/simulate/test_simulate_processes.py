@@ -12,7 +12,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from tests.cli.simulations import SMALL
+from tests.cli.simulate.simulations import SMALL
 
 HEAVY = ("numpy", "numba", "matplotlib", "rich", "ray", "vllm", "torch")
 

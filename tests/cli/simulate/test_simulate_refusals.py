@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from sterna.cli.main import main
-from tests.cli.simulations import simulate
+from tests.cli.simulate.simulations import simulate
 
 
 def error_line(capsys: pytest.CaptureFixture[str], *options: str) -> str:

@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from sterna.classes import DEFAULT_CLASSES
-from sterna.cli.serve import _add_options, cluster_config
+from sterna.cli.serve.serve_command import _add_options, cluster_config
 from sterna.errors import ConfigurationError
 
 

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sterna.cli.classes import add_class_options, settle_classes, with_classes
-from sterna.cli.cluster_options import (
+from sterna.cli.serve.class_files import add_class_options, settle_classes, with_classes
+from sterna.cli.serve.cluster_address import (
     add_cluster_options,
     cluster_address,
     internal_host,
     transport_config,
 )
-from sterna.cli.door_options import add_door_options, door_config
-from sterna.cli.engine_options import (
+from sterna.cli.serve.door_options import add_door_options, door_config
+from sterna.cli.serve.engine_options import (
     SMALL_MODEL_NAME,
     checked_engine_config,
     choose_model,
@@ -25,16 +25,16 @@ from sterna.cli.engine_options import (
     share_memory,
     world_size,
 )
-from sterna.cli.failure_options import add_failure_options, watch_config
-from sterna.cli.scaling_options import (
+from sterna.cli.serve.failure_options import add_failure_options, watch_config
+from sterna.cli.serve.scaling_options import (
     add_scaling_options,
     num_instances,
     scaling_config,
     wants_fork_server,
 )
-from sterna.cli.simulate_options import DEFAULT_PROFILE
-from sterna.cli.target_load import with_target_load
-from sterna.cli.tls_options import check_tls
+from sterna.cli.serve.target_load import with_target_load
+from sterna.cli.serve.tls_options import check_tls
+from sterna.cli.simulate.simulate_options import DEFAULT_PROFILE
 from sterna.config import (
     ClusterConfig,
     FrontendConfig,
@@ -124,7 +124,7 @@ def parse(
     settle_classes(args)
     args.emulated = None
     if args.engine == "emulated":
-        from sterna.cli.emulated import emulated_options
+        from sterna.cli.serve.emulated_options import emulated_options
 
         args.profile = getattr(args, "profile", DEFAULT_PROFILE)
         args.emulated = emulated_options(args)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sterna.cli.option_values import bounds, count, positive
-from sterna.cli.workload_options import add_workload_options
+from sterna.cli.simulate.workload_options import add_workload_options
 from sterna.policy.presets import PRESETS
 
 DEFAULT_POLICY = "sterna"

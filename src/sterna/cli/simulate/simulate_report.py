@@ -1,15 +1,16 @@
-"""The tables that `sterna simulate` prints for people."""
+"""The tables that `sterna simulate` prints for people, and its plot."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sterna.cli.overrides import values
-from sterna.cli.run_report import ABSENT, counted, number, print_run, report_console
-from sterna.cli.workload_options import arrivals_of
+from sterna.cli.simulate.overrides import values
+from sterna.cli.simulate.run_report import ABSENT, counted, number, print_run, report_console
+from sterna.cli.simulate.workload_options import arrivals_of
 from sterna.engine.emulated.profiles import PROFILES
 from sterna.metrics.summary import Distribution, Summary, summarize_classes
 from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, PRESETS, ROUND_ROBIN, STERNA
@@ -193,6 +194,37 @@ def cell(values: Sequence[float | None], baseline: Sequence[float | None] | None
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+# ---------------------------------------------------------------------------------------- plot
+
+
+def draw(runs: Sequence[Run], path: Path) -> None:
+    """Draw the runs into the file, whose suffix says how: see `draw_runs`.
+
+    Runs of one policy with several seeds share their lines; what has a time is the first seed's.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from sterna.cli.simulate.run_plot import Drawn, draw_runs
+
+    drawn = [Drawn(run.job.policy, run.records, run.cluster) for run in runs]
+    draw_runs(drawn, _title(runs), path)
+
+
+def _title(runs: Sequence[Run]) -> str:
+    """What all runs have in common; variants may differ in more than their names."""
+    workload = runs[0].job.workload
+    rate = "" if workload.rate is None else f" at {workload.rate:g}/s"
+    seeds = list(dict.fromkeys(run.job.workload.seed for run in runs))
+    note = f"{len(seeds)} seeds; below, seed {seeds[0]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    sizes = {run.job.config.num_instances for run in runs}
+    instances = f", {sizes.pop()} instances" if len(sizes) == 1 else ""
+    return (
+        f"{workload.trace}{rate}, {arrivals_of(workload)}, {len(runs[0].records):,} requests"
+        f"{instances} (simulated; {note})"
+    )
 
 
 # ------------------------------------------------------------------------------------- choices

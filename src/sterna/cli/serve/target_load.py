@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sterna.cli.classes import with_classes
+from sterna.cli.serve.class_files import with_classes
 from sterna.config import ClusterConfig, PolicyConfig
 from sterna.errors import ConfigurationError
 from sterna.types import HIGH

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sterna.cli.admin import ServerError
-from sterna.cli.fleet import Row, Rows, changes, wait_for_end
+from sterna.cli.operate.admin_commands import ServerError
+from sterna.cli.operate.fleet_commands import Row, Rows, changes, wait_for_end
 
 
 def row(instance_id: str, state: str, note: str | None = None) -> Row:

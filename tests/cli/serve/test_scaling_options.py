@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sterna.cli.scaling_options import (
+from sterna.cli.serve.scaling_options import (
     add_scaling_options,
     num_instances,
     scaling_config,

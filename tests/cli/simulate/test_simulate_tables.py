@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from sterna.cli import simulate_report
 from sterna.cli.main import main
-from sterna.cli.simulate_report import cell, number
+from sterna.cli.simulate import simulate_report
+from sterna.cli.simulate.simulate_report import cell, number
 from sterna.engine.emulated.profiles import profile
 from sterna.policy.presets import PRESETS, STERNA
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.runs import Job, run
 from sterna.workload.catalog import Workload
-from tests.cli.simulations import simulate
+from tests.cli.simulate.simulations import simulate
 
 # -------------------------------------------------------------------------------------- tables
 
@@ -140,7 +140,7 @@ def test_a_plot_is_what_its_suffix_says(
 
 @pytest.mark.slow
 def test_the_title_of_a_plot_has_what_all_runs_have_in_common() -> None:
-    from sterna.cli.simulate_plot import _title
+    from sterna.cli.simulate.simulate_report import _title
 
     workload = Workload("S-S", 5, 2.0, seed=1)
     chosen = profile("a10-llama-7b")
