@@ -32,7 +32,8 @@ from bench.migration_plan import BATCHES, MODES, TOKENS, TRANSPORTS, Group, Plan
 from bench.migration_samples import row
 from bench.migration_session import BATCH_SIZE, BATCH_TOKENS, ENGINE_OPTIONS, Session
 from bench.migration_unfinished import Unfinished
-from sterna.cli.serve.serve_command import SMALL_MODEL_NAME, engine_environment, parse
+from sterna.cli.serve.engine_options import SMALL_MODEL_NAME
+from sterna.cli.serve.serve_command import engine_environment, parse
 from sterna.config import MigrationConfig, TransportConfig
 from sterna.migration.messages import Mode
 

@@ -4,14 +4,15 @@ from argparse import ArgumentParser
 
 import pytest
 
-from sterna.cli.serve.door_options import MIB, add_door_options, door_config
+from sterna.cli.option_tables import add_options
+from sterna.cli.serve.door_options import DOOR, MIB, door_config
 from sterna.config import DoorConfig
 from sterna.errors import ConfigurationError
 
 
 def config(*options: str) -> DoorConfig:
     parser = ArgumentParser()
-    add_door_options(parser)
+    add_options(parser, DOOR)
     return door_config(parser.parse_args(options))
 
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from sterna.cli.option_tables import add_options
 from sterna.cli.serve.scaling_options import (
-    add_scaling_options,
+    INSTANCES,
+    SCALING,
     num_instances,
     scaling_config,
     wants_fork_server,
@@ -17,7 +19,8 @@ from sterna.errors import ConfigurationError
 
 def parsed(*options: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    add_scaling_options(parser)
+    for table in (INSTANCES, SCALING):
+        add_options(parser, table)
     return parser.parse_args(options)
 
 

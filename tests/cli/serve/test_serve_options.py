@@ -5,14 +5,14 @@ import argparse
 import pytest
 
 from sterna.classes import DEFAULT_CLASSES
-from sterna.cli.serve.serve_command import _add_options, cluster_config
+from sterna.cli.serve.serve_options import add_serve_options, cluster_config
 from sterna.errors import ConfigurationError
 
 
 def parsed(*options: str) -> argparse.Namespace:
     """Sterna's own options, for instances that take no memory and no GPU of this machine."""
     parser = argparse.ArgumentParser()
-    _add_options(parser)
+    add_serve_options(parser)
     args = parser.parse_args(options)
     args.classes, args.emulated = DEFAULT_CLASSES, object()
     return args
@@ -24,10 +24,17 @@ def parsed(*options: str) -> argparse.Namespace:
         ("--cpus-per-instance", "-1", "at least 0, not -1.0"),
         ("--drain-timeout", "0", "positive, not 0.0"),
         ("--frontends", "0", "at least 1, not 0"),
+        ("--instance-lease", "1", "at least 2 seconds, not 1.0"),
+        ("--instance-timeout", "0.5", "at least 1 second, not 0.5"),
         ("--instances", "0", "at least 1, not 0"),
+        ("--max-queued-requests", "-1", "at least 0, not -1"),
         ("--migration-bandwidth-share", "2", "in (0, 1], not 2.0"),
         ("--migration-concurrency", "0", "at least 1, not 0"),
         ("--migration-interval", "0", "positive, not 0.0"),
+        ("--migration-threshold", "nan", "at most destination_freeness_steps (nan), not nan"),
+        ("--reader-timeout", "0", "positive, not 0.0"),
+        ("--resume-window", "0", "positive, not 0.0"),
+        ("--step-timeout", "0", "at least 1 second, not 0.0"),
         ("--warm-instances", "-1", "at least 0, not -1"),
     ],
 )

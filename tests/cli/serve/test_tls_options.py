@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sterna.cli.serve.tls_options import check_tls
+from sterna.cli.serve.door_options import check_tls
 from sterna.errors import ConfigurationError
 
 

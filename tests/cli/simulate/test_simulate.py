@@ -156,7 +156,7 @@ def test_the_papers_runs_have_its_rules_and_are_sampled_like_others(
 def test_an_option_reaches_what_it_is_named_for(
     option: str, value: str, key: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (option, key) in {(each[0], each[1]) for each in SETTINGS}
+    assert (option, key) in {(each.name, each.field) for each in SETTINGS.options}
     scaling = ("--auto-scaling", "1:2") if option.startswith("--scale") else ()
     found = documents(capsys, *scaling, option, value)["settings"]
     for part in key.split("."):
@@ -166,7 +166,7 @@ def test_an_option_reaches_what_it_is_named_for(
 
 def test_every_option_for_a_setting_is_tried_above() -> None:
     (mark,) = test_an_option_reaches_what_it_is_named_for.pytestmark  # type: ignore[attr-defined]
-    assert [case[0] for case in mark.args[1]] == [each[0] for each in SETTINGS]
+    assert [case[0] for case in mark.args[1]] == [each.name for each in SETTINGS.options]
 
 
 def test_a_variant_of_a_policy_is_a_policy_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

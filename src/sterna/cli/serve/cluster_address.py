@@ -1,4 +1,4 @@
-"""The options of `sterna serve` about the nodes of a cluster."""
+"""The options of `sterna serve` about the nodes of a cluster, and what carries KV between them."""
 
 import argparse
 import ipaddress
@@ -6,12 +6,39 @@ import socket
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from sterna.cli.option_tables import Option, OptionTable, add_options, given
 from sterna.config import LOOPBACK, TransportConfig
 from sterna.errors import ConfigurationError
 
-OPTION = "--cluster-address"
+ADDRESS = Option(
+    "--cluster-address",
+    "let other nodes, which reach this machine at ADDRESS, join with `ray start "
+    "--address=ADDRESS:PORT`",
+    metavar="ADDRESS[:PORT]",
+    unless_given="everything internal is on 127.0.0.1, for one machine",
+)
+
+TRANSPORT = OptionTable(
+    TransportConfig,
+    (
+        ADDRESS,
+        Option(
+            "--transport",
+            "how KV blocks travel between instances; shm works within one host only",
+            field="kind",
+            choices=("gloo", "tcp", "shm"),
+            unless_given=f"shm, with {ADDRESS.name} tcp",
+        ),
+        Option(
+            "--migration-bandwidth-share",
+            "fraction of the time, in (0, 1], in which bulk copies may use the memory bus",
+            field="bandwidth_share",
+            type=float,
+            metavar="SHARE",
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +57,6 @@ class ClusterAddress:
         return {} if self.port is None else {"RAY_GCS_SERVER_PORT": str(self.port)}
 
 
-def add_cluster_options(group: Any) -> None:
-    """Add the options to a group of the parser of `sterna serve`."""
-    _add(group)
-    group.add_argument(
-        "--transport",
-        choices=("gloo", "tcp", "shm"),
-        default=argparse.SUPPRESS,
-        help="what carries KV blocks between instances; shm works on one host only (default: shm, "
-        f"with {OPTION} tcp)",
-    )
-
-
 def cluster_address(arguments: Sequence[str]) -> ClusterAddress | None:
     """Return where other nodes are to reach this one; None: there are none. Ray needs to know it
     before the other options have been read.
@@ -50,7 +65,7 @@ def cluster_address(arguments: Sequence[str]) -> ClusterAddress | None:
         ConfigurationError: they could not.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    _add(parser)
+    add_options(parser, OptionTable(None, (ADDRESS,)))
     given = getattr(parser.parse_known_args(list(arguments))[0], "cluster_address", None)
     if given is None:
         return None
@@ -59,15 +74,15 @@ def cluster_address(arguments: Sequence[str]) -> ClusterAddress | None:
         address = ipaddress.IPv4Address(host)
     except ValueError as error:
         raise ConfigurationError(
-            f"{OPTION} {given}: not ADDRESS or ADDRESS:PORT, with an IPv4 address"
+            f"{ADDRESS.name} {given}: not ADDRESS or ADDRESS:PORT, with an IPv4 address"
         ) from error
     if address.is_loopback or address.is_unspecified:
         raise ConfigurationError(
-            f"{OPTION} {given}: other nodes cannot connect to that; give this machine's address in "
-            "their network, or leave the option out"
+            f"{ADDRESS.name} {given}: other nodes cannot connect to that; give this machine's "
+            "address in their network, or leave the option out"
         )
     if port and not (port.isdecimal() and 1024 <= int(port) <= 65535):
-        raise ConfigurationError(f"{OPTION} {given}: the port must be in [1024, 65535]")
+        raise ConfigurationError(f"{ADDRESS.name} {given}: the port must be in [1024, 65535]")
     _check_own(host, int(port or 0))
     return ClusterAddress(host, int(port) if port else None)
 
@@ -82,7 +97,7 @@ def internal_host(args: Namespace, address: ClusterAddress | None) -> str | None
         ConfigurationError: the option stands where it was not found.
     """
     if ("cluster_address" in args) != (address is not None):
-        raise ConfigurationError(f"{OPTION} is for the command line, and spelt so")
+        raise ConfigurationError(f"{ADDRESS.name} is for the command line, and spelt so")
     return LOOPBACK if address is None else None
 
 
@@ -93,22 +108,12 @@ def transport_config(args: Namespace) -> TransportConfig:
         ConfigurationError: it does not get to other nodes.
     """
     is_shared = "cluster_address" in args
-    kind = getattr(args, "transport", "tcp" if is_shared else "shm")
-    if is_shared and kind == "shm":
+    values = {"kind": "tcp" if is_shared else "shm", **given(TRANSPORT, args)}
+    if is_shared and values["kind"] == "shm":
         raise ConfigurationError(
-            f"--transport shm works on one host only; with {OPTION} choose tcp or gloo"
+            f"--transport shm works on one host only; with {ADDRESS.name} choose tcp or gloo"
         )
-    return TransportConfig(kind=kind, bandwidth_share=args.migration_bandwidth_share)
-
-
-def _add(group: Any) -> None:
-    group.add_argument(
-        OPTION,
-        metavar="ADDRESS[:PORT]",
-        default=argparse.SUPPRESS,
-        help="let other nodes in, which reach this machine at ADDRESS: they join with `ray start "
-        "--address=ADDRESS:PORT` (default: everything internal is on 127.0.0.1, for one machine)",
-    )
+    return TransportConfig(**values)
 
 
 def _check_own(host: str, port: int) -> None:
@@ -118,6 +123,6 @@ def _check_own(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigurationError(
-                f"{OPTION}: cannot listen on {host}:{port} ({error.strerror}); it must be an "
+                f"{ADDRESS.name}: cannot listen on {host}:{port} ({error.strerror}); it must be an "
                 "address of this machine, and a free port"
             ) from error

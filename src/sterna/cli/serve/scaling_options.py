@@ -5,99 +5,110 @@ import itertools
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from sterna.config import ScalingConfig
+from sterna.cli.option_tables import Option, OptionTable, given, naming
+from sterna.config import ClusterConfig, ScalingConfig
 from sterna.engine.vllm.guard import is_cpu_build
 from sterna.errors import ConfigurationError
 
 DEFAULT_INSTANCES = 2
 DEFAULT_COOLDOWN_S = 30.0
-DEFAULT_DRAIN_TIMEOUT_S = 120.0
 
-_FIELDS = {
-    "min_instances": "min_instances",
-    "max_instances": "max_instances",
-    "scale_up_freeness": "low_freeness_steps",
-    "scale_down_freeness": "high_freeness_steps",
-    "scaling_period": "period_s",
-    "scaling_cooldown": "cooldown_s",
-}
-"""Options of auto-scaling, with the fields of its configuration."""
-
-
-def add_scaling_options(group: Any) -> None:
-    """Add the options to a group of the parser of `sterna serve`."""
-    default = ScalingConfig()
-    group.add_argument(
-        "--instances",
-        type=int,
-        default=argparse.SUPPRESS,
-        help="engine instances, with auto-scaling those at the start (default: "
-        f"{DEFAULT_INSTANCES}; with auto-scaling --min-instances)",
-    )
-    group.add_argument(
-        "--max-instances",
-        type=int,
-        metavar="N",
-        default=argparse.SUPPRESS,
-        help="add and end instances as the load demands, up to so many",
-    )
-    group.add_argument(
-        "--min-instances",
-        type=int,
-        metavar="N",
-        default=argparse.SUPPRESS,
-        help=f"never fewer (default: {default.min_instances})",
-    )
-    for option, metavar, value, text in (
-        ("--scale-up-freeness", "STEPS", default.low_freeness_steps, "average freeness in decode "
-         "steps below which instances are added"),
-        ("--scale-down-freeness", "STEPS", default.high_freeness_steps, "average freeness above "
-         "which an instance is ended"),
-        ("--scaling-period", "SECONDS", default.period_s, "how long the average must stay "
-         "outside before each decision; requests that no instance can take do not wait for it"),
-        ("--scaling-cooldown", "SECONDS", DEFAULT_COOLDOWN_S, "after a decision no instance is "
-         "ended for so long"),
-    ):  # fmt: skip
-        group.add_argument(
-            option,
+INSTANCES = OptionTable(
+    ClusterConfig,
+    (
+        Option(
+            "--instances",
+            "number of engine instances; with auto-scaling, the number at the start",
+            field="num_instances",
+            type=int,
+            metavar="N",
+            unless_given=f"{DEFAULT_INSTANCES}; with auto-scaling --min-instances",
+        ),
+        Option(
+            "--warm-instances",
+            "number of further instances that are started without requests, to serve at once when "
+            "one is needed",
+            field="num_warm_instances",
+            type=int,
+            metavar="N",
+        ),
+        Option(
+            "--cpus-per-instance",
+            "CPUs that Ray reserves for each instance, which waits for a node that has them; 0: "
+            "none are reserved",
+            field="cpus_per_instance",
             type=float,
-            metavar=metavar,
-            default=argparse.SUPPRESS,
-            help=f"{text} (default: {value:g})",
-        )
-    group.add_argument(
-        "--warm-instances",
-        type=int,
-        metavar="N",
-        default=0,
-        help="further instances that are up without requests, to serve at once when needed",
-    )
-    group.add_argument(
-        "--fork-server",
-        action=argparse.BooleanOptionalAction,
-        default=argparse.SUPPRESS,
-        help="import vLLM once, and fork instances from that process, which starts them sooner "
-        "(default: on CPU yes, on CUDA no)",
-    )
-    group.add_argument(
-        "--drain-timeout",
-        type=float,
-        metavar="SECONDS",
-        default=DEFAULT_DRAIN_TIMEOUT_S,
-        help="what is still on an instance that has been emptied for so long, because no other has "
-        "the memory, goes on elsewhere from its tokens (default: %(default)g)",
-    )
-    group.add_argument(
-        "--cpus-per-instance",
-        type=float,
-        metavar="CPUS",
-        default=0.0,
-        help="asked of Ray for each instance, which waits where no node has them; 0: any share",
-    )
+            metavar="CPUS",
+        ),
+        Option(
+            "--fork-server",
+            "import vLLM once, in a process from which instances are forked: they start sooner",
+            action=argparse.BooleanOptionalAction,
+            unless_given="on CPU yes, on CUDA no",
+        ),
+    ),
+)
+
+_SCALING = ScalingConfig()
+
+SCALING = OptionTable(
+    ScalingConfig,
+    (
+        Option(
+            "--max-instances",
+            "add and terminate instances as the load demands, up to this number",
+            field="max_instances",
+            type=int,
+            metavar="N",
+            unless_given="no auto-scaling",
+        ),
+        Option(
+            "--min-instances",
+            "smallest number of instances with auto-scaling",
+            field="min_instances",
+            type=int,
+            metavar="N",
+            unless_given=f"{_SCALING.min_instances}",
+        ),
+        Option(
+            "--scale-up-freeness",
+            "average freeness, in decode steps, below which instances are added",
+            field="low_freeness_steps",
+            type=float,
+            metavar="STEPS",
+            unless_given=f"{_SCALING.low_freeness_steps:g}",
+        ),
+        Option(
+            "--scale-down-freeness",
+            "average freeness, in decode steps, above which an instance is terminated",
+            field="high_freeness_steps",
+            type=float,
+            metavar="STEPS",
+            unless_given=f"{_SCALING.high_freeness_steps:g}",
+        ),
+        Option(
+            "--scaling-period",
+            "how long the average must stay outside these bounds before each decision; requests "
+            "that no instance can take do not wait for it",
+            field="period_s",
+            type=float,
+            metavar="SECONDS",
+            unless_given=f"{_SCALING.period_s:g}",
+        ),
+        Option(
+            "--scaling-cooldown",
+            "after a decision, terminate no instance for this time",
+            field="cooldown_s",
+            type=float,
+            metavar="SECONDS",
+            unless_given=f"{DEFAULT_COOLDOWN_S:g}",
+        ),
+    ),
+)
+"""In the namespace only where they are given: --max-instances turns auto-scaling on."""
 
 
 def wants_fork_server(arguments: Sequence[str]) -> bool:
@@ -129,28 +140,17 @@ def scaling_config(args: Namespace) -> ScalingConfig | None:
     Raises:
         ConfigurationError: the options contradict each other.
     """
-    given = {name: field for name, field in _FIELDS.items() if name in args}
-    if not given:
+    values = given(SCALING, args)
+    if not values:
         return None
-    if "max_instances" not in given:
-        name = next(iter(given)).replace("_", "-")
-        raise ConfigurationError(f"--{name} is for auto-scaling: give --max-instances as well")
-    values: dict[str, Any] = {"cooldown_s": DEFAULT_COOLDOWN_S}
-    values.update({field: getattr(args, name) for name, field in given.items()})
-    try:
-        return ScalingConfig(**values)
-    except ConfigurationError as error:
-        raise ConfigurationError(_in_options(str(error))) from None
+    if "max_instances" not in values:
+        name = next(each.name for each in SCALING.options if each.dest in args)
+        raise ConfigurationError(f"{name} is for auto-scaling: give --max-instances as well")
+    with naming(SCALING):
+        return ScalingConfig(**{"cooldown_s": DEFAULT_COOLDOWN_S, **values})
 
 
 def num_instances(args: Namespace, scaling: ScalingConfig | None) -> int:
     """Return how many instances are started at first."""
     default = DEFAULT_INSTANCES if scaling is None else scaling.min_instances
     return int(getattr(args, "instances", default))
-
-
-def _in_options(message: str) -> str:
-    """The message with the names of options in place of those of fields."""
-    for name, field in _FIELDS.items():
-        message = message.replace(field, f"--{name.replace('_', '-')}")
-    return message

@@ -7,61 +7,25 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from sterna.cli.serve.class_files import add_class_options, settle_classes, with_classes
-from sterna.cli.serve.cluster_address import (
-    add_cluster_options,
-    cluster_address,
-    internal_host,
-    transport_config,
-)
-from sterna.cli.serve.door_options import add_door_options, door_config
+from sterna.cli.serve.cluster_address import cluster_address, internal_host
+from sterna.cli.serve.door_options import check_tls
 from sterna.cli.serve.engine_options import (
     SMALL_MODEL_NAME,
     checked_engine_config,
     choose_model,
-    gpus_of,
-    share_memory,
     world_size,
 )
-from sterna.cli.serve.failure_options import add_failure_options, watch_config
-from sterna.cli.serve.scaling_options import (
-    add_scaling_options,
-    num_instances,
-    scaling_config,
-    wants_fork_server,
-)
-from sterna.cli.serve.target_load import with_target_load
-from sterna.cli.serve.tls_options import check_tls
+from sterna.cli.serve.priority_options import settle_classes, with_target_load
+from sterna.cli.serve.scaling_options import wants_fork_server
+from sterna.cli.serve.serve_options import add_serve_options, cluster_config
 from sterna.cli.simulate.simulate_options import DEFAULT_PROFILE
-from sterna.config import (
-    ClusterConfig,
-    FrontendConfig,
-    LlumletConfig,
-    MigrationConfig,
-    OnInstanceFailure,
-    TransportConfig,
-)
+from sterna.config import ClusterConfig
 from sterna.engine.vllm.guard import is_cpu_build, vllm_imports
 from sterna.errors import ConfigurationError
-from sterna.policy.presets import PRESETS, preset
 from sterna.runtime.gcs_patience import wait_for_gcs
 from sterna.runtime.noise import VLLM_LOG_LEVEL, drop_noise, library_environment, log_environment
 from sterna.runtime.protection import protect_ray
-
-_OPTIONS = {
-    "bandwidth_share": "--migration-bandwidth-share",
-    "cpus-per-instance": "--cpus-per-instance",
-    "drain_limit_s": "--drain-timeout",
-    "frontends": "--frontends",
-    "instances": "--instances",
-    "num_concurrent_migrations": "--migration-concurrency",
-    "round_interval_s": "--migration-interval",
-    "source_freeness_steps": "--migration-threshold",
-    "warm-instances": "--warm-instances",
-}
-"""What users call the values of a cluster's configuration."""
 
 
 def serve(arguments: Sequence[str]) -> int:
@@ -115,7 +79,7 @@ def parse(
         from sterna.engine.vllm.arguments import make_serve_parser, parse_serve, validate
 
     parser, serve_parser = make_serve_parser()
-    _add_options(serve_parser)
+    add_serve_options(serve_parser)
     if add_more is not None:
         add_more(serve_parser)
     args = parse_serve(parser, serve_parser, list(arguments), SMALL_MODEL_NAME)
@@ -132,150 +96,6 @@ def parse(
         raise ConfigurationError("--profile is for --engine emulated")
     validate(args)
     return args
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("Sterna", "Instances, scheduling and live migration.")
-    group.add_argument(
-        "--engine",
-        choices=("vllm", "emulated"),
-        default="vllm",
-        help="what instances run: vLLM, or an engine that computes nothing, takes the time of "
-        "one, and answers tokens that a client can check",
-    )
-    group.add_argument(
-        "--profile",
-        metavar="NAME|FILE",
-        default=argparse.SUPPRESS,
-        help="the hardware and model that an emulated engine is as fast as (default: "
-        f"{DEFAULT_PROFILE}, the paper's)",
-    )
-    group.add_argument("--frontends", type=int, default=1, help="API server processes")
-    group.add_argument(
-        "--policy", choices=sorted(PRESETS), default="sterna", help="scheduling policy"
-    )
-    group.add_argument(
-        "--target-load",
-        type=int,
-        metavar="TOKENS",
-        default=argparse.SUPPRESS,
-        help="tokens in the batch of an instance up to which high priority decodes at full speed; "
-        "the memory above is its headroom (default: what `sterna profile` measured, else 1600)",
-    )
-    add_cluster_options(group)
-    group.add_argument(
-        "--no-migration",
-        action="store_true",
-        help="do not move requests automatically; `sterna migrate` still does",
-    )
-    group.add_argument(
-        "--migration-threshold",
-        type=float,
-        metavar="STEPS",
-        default=argparse.SUPPRESS,
-        help="freeness in decode steps below which an instance gives requests away and above "
-        "which it takes them (default: the policy's)",
-    )
-    group.add_argument(
-        "--migration-interval",
-        type=float,
-        metavar="SECONDS",
-        default=argparse.SUPPRESS,
-        help="time between two pairing rounds (default: the policy's)",
-    )
-    group.add_argument(
-        "--migration-concurrency",
-        type=int,
-        metavar="N",
-        default=argparse.SUPPRESS,
-        help="migrations out of, and into, one instance at once (default: the policy's)",
-    )
-    group.add_argument(
-        "--migration-bandwidth-share",
-        type=float,
-        metavar="SHARE",
-        default=TransportConfig().bandwidth_share,
-        help="fraction of time in which bulk copies may use the memory bus, in (0, 1]",
-    )
-    add_class_options(group)
-    # None until it is known whether the policy has priorities.
-    parser.set_defaults(scheduling_policy=None)
-    group.add_argument(
-        "--sterna-log-level",
-        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
-        default="INFO",
-        help="level of Sterna's own log",
-    )
-    add_scaling_options(group)
-    add_door_options(group)
-    group.add_argument(
-        "--on-instance-failure",
-        choices=[each.value for each in OnInstanceFailure],
-        default=FrontendConfig().on_instance_failure.value,
-        help="what becomes of the requests of an instance that dies: they go on elsewhere behind "
-        "the tokens that their clients have, or they fail, as in the paper (default: %(default)s)",
-    )
-    add_failure_options(group)
-
-
-def cluster_config(args: Namespace) -> ClusterConfig:
-    """Return what to start.
-
-    Raises:
-        ConfigurationError: the values contradict each other or the machine.
-    """
-    try:
-        return _cluster_config(args)
-    except ConfigurationError as error:
-        name, space, rule = str(error).partition(" ")
-        raise ConfigurationError(f"{_OPTIONS.get(name, name)}{space}{rule}") from None
-
-
-def _cluster_config(args: Namespace) -> ClusterConfig:
-    """Raises ConfigurationError, which may name a value as the configuration does."""
-    scaling = scaling_config(args)
-    policy = preset(args.policy)
-    changes: dict[str, Any] = {}
-    if args.no_migration:
-        changes["migrates"] = False
-    if "migration_threshold" in args:
-        changes["source_freeness_steps"] = args.migration_threshold
-        changes["destination_freeness_steps"] = args.migration_threshold
-    if "migration_interval" in args:
-        changes["round_interval_s"] = args.migration_interval
-    if "migration_concurrency" in args:
-        changes["num_concurrent_migrations"] = args.migration_concurrency
-    policy = with_classes(replace(policy, **changes), args.classes)
-    num_gpus = 0 if args.emulated is not None else gpus_of(args)
-    on_failure = OnInstanceFailure(args.on_instance_failure)
-    config = ClusterConfig(
-        llumlet=LlumletConfig(
-            policy=policy,
-            migration=MigrationConfig(),
-            drain_limit_s=args.drain_timeout,
-            hands_back=on_failure is OnInstanceFailure.CONTINUE,
-        ),
-        transport=transport_config(args),
-        frontend=FrontendConfig(
-            door=door_config(args),
-            on_instance_failure=on_failure,
-        ),
-        num_instances=num_instances(args, scaling),
-        num_frontends=args.frontends,
-        num_gpus_per_instance=num_gpus,
-        cpus_per_instance=args.cpus_per_instance,
-        num_warm_instances=args.warm_instances,
-        scaling=scaling,
-        watch=watch_config(args),
-        log_level=args.sterna_log_level,
-    )
-    if num_gpus == 0 and args.emulated is None:
-        most = config.num_instances if scaling is None else scaling.max_instances
-        options = "--instances" if scaling is None else "--max-instances"
-        if config.num_warm_instances:
-            options += ", --warm-instances"
-        share_memory(args, most + config.num_warm_instances, options)
-    return config
 
 
 def engine_environment() -> dict[str, str]:

@@ -21,7 +21,7 @@ from sterna.cli.simulate.simulate_options import (
     PAPER_POLICY,
     PLOT_SUFFIXES,
     SETTINGS,
-    add_options,
+    add_simulate_options,
 )
 from sterna.cli.simulate.workload_options import arrivals_of, tell_what_is_too_long, workload_of
 from sterna.errors import ConfigurationError
@@ -49,7 +49,7 @@ def add_commands(commands: Any) -> None:
         epilog="docs/simulation.md explains every option and the JSON.",
         usage="sterna simulate [--trace TRACE] [--rate R] [--policy NAME ...] [options]",
     )
-    add_options(parser)
+    add_simulate_options(parser)
     parser.set_defaults(run=_simulate)
 
 
@@ -179,10 +179,10 @@ def _with_scaling(config: "SimulationConfig", args: argparse.Namespace) -> "Simu
 def _overrides(args: argparse.Namespace) -> Iterator["Override"]:
     from sterna.cli.simulate.overrides import override, parse
 
-    for option, key, _, _ in SETTINGS:
-        text = getattr(args, option.removeprefix("--").replace("-", "_"))
-        if text is not None:
-            yield override(key, text, option)
+    for option in SETTINGS.options:
+        text = getattr(args, option.dest)
+        if option.field is not None and text is not None:
+            yield override(option.field, text, option.name)
     for assignment in args.settings:
         yield parse(assignment)
     if args.bandwidth is not None:
@@ -193,7 +193,7 @@ def _variant(text: str) -> Iterator["Override"]:
     """What stands behind a policy's name; the options' names may be used for keys, too."""
     from sterna.cli.simulate.overrides import override, parse
 
-    names = {option.removeprefix("--"): key for option, key, _, _ in SETTINGS}
+    names = {each.name.removeprefix("--"): each.field for each in SETTINGS.options if each.field}
     for assignment in text.split(",") if text else []:
         key, equals, value = assignment.partition("=")
         if equals and key in names:
@@ -201,7 +201,7 @@ def _variant(text: str) -> Iterator["Override"]:
         elif equals and key == BANDWIDTH:
             try:
                 yield _bandwidth(key, positive(value))
-            except ValueError:
+            except argparse.ArgumentTypeError:
                 raise ConfigurationError(
                     f"bandwidth must be positive tokens a second, not {value!r}"
                 ) from None

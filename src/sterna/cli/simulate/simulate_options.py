@@ -1,10 +1,10 @@
 """The options of `sterna simulate`, with their defaults; imports nothing that takes time."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sterna.cli.option_tables import Option, OptionTable, add_options
 from sterna.cli.option_values import bounds, count, positive
 from sterna.cli.simulate.workload_options import add_workload_options
 from sterna.policy.presets import PRESETS
@@ -19,39 +19,100 @@ FRAGMENTATION_INTERVAL_S = 1.0
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
-SETTINGS: Sequence[tuple[str, str, str, str]] = (
-    ("--report", "report", "live|step|stale", "what the scheduler knows when it decides: the "
-     "state of this moment, or that at the beginning of each instance's step under way, or of its "
-     "last one"),
-    ("--queue-demand", "policy.queue_demand", "head|all", "which queuing requests have a virtual "
-     "usage: the head of the line, or all"),
-    ("--victim", "policy.victim", "shortest|longest|last-started", "which request of a source "
-     "moves first"),
-    ("--source-threshold", "policy.source_freeness_steps", "STEPS", "freeness in decode steps "
-     "below which an instance is a migration source"),
-    ("--destination-threshold", "policy.destination_freeness_steps", "STEPS", "freeness in "
-     "decode steps above which an instance is a migration destination"),
-    ("--interval", "policy.round_interval_s", "SECONDS", "time between two pairing rounds"),
-    ("--concurrency", "policy.num_concurrent_migrations", "N", "migrations that one instance "
-     "takes part in at once, a side"),
-    ("--watermark", "engine.watermark", "FRACTION", "of the blocks, those that an admission "
-     "leaves free"),
-    ("--engine-mode", "engine.step_mode", "prefill-first|chunked", "what one step may hold: "
-     "whole prompts or decodes, or decodes and chunks of prompts"),
-    ("--scale-low", "scaling.low_freeness_steps", "STEPS", "average freeness below which "
-     "instances are added"),
-    ("--scale-high", "scaling.high_freeness_steps", "STEPS", "average freeness above which an "
-     "instance is terminated"),
-    ("--scale-period", "scaling.period_s", "SECONDS", "how long the average must stay outside "
-     "before each decision"),
-    ("--scale-begin", "scaling_begins_s", "SECONDS", "no instance is added or terminated before"),
-    ("--start-delay", "start_delay_s", "SECONDS", "from the decision to add an instance until "
-     "it can serve"),
-)  # fmt: skip
-"""Options that are names for a setting: (option, key, values, help)."""
+SETTINGS = OptionTable(
+    None,
+    (
+        Option(
+            "--report",
+            "what the scheduler knows when it decides: the state of this moment, or that at the "
+            "beginning of each instance's step under way, or of its last one",
+            field="report",
+            metavar="live|step|stale",
+        ),
+        Option(
+            "--queue-demand",
+            "which queuing requests have a virtual usage: the head of the line, or all",
+            field="policy.queue_demand",
+            metavar="head|all",
+        ),
+        Option(
+            "--victim",
+            "which request of a source moves first",
+            field="policy.victim",
+            metavar="shortest|longest|last-started",
+        ),
+        Option(
+            "--source-threshold",
+            "freeness in decode steps below which an instance is a migration source",
+            field="policy.source_freeness_steps",
+            metavar="STEPS",
+        ),
+        Option(
+            "--destination-threshold",
+            "freeness in decode steps above which an instance is a migration destination",
+            field="policy.destination_freeness_steps",
+            metavar="STEPS",
+        ),
+        Option(
+            "--interval",
+            "time between two pairing rounds",
+            field="policy.round_interval_s",
+            metavar="SECONDS",
+        ),
+        Option(
+            "--concurrency",
+            "migrations that one instance takes part in at once, a side",
+            field="policy.num_concurrent_migrations",
+            metavar="N",
+        ),
+        Option(
+            "--watermark",
+            "of the blocks, those that an admission leaves free",
+            field="engine.watermark",
+            metavar="FRACTION",
+        ),
+        Option(
+            "--engine-mode",
+            "what one step may hold: whole prompts or decodes, or decodes and chunks of prompts",
+            field="engine.step_mode",
+            metavar="prefill-first|chunked",
+        ),
+        Option(
+            "--scale-low",
+            "average freeness below which instances are added",
+            field="scaling.low_freeness_steps",
+            metavar="STEPS",
+        ),
+        Option(
+            "--scale-high",
+            "average freeness above which an instance is terminated",
+            field="scaling.high_freeness_steps",
+            metavar="STEPS",
+        ),
+        Option(
+            "--scale-period",
+            "how long the average must stay outside before each decision",
+            field="scaling.period_s",
+            metavar="SECONDS",
+        ),
+        Option(
+            "--scale-begin",
+            "no instance is added or terminated before",
+            field="scaling_begins_s",
+            metavar="SECONDS",
+        ),
+        Option(
+            "--start-delay",
+            "from the decision to add an instance until it can serve",
+            field="start_delay_s",
+            metavar="SECONDS",
+        ),
+    ),
+)
+"""Options that are names for a setting: a field by the name that `--set` knows."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_simulate_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to its parser."""
     add_workload_options(
         parser.add_argument_group("workload"),
@@ -60,8 +121,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     _add_cluster_options(parser.add_argument_group("cluster"))
     settings = parser.add_argument_group("assumptions (defaults: the policy's and the profile's)")
-    for option, _, values, text in SETTINGS:
-        settings.add_argument(option, metavar=values, help=text)
+    add_options(settings, SETTINGS)
     settings.add_argument(
         "--bandwidth",
         type=positive,

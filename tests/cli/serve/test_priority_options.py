@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from sterna.classes import DEFAULT_CLASSES, ApiKey, PriorityClasses
-from sterna.cli.serve.class_files import read_api_keys, read_classes, settle_classes, with_classes
+from sterna.cli.serve.priority_options import (
+    read_api_keys,
+    read_classes,
+    settle_classes,
+    with_classes,
+)
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import preset
 
