@@ -41,7 +41,7 @@ from sterna.messages import (
 )
 from sterna.migration.messages import Mode
 from sterna.policy.presets import LLUMNIX
-from sterna.runtime.actors import InstanceActor, SchedulerActor
+from sterna.runtime.actors import InstanceActor, InstanceSpec, SchedulerActor
 from sterna.runtime.reaper import Reaper
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
 
@@ -130,16 +130,17 @@ class Driver:
         # Instances share what devices there are.
         num_gpus = min(1.0, torch.cuda.device_count() / self._num_instances)
         actor = InstanceActor.options(num_gpus=num_gpus).remote()
-        self._addresses[instance_id], _ = await actor.start.remote(
+        spec = InstanceSpec(
             instance_id,
-            pickle.dumps(self._args),
-            (),
-            self._llumlet,
-            self._transport,
-            HOST,
-            self._environment,
-            "WARNING",
+            packed_args=pickle.dumps(self._args),
+            options=(),
+            llumlet=self._llumlet,
+            transport=self._transport,
+            host=HOST,
+            environment=self._environment,
+            log_level="WARNING",
         )
+        self._addresses[instance_id], _ = await actor.start.remote(spec)
         self._actors[instance_id] = actor
 
     async def close(self) -> None:
