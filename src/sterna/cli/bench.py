@@ -49,10 +49,10 @@ def add_commands(commands: Any) -> None:
     """Add `bench` to the parser's subcommands."""
     bench = commands.add_parser(
         "bench",
-        help="measure, and write bench/results",
+        help="run a benchmark, and write bench/results",
         epilog="; ".join(f"{name}: {what}" for name, (_, what) in BENCHMARKS.items()),
     )
-    bench.add_argument("name", choices=list(BENCHMARKS), metavar="NAME", help="which one")
+    bench.add_argument("name", choices=list(BENCHMARKS), metavar="NAME", help="the benchmark")
     bench.add_argument(
         "options", nargs=argparse.REMAINDER, help="its own options; --help lists them"
     )

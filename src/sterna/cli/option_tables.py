@@ -117,6 +117,7 @@ def _as_option(setting: Setting, tables: Iterable[OptionTable]) -> tuple[str, st
             if (table.config, option.field) == (setting.owner, setting.field):
                 value = setting.value
                 if option.unit != 1 and isinstance(value, int):
-                    return option.name, f"{value / option.unit:g}"
+                    # The field was rounded to a whole number of its own unit.
+                    return option.name, f"{round(value / option.unit, 3):g}"
                 return option.name, repr(value)
     return setting.field, repr(setting.value)

@@ -29,12 +29,14 @@ def add_commands(commands: Any) -> None:
         parser.add_argument("--json", action="store_true", help="print JSON")
         parser.set_defaults(run=run)
     migrate.add_argument("request", help="the request's id, as its client or `requests` shows it")
-    migrate.add_argument("--to", required=True, metavar="INSTANCE", help="where it should run")
+    migrate.add_argument(
+        "--to", required=True, metavar="INSTANCE", help="id of the instance that it moves to"
+    )
     migrate.add_argument(
         "--mode",
         choices=("live", "stop_copy", "recompute"),
         default="live",
-        help="how its KV cache gets there (default: %(default)s)",
+        help="how its KV cache is moved (default: %(default)s)",
     )
 
 
@@ -43,7 +45,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default=os.environ.get("STERNA_URL", DEFAULT_URL),
-        help=f"where the server is (default: $STERNA_URL, else {DEFAULT_URL})",
+        help=f"URL of the server (default: $STERNA_URL, else {DEFAULT_URL})",
     )
     parser.add_argument(
         "--api-key",

@@ -28,7 +28,9 @@ def add_commands(commands: Any) -> None:
         description="Its requests move to others while they run; it ends when it is empty.",
     )
     drain.add_argument("instance", help="the instance's id, as `sterna instances` shows it")
-    drain.add_argument("--undo", action="store_true", help="let it serve on, if it is still there")
+    drain.add_argument(
+        "--undo", action="store_true", help="have it serve again, unless it is empty already"
+    )
     start = commands.add_parser("start", help="start more instances")
     start.add_argument("num", nargs="?", type=int, default=1, metavar="N", help="default: 1")
     restart = commands.add_parser(
@@ -38,18 +40,23 @@ def add_commands(commands: Any) -> None:
         "--, such as: sterna restart --rolling -- --max-num-seqs 64",
     )
     restart.add_argument(
-        "--rolling", action="store_true", required=True, help="one at a time: the only way"
+        "--rolling",
+        action="store_true",
+        required=True,
+        help="one instance at a time; no other way is supported",
     )
     restart.add_argument(
         "--no-surge",
         action="store_true",
-        help="empty and end each instance before its successor starts: for machines that have no "
-        "room for one more",
+        help="empty and end each instance before its successor starts: for machines without room "
+        "for one more",
     )
     restart.add_argument("options", nargs="*", metavar="OPTION", help="options of vLLM")
     for parser, run in ((drain, _drain), (start, _start), (restart, _restart)):
         add_server_options(parser)
-        parser.add_argument("--no-wait", action="store_true", help="return as soon as it has begun")
+        parser.add_argument(
+            "--no-wait", action="store_true", help="return when this has begun, without watching it"
+        )
         parser.set_defaults(run=run)
 
 

@@ -61,13 +61,13 @@ SETTINGS = OptionTable(
         ),
         Option(
             "--concurrency",
-            "migrations that one instance takes part in at once, a side",
+            "number of migrations out of an instance, and into it, at the same time",
             field="policy.num_concurrent_migrations",
             metavar="N",
         ),
         Option(
             "--watermark",
-            "of the blocks, those that an admission leaves free",
+            "fraction of the blocks that an admission leaves free",
             field="engine.watermark",
             metavar="FRACTION",
         ),
@@ -97,13 +97,13 @@ SETTINGS = OptionTable(
         ),
         Option(
             "--scale-begin",
-            "no instance is added or terminated before",
+            "time before which no instance is added or terminated",
             field="scaling_begins_s",
             metavar="SECONDS",
         ),
         Option(
             "--start-delay",
-            "from the decision to add an instance until it can serve",
+            "time from the decision to add an instance until it can serve",
             field="start_delay_s",
             metavar="SECONDS",
         ),
@@ -126,7 +126,7 @@ def add_simulate_options(parser: argparse.ArgumentParser) -> None:
         "--bandwidth",
         type=positive,
         metavar="TOKENS/S",
-        help="of copies between instances, in tokens of KV cache a second",
+        help="bandwidth of copies between instances, in tokens of KV cache per second",
     )
     settings.add_argument(
         "--set",
@@ -149,7 +149,7 @@ def _add_cluster_options(group: Any) -> None:
     )
     group.add_argument(
         "--instances", type=count, default=DEFAULT_NUM_INSTANCES, metavar="N",
-        help=f"at the start (default: {DEFAULT_NUM_INSTANCES})",
+        help=f"number of instances at the start (default: {DEFAULT_NUM_INSTANCES})",
     )  # fmt: skip
     group.add_argument(
         "--profile", metavar="NAME",
@@ -172,10 +172,13 @@ def _add_output_options(group: Any) -> None:
         "--plot", type=Path, metavar="FILE", help="draw latencies and memory; .png, .svg or .pdf"
     )
     group.add_argument(
-        "--baseline", metavar="NAME", help="the policy of the ratios (default: the first)"
+        "--baseline", metavar="NAME", help="policy that ratios compare with (default: the first)"
     )
     group.add_argument(
-        "--processes", type=count, metavar="N", help="runs at once (default: one a core)"
+        "--processes",
+        type=count,
+        metavar="N",
+        help="number of runs at the same time (default: one per core)",
     )
     group.add_argument(
         "--list", action="store_true", help="list traces, profiles, policies and settings"

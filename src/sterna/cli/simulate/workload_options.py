@@ -27,14 +27,16 @@ def add_workload_options(group: Any, *, longest: str, has_several_seeds: bool) -
         "--trace", default="M-M", help="a name (`sterna simulate --list` has them) or a CSV or "
         "JSONL file (default: M-M)"
     )  # fmt: skip
-    group.add_argument("--rate", type=positive, metavar="R", help="requests a second")
+    group.add_argument("--rate", type=positive, metavar="R", help="requests per second")
     group.add_argument(
         "--arrivals",
         metavar="HOW",
         help="poisson, gamma:CV, uniform, recorded, step:RATE@TIME,... or daily[:MODEL][@DAY] "
         "(default: poisson; without --rate, the trace's own where it has them)",
     )
-    group.add_argument("--requests", type=count, metavar="N", help="default: the whole trace")
+    group.add_argument(
+        "--requests", type=count, metavar="N", help="number of requests (default: the whole trace)"
+    )
     group.add_argument(
         "--max-total-tokens",
         type=count,
@@ -47,7 +49,7 @@ def add_workload_options(group: Any, *, longest: str, has_several_seeds: bool) -
         type=fraction,
         default=0.0,
         metavar="FRACTION",
-        help="of the requests, those of high priority (default: 0)",
+        help="fraction of the requests that have high priority (default: 0)",
     )
     several: dict[str, Any] = {"nargs": "+", "default": [PAPER_SEED]}
     group.add_argument(
@@ -55,9 +57,9 @@ def add_workload_options(group: Any, *, longest: str, has_several_seeds: bool) -
         type=seed,
         **(several if has_several_seeds else {"default": PAPER_SEED}),
         metavar="S",
-        help=("one run of each; " if has_several_seeds else "")
-        + f"of all that is drawn: lengths, arrivals, classes (default: the paper's, "
-        f"0x{PAPER_SEED:X})",
+        help="seed of all random draws: lengths, arrivals, classes"
+        + ("; several give one run each" if has_several_seeds else "")
+        + f" (default: the paper's, 0x{PAPER_SEED:X})",
     )
 
 
