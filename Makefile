@@ -58,7 +58,7 @@ sim-test: install ## Run some hundred clusters in virtual time, under faults
 
 .PHONY: sim-soak
 sim-soak: install ## Run 100,000 of them into bench/results/sim_soak.json
-	@exec $(BIN)/python -m bench.sim_soak $(ARGS)
+	@exec $(BIN)/python -m bench.simulation.sim_soak $(ARGS)
 
 .PHONY: soak
 soak: model ## Half an hour of all kinds of clients: nothing may grow; into bench/results/soak.json (SOAK_SECONDS=180 for less)
@@ -78,7 +78,7 @@ reproduce: install ## Run the paper's evaluation into bench/results/paper and do
 
 .PHONY: model-check
 model-check: install ## Check the model of the migration handshake exhaustively (needs spin)
-	@exec $(BIN)/python -m bench.model_check $(ARGS)
+	@exec $(BIN)/python -m bench.simulation.model_check $(ARGS)
 
 .PHONY: lint
 lint: install ## Check style

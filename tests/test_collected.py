@@ -67,7 +67,11 @@ def test_targets_are_commands_of_pytest() -> None:
 
 
 def test_what_is_no_command_for_tests_is_refused() -> None:
-    for command in ("make model-check", "make no-such-target", "python -m bench.sim_soak"):
+    for command in (
+        "make model-check",
+        "make no-such-target",
+        "python -m bench.simulation.sim_soak",
+    ):
         with pytest.raises(ValueError):
             selection_of(command)
     with pytest.raises(FileNotFoundError):

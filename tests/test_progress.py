@@ -360,8 +360,8 @@ def test_an_instance_that_hangs_is_always_found(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"instance_timeout_s": 0.5}, "--instance-timeout must be at least 1 second, not 0.5"),
-        ({"step_timeout_s": 0.0}, "--step-timeout must be at least 1 second, not 0.0"),
+        ({"instance_timeout_s": 0.5}, "instance_timeout_s must be at least 1 second, not 0.5"),
+        ({"step_timeout_s": 0.0}, "step_timeout_s must be at least 1 second, not 0.0"),
         ({"stopped_timeout_s": 0.0}, "stopped_timeout_s must be positive"),
     ],
 )

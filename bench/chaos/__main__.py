@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import results_io
 from bench.chaos.clients import KINDS, PLAIN_KINDS, ask_all, questions
 from bench.chaos.faults import FAULTS
 from bench.chaos.goals import goals_of
 from bench.chaos.report import broken_promises, markdown, rows_of, summary_of
 from bench.chaos.storm import NUM_INSTANCES, NUM_OF, VISIT_TOKENS, Storm, say
-from bench.command import end_like_ctrl_c, ended, positive
-from bench.marked_text import write_marked
+from bench.common import results_io
+from bench.common.command import end_like_ctrl_c, ended, positive
+from bench.common.pages import write_marked
 from bench.serving.comparing import PAGE, QUICK_FOLDER
 from bench.serving.measured import LOGS
 from bench.serving.served import served

@@ -5,7 +5,7 @@ from typing import Any
 
 from bench.chaos.faults import DEADLY
 from bench.chaos.report import MOVED
-from bench.goal import Goal
+from bench.common.pages import Goal
 
 MAX_RECOVERY_S = 3.0
 MAX_NOTICED_S = 1.0

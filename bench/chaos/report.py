@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from bench import results_io
 from bench.chaos.clients import Answer, differences
 from bench.chaos.faults import CUT, DEADLY, FAULTS, INSTANCE, KILL, STOP, Fault
-from bench.serving.comparing import goal_list
+from bench.common import results_io
+from bench.common.pages import goal_list
 from sterna.frontend.names import choice_of, meant
 from sterna.types import RequestId
 

@@ -5,8 +5,9 @@ writes one result file a figure under bench/results/paper, draws each figure wit
 points beside ours, and writes docs/evaluation.md from the result files alone.
 
 - `experiment`: what a figure is to this package; `cells`: simulated runs and their rows.
-- `figure3` ... `figure16`, `sensitivity`: one module an experiment.
+- `figures`: one module an experiment; `catalog`: all of them by name.
 - `claims`: the paper's sentences with numbers, and how they are judged.
 - `points`, `tables`, `drawing`, `page`: the paper's points; Markdown; plots; the document.
 - `compare`: the same runs with another revision's code.
+- `decode_profile`: the real engine's decode steps, for Figures 4 and 16.
 """

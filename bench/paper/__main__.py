@@ -11,15 +11,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench.command import ended, positive
+from bench.common.command import ended, positive
+from bench.common.results_io import read, write
 from bench.paper import compare, page
+from bench.paper.catalog import ALL, EXPERIMENTS
 from bench.paper.cells import Options
 from bench.paper.claims import Claim
 from bench.paper.experiment import Experiment
-from bench.paper.figures import ALL, EXPERIMENTS
 from bench.paper.points import Row
 from bench.paper.tables import claim_cells
-from bench.results_io import read, write
 from sterna.errors import ConfigurationError
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench.common.results_io import ROOT
 from bench.paper.cells import Options, geometric_mean
 from bench.paper.experiment import Experiment
 from bench.paper.points import Row
-from bench.results_io import ROOT
 from sterna.errors import ConfigurationError
 
 METRICS = (

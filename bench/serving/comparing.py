@@ -4,12 +4,12 @@ import argparse
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import results_io
-from bench.marked_text import write_marked
+from bench.common import results_io
+from bench.common.pages import write_marked
 from sterna.errors import ConfigurationError
 from sterna.workload.seed import MAX_SEED
 
@@ -77,15 +77,6 @@ def saying_what_is_kept(parts: str) -> Iterator[None]:
     except KeyboardInterrupt:
         print(f"sterna: stopped; {parts} that were done are written", file=sys.stderr)
         raise
-
-
-def goal_list(goals: Sequence[Mapping[str, Any]]) -> str:
-    """The goals of a result file, as a list of Markdown."""
-    return "\n".join(
-        f"- {each['name']}: {each['found']} (goal: {each['bound']}): "
-        + ("reached" if each["is_reached"] else "**not reached**")
-        for each in goals
-    )
 
 
 def write_report(

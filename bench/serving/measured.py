@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.machine import ForeignLoad
-from bench.results_io import ROOT
+from bench.common.machine import ForeignLoad
+from bench.common.results_io import ROOT
 from bench.serving.client import ClientConfig, PriorityField
 from bench.serving.loads import STEP_LENGTHS, burst
 from bench.serving.observer import DEFAULT_INTERVAL_S, ClusterSample
-from bench.serving.progress import progress
-from bench.serving.report import send_delay_s
+from bench.serving.report import progress, send_delay_s
 from bench.serving.served import served
 from bench.serving.session import ServedRun, run_trace
 from bench.serving.target import Target, find_target

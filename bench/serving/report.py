@@ -1,7 +1,10 @@
 """What a run on a real server looks like: for people, as JSON, as a file, and as a plot."""
 
+import contextlib
 import datetime
 import json
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from math import isnan
 from pathlib import Path
@@ -11,10 +14,10 @@ import msgspec
 import numpy as np
 from rich.markup import escape
 
-from bench import results_io
+from bench.common import results_io
 from bench.serving.session import ServedRun
-from sterna.cli.run_report import counted, number, print_run, report_console
-from sterna.cli.workload_options import arrivals_of
+from sterna.cli.simulate.run_report import counted, number, print_run, report_console
+from sterna.cli.simulate.workload_options import arrivals_of
 from sterna.errors import ConfigurationError
 from sterna.metrics.summary import Distribution, as_json, latencies_json, summarize_classes
 from sterna.workload.catalog import Workload
@@ -142,7 +145,7 @@ def draw_run(reported: Reported, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    from sterna.cli.run_plot import Drawn, draw_runs
+    from sterna.cli.simulate.run_plot import Drawn, draw_runs
 
     run = reported.run
     draw_runs([Drawn(reported.title, run.records, run.cluster)], _plot_title(reported), path)
@@ -171,3 +174,20 @@ def _plot_title(reported: Reported) -> str:
         f"{workload.trace}{rate}, {arrivals_of(workload)}, {len(reported.run.records):,} requests "
         f"(measured; seed {workload.seed})"
     )
+
+
+@contextlib.contextmanager
+def progress(num_requests: int, what: str = "requests") -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, while the context lasts; gives what moves it to so many requests."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import TimeElapsedColumn as Elapsed
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
+    numbers = (MofNCompleteColumn(), Elapsed())
+    with Progress(*columns, *numbers, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(what, total=num_requests)
+        yield lambda num_ended: shown.update(task, completed=num_ended)

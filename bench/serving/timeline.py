@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bench.serving.observer import ClusterSample, InstanceSample
 from bench.serving.records import PENDING, counted_until
-from sterna.cli.run_plot import COLOURS, RC_PARAMS, metadata
+from sterna.cli.simulate.run_plot import COLOURS, RC_PARAMS, metadata
 
 RUNNING = "running"
 

@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
-from sterna.errors import ConfigurationError
+from sterna.errors import ConfigurationError, InvalidValueError, Setting
 from sterna.types import HIGH, NORMAL, Priority
 
 LOOPBACK = "127.0.0.1"
 """Where everything listens of a cluster that is on one machine."""
 
 
-def _require(condition: bool, option: str, value: object, rule: str) -> None:
-    if not condition:
-        raise ConfigurationError(f"{option} must be {rule}, not {value!r}")
+def _require(holds: bool, owner: object, field: str, rule: str, *others: Setting) -> None:
+    if not holds:
+        raise InvalidValueError(Setting.of(owner, field), rule, others)
 
 
 class Victim(Enum):
@@ -100,22 +100,24 @@ class PolicyConfig:
     def __post_init__(self) -> None:
         _require(
             self.source_freeness_steps <= self.destination_freeness_steps,
+            self,
             "source_freeness_steps",
-            self.source_freeness_steps,
-            f"at most destination_freeness_steps ({self.destination_freeness_steps})",
+            "at most {}",
+            Setting.of(self, "destination_freeness_steps"),
         )
-        _require(self.round_interval_s > 0, "round_interval_s", self.round_interval_s, "positive")
+        _require(self.round_interval_s > 0, self, "round_interval_s", "positive")
         _require(
-            self.num_concurrent_migrations >= 1,
-            "num_concurrent_migrations",
-            self.num_concurrent_migrations,
-            "at least 1",
+            self.num_concurrent_migrations >= 1, self, "num_concurrent_migrations", "at least 1"
         )
         for priority, target in self.target_load_tokens.items():
-            _require(target > 0, f"target_load_tokens of priority {priority}", target, "positive")
-            _require(
-                priority > NORMAL, "a priority with a target load", priority, "above normal (0)"
-            )
+            if target <= 0:
+                raise ConfigurationError(
+                    f"target_load_tokens of priority {priority} must be positive, not {target}"
+                )
+            if priority <= NORMAL:
+                raise ConfigurationError(
+                    f"a priority with a target load must be above normal (0), not {priority}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +151,23 @@ class ScalingConfig:
     terminates_newest: bool = False
 
     def __post_init__(self) -> None:
-        _require(self.min_instances >= 1, "min_instances", self.min_instances, "at least 1")
+        _require(self.min_instances >= 1, self, "min_instances", "at least 1")
         _require(
             self.max_instances >= self.min_instances,
+            self,
             "max_instances",
-            self.max_instances,
-            f"at least min_instances ({self.min_instances})",
+            "at least {}",
+            Setting.of(self, "min_instances"),
         )
         _require(
             self.low_freeness_steps < self.high_freeness_steps,
+            self,
             "low_freeness_steps",
-            self.low_freeness_steps,
-            f"below high_freeness_steps ({self.high_freeness_steps})",
+            "below {}",
+            Setting.of(self, "high_freeness_steps"),
         )
-        _require(self.period_s > 0, "period_s", self.period_s, "positive")
-        _require(self.cooldown_s >= 0, "cooldown_s", self.cooldown_s, "at least 0")
+        _require(self.period_s > 0, self, "period_s", "positive")
+        _require(self.cooldown_s >= 0, self, "cooldown_s", "at least 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,15 +189,10 @@ class MigrationConfig:
     query_interval_s: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(
-            self.last_stage_max_blocks >= 1,
-            "last_stage_max_blocks",
-            self.last_stage_max_blocks,
-            "at least 1",
-        )
-        _require(self.max_stages >= 2, "max_stages", self.max_stages, "at least 2")
-        _require(self.lease_s > 0, "lease_s", self.lease_s, "positive")
-        _require(self.query_interval_s > 0, "query_interval_s", self.query_interval_s, "positive")
+        _require(self.last_stage_max_blocks >= 1, self, "last_stage_max_blocks", "at least 1")
+        _require(self.max_stages >= 2, self, "max_stages", "at least 2")
+        _require(self.lease_s > 0, self, "lease_s", "positive")
+        _require(self.query_interval_s > 0, self, "query_interval_s", "positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +216,10 @@ class TransportConfig:
     timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
-        _require(self.kind in ("gloo", "tcp", "shm"), "transport", self.kind, "gloo, tcp or shm")
-        _require(self.chunk_bytes > 0, "chunk_bytes", self.chunk_bytes, "positive")
-        _require(
-            0 < self.bandwidth_share <= 1, "bandwidth_share", self.bandwidth_share, "in (0, 1]"
-        )
-        _require(self.timeout_s > 0, "timeout_s", self.timeout_s, "positive")
+        _require(self.kind in ("gloo", "tcp", "shm"), self, "kind", "gloo, tcp or shm")
+        _require(self.chunk_bytes > 0, self, "chunk_bytes", "positive")
+        _require(0 < self.bandwidth_share <= 1, self, "bandwidth_share", "in (0, 1]")
+        _require(self.timeout_s > 0, self, "timeout_s", "positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,18 +249,17 @@ class LlumletConfig:
 
     def __post_init__(self) -> None:
         if self.report_interval_s is not None:
-            _require(
-                self.report_interval_s > 0, "report_interval_s", self.report_interval_s, "positive"
-            )
+            _require(self.report_interval_s > 0, self, "report_interval_s", "positive")
             _require(
                 self.heartbeat_interval_s >= self.report_interval_s,
+                self,
                 "heartbeat_interval_s",
-                self.heartbeat_interval_s,
-                f"at least report_interval_s ({self.report_interval_s})",
+                "at least {}",
+                Setting.of(self, "report_interval_s"),
             )
-        _require(self.retry_backoff_s >= 0, "retry_backoff_s", self.retry_backoff_s, "at least 0")
+        _require(self.retry_backoff_s >= 0, self, "retry_backoff_s", "at least 0")
         if self.drain_limit_s is not None:
-            _require(self.drain_limit_s > 0, "drain_limit_s", self.drain_limit_s, "positive")
+            _require(self.drain_limit_s > 0, self, "drain_limit_s", "positive")
 
 
 class OnInstanceFailure(Enum):
@@ -307,31 +303,26 @@ class DoorConfig:
 
     def __post_init__(self) -> None:
         if self.max_queued_requests is not None:
-            _require(
-                self.max_queued_requests >= 1,
-                "max_queued_requests",
-                self.max_queued_requests,
-                "at least 1",
-            )
+            _require(self.max_queued_requests >= 1, self, "max_queued_requests", "at least 1")
         _require(
             self.max_waiting_body_bytes >= self.max_body_bytes,
+            self,
             "max_waiting_body_bytes",
-            self.max_waiting_body_bytes,
-            f"at least max_body_bytes, which is {self.max_body_bytes}",
+            "at least {}",
+            Setting.of(self, "max_body_bytes"),
         )
-        _require(self.urgent_reserve >= 0, "urgent_reserve", self.urgent_reserve, "at least 0")
-        for option in (
+        _require(self.urgent_reserve >= 0, self, "urgent_reserve", "at least 0")
+        for limit in (
             "max_body_bytes",
             "body_timeout_s",
             "handshake_timeout_s",
             "head_timeout_s",
             "reader_timeout_s",
         ):
-            value = getattr(self, option)
-            _require(value > 0, option, value, "positive")
+            _require(getattr(self, limit) > 0, self, limit, "positive")
         if self.resume_window_s is not None:
-            _require(self.resume_window_s > 0, "resume_window_s", self.resume_window_s, "positive")
-        _require(self.max_kept_bytes > 0, "max_kept_bytes", self.max_kept_bytes, "positive")
+            _require(self.resume_window_s > 0, self, "resume_window_s", "positive")
+        _require(self.max_kept_bytes > 0, self, "max_kept_bytes", "positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +364,7 @@ class FrontendConfig:
     door: DoorConfig = field(default_factory=DoorConfig)
 
     def __post_init__(self) -> None:
-        for option in (
+        for timeout in (
             "scheduler_timeout_s",
             "scheduler_retry_s",
             "hold_timeout_s",
@@ -385,8 +376,7 @@ class FrontendConfig:
             "admin_timeout_s",
             "shutdown_timeout_s",
         ):
-            value = getattr(self, option)
-            _require(value > 0, option, value, "positive")
+            _require(getattr(self, timeout) > 0, self, timeout, "positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,19 +409,11 @@ class WatchConfig:
 
     def __post_init__(self) -> None:
         # A heartbeat that is only late on a busy machine must not count.
-        _require(
-            self.instance_timeout_s >= 1,
-            "--instance-timeout",
-            self.instance_timeout_s,
-            "at least 1 second",
-        )
-        _require(
-            self.step_timeout_s >= 1, "--step-timeout", self.step_timeout_s, "at least 1 second"
-        )
-        _require(self.lease_s >= 2, "--instance-lease", self.lease_s, "at least 2 seconds")
-        for option in ("stopped_timeout_s", "own_pause_s"):
-            value = getattr(self, option)
-            _require(value > 0, option, value, "positive")
+        _require(self.instance_timeout_s >= 1, self, "instance_timeout_s", "at least 1 second")
+        _require(self.step_timeout_s >= 1, self, "step_timeout_s", "at least 1 second")
+        _require(self.lease_s >= 2, self, "lease_s", "at least 2 seconds")
+        for timeout in ("stopped_timeout_s", "own_pause_s"):
+            _require(getattr(self, timeout) > 0, self, timeout, "positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,22 +446,16 @@ class ClusterConfig:
     log_level: str = "INFO"
 
     def __post_init__(self) -> None:
-        _require(self.num_instances >= 1, "instances", self.num_instances, "at least 1")
-        _require(self.num_frontends >= 1, "frontends", self.num_frontends, "at least 1")
-        _require(
-            self.cpus_per_instance >= 0, "cpus-per-instance", self.cpus_per_instance, "at least 0"
-        )
-        _require(
-            self.num_warm_instances >= 0,
-            "warm-instances",
-            self.num_warm_instances,
-            "at least 0",
-        )
+        _require(self.num_instances >= 1, self, "num_instances", "at least 1")
+        _require(self.num_frontends >= 1, self, "num_frontends", "at least 1")
+        _require(self.cpus_per_instance >= 0, self, "cpus_per_instance", "at least 0")
+        _require(self.num_warm_instances >= 0, self, "num_warm_instances", "at least 0")
         if self.scaling is not None:
-            low, high = self.scaling.min_instances, self.scaling.max_instances
             _require(
-                low <= self.num_instances <= high,
-                "instances",
-                self.num_instances,
-                f"between --min-instances ({low}) and --max-instances ({high})",
+                self.scaling.min_instances <= self.num_instances <= self.scaling.max_instances,
+                self,
+                "num_instances",
+                "between {} and {}",
+                Setting.of(self.scaling, "min_instances"),
+                Setting.of(self.scaling, "max_instances"),
             )

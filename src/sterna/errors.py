@@ -1,5 +1,9 @@
 """The failures that a caller of Sterna can act on; every message says what to do."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
 
 class SternaError(Exception):
     """The root of all errors that Sterna raises on purpose."""
@@ -7,6 +11,53 @@ class SternaError(Exception):
 
 class ConfigurationError(SternaError):
     """An option has a value that cannot work; the message names the option and the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A field of a configuration and its value."""
+
+    owner: type
+    field: str
+    value: object
+
+    @classmethod
+    def of(cls, owner: object, field: str) -> Self:
+        """Return what that field of a configuration holds."""
+        return cls(type(owner), field, getattr(owner, field))
+
+
+def _as_field(setting: Setting) -> tuple[str, str]:
+    return setting.field, repr(setting.value)
+
+
+class InvalidValueError(ConfigurationError):
+    """A field of a configuration has a value that cannot work.
+
+    Attributes:
+        wrong: the field.
+        rule: what its value must be, with a `{}` for each of the others.
+        others: the fields that the rule speaks of.
+    """
+
+    def __init__(self, wrong: Setting, rule: str, others: tuple[Setting, ...] = ()) -> None:
+        super().__init__(wrong, rule, others)
+        self.wrong = wrong
+        self.rule = rule
+        self.others = others
+
+    def __str__(self) -> str:
+        return self.message(_as_field)
+
+    def message(self, spell: Callable[[Setting], tuple[str, str]]) -> str:
+        """Return the message with the names that the value's origin has for fields.
+
+        Args:
+            spell: returns how a field is called there, and how its value is written.
+        """
+        name, value = spell(self.wrong)
+        others = (f"{name} ({value})" for name, value in map(spell, self.others))
+        return f"{name} must be {self.rule.format(*others)}, not {value}"
 
 
 class ProtocolError(SternaError):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import ray
 
-from sterna.cli.serve import engine_environment, parse
+from sterna.cli.serve.serve_command import engine_environment, parse
 from sterna.config import MigrationConfig, TransportConfig
 from sterna.policy.presets import LLUMNIX
 from tests.cluster.pair import InstancePair

@@ -43,6 +43,7 @@ from sterna.messages import (
 )
 from sterna.migration.messages import Mode
 from sterna.policy.presets import LLUMNIX
+from sterna.runtime.actors import InstanceSpec
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
 from tests.cluster.actors import ProbedInstance
 from tests.cluster.requests import RequestBuilder
@@ -176,16 +177,17 @@ class InstancePair:
 
     async def add_instance(self, instance_id: InstanceId) -> None:
         actor = ProbedInstance.options(num_gpus=self._num_gpus).remote()
-        address, self.facts = await actor.start.remote(
+        spec = InstanceSpec(
             instance_id,
-            pickle.dumps(self._args),
-            (),
-            self._llumlet,
-            self._transport,
-            "127.0.0.1",
-            self._environment,
-            "INFO",
+            packed_args=pickle.dumps(self._args),
+            options=(),
+            llumlet=self._llumlet,
+            transport=self._transport,
+            host="127.0.0.1",
+            environment=self._environment,
+            log_level="INFO",
         )
+        address, self.facts = await actor.start.remote(spec)
         self.fresh[instance_id] = await actor.inventory.remote()
         self.actors[instance_id] = actor
         self._watches.append(asyncio.create_task(self._watch(instance_id, actor)))

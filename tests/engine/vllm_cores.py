@@ -20,7 +20,7 @@ def tiny_core(folder: Path, *, load_format: str = "dummy", **options: Any) -> It
         load_format: "auto" for weights with which every token depends on all those before.
         options: of vLLM's `EngineArgs`; `max_model_len` is needed.
     """
-    from sterna.cli.serve import engine_environment
+    from sterna.cli.serve.serve_command import engine_environment
 
     with patch.dict(os.environ, engine_environment()):
         from vllm.engine.arg_utils import EngineArgs

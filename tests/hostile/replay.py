@@ -1,6 +1,6 @@
 """What is said of a seed that fails."""
 
-from bench.sim_soak import replay_command
+from bench.simulation.sim_soak import replay_command
 from sterna.hostile.run import Result
 
 

@@ -1,12 +1,12 @@
 """The simulator finds what it is there to find: each planted mistake breaks a promise in some seed.
 
-`python -m bench.sim_soak --planted` says after how many seeds each is found; here those that are
-found within seconds are looked for at every run, and all of them by `make test-slow`.
+`python -m bench.simulation.sim_soak --planted` says after how many seeds each is found; here those
+that are found within seconds are looked for at every run, and all of them by `make test-slow`.
 """
 
 import pytest
 
-from bench.sim_planted import MAX_SEEDS_A_MISTAKE
+from bench.simulation.sim_planted import MAX_SEEDS_A_MISTAKE
 from sterna.hostile.planted import MISTAKES, Mistake
 from sterna.hostile.run import run_seed
 

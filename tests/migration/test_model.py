@@ -14,7 +14,7 @@ from types import UnionType
 
 import pytest
 
-from bench.model_check import BREAKS, MODEL, MODELS, SHORT, Check, explore, missing_tool
+from bench.simulation.model_check import BREAKS, MODEL, MODELS, SHORT, Check, explore, missing_tool
 from sterna.migration.destination import DestinationState
 from sterna.migration.messages import Effect, Event, Message
 from sterna.migration.source import SourceState

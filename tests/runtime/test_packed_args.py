@@ -4,7 +4,7 @@ import pickle
 from argparse import Namespace
 from hashlib import sha256
 
-from sterna.cli.classes import settle_classes
+from sterna.cli.serve.priority_options import settle_classes
 from sterna.runtime.packed_args import PackedArgs
 
 KEY = "sk-not-for-the-wires"

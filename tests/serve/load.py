@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from sterna.cli.emulated import plain_vocabulary
+from sterna.cli.serve.emulated_options import plain_vocabulary
 from sterna.engine.emulated.tokens import stream_key, token_at
 from tests.models import small_model
 from tests.serve.server import HANG_TIMEOUT_S, ServerProcess

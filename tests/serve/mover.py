@@ -6,7 +6,7 @@ from collections import Counter
 from types import TracebackType
 from typing import Any
 
-from sterna.cli.admin import ServerError, ask
+from sterna.cli.operate.admin_commands import ServerError, ask
 from tests.serve.server import ServerProcess
 
 PACE_S = 0.01

@@ -17,7 +17,7 @@ import httpx
 import psutil
 
 from bench.serving.ports import free_port
-from sterna.cli.admin import ServerError, ask
+from sterna.cli.operate.admin_commands import ServerError, ask
 from sterna.folders import RUN_FOLDER_VARIABLE
 from sterna.runtime.reaper import RUN_ID_VARIABLE
 

@@ -8,26 +8,51 @@ from sterna.cli.checkout import become
 from sterna.runtime.protection import protect_ray
 
 BENCHMARKS = {
-    "serve": "a workload on a running server, or a fresh one: what its requests feel",
-    "migration": "downtime and cost of migrations between two real instances",
-    "priorities": "what priorities give to urgent requests and cost the others, on real instances",
-    "autoscaling": "a load step up and down on one to three real instances",
-    "chaos": "streams while processes of the server are killed, stopped and cut off",
-    "draining": "streams over a drain and a rolling restart, compared token by token",
-    "instance-start": "an instance more: as a new process, as a fork, out of the warm pool",
-    "fidelity": "how near simulations come to the points of the paper's Figure 11",
-    "simulator": "how fast simulations run",
+    "serve": (
+        "bench.serving",
+        "a workload on a running server, or a fresh one: what its requests feel",
+    ),
+    "migration": (
+        "bench.migration",
+        "downtime and cost of migrations between two real instances",
+    ),
+    "priorities": (
+        "bench.priorities",
+        "what priorities give to urgent requests and cost the others, on real instances",
+    ),
+    "autoscaling": (
+        "bench.autoscaling",
+        "a load step up and down on one to three real instances",
+    ),
+    "chaos": (
+        "bench.chaos",
+        "streams while processes of the server are killed, stopped and cut off",
+    ),
+    "draining": (
+        "bench.autoscaling.draining",
+        "streams over a drain and a rolling restart, compared token by token",
+    ),
+    "instance-start": (
+        "bench.autoscaling.instance_start",
+        "the start of one more instance: as a new process, as a fork, out of the warm pool",
+    ),
+    "fidelity": (
+        "bench.simulation.fidelity",
+        "how near simulations come to the points of the paper's Figure 11",
+    ),
+    "simulator": ("bench.simulation.simulator", "how fast simulations run"),
 }
+"""The benchmarks by name: the module or package of the checkout, and what it measures."""
 
 
 def add_commands(commands: Any) -> None:
     """Add `bench` to the parser's subcommands."""
     bench = commands.add_parser(
         "bench",
-        help="measure, and write bench/results",
-        epilog="; ".join(f"{name}: {what}" for name, what in BENCHMARKS.items()),
+        help="run a benchmark, and write bench/results",
+        epilog="; ".join(f"{name}: {what}" for name, (_, what) in BENCHMARKS.items()),
     )
-    bench.add_argument("name", choices=list(BENCHMARKS), metavar="NAME", help="which one")
+    bench.add_argument("name", choices=list(BENCHMARKS), metavar="NAME", help="the benchmark")
     bench.add_argument(
         "options", nargs=argparse.REMAINDER, help="its own options; --help lists them"
     )
@@ -41,4 +66,5 @@ def _bench(args: argparse.Namespace) -> int:
         ConfigurationError: this is no source checkout.
     """
     protect_ray(os.environ)
-    become(f"bench.{args.name.replace('-', '_')}", args.options)
+    module, _ = BENCHMARKS[args.name]
+    become(module, args.options)

@@ -11,6 +11,15 @@ from sterna.errors import ConfigurationError
 ROOT = Path(__file__).resolve().parents[3]
 
 
+def reproduce(arguments: Sequence[str]) -> NoReturn:
+    """Run `sterna reproduce`: become the paper's evaluation.
+
+    Raises:
+        ConfigurationError: this is no source checkout.
+    """
+    become("bench.paper", arguments)
+
+
 def become(module: str, arguments: Sequence[str]) -> NoReturn:
     """Become the process of a module or package of the checkout, which reads its own options.
 

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from sterna.cli import admin, bench, fleet, simulate
+from sterna.cli import bench
+from sterna.cli.operate import admin_commands, fleet_commands
+from sterna.cli.simulate import simulate_command
 from sterna.errors import SternaError
 
 READER_GONE = 128 + 13
@@ -30,7 +32,7 @@ def _status(arguments: list[str]) -> int:
     try:
         if arguments[:1] == ["serve"]:
             # vLLM's own parser reads the options, so that its help and errors stay right.
-            from sterna.cli.serve import serve
+            from sterna.cli.serve.serve_command import serve
 
             return serve(arguments)
         if arguments[:1] == ["profile"]:
@@ -40,7 +42,7 @@ def _status(arguments: list[str]) -> int:
             return profile(arguments[1:])
         if arguments[:1] == ["reproduce"]:
             # The evaluation has a parser of its own, outside the installed package.
-            from sterna.cli.reproduce import reproduce
+            from sterna.cli.checkout import reproduce
 
             return reproduce(arguments[1:])
         args = _parser().parse_args(arguments)
@@ -77,10 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("serve", help="serve a model on several vLLM instances")
     commands.add_parser("profile", help="measure an engine's steps and propose its target load")
     commands.add_parser("reproduce", help="rerun the paper's evaluation beside the paper's points")
-    admin.add_commands(commands)
-    fleet.add_commands(commands)
+    admin_commands.add_commands(commands)
+    fleet_commands.add_commands(commands)
     bench.add_commands(commands)
-    simulate.add_commands(commands)
+    simulate_command.add_commands(commands)
     return parser
 
 

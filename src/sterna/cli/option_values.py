@@ -1,66 +1,59 @@
-"""What options' values may be; argparse names these in "invalid ... value"."""
+"""Types of option values, for argparse: each returns the value that a text names."""
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import TypeVar
 
 from sterna.workload.seed import MAX_SEED
 
+Value = TypeVar("Value")
+
 
 def positive(text: str) -> float:
-    """The number that the text names.
-
-    Raises:
-        ValueError: it is none, or not positive, or infinite.
-    """
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError
-    return value
+    """Return a positive, finite number."""
+    return _value("positive number", text, float, lambda value: 0 < value < math.inf)
 
 
 def fraction(text: str) -> float:
-    """A number from 0 to 1.
-
-    Raises:
-        ValueError: it is none.
-    """
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise ValueError
-    return value
+    """Return a number from 0 to 1."""
+    return _value("fraction (0 to 1)", text, float, lambda value: 0 <= value <= 1)
 
 
 def count(text: str) -> int:
-    """A whole number from 1 on.
-
-    Raises:
-        ValueError: it is none.
-    """
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
+    """Return a whole number from 1 on."""
+    return _value("count (1 or more)", text, int, lambda value: value >= 1)
 
 
 def seed(text: str) -> int:
-    """What numpy takes for a seed, also in hexadecimal.
-
-    Raises:
-        ValueError: it is none.
-    """
-    value = int(text, 0)
-    if not 0 <= value <= MAX_SEED:
-        raise ValueError
-    return value
+    """Return a seed as numpy takes it; the text may be hexadecimal."""
+    return _value(
+        "seed (0 to 2^32 - 1)",
+        text,
+        lambda text: int(text, 0),
+        lambda value: 0 <= value <= MAX_SEED,
+    )
 
 
 def bounds(text: str) -> tuple[int, int]:
-    """Two counts with a colon between them.
+    """Return two counts, which have a colon between them."""
+    return _value("MIN:MAX", text, _pair, lambda pair: min(pair) >= 1)
 
-    Raises:
-        ValueError: it is something else.
-    """
+
+def _pair(text: str) -> tuple[int, int]:
     low, _, high = text.partition(":")
-    return count(low), count(high)
+    return int(low), int(high)
 
 
-positive.__name__, fraction.__name__ = "positive number", "fraction (0 to 1)"
-count.__name__, seed.__name__ = "count (1 or more)", "seed (0 to 2^32 - 1)"
-bounds.__name__ = "MIN:MAX"
+def _value(
+    kind: str, text: str, read: Callable[[str], Value], is_valid: Callable[[Value], bool]
+) -> Value:
+    """Raises ArgumentTypeError: the text names no such value."""
+    try:
+        value = read(text)
+    except ValueError:
+        pass
+    else:
+        if is_valid(value):
+            return value
+    raise argparse.ArgumentTypeError(f"invalid {kind} value: {text!r}")

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sterna.cli.engine_options import checked_engine_config
-from sterna.cli.serve import cluster_config, engine_environment, parse
+from sterna.cli.serve.engine_options import checked_engine_config
+from sterna.cli.serve.serve_command import engine_environment, parse
+from sterna.cli.serve.serve_options import cluster_config
 from sterna.engine.profiling import REQUEST_TOKENS, TOLERANCE
 from sterna.errors import ConfigurationError
 
@@ -74,27 +75,32 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "Takes the options of `sterna serve`; --help=Profile lists what is added."
     )
     group = parser.add_argument_group("Profile", "What is measured, and where it is written.")
-    group.add_argument("--output", type=Path, metavar="FILE", help="write the profile here, too")
+    group.add_argument(
+        "--output", type=Path, metavar="FILE", help="write the profile to this file as well"
+    )
     group.add_argument(
         "--json", action="store_true", help="print the profile as JSON, and nothing else"
     )
     group.add_argument(
-        "--quick", action="store_true", help="fewer batches, rounds and prompts: half of the time"
+        "--quick",
+        action="store_true",
+        help="fewer batches, rounds and prompts, in half of the time",
     )
     group.add_argument(
         "--request-tokens",
         type=int,
         default=REQUEST_TOKENS,
         metavar="N",
-        help="tokens of each request in the batch that the target load is for; those of a request "
-        "of the paper's Short-Short trace, at its end, are the default",
+        help="length of each request in the batch that the target load is for (default: "
+        "%(default)s, that of a request of the paper's Short-Short trace at its end)",
     )
     group.add_argument(
         "--tolerance",
         type=float,
         default=TOLERANCE,
         metavar="FRACTION",
-        help="by how much longer than that of one request alone a step may be",
+        help="how much longer a step may take than that of one request alone (default: "
+        "%(default)s)",
     )
 
 

@@ -13,7 +13,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -143,6 +143,33 @@ class _SchedulerActor:
         return self._process
 
 
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """What an instance is and what it runs with.
+
+    Attributes:
+        packed_args: the pickled options of `vllm serve`.
+        options: further options of vLLM, which overrule those.
+        host: see `own_host`.
+        environment: environment variables of a process that runs vLLM.
+        emulated: the engine to emulate; None for vLLM.
+        keys: see `Mailbox`.
+        lease: the supervisor's node, on which no lease is needed, and its duration.
+    """
+
+    instance_id: InstanceId
+    packed_args: bytes
+    options: tuple[str, ...]
+    llumlet: LlumletConfig
+    transport: TransportConfig
+    host: str | None
+    environment: dict[str, str]
+    log_level: str
+    emulated: EmulatedOptions | None = None
+    keys: MailboxKeys | None = None
+    lease: tuple[str, float] | None = None
+
+
 class _InstanceActor:
     """Hosts one engine and its llumlet."""
 
@@ -155,57 +182,36 @@ class _InstanceActor:
         # Ray puts it before each line that the actor prints.
         return self._name
 
-    async def start(
-        self,
-        instance_id: InstanceId,
-        packed_args: bytes,
-        options: tuple[str, ...],
-        llumlet: LlumletConfig,
-        transport: TransportConfig,
-        host: str | None,
-        environment: dict[str, str],
-        log_level: str,
-        emulated: EmulatedOptions | None = None,
-        keys: MailboxKeys | None = None,
-        lease: tuple[str, float] | None = None,
-    ) -> tuple[str, EngineFacts]:
+    async def start(self, spec: InstanceSpec) -> tuple[str, EngineFacts]:
         """Load the model and begin to serve; returns the mailbox's address and what is known
         of the engine.
-
-        Args:
-            packed_args: the pickled options of `vllm serve`.
-            options: further options of vLLM, which overrule those.
-            host: see `own_host`.
-            emulated: the engine to emulate; None for vLLM.
-            keys: see `Mailbox`.
-            lease: the supervisor's node, on which no lease is needed, and its duration.
 
         Raises:
             InstanceStartError: vLLM refused; the message is vLLM's.
         """
         started_s = time.monotonic()
-        configure_logging(log_level)
-        _engine_environment(environment)
+        configure_logging(spec.log_level)
+        _engine_environment(spec.environment)
         from sterna.mailbox import Mailbox
         from sterna.runtime.heartbeat import beat
         from sterna.runtime.instance import Instance
         from sterna.runtime.lease_guard import LeaseGuard
 
-        host = own_host(host)
-        mailbox = Mailbox(host, keys)
-        self._instance = Instance(instance_id, llumlet, mailbox)
+        instance_id, host = spec.instance_id, own_host(spec.host)
+        mailbox = Mailbox(host, spec.keys)
+        self._instance = Instance(instance_id, spec.llumlet, mailbox)
         _on_callback_error(self._instance.on_failure)
         engine: Engine
-        if emulated is None:
-            transport = replace(transport, host=host)
-            engine = _vllm_engine(instance_id, packed_args, options, transport, self._instance)
+        if spec.emulated is None:
+            engine = _vllm_engine(spec, replace(spec.transport, host=host), self._instance)
         else:
-            engine = EmulatedEngine(instance_id, replace(emulated, host=host), self._instance)
+            emulated = replace(spec.emulated, host=host)
+            engine = EmulatedEngine(instance_id, emulated, self._instance)
         facts = await self._instance.start(engine)
         guard = None
-        if lease is not None and lease[0] != own_node():
+        if spec.lease is not None and spec.lease[0] != own_node():
             # Nobody knows of it yet, so that it did not need one to load its model.
-            guard = LeaseGuard(instance_id, lease[1])
+            guard = LeaseGuard(instance_id, spec.lease[1])
             self._instance.hold(guard)
         self._status = mailbox.address, facts
         self._beating = asyncio.create_task(beat(instance_id, self._instance, engine, guard))
@@ -322,11 +328,7 @@ class _FrontendActor:
 
 
 def _vllm_engine(
-    instance_id: InstanceId,
-    packed_args: bytes,
-    options: tuple[str, ...],
-    transport: TransportConfig,
-    listener: EngineListener,
+    spec: InstanceSpec, transport: TransportConfig, listener: EngineListener
 ) -> Engine:
     """Raises InstanceStartError: vLLM refused its options."""
     from sterna.engine.vllm.guard import vllm_imports
@@ -336,14 +338,14 @@ def _vllm_engine(
         from sterna.engine.vllm.core import engine_config
         from sterna.engine.vllm.engine import VllmEngine
 
-    args: Namespace = pickle.loads(packed_args)
+    args: Namespace = pickle.loads(spec.packed_args)
     try:
-        args = with_options(args, options)
+        args = with_options(args, spec.options)
         config = engine_config(args)
     except Exception as error:
         raise InstanceStartError(f"vLLM refuses its options: {error}") from error
     return VllmEngine(
-        instance_id,
+        spec.instance_id,
         config,
         transport,
         listener,

@@ -13,7 +13,7 @@ from sterna.engine.emulated.driver import EmulatedOptions
 from sterna.engine.interface import EngineFacts
 from sterna.errors import InstanceStartError
 from sterna.progress import ProcessIdentity
-from sterna.runtime.actors import InstanceActor
+from sterna.runtime.actors import InstanceActor, InstanceSpec
 from sterna.runtime.addresses import is_gcs_up, own_node
 from sterna.runtime.forking import forked_runtime_env
 from sterna.runtime.member_status import MemberStatus
@@ -118,19 +118,7 @@ class InstanceActors:
                 **place.options(), runtime_env=runtime_env, **surviving_as(name)
             ).remote(name)
             process = await process_of(instance_id, actor, START_TIMEOUT_S)
-            start = actor.start.remote(
-                instance_id,
-                self._args,
-                options,
-                config.llumlet,
-                config.transport,
-                config.internal_host,
-                self._environment,
-                config.log_level,
-                self._emulated,
-                config.mailbox_keys,
-                (own_node(), config.watch.lease_s),
-            )
+            start = actor.start.remote(self._spec(instance_id, options))
             # How long a model takes to load, nobody knows.
             address, facts = await self._watch.until_started(instance_id, process, start)
         except (ray.exceptions.RayError, NotStartedError) as error:
@@ -144,6 +132,22 @@ class InstanceActors:
             raise InstanceStartError(f"instance {instance_id}{reason}") from error
         self._hosted[instance_id] = _Hosted(actor, address, facts.kv_format, place, process)
         return facts
+
+    def _spec(self, instance_id: InstanceId, options: tuple[str, ...]) -> InstanceSpec:
+        config = self._config
+        return InstanceSpec(
+            instance_id,
+            packed_args=self._args,
+            options=options,
+            llumlet=config.llumlet,
+            transport=config.transport,
+            host=config.internal_host,
+            environment=self._environment,
+            log_level=config.log_level,
+            emulated=self._emulated,
+            keys=config.mailbox_keys,
+            lease=(own_node(), config.watch.lease_s),
+        )
 
     def take_over(
         self, instance_id: InstanceId, actor: Any, status: MemberStatus, place: Place

@@ -17,7 +17,7 @@ pytest.importorskip("vllm")
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import LogprobsLists
 
-from sterna.cli.serve import parse
+from sterna.cli.serve.serve_command import parse
 from sterna.config import DoorConfig, FrontendConfig
 from sterna.frontend.server import FrontendServer
 from sterna.mailbox import Mailbox

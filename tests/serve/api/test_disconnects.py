@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from sterna.cli.admin import ServerError, ask
+from sterna.cli.operate.admin_commands import ServerError, ask
 from tests.serve.cases import LONG
 from tests.serve.mover import Mover
 from tests.serve.server import MODEL_NAME, ServerProcess

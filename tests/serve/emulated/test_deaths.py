@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sterna.cli.emulated import plain_vocabulary
+from sterna.cli.serve.emulated_options import plain_vocabulary
 from sterna.engine.emulated.tokens import stream_key, token_at
 from tests.models import small_model
 from tests.serve.emulated.test_emulated import PROFILE

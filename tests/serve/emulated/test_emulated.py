@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.serving.ports import free_port, is_port_free
-from sterna.cli.emulated import plain_vocabulary
+from sterna.cli.serve.emulated_options import plain_vocabulary
 from sterna.engine.emulated.tokens import stream_key, token_at
 from tests.models import small_model
 from tests.serve.mover import Mover

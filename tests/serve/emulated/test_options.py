@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sterna.cli.emulated import plain_vocabulary
-from sterna.cli.serve import parse
+from sterna.cli.serve.emulated_options import plain_vocabulary
+from sterna.cli.serve.serve_command import parse
 from sterna.engine.emulated.profiles import PROFILES
 from sterna.engine.emulated.tokens import Vocabulary
 from sterna.errors import ConfigurationError

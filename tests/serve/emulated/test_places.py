@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sterna.cli.admin import ask
+from sterna.cli.operate.admin_commands import ask
 from tests.serve.server import ServerProcess, start_emulated, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -20,7 +20,7 @@ import aiohttp
 import psutil
 import pytest
 
-from bench import results_io
+from bench.common import results_io
 from tests.serve.emulated.quick import completion, many_connections, num_tokens, quick_server
 from tests.serve.server import ServerProcess, has_ended, until
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.serving.ports import free_port
-from sterna.cli.admin import ServerError
+from sterna.cli.operate.admin_commands import ServerError
 from tests.models import small_model
 from tests.serve.server import START_TIMEOUT_S, STERNA_IS_READY, ServerProcess, serve_command, until
 

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from sterna.cli.main import main
-from sterna.cli.serve import cluster_config, parse
+from sterna.cli.serve.serve_command import parse
+from sterna.cli.serve.serve_options import cluster_config
 from sterna.errors import ConfigurationError
 from sterna.runtime import launch
 from tests.models import small_model

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sterna.cli.admin import ServerError, ask
+from sterna.cli.operate.admin_commands import ServerError, ask
 from tests.serve.cases import CITY_FORMAT
 from tests.serve.raising import MESSAGE, VARIABLE, Raising
 from tests.serve.server import (

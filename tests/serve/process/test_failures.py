@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from bench.serving.ports import is_port_free
-from sterna.cli.admin import ServerError, ask
+from sterna.cli.operate.admin_commands import ServerError, ask
 from sterna.config import FrontendConfig
 from tests.serve.emulated.quick import MODEL, quick_server
 from tests.serve.load import Load, Seen

@@ -13,7 +13,7 @@ import openai
 import psutil
 import pytest
 
-from sterna.cli.admin import ServerError, ask
+from sterna.cli.operate.admin_commands import ServerError, ask
 from tests.serve.server import (
     HANG_TIMEOUT_S,
     MODEL_NAME,

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sterna.cli.admin import ask
+from sterna.cli.operate.admin_commands import ask
 from tests.serve.load import Load
 from tests.serve.nodes import (
     NODE_TIMEOUT_S,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sterna.cli.admin import ask
+from sterna.cli.operate.admin_commands import ask
 from tests.addresses import own_address
 from tests.serve.load import Load
 from tests.serve.nodes import (

@@ -76,8 +76,9 @@ def _check_what_serve_finds(
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from sterna.cli.engine_options import checked_engine_config
-    from sterna.cli.serve import cluster_config, engine_environment, parse
+    from sterna.cli.serve.engine_options import checked_engine_config
+    from sterna.cli.serve.serve_command import engine_environment, parse
+    from sterna.cli.serve.serve_options import cluster_config
     from sterna.engine.profile_file import find
     from sterna.engine.vllm.facts import profile_key, total_tokens
 
@@ -136,7 +137,7 @@ def test_what_cannot_work_is_refused_before_anything_is_started(
     options: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sterna.cli.profile import profile as profile_command
-    from sterna.cli.serve import engine_environment
+    from sterna.cli.serve.serve_command import engine_environment
 
     for name, value in engine_environment().items():
         # The command sets the same, and the tests after this one shall not see it.

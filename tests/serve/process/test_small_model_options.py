@@ -2,8 +2,8 @@
 
 import pytest
 
-from sterna.cli.engine_options import checked_engine_config
-from sterna.cli.serve import parse
+from sterna.cli.serve.engine_options import checked_engine_config
+from sterna.cli.serve.serve_command import parse
 from sterna.engine.vllm.facts import total_tokens
 
 pytestmark = pytest.mark.vllm
@@ -36,6 +36,6 @@ def test_a_dtype_without_instructions_is_warned_of(
     """The model is of bfloat16, which CPUs without AVX-512 compute in software."""
     monkeypatch.setattr("sterna.engine.vllm.facts._has_bfloat16", lambda: has_bfloat16)
     warnings: list[str] = []
-    monkeypatch.setattr("sterna.cli.engine_options.logger.warning", warnings.append)
+    monkeypatch.setattr("sterna.cli.serve.engine_options.logger.warning", warnings.append)
     checked_engine_config(parse(["serve", "--dtype", dtype]))
     assert any("--dtype float32" in each for each in warnings) is is_warned_of

@@ -1,0 +1,1 @@
+"""Instances that come and go: auto-scaling, drains and restarts, the start of one more."""

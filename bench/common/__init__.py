@@ -1,0 +1,1 @@
+"""What all benchmarks share: result files, pages, the command line, the state of the machine."""

@@ -1,0 +1,1 @@
+"""`sterna bench migration`: downtime and cost of migrations between two real instances."""

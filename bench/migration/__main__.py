@@ -1,0 +1,286 @@
+"""Measures live migration against its two baselines: the paper's Figure 10, on real instances.
+
+`bench/results/migration.json` has a row a cell (mode, transport, length, idle or busy); on a
+machine with a CUDA device it is `migration_cuda.json`, and instances share the device;
+`bench/results/migration_cost.json` says what migration costs those that do not migrate. Read
+downtimes against `decode_step_ms`: a client that gets a token every 40 ms does not notice 10 ms.
+Run it on a quiet machine; everything here shares its cores.
+
+    sterna bench migration [--quick] [--transports tcp shm] [--tokens 1024 8192] ...
+
+A run that was interrupted goes on where it was when it is started again with the same options.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.common import results_io
+from bench.common.machine import ForeignLoad
+from bench.common.pages import Goal, write_marked
+from bench.migration import cost as migration_cost
+from bench.migration import report as migration_report
+from bench.migration.cluster_driver import Driver, local_ray
+from bench.migration.goals import cost_goals, goals
+from bench.migration.plan import (
+    BATCHES,
+    MODES,
+    TOKENS,
+    TRANSPORTS,
+    Group,
+    Plan,
+    Unfinished,
+    groups,
+    in_order,
+)
+from bench.migration.samples import row
+from bench.migration.session import BATCH_SIZE, BATCH_TOKENS, ENGINE_OPTIONS, Session
+from sterna.cli.serve.engine_options import SMALL_MODEL_NAME
+from sterna.cli.serve.serve_command import engine_environment, parse
+from sterna.config import MigrationConfig, TransportConfig
+from sterna.migration.messages import Mode
+
+UNFINISHED = results_io.ROOT / ".cache" / "bench"
+
+QUICK = Plan(
+    transports=("shm",),
+    tokens=(256, 1024),
+    num_samples=3,
+    num_busy_live_samples=5,
+    num_recompute_samples=2,
+)
+PARTS = ("downtime", "cost")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    plan = QUICK if options.quick else _plan(options)
+    folder = UNFINISHED / "quick" if options.quick else options.results
+    try:
+        with local_ray():
+            unfinished = Unfinished(
+                UNFINISHED, _config(plan), quick=options.quick, resume=options.resume
+            )
+            benchmark = _Benchmark(plan, folder, unfinished)
+            if "downtime" in options.parts:
+                benchmark.measure_downtimes()
+            if "cost" in options.parts:
+                benchmark.measure_cost(quick=options.quick)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sterna bench migration",
+        description="Measures downtime and cost of migrations between real instances.",
+    )
+    plan = Plan()
+    parser.add_argument("--quick", action="store_true", help="a few cells, kept out of the results")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS)
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--batches", nargs="+", choices=BATCHES, default=BATCHES)
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=plan.num_samples,
+        help="migrations a cell (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--busy-live-samples",
+        type=int,
+        default=plan.num_busy_live_samples,
+        help="migrations a cell of live migration between busy instances (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--recompute-samples",
+        type=int,
+        default=plan.num_recompute_samples,
+        help="migrations a cell of recompute (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=results_io.RESULTS,
+        metavar="FOLDER",
+        help="where the results go; the README's table is written from the default folder only",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with an interrupted run also when the code or the options differ",
+    )
+    return parser
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    return Plan(
+        modes=options.modes,
+        transports=options.transports,
+        tokens=options.tokens,
+        batches=options.batches,
+        num_samples=options.samples,
+        num_busy_live_samples=options.busy_live_samples,
+        num_recompute_samples=options.recompute_samples,
+    )
+
+
+class _Benchmark:
+    """One run over a plan; results are kept after every length."""
+
+    def __init__(self, plan: Plan, folder: Path, unfinished: Unfinished) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._unfinished = unfinished
+        self._name = "migration_cuda" if torch.cuda.is_available() else "migration"
+        self._config = _config(plan)
+        self._args = parse(["serve", *ENGINE_OPTIONS])
+        self._begun_s = time.monotonic()
+
+    # ---------------------------------------------------------------------------- downtimes
+
+    def measure_downtimes(self) -> None:
+        """Measure what is left of the plan, then write results, table and plot."""
+        self._rows = self._unfinished.rows()
+        if self._rows:
+            self._say(f"going on with {len(self._rows)} rows of an interrupted run")
+        for group in groups(self._plan, self._rows):
+            asyncio.run(self._measure_group(group))
+        rows = in_order(self._plan, self._rows)
+        path = results_io.write(self._name, self._config, rows, self._folder)
+        self._unfinished.forget()
+        self._say(f"written: {path}")
+        self._say_goals(goals(rows))
+        self._write_readme()
+        try:
+            migration_report.plot(
+                results_io.read(self._name, self._folder), path.with_suffix(".svg")
+            )
+        except ImportError:
+            self._say("no plot, because matplotlib is not installed")
+
+    async def _measure_group(self, group: Group) -> None:
+        batch = "busy" if group.busy else "idle"
+        self._say(f"starting two instances over {group.transport}, {batch}")
+        driver = await self._start(TransportConfig(kind=group.transport))
+        session = Session(driver, busy=group.busy, seed=1)
+        await session.warm_up(
+            sorted({Mode(c.mode) for cells in group.cells for c in cells}, key=str)
+        )
+        for cells in group.cells:
+            counts = {Mode(cell.mode): self._plan.count(cell) for cell in cells}
+            others = ForeignLoad()
+            taken = await session.samples(cells[0].tokens, counts)
+            foreign_cores = others.cores()
+            if foreign_cores > migration_report.MAX_FOREIGN_CORES:
+                self._say(f"not quiet: other programs kept {foreign_cores:.2f} cores busy")
+            for cell in cells:
+                found = row(cell, taken[Mode(cell.mode)], foreign_cores)
+                self._rows.append(found)
+                self._say(_line(found))
+            self._unfinished.keep(self._rows)
+        await driver.close()
+
+    # --------------------------------------------------------------------------------- cost
+
+    def measure_cost(self, *, quick: bool) -> None:
+        """Measure what migration costs the requests that stay."""
+        rows = []
+        transports = list(migration_cost.COPY_TRANSPORTS.items())
+        for name, transport in transports[:1] if quick else transports:
+            rows.append(asyncio.run(self._measure_copy(name, transport)))
+            self._say(json.dumps(rows[-1]))
+        found = asyncio.run(self._measure_throughput(2 if quick else 12))
+        for each in found:
+            self._say(json.dumps(each))
+        path = results_io.write(f"{self._name}_cost", self._config, rows + found, self._folder)
+        self._say(f"written: {path}")
+        self._say_goals(cost_goals(found))
+        self._write_readme()
+
+    async def _measure_copy(self, name: str, transport: TransportConfig) -> Any:
+        self._say(f"copying: {name}")
+        driver = await self._start(transport)
+        found = await migration_cost.copy_row(driver, name, transport, self._plan.num_samples)
+        await driver.close()
+        return found
+
+    async def _measure_throughput(self, num_pairs: int) -> list[dict[str, Any]]:
+        self._say(f"throughput, {num_pairs} pairs of runs")
+        driver = await self._start(TransportConfig())
+        found = await migration_cost.throughput_rows(driver, num_pairs)
+        await driver.close()
+        return found
+
+    # -------------------------------------------------------------------------------- common
+
+    async def _start(self, transport: TransportConfig) -> Driver:
+        driver = Driver(self._args, engine_environment(), transport)
+        await driver.start()
+        return driver
+
+    def _write_readme(self) -> None:
+        """Bring the README's table up to date with all results that there are."""
+        if self._folder.resolve() != results_io.RESULTS or self._name != "migration":
+            return
+        try:
+            document = results_io.read("migration")
+        except FileNotFoundError:
+            return
+        try:
+            cost = results_io.read("migration_cost")
+        except FileNotFoundError:
+            cost = None
+        text = migration_report.markdown(document, cost)
+        write_marked(results_io.ROOT / "README.md", "sterna bench migration", text)
+
+    def _say_goals(self, found: Sequence[Goal]) -> None:
+        for goal in found:
+            mark = "reached" if goal.is_reached else "MISSED "
+            self._say(f"{mark} {goal.name}: {goal.found}; {goal.bound}")
+
+    def _say(self, text: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - self._begun_s), 60)
+        print(f"[{minutes:3}:{seconds:02}] {text}", flush=True)
+
+
+def _config(plan: Plan) -> dict[str, Any]:
+    transport, migration = TransportConfig(), MigrationConfig()
+    return {
+        "model": SMALL_MODEL_NAME,
+        "engine_options": ENGINE_OPTIONS,
+        "num_instances": 2,
+        "busy": f"{BATCH_SIZE} more requests of {BATCH_TOKENS} tokens on each instance",
+        "num_samples": plan.num_samples,
+        "num_busy_live_samples": plan.num_busy_live_samples,
+        "num_recompute_samples": plan.num_recompute_samples,
+        "chunk_bytes": transport.chunk_bytes,
+        "bandwidth_share": transport.bandwidth_share,
+        "last_stage_max_blocks": migration.last_stage_max_blocks,
+    }
+
+
+def _line(found: dict[str, Any]) -> str:
+    migrating = found["decode_step_migrating_ms"]
+    return (
+        f"{found['mode']:9} {found['transport'] or '-':4} {found['tokens']:5} tokens "
+        f"{'busy' if found['busy'] else 'idle'}: downtime {found['downtime_ms']['median']:8.1f} ms "
+        f"(p99 {found['downtime_ms']['p99']:8.1f}), step {found['decode_step_ms']['median']:.1f} ms"
+        + (f", migrating {migrating['median']:.1f} ms" if migrating else "")
+        + f", {found['stages']} stages, n={found['n']}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

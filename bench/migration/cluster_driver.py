@@ -1,0 +1,291 @@
+"""Real instances for benchmarks: who moves when is said here, and when each token came is known.
+
+The instances are the production actors with real engines; this process is their supervisor,
+scheduler and front end. Tokens are timed where a front end receives them, by one clock.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import pickle
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import ray
+import torch
+from vllm import SamplingParams
+from vllm.inputs import TokensPrompt
+from vllm.v1.engine.input_processor import InputProcessor
+
+from bench.migration.samples import Arrival
+from sterna.config import LlumletConfig, PolicyConfig, TransportConfig
+from sterna.engine.vllm.core import engine_config
+from sterna.engine.vllm.payload import encode_request
+from sterna.mailbox import Mailbox
+from sterna.messages import (
+    AbortRequests,
+    AddRequest,
+    AdminReply,
+    Frontend,
+    Instance,
+    LoadReport,
+    Membership,
+    MigrateRequest,
+    RequestsMoved,
+    TokenBatch,
+)
+from sterna.migration.messages import Mode
+from sterna.policy.presets import LLUMNIX
+from sterna.runtime.actors import InstanceActor, InstanceSpec, SchedulerActor
+from sterna.runtime.reaper import Reaper
+from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
+
+HOST = "127.0.0.1"
+FRONTEND = FrontendId(0)
+HANG_TIMEOUT_S = 300.0
+"""No wait takes so long unless something hangs."""
+
+
+@dataclass(eq=False)
+class Stream:
+    """One request, and what has come of it so far.
+
+    Attributes:
+        instance: where it runs, as far as this process was told.
+        arrivals: in the order in which they came.
+    """
+
+    request_id: RequestId
+    num_prompt_tokens: int
+    instance: str
+    arrivals: list[Arrival] = field(default_factory=list)
+    num_outputs: int = 0
+    is_finished: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output."""
+        return self.num_prompt_tokens + self.num_outputs
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until the condition, which depends on this stream, is met."""
+        async with asyncio.timeout(HANG_TIMEOUT_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def until_outputs(self, count: int) -> None:
+        """Wait until so many output tokens have come."""
+        await self.until(lambda: self.num_outputs >= count)
+
+    def add(self, arrival: Arrival | None, is_finished: bool) -> None:
+        if arrival is not None:
+            self.arrivals.append(arrival)
+            self.num_outputs += arrival.num_tokens
+        self.is_finished = self.is_finished or is_finished
+        self._changed.set()
+
+
+class Driver:
+    """Instances under the benchmark's control, called i0, i1, ..."""
+
+    def __init__(
+        self,
+        args: Namespace,
+        environment: dict[str, str],
+        transport: TransportConfig,
+        num_instances: int = 2,
+    ) -> None:
+        self._args = args
+        self._environment = environment
+        self._transport = transport
+        self._llumlet = LlumletConfig(policy=LLUMNIX)
+        self._num_instances = num_instances
+        self._processor: Any = InputProcessor(engine_config(args))
+        self._numbers = itertools.count(1)
+        self._actors: dict[InstanceId, Any] = {}
+        self._addresses: dict[InstanceId, str] = {}
+        self._schedulers: list[Any] = []
+        self._scheduler: str | None = None
+        self._version = 0
+        self._streams: dict[RequestId, Stream] = {}
+        self._replies: dict[int, asyncio.Future[AdminReply]] = {}
+        self._loads: dict[InstanceId, InstanceLoad] = {}
+        self._loads_changed = asyncio.Event()
+
+    async def start(self) -> None:
+        self._mailbox = Mailbox(HOST)
+        self._delivery = asyncio.create_task(self._mailbox.deliver(self._handle))
+        ids = [InstanceId(f"i{number}") for number in range(self._num_instances)]
+        await asyncio.gather(*(self._start_instance(instance_id) for instance_id in ids))
+        self._announce()
+
+    async def _start_instance(self, instance_id: InstanceId) -> None:
+        # Instances share what devices there are.
+        num_gpus = min(1.0, torch.cuda.device_count() / self._num_instances)
+        actor = InstanceActor.options(num_gpus=num_gpus).remote()
+        spec = InstanceSpec(
+            instance_id,
+            packed_args=pickle.dumps(self._args),
+            options=(),
+            llumlet=self._llumlet,
+            transport=self._transport,
+            host=HOST,
+            environment=self._environment,
+            log_level="WARNING",
+        )
+        self._addresses[instance_id], _ = await actor.start.remote(spec)
+        self._actors[instance_id] = actor
+
+    async def close(self) -> None:
+        for actor in self._actors.values():
+            async with asyncio.timeout(HANG_TIMEOUT_S):
+                await actor.close.remote()
+            ray.kill(actor)
+        for actor in self._schedulers:
+            ray.kill(actor)
+        self._delivery.cancel()
+        self._mailbox.close()
+
+    async def start_scheduler(self, policy: PolicyConfig) -> str:
+        """Start a global scheduler that nobody reports to yet; returns its address."""
+        actor = SchedulerActor.remote()
+        address: str = await actor.start.remote(policy, HOST, "WARNING")
+        actor.run.remote()
+        self._schedulers.append(actor)
+        return address
+
+    def use_scheduler(self, address: str | None) -> None:
+        """Have this scheduler rule the instances; None: this process, which orders nothing."""
+        last, self._scheduler = self._scheduler, address
+        self._announce()
+        if last not in (None, address):
+            # It must not go on pairing instances of which it has old loads.
+            self._mailbox.send(last, Membership(self._version, (), (), None))
+
+    def _announce(self) -> None:
+        self._version += 1
+        scheduler = self._scheduler or self._mailbox.address
+        membership = Membership(
+            self._version,
+            tuple(Instance(i, address) for i, address in self._addresses.items()),
+            (Frontend(FRONTEND, self._mailbox.address),),
+            scheduler,
+        )
+        for address in {*self._addresses.values(), scheduler}:
+            self._mailbox.send(address, membership)
+
+    # ------------------------------------------------------------------------------ requests
+
+    def submit(self, prompt: list[int], instance: str, *, num_outputs: int) -> Stream:
+        """Send a greedy request that generates exactly so many tokens, unless it is aborted."""
+        number = next(self._numbers)
+        request = self._processor.process_inputs(
+            f"r{number}",
+            TokensPrompt(prompt_token_ids=prompt),
+            SamplingParams(temperature=0.0, max_tokens=num_outputs, ignore_eos=True),
+            ("generate",),
+        )
+        request.client_index = FRONTEND
+        stream = Stream(RequestId(request.request_id), len(prompt), instance)
+        self._streams[stream.request_id] = stream
+        self._mailbox.send(
+            self._addresses[InstanceId(instance)],
+            AddRequest(FRONTEND, stream.request_id, number),
+            [encode_request(request)],
+        )
+        return stream
+
+    def abort(self, stream: Stream) -> None:
+        """End the request; what still comes of it is dropped."""
+        del self._streams[stream.request_id]
+        self._mailbox.send(
+            self._addresses[InstanceId(stream.instance)], AbortRequests((stream.request_id,))
+        )
+
+    async def move(self, stream: Stream, destination: str, mode: Mode) -> dict[str, Any]:
+        """Migrate the request; returns the source's report of it.
+
+        Raises:
+            RuntimeError: the migration did not commit.
+        """
+        query_id = next(self._numbers)
+        reply = self._replies[query_id] = asyncio.get_running_loop().create_future()
+        order = MigrateRequest(
+            self._mailbox.address, query_id, stream.request_id, InstanceId(destination), mode
+        )
+        self._mailbox.send(self._addresses[InstanceId(stream.instance)], order)
+        async with asyncio.timeout(HANG_TIMEOUT_S):
+            answer = await reply
+        if answer.error is not None:
+            raise RuntimeError(f"{stream.request_id} did not move: {answer.error}")
+        report: dict[str, Any] = msgspec.json.decode(answer.body)
+        return report
+
+    async def until_idle(self) -> None:
+        """Wait until all instances report that they hold nothing; they report here only while
+        no scheduler rules them."""
+        self._loads.clear()
+        async with asyncio.timeout(HANG_TIMEOUT_S):
+            while not self._is_idle():
+                self._loads_changed.clear()
+                await self._loads_changed.wait()
+
+    def _is_idle(self) -> bool:
+        loads = self._loads.values()
+        is_empty = all(not (load.used_tokens or load.num_running) for load in loads)
+        return len(loads) == self._num_instances and is_empty
+
+    # ------------------------------------------------------------------------------ messages
+
+    def _handle(self, message: Any, frames: list[bytes]) -> None:
+        match message:
+            case TokenBatch(instance_id, spans):
+                now_s = time.monotonic()
+                for span in spans:
+                    stream = self._streams.get(span.request_id)
+                    if stream is None:
+                        continue
+                    arrival = None
+                    if span.num_tokens:
+                        arrival = Arrival(now_s, instance_id, span.first_index, span.num_tokens)
+                    stream.add(arrival, span.is_finished)
+                    if span.is_finished:
+                        del self._streams[span.request_id]
+            case RequestsMoved(instance_id, request_ids):
+                for request_id in request_ids:
+                    if request_id in self._streams:
+                        self._streams[request_id].instance = instance_id
+            case AdminReply(query_id):
+                self._replies.pop(query_id).set_result(message)
+            case LoadReport(load):
+                self._loads[load.instance_id] = load
+                self._loads_changed.set()
+
+
+@contextlib.contextmanager
+def local_ray() -> Iterator[None]:
+    """A Ray of this process's own; none of its processes outlives this one."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray's default of 15 would let any other process of the machine delay every hand-over.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    reaper = Reaper()
+    try:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            logging_level="warning",
+            log_to_driver=False,
+            object_store_memory=80 << 20,
+        )
+        yield
+    finally:
+        ray.shutdown()
+        reaper.close()

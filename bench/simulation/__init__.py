@@ -1,0 +1,1 @@
+"""The simulator: its speed, its faults found and planted, its model, its fidelity to the paper."""

@@ -1,0 +1,44 @@
+"""Names the code that seeds of the simulator run: the same as long as nothing in it changes.
+
+    python -m bench.simulation.sim_code
+
+A commit says too much: most commits leave what a seed means as it is.
+"""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+
+def code_of_seeds() -> str:
+    """Twelve digits for the sources of all modules of Sterna that a seed loads.
+
+    Raises:
+        subprocess.CalledProcessError: a seed cannot be run.
+    """
+    # In a process of its own, for this one may have loaded others.
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.simulation.sim_code"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def _main() -> None:
+    from sterna.hostile.run import run_seed
+
+    # Some modules are loaded only when they are needed.
+    run_seed(0)
+    digest = hashlib.sha256()
+    for name in sorted(each for each in sys.modules if each.split(".")[0] == "sterna"):
+        path = sys.modules[name].__file__
+        assert path is not None
+        digest.update(name.encode() + b"\0" + Path(path).read_bytes() + b"\0")
+    print(digest.hexdigest()[:12])
+
+
+if __name__ == "__main__":
+    _main()

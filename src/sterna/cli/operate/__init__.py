@@ -1,0 +1,1 @@
+"""Commands for operators, which ask a running server over HTTP."""

@@ -1,0 +1,136 @@
+"""`sterna instances`, `requests` and `migrate`: questions to a running server, over HTTP."""
+
+import argparse
+import http.client
+import json
+import os
+import sys
+import urllib.error
+import urllib.request
+from typing import Any
+
+from sterna.errors import SternaError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+REQUEST_TIMEOUT_S = 60.0
+
+
+class ServerError(SternaError):
+    """The server could not be reached, or refused; the message is for the operator."""
+
+
+def add_commands(commands: Any) -> None:
+    """Add the operators' commands to the parser's subcommands."""
+    instances = commands.add_parser("instances", help="list the instances and their load")
+    requests = commands.add_parser("requests", help="list the live requests")
+    migrate = commands.add_parser("migrate", help="move a request to another instance")
+    for parser, run in ((instances, _instances), (requests, _requests), (migrate, _migrate)):
+        add_server_options(parser)
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.set_defaults(run=run)
+    migrate.add_argument("request", help="the request's id, as its client or `requests` shows it")
+    migrate.add_argument(
+        "--to", required=True, metavar="INSTANCE", help="id of the instance that it moves to"
+    )
+    migrate.add_argument(
+        "--mode",
+        choices=("live", "stop_copy", "recompute"),
+        default="live",
+        help="how its KV cache is moved (default: %(default)s)",
+    )
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which server is meant."""
+    parser.add_argument(
+        "--url",
+        default=os.environ.get("STERNA_URL", DEFAULT_URL),
+        help=f"URL of the server (default: $STERNA_URL, else {DEFAULT_URL})",
+    )
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get("STERNA_API_KEY"),
+        help="the server's API key (default: $STERNA_API_KEY)",
+    )
+
+
+def _instances(args: argparse.Namespace) -> int:
+    rows = ask(args.url, "GET", "/admin/instances", args.api_key)
+    columns = ("id", "state", "used_tokens", "total_tokens", "freeness", "running", "queuing")
+    notes = ("note",) if any(row.get("note") for row in rows) else ()
+    _print(rows, (*columns, "migrating", *notes), args.json)
+    return 0
+
+
+def _requests(args: argparse.Namespace) -> int:
+    rows = ask(args.url, "GET", "/admin/requests", args.api_key)
+    columns = ("id", "instance", "status", "class", "num_tokens", "num_output_tokens", "immovable")
+    _print(rows, columns, args.json)
+    return 0
+
+
+def _migrate(args: argparse.Namespace) -> int:
+    body = {"request": args.request, "to": args.to, "mode": args.mode}
+    outcome = ask(args.url, "POST", "/admin/migrate", args.api_key, body)
+    if args.json:
+        print(json.dumps(outcome))
+        return 0
+    for moved in outcome if isinstance(outcome, list) else [outcome]:
+        print(
+            f"moved {moved['request']} from {moved['from']} to {moved['to']} "
+            f"in {moved['stages']} stages, suspended for {moved['suspended_ms']:.1f} ms"
+        )
+    return 0
+
+
+def ask(url: str, method: str, path: str, api_key: str | None, body: Any = None) -> Any:
+    """Send one request to the server's admin API; returns the decoded answer.
+
+    Raises:
+        ServerError: there is no server at `url`, or it refused.
+    """
+    headers = {"Content-Type": "application/json"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    try:
+        request = urllib.request.Request(
+            url.rstrip("/") + path,
+            method=method,
+            headers=headers,
+            data=None if body is None else json.dumps(body).encode(),
+        )
+        with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise ServerError(_reason(error)) from error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise ServerError(
+            f"no Sterna server answers at {url} ({reason}); start one with `sterna serve`, or name "
+            "it with --url"
+        ) from error
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        answer = json.load(error)
+        return str(answer["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {error.code} {error.reason}"
+
+
+def _print(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = [columns] + [tuple(_text(row.get(column)) for column in columns) for row in rows]
+    widths = [max(len(row[i]) for row in table) for i in range(len(columns))]
+    for row in table:
+        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        sys.stdout.write(line.rstrip() + "\n")
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,170 @@
+"""`sterna drain`, `start` and `restart`: which instances a running server has, over HTTP.
+
+What is begun goes on in the server; the commands only watch it, and may be left with Ctrl-C.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from sterna.cli.operate.admin_commands import ServerError, add_server_options, ask
+
+POLL_INTERVAL_S = 0.5
+
+NUM_LATE_POLLS = 4
+"""The scheduler, which is asked, may hear of a drain a little later than who has ordered it."""
+
+Row = dict[str, Any]
+Rows = list[Row]
+
+
+def add_commands(commands: Any) -> None:
+    """Add the commands to the parser's subcommands."""
+    drain = commands.add_parser(
+        "drain",
+        help="empty an instance without cutting a stream, then end it",
+        description="Its requests move to others while they run; it ends when it is empty.",
+    )
+    drain.add_argument("instance", help="the instance's id, as `sterna instances` shows it")
+    drain.add_argument(
+        "--undo", action="store_true", help="have it serve again, unless it is empty already"
+    )
+    start = commands.add_parser("start", help="start more instances")
+    start.add_argument("num", nargs="?", type=int, default=1, metavar="N", help="default: 1")
+    restart = commands.add_parser(
+        "restart",
+        help="replace every instance, one at a time, without cutting a stream",
+        description="Replaces every instance by one with the same options, and those that follow "
+        "--, such as: sterna restart --rolling -- --max-num-seqs 64",
+    )
+    restart.add_argument(
+        "--rolling",
+        action="store_true",
+        required=True,
+        help="one instance at a time; no other way is supported",
+    )
+    restart.add_argument(
+        "--no-surge",
+        action="store_true",
+        help="empty and end each instance before its successor starts: for machines without room "
+        "for one more",
+    )
+    restart.add_argument("options", nargs="*", metavar="OPTION", help="options of vLLM")
+    for parser, run in ((drain, _drain), (start, _start), (restart, _restart)):
+        add_server_options(parser)
+        parser.add_argument(
+            "--no-wait", action="store_true", help="return when this has begun, without watching it"
+        )
+        parser.set_defaults(run=run)
+
+
+def _drain(args: argparse.Namespace) -> int:
+    body = {"instance": args.instance, "undo": args.undo}
+    ask(args.url, "POST", "/admin/drain", args.api_key, body)
+    if args.undo:
+        print(f"{args.instance} serves on")
+        return 0
+    if args.no_wait:
+        print(f"{args.instance} is being drained; `sterna instances` shows how far it is")
+        return 0
+    wait_for_end(args.instance, _watch(args, lambda row: row["id"] == args.instance))
+    print(f"{args.instance} has ended")
+    return 0
+
+
+def wait_for_end(instance_id: str, polls: Iterable[Rows]) -> None:
+    """Return when the instance, which is being drained, is not among the others any more.
+
+    Args:
+        polls: the instances, again and again.
+
+    Raises:
+        ServerError: the drain was undone.
+    """
+    has_begun = False
+    for number, rows in enumerate(polls):
+        if not rows:
+            # A scheduler that has just taken the place of another knows nobody yet.
+            continue
+        state = next((row["state"] for row in rows if row["id"] == instance_id), None)
+        if state is None:
+            return
+        has_begun = has_begun or state == "terminating" or number >= NUM_LATE_POLLS
+        if state == "running" and has_begun:
+            raise ServerError(f"{instance_id} was told to serve on: the drain was undone")
+
+
+def _start(args: argparse.Namespace) -> int:
+    before = {row["id"] for row in _instances(args) if row["state"] == "running"}
+    ask(args.url, "POST", "/admin/start", args.api_key, {"instances": args.num})
+    if args.no_wait:
+        print("starting; `sterna instances` shows how far it is")
+        return 0
+    for rows in _watch(args, lambda row: row["id"] not in before):
+        ready = [row["id"] for row in rows if row["id"] not in before and row["state"] == "running"]
+        if len(ready) >= args.num:
+            print(f"{', '.join(ready)} can serve")
+            return 0
+    return 1
+
+
+def _restart(args: argparse.Namespace) -> int:
+    body = {"options": args.options, "surge": not args.no_surge}
+    before = max((row["generation"] for row in _instances(args)), default=0)
+    ask(args.url, "POST", "/admin/restart", args.api_key, body)
+    if args.no_wait:
+        print("restarting; `sterna instances` shows how far it is")
+        return 0
+    has_begun = False
+    for rows in _watch(args, lambda row: row["state"] != "running"):
+        is_new = [row["generation"] > before for row in rows]
+        has_begun = has_begun or any(is_new) or any(row["state"] == "terminating" for row in rows)
+        if rows and all(is_new) and all(row["state"] in ("running", "warm") for row in rows):
+            print(f"restarted: {', '.join(row['id'] for row in rows)} serve")
+            return 0
+        is_still = all(row["state"] in ("running", "warm") for row in rows)
+        if rows and has_begun and not any(is_new) and is_still:
+            raise ServerError(
+                "the restart was given up, and the instances are as they were: a new one did not "
+                "start; the server's log says why"
+            )
+    return 1
+
+
+def _watch(args: argparse.Namespace, is_shown: Callable[[Row], bool]) -> Iterator[Rows]:
+    """The instances, again and again; says what changes about those that are to be shown."""
+    shown: dict[str, str] = {}
+    while True:
+        rows = _instances(args)
+        for line in changes(shown, rows, is_shown):
+            print(line, file=sys.stderr, flush=True)
+        yield rows
+        time.sleep(POLL_INTERVAL_S)
+
+
+def changes(shown: dict[str, str], rows: Rows, is_shown: Callable[[Row], bool]) -> list[str]:
+    """What is to be said of these rows after what was.
+
+    Args:
+        shown: the line that was last said of each instance; is brought up to date.
+    """
+    lines = []
+    for row in filter(is_shown, rows):
+        note = "" if row["note"] is None else f": {row['note']}"
+        line = f"{row['id']} {row['state']}{note}"
+        if shown.get(row["id"]) != line:
+            shown[row["id"]] = line
+            lines.append(line)
+    there = {row["id"] for row in rows}
+    # A scheduler that has just taken the place of another knows nobody yet.
+    for instance_id in [each for each in shown if rows and each not in there]:
+        if shown.pop(instance_id).startswith((f"{instance_id} starting", f"{instance_id} pending")):
+            lines.append(f"{instance_id} did not come up; the server's log says why")
+    return lines
+
+
+def _instances(args: argparse.Namespace) -> Rows:
+    rows: Rows = ask(args.url, "GET", "/admin/instances", args.api_key)
+    return rows

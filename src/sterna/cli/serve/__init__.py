@@ -1,0 +1,1 @@
+"""`sterna serve`: its options, the cluster that they describe, and its start."""

@@ -1,0 +1,316 @@
+"""The options of `sterna serve` about priorities: classes, API keys and the target load.
+
+The files of `--priority-classes` and `--api-keys` are YAML or JSON lists:
+
+    - {name: high, rank: 1, target_load: 1600}              # execution_rank: 1, as the rank
+    - {name: normal, rank: 0}
+    - {name: batch, rank: -1}
+
+    - {name: shop, key: sk-..., highest_class: high}
+    - {name: nightly, key_sha256: 9f86d081..., highest_class: batch}
+    - {name: operators, key: sk-..., admin: true}
+
+The target load of high priority is its option's, that of this engine's profile, or the paper's. An
+instance that hosts a high priority is kept below it (Section 4.4.2). The paper's 1,600 tokens hold
+for LLaMA-7B on an A10 (Section 6.4). Where they are more than half of an instance's memory, half of
+the memory takes their place: a target load near or above the whole would leave high priority with
+next to no headroom, or none.
+"""
+
+import hashlib
+import logging
+import os
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from sterna.classes import DEFAULT_CLASSES, ApiKey, PriorityClass, PriorityClasses
+from sterna.cli.option_tables import Option, OptionTable
+from sterna.config import ClusterConfig, PolicyConfig
+from sterna.errors import ConfigurationError
+from sterna.policy.presets import preset
+from sterna.types import HIGH, Priority
+
+SHA256_BYTES = 32
+
+MAX_DEFAULT_SHARE = 0.5
+"""Of an instance's memory, the most that the default target load takes."""
+
+logger = logging.getLogger("sterna.serve")
+
+
+class ClassRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One class in the file; see `PriorityClass`."""
+
+    name: str
+    rank: int
+    execution_rank: int | None = None
+    target_load: int | None = None
+
+
+class KeyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One key in the file; see `ApiKey`. It has `key` or `key_sha256`, in hexadecimal digits."""
+
+    name: str
+    key: str | None = None
+    key_sha256: str | None = None
+    highest_class: str | None = None
+    admin: bool = False
+
+
+Row = TypeVar("Row")
+
+
+PRIORITIES = OptionTable(
+    None,
+    (
+        Option(
+            "--priority-classes",
+            "file with the classes of requests: a YAML or JSON list of {name, rank, "
+            "execution_rank, target_load}",
+            metavar="FILE",
+            unless_given="high, of rank 1, and normal, of rank 0",
+        ),
+        Option(
+            "--api-keys",
+            "file with the keys of the API: a YAML or JSON list of {name, key or key_sha256, "
+            "highest_class, admin}; a key of --api-key may do everything",
+            metavar="FILE",
+            unless_given="those of --api-key",
+        ),
+        Option(
+            "--target-load",
+            "number of tokens in an instance's batch up to which requests of high priority decode "
+            "at full speed; the memory above it is the headroom",
+            type=int,
+            metavar="TOKENS",
+            unless_given="what `sterna profile` measured, else 1600",
+        ),
+    ),
+)
+
+
+def settle_classes(args: Namespace) -> None:
+    """Read both files, and choose vLLM's scheduling policy where no option does.
+
+    Leaves `classes` and `api_key_table`, all keys with those of --api-key, in `args`.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or what it says cannot work.
+    """
+    has_priorities = preset(args.policy).has_priorities
+    if args.scheduling_policy is None:
+        args.scheduling_policy = "priority" if has_priorities else "fcfs"
+    classes = DEFAULT_CLASSES
+    if "priority_classes" in args:
+        classes = read_classes(Path(args.priority_classes))
+    is_honoured = has_priorities and args.scheduling_policy == "priority"
+    args.classes = replace(classes, are_honoured=is_honoured)
+    keys = [_own_key(key) for key in args.api_key or [os.environ.get("VLLM_API_KEY")] if key]
+    if "api_keys" in args:
+        keys += read_api_keys(Path(args.api_keys), args.classes)
+    args.api_key_table = tuple(keys)
+
+
+def with_classes(policy: PolicyConfig, classes: PriorityClasses) -> PolicyConfig:
+    """Return the policy with the target loads of these classes.
+
+    A class above normal that gives no target load has the one that the policy has for high.
+    """
+    if not classes.are_honoured:
+        return replace(policy, has_priorities=False)
+    default_tokens = policy.target_load_tokens.get(HIGH)
+    if default_tokens is None:
+        return policy
+    target_load = MappingProxyType(classes.target_load_tokens(default_tokens))
+    return replace(policy, target_load_tokens=target_load)
+
+
+def read_classes(path: Path) -> PriorityClasses:
+    """Return the classes that a file lists.
+
+    Raises:
+        ConfigurationError: it cannot be read, or the classes contradict each other.
+    """
+    option = f"--priority-classes {path}"
+    rows = _read_rows(option, path, ClassRow)
+    try:
+        return PriorityClasses(
+            tuple(
+                PriorityClass(
+                    name=row.name,
+                    scheduling_priority=Priority(row.rank),
+                    execution_priority=Priority(
+                        row.rank if row.execution_rank is None else row.execution_rank
+                    ),
+                    target_load_tokens=row.target_load,
+                )
+                for row in rows
+            )
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{option}: {error}") from error
+
+
+def read_api_keys(path: Path, classes: PriorityClasses) -> list[ApiKey]:
+    """Return the keys that a file lists.
+
+    Raises:
+        ConfigurationError: it cannot be read, two keys are the same, or a class is unknown. No
+            message has a key in it.
+    """
+    option = f"--api-keys {path}"
+    keys: list[ApiKey] = []
+    for row in _read_rows(option, path, KeyRow):
+        key = _key_of(option, row, classes)
+        for other in keys:
+            if other.digest == key.digest:
+                raise ConfigurationError(f"{option}: {other.name} and {key.name} have the same key")
+            if other.name == key.name:
+                raise ConfigurationError(f"{option}: there are two keys named {key.name}")
+        keys.append(key)
+    if not keys:
+        raise ConfigurationError(f"{option}: there is no key in it, and nobody could get in")
+    return keys
+
+
+def _key_of(option: str, row: KeyRow, classes: PriorityClasses) -> ApiKey:
+    highest: PriorityClass | None = None
+    if row.highest_class is not None:
+        highest = classes.named(row.highest_class)
+        if highest is None:
+            known = ", ".join(each.name for each in classes.classes)
+            raise ConfigurationError(
+                f"{option}: {row.name}: there is no priority class {row.highest_class}; there "
+                f"are: {known}"
+            )
+    if (row.key is None) == (row.key_sha256 is None) or row.key == "":
+        raise ConfigurationError(f"{option}: {row.name}: give either key or key_sha256")
+    if row.key is not None:
+        digest = hashlib.sha256(row.key.encode()).digest()
+    else:
+        try:
+            digest = bytes.fromhex(row.key_sha256 or "")
+        except ValueError:
+            digest = b""
+        if len(digest) != SHA256_BYTES:
+            raise ConfigurationError(
+                f"{option}: {row.name}: key_sha256 must be {2 * SHA256_BYTES} hexadecimal digits, "
+                "as `printf %s KEY | sha256sum` prints them"
+            )
+    return ApiKey(row.name, digest, highest, row.admin)
+
+
+def _own_key(key: str) -> ApiKey:
+    return ApiKey("--api-key", hashlib.sha256(key.encode()).digest(), is_admin=True)
+
+
+def _read_rows(option: str, path: Path, row: type[Row]) -> list[Row]:
+    try:
+        # JSON is YAML.
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigurationError(f"{option} cannot be read: {reason}") from error
+    except yaml.YAMLError as error:
+        # YAML's own message quotes the line, which may have a key in it.
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f" (line {mark.line + 1})"
+        raise ConfigurationError(f"{option} is neither YAML nor JSON{where}") from None
+    try:
+        return msgspec.convert(content, list[row])  # type: ignore[valid-type]
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{option}: {error}") from error
+
+
+# ---------------------------------------------------------------------------------- target load
+
+
+def with_target_load(config: ClusterConfig, args: Namespace, engine: Any) -> ClusterConfig:
+    """Return the configuration with the target load of high priority, and log where it is from.
+
+    Classes that give a target load of their own keep it.
+
+    Args:
+        engine: vLLM's configuration of an instance.
+
+    Raises:
+        ConfigurationError: --target-load is not positive, or is given to a policy without
+            priorities.
+    """
+    policy = config.llumlet.policy
+    given: int | None = getattr(args, "target_load", None)
+    if given is not None:
+        if given < 1:
+            raise ConfigurationError(f"--target-load must be at least 1, not {given}")
+        if not policy.has_priorities:
+            raise ConfigurationError(
+                f"--target-load {given}: with --policy {args.policy} and "
+                f"--scheduling-policy {args.scheduling_policy} there are no priorities; leave it "
+                "out"
+            )
+    if not policy.has_priorities or not args.classes.take_policys_target_load:
+        return config
+    if given is not None:
+        tokens, origin = given, "--target-load"
+    else:
+        tokens, origin = _found(args, engine) or _default(args, engine)
+    logger.info("target load tokens=%d from=%s", tokens, origin)
+    policy = with_classes(replace(policy, target_load_tokens={HIGH: tokens}), args.classes)
+    return replace(config, llumlet=replace(config.llumlet, policy=policy))
+
+
+def _found(args: Namespace, engine: Any) -> tuple[int, str] | None:
+    """Return what a profile says and which one; None without one."""
+    try:
+        return _of_emulated(args) if args.emulated is not None else _of_this_engine(engine)
+    except ConfigurationError as error:
+        # What can be measured again must not keep a server from starting.
+        logger.warning("target load: %s", error)
+        return None
+
+
+def _of_emulated(args: Namespace) -> tuple[int, str] | None:
+    """What `sterna profile` wrote into the file that says what to emulate."""
+    from sterna.engine.profile_file import read
+
+    path = Path(args.profile)
+    measurement = read(path) if path.suffix == ".json" else None
+    return None if measurement is None else (measurement.target_load_tokens, str(path))
+
+
+def _of_this_engine(engine: Any) -> tuple[int, str] | None:
+    from sterna.engine.profile_file import find, nearest_difference, path_of
+    from sterna.engine.vllm.facts import profile_key
+    from sterna.engine.vllm.small_model import default_cache_folder
+
+    folder, key = default_cache_folder(os.environ), profile_key(engine)
+    measurement = find(folder, key)
+    if measurement is not None:
+        return measurement.target_load_tokens, str(path_of(folder, key))
+    nearest = nearest_difference(folder, key)
+    if nearest is not None:
+        logger.info(
+            "target load: the saved profile of this model is of another engine: %s", nearest
+        )
+    return None
+
+
+def _default(args: Namespace, engine: Any) -> tuple[int, str]:
+    paper_tokens = PolicyConfig(name="default").target_load_tokens[HIGH]
+    if args.emulated is not None:
+        total_tokens = args.emulated.engine.total_tokens
+    else:
+        from sterna.engine.vllm.facts import total_tokens as total_tokens_of
+
+        total_tokens = total_tokens_of(engine)
+    advice = "" if args.emulated is not None else "; `sterna profile` measures this engine's"
+    if total_tokens is not None and paper_tokens > MAX_DEFAULT_SHARE * total_tokens:
+        tokens = max(1, int(MAX_DEFAULT_SHARE * total_tokens))
+        return tokens, f"default (half of the memory, which holds {total_tokens}{advice})"
+    return paper_tokens, f"default (the paper's for LLaMA-7B on A10{advice})"

@@ -1,0 +1,173 @@
+"""`sterna serve`: vLLM's options and Sterna's, checked before anything is started."""
+
+import argparse
+import os
+import socket
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from sterna.cli.serve.cluster_address import cluster_address, internal_host
+from sterna.cli.serve.door_options import check_tls
+from sterna.cli.serve.engine_options import (
+    SMALL_MODEL_NAME,
+    checked_engine_config,
+    choose_model,
+    world_size,
+)
+from sterna.cli.serve.priority_options import settle_classes, with_target_load
+from sterna.cli.serve.scaling_options import wants_fork_server
+from sterna.cli.serve.serve_options import add_serve_options, cluster_config
+from sterna.cli.simulate.simulate_options import DEFAULT_PROFILE
+from sterna.config import ClusterConfig
+from sterna.engine.vllm.guard import is_cpu_build, vllm_imports
+from sterna.errors import ConfigurationError
+from sterna.runtime.gcs_patience import wait_for_gcs
+from sterna.runtime.noise import VLLM_LOG_LEVEL, drop_noise, library_environment, log_environment
+from sterna.runtime.protection import protect_ray
+
+
+def serve(arguments: Sequence[str]) -> int:
+    """Run `sterna serve`; returns the exit status when the server has ended.
+
+    Raises:
+        ConfigurationError: an option cannot work; nothing was started.
+    """
+    environment = engine_environment()
+    address = cluster_address(arguments)
+    # Whatever is started from here inherits these; some are read when a process starts.
+    os.environ.update(environment)
+    os.environ.update(log_environment(os.environ, sys.stderr.isatty()))
+    protect_ray(os.environ, is_shared=address is not None)
+    wait_for_gcs(os.environ)
+    if address is not None:
+        os.environ.update(address.environment())
+    if any(option.startswith(("-h", "--help")) for option in arguments):
+        # Prints it and raises SystemExit: nothing needs to be started for that.
+        parse(arguments)
+    from sterna.runtime.launch import Run
+
+    def read() -> tuple[ClusterConfig, Namespace]:
+        args = parse(arguments)
+        config = replace(cluster_config(args), internal_host=internal_host(args, address))
+        _check_port(args.host, args.port)
+        check_tls(args)
+        engine = checked_engine_config(args)
+        return with_target_load(config, args, engine), args
+
+    host = None if address is None else address.host
+    has_fork_server = wants_fork_server(arguments)
+    with Run(environment, has_fork_server=has_fork_server, cluster_host=host) as run:
+        return run.read_and_serve(read)
+
+
+def parse(
+    arguments: Sequence[str], add_more: Callable[[argparse.ArgumentParser], None] | None = None
+) -> Namespace:
+    """Return the options of `sterna serve [MODEL] ...`, vLLM's and ours.
+
+    Args:
+        add_more: adds the options of another command that takes those of `serve`.
+
+    Raises:
+        ConfigurationError: an option's value cannot work.
+        SystemExit: help was asked for, and printed.
+    """
+    drop_noise()
+    with vllm_imports():
+        from sterna.engine.vllm.arguments import make_serve_parser, parse_serve, validate
+
+    parser, serve_parser = make_serve_parser()
+    add_serve_options(serve_parser)
+    if add_more is not None:
+        add_more(serve_parser)
+    args = parse_serve(parser, serve_parser, list(arguments), SMALL_MODEL_NAME)
+    choose_model(args)
+    _refuse_unhonoured(args)
+    settle_classes(args)
+    args.emulated = None
+    if args.engine == "emulated":
+        from sterna.cli.serve.emulated_options import emulated_options
+
+        args.profile = getattr(args, "profile", DEFAULT_PROFILE)
+        args.emulated = emulated_options(args)
+    elif "profile" in args:
+        raise ConfigurationError("--profile is for --engine emulated")
+    validate(args)
+    return args
+
+
+def engine_environment() -> dict[str, str]:
+    """Return the environment of processes that run vLLM."""
+    environment = {
+        # The engine core is stepped in the instance's process; only ranks have their own.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # The worker extension knows the per-request state of vLLM's V1 model runner only.
+        "VLLM_USE_V2_MODEL_RUNNER": os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0"),
+        # vLLM forks no engine of its own here; ranks of one are spawned.
+        "VLLM_WORKER_MULTIPROC_METHOD": os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", VLLM_LOG_LEVEL),
+        "VLLM_LOGGING_STREAM": os.environ.get("VLLM_LOGGING_STREAM", "ext://sys.stderr"),
+        "VLLM_NO_USAGE_STATS": "1",
+        **library_environment(os.environ),
+    }
+    if is_cpu_build():
+        # Instances share the machine's cores; more threads than that only get in their way.
+        environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get(
+            "VLLM_CPU_OMP_THREADS_BIND", "nobind"
+        )
+    return environment
+
+
+def _refuse_unhonoured(args: Namespace) -> None:
+    """Refuse vLLM options that would mean something else under Sterna."""
+    if args.data_parallel_size != 1:
+        raise ConfigurationError(
+            f"--data-parallel-size {args.data_parallel_size}: Sterna runs the replicas itself; "
+            f"use --instances {args.data_parallel_size}"
+        )
+    if args.api_server_count not in (None, 1):
+        raise ConfigurationError(
+            f"--api-server-count {args.api_server_count}: use --frontends {args.api_server_count}"
+        )
+    from sterna.engine.vllm.arguments import loads_adapters_at_run_time
+
+    if args.frontends > 1 and loads_adapters_at_run_time():
+        raise ConfigurationError(
+            f"--frontends {args.frontends}: with VLLM_ALLOW_RUNTIME_LORA_UPDATING there can be one "
+            "only, since the others would not know of the adapters that it loads; give adapters "
+            "by --lora-modules, or leave the variable out"
+        )
+    for option in ("headless", "grpc"):
+        if getattr(args, option, False):
+            raise ConfigurationError(f"--{option} is not supported; leave it out")
+    if args.uds:
+        raise ConfigurationError("--uds is not supported; use --host and --port")
+    if args.scheduler_cls is not None:
+        raise ConfigurationError("--scheduler-cls: Sterna brings its own scheduler class")
+    from sterna.engine.vllm.core import executor_backend
+
+    executor = args.distributed_executor_backend
+    if executor not in (None, executor_backend(world_size(args))):
+        raise ConfigurationError(
+            f"--distributed-executor-backend {executor}: Sterna chooses the one that suits an "
+            "instance's ranks; leave it out"
+        )
+    if args.worker_extension_cls:
+        raise ConfigurationError("--worker-extension-cls: Sterna brings its own extension")
+
+
+def _check_port(host: str | None, port: int) -> None:
+    # As vLLM chooses: an address with a colon is of IPv6.
+    family = socket.AF_INET6 if ":" in (host or "") else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host or "", port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ConfigurationError(
+                f"cannot listen on {host or '*'}:{port} ({reason}); choose another --port"
+            ) from error

@@ -1,0 +1,314 @@
+"""`sterna simulate`: run traces under policies in virtual time, and compare them.
+
+Nothing heavy is imported before the options are known to be right: numpy, numba, rich and
+matplotlib take longer than reading a page of help should.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sterna.cli.option_values import positive
+from sterna.cli.simulate.simulate_options import (
+    DEFAULT_POLICY,
+    DEFAULT_PROFILE,
+    FRAGMENTATION_INTERVAL_S,
+    PAPER_POLICY,
+    PLOT_SUFFIXES,
+    SETTINGS,
+    add_simulate_options,
+)
+from sterna.cli.simulate.workload_options import arrivals_of, tell_what_is_too_long, workload_of
+from sterna.errors import ConfigurationError
+from sterna.policy.presets import PRESETS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sterna.cli.simulate.overrides import Override
+    from sterna.simulator.config import SimulationConfig
+    from sterna.simulator.runs import Job, Run
+
+
+BANDWIDTH = "bandwidth"
+"""Named like a setting, but it stands for one whose value depends on the size of a block."""
+
+
+def add_commands(commands: Any) -> None:
+    """Add `simulate` to the parser's subcommands."""
+    parser = commands.add_parser(
+        "simulate",
+        help="run a trace under scheduling policies, in virtual time",
+        description="Run a trace under scheduling policies, in virtual time: the scheduling code "
+        "that serves, over emulated engines. Several policies or seeds print a comparison.",
+        epilog="docs/simulation.md explains every option and the JSON.",
+        usage="sterna simulate [--trace TRACE] [--rate R] [--policy NAME ...] [options]",
+    )
+    add_simulate_options(parser)
+    parser.set_defaults(run=_simulate)
+
+
+# ----------------------------------------------------------------------------------------- run
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    """Run `sterna simulate`.
+
+    Raises:
+        ConfigurationError: an option cannot work.
+    """
+    args.policy = args.policy or [PAPER_POLICY if args.paper else DEFAULT_POLICY]
+    if args.list:
+        from sterna.cli.simulate.simulate_report import print_choices
+
+        print_choices(_config(args, args.policy[0]), args.policy[0])
+        return 0
+    _check_output(args)
+    jobs = _jobs(args)
+    from sterna.simulator.runs import run_all
+
+    with _progress(len(jobs)) as (on_done, on_progress):
+        runs = run_all(jobs, num_processes=args.processes, on_done=on_done, on_progress=on_progress)
+    if args.json:
+        found = [as_json(run) for run in runs]
+        print(json.dumps(found[0] if len(found) == 1 else found, allow_nan=False))
+    else:
+        from sterna.cli.simulate.simulate_report import print_report
+
+        print_report(runs, baseline=args.baseline or args.policy[0])
+    if args.plot is not None:
+        _draw(runs, args.plot)
+    return 0
+
+
+def _draw(runs: Sequence["Run"], path: Path) -> None:
+    from sterna.cli.simulate.simulate_report import draw
+
+    try:
+        draw(runs, path)
+    except OSError as error:
+        raise ConfigurationError(f"--plot {path} cannot be written: {error.strerror}") from None
+
+
+def as_json(run: "Run") -> dict[str, Any]:
+    """What `--json` prints of a run; its names are stable (docs/simulation.md)."""
+    import msgspec
+
+    from sterna.metrics import summary
+
+    workload, config = run.job.workload, run.job.config
+    return {
+        "policy": run.job.policy,
+        "trace": workload.trace,
+        "arrivals": arrivals_of(workload),
+        "rate": workload.rate,
+        "seed": workload.seed,
+        "instances": config.num_instances,
+        "max_total_tokens": workload.max_total_tokens,
+        **summary.as_json(run.summary()),
+        "classes": {
+            name: summary.latencies_json(each)
+            for name, each in summary.summarize_classes(run.records, run.cluster).items()
+        },
+        "settings": msgspec.to_builtins(config, str_keys=True, enc_hook=dict),
+    }
+
+
+def _jobs(args: argparse.Namespace) -> list["Job"]:
+    """One job a policy and seed, in the order in which they were named."""
+    from sterna.simulator.runs import Job
+    from sterna.workload.catalog import has_drawn_lengths
+
+    configs = {label: _config(args, label) for label in args.policy}
+    # All policies get the same requests, so that each must fit every policy's instances.
+    limit = min(config.engine.total_tokens for config in configs.values())
+    if args.max_total_tokens is not None:
+        limit = min(limit, args.max_total_tokens)
+    workloads = [workload_of(args, seed, limit) for seed in dict.fromkeys(args.seed)]
+    # Those of a file are the same with every seed.
+    for workload in workloads if has_drawn_lengths(args.trace) else workloads[:1]:
+        tell_what_is_too_long(workload, limit)
+    return [
+        Job(workload, config, label) for label, config in configs.items() for workload in workloads
+    ]
+
+
+def _config(args: argparse.Namespace, label: str) -> "SimulationConfig":
+    """The configuration for a policy as it was named: `llumnix` or `llumnix:key=value,...`."""
+    from sterna.cli.simulate.overrides import apply
+
+    name, _, variant = label.partition(":")
+    _require_policy(name)
+    config = _default_config(args, name)
+    if args.auto_scaling is not None:
+        config = _with_scaling(config, args)
+    given = [*_overrides(args), *_variant(variant)]
+    config = apply(config, _with_block_times(given, config.engine.block_size))
+    _check_start(config)
+    return config
+
+
+def _check_start(config: "SimulationConfig") -> None:
+    """Refuse to begin with more or fewer instances than auto-scaling allows."""
+    scaling, num_instances = config.scaling, config.num_instances
+    if scaling and not scaling.min_instances <= num_instances <= scaling.max_instances:
+        raise ConfigurationError(
+            f"--instances must be within auto-scaling's bounds "
+            f"({scaling.min_instances} to {scaling.max_instances}), not {num_instances}"
+        )
+
+
+def _with_scaling(config: "SimulationConfig", args: argparse.Namespace) -> "SimulationConfig":
+    from sterna.config import ScalingConfig
+    from sterna.simulator.paper import PAPER_SCALING, PAPER_SCALING_BEGINS_S
+
+    low, high = args.auto_scaling
+    scaling = PAPER_SCALING if args.paper else ScalingConfig()
+    return replace(
+        config,
+        scaling=replace(scaling, min_instances=low, max_instances=high),
+        scaling_begins_s=PAPER_SCALING_BEGINS_S if args.paper else config.scaling_begins_s,
+    )
+
+
+def _overrides(args: argparse.Namespace) -> Iterator["Override"]:
+    from sterna.cli.simulate.overrides import override, parse
+
+    for option in SETTINGS.options:
+        text = getattr(args, option.dest)
+        if option.field is not None and text is not None:
+            yield override(option.field, text, option.name)
+    for assignment in args.settings:
+        yield parse(assignment)
+    if args.bandwidth is not None:
+        yield _bandwidth("--bandwidth", args.bandwidth)
+
+
+def _variant(text: str) -> Iterator["Override"]:
+    """What stands behind a policy's name; the options' names may be used for keys, too."""
+    from sterna.cli.simulate.overrides import override, parse
+
+    names = {each.name.removeprefix("--"): each.field for each in SETTINGS.options if each.field}
+    for assignment in text.split(",") if text else []:
+        key, equals, value = assignment.partition("=")
+        if equals and key in names:
+            yield override(names[key], value, key)
+        elif equals and key == BANDWIDTH:
+            try:
+                yield _bandwidth(key, positive(value))
+            except argparse.ArgumentTypeError:
+                raise ConfigurationError(
+                    f"bandwidth must be positive tokens a second, not {value!r}"
+                ) from None
+        else:
+            yield parse(assignment)
+
+
+def _bandwidth(option: str, tokens_per_s: float) -> "Override":
+    from sterna.cli.simulate.overrides import Override
+
+    return Override(option, "copy_time", BANDWIDTH, tokens_per_s)
+
+
+def _with_block_times(given: Sequence["Override"], block_size: int) -> Iterator["Override"]:
+    """Each bandwidth as the time that a block takes; blocks may be given another size, too."""
+    for each in given:
+        if (each.section, each.field) == ("engine", "block_size"):
+            block_size = each.value
+    for each in given:
+        if each.field == BANDWIDTH:
+            yield replace(each, field="block_s", value=block_size / each.value)
+        else:
+            yield each
+
+
+def _default_config(args: argparse.Namespace, policy: str) -> "SimulationConfig":
+    if args.paper:
+        from sterna.simulator.paper import paper_config
+
+        if args.profile is not None:
+            raise ConfigurationError("--paper has a profile of its own: leave --profile out")
+        return paper_config(
+            policy,
+            args.trace,
+            num_instances=args.instances,
+            fragmentation_interval_s=FRAGMENTATION_INTERVAL_S,
+        )
+    from sterna.engine.emulated.profiles import profile
+    from sterna.simulator.config import SimulationConfig
+
+    chosen = profile(args.profile or DEFAULT_PROFILE)
+    return SimulationConfig(
+        engine=chosen.engine,
+        step_time=chosen.step_time,
+        copy_time=chosen.copy_time,
+        policy=PRESETS[policy],
+        num_instances=args.instances,
+    )
+
+
+# ------------------------------------------------------------------------------------- options
+
+
+def _require_policy(name: str) -> None:
+    if name not in PRESETS:
+        from sterna.cli.simulate.overrides import did_you_mean
+
+        raise ConfigurationError(
+            f"policy must be one of {', '.join(PRESETS)}, not {name!r}{did_you_mean(name, PRESETS)}"
+        )
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    """Refuse what could not be written or shown, before anything is run for it."""
+    if args.plot is not None:
+        if args.plot.suffix.lower() not in PLOT_SUFFIXES:
+            raise ConfigurationError(
+                f"--plot must end in {', '.join(PLOT_SUFFIXES)}, not {str(args.plot)!r}"
+            )
+        if not args.plot.resolve().parent.is_dir():
+            raise ConfigurationError(f"--plot {args.plot}: there is no folder {args.plot.parent}")
+    if args.baseline is not None and args.baseline not in args.policy:
+        raise ConfigurationError(
+            f"--baseline must be one of the policies that run ({', '.join(args.policy)}), "
+            f"not {args.baseline!r}"
+        )
+
+
+@contextmanager
+def _progress(
+    num_runs: int,
+) -> Iterator["tuple[Callable[[int], None] | None, Callable[[float], None] | None]"]:
+    """Shows how far the runs are, on a terminal; what is piped or logged stays clean.
+
+    Gives what to call with the index of a run that is done, and with the fraction of one that is
+    under way in this process.
+    """
+    if not sys.stderr.isatty():
+        yield None, None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import TaskProgressColumn as Percentage
+    from rich.progress import TimeElapsedColumn as Elapsed
+
+    columns = (SpinnerColumn(), TextColumn("simulating"), BarColumn(), Percentage())
+    numbers = (MofNCompleteColumn(), Elapsed())
+    with Progress(*columns, *numbers, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("runs", total=num_runs)
+        num_done = 0
+
+        def on_done(_: int) -> None:
+            nonlocal num_done
+            num_done += 1
+            progress.update(task, completed=num_done)
+
+        def on_progress(fraction: float) -> None:
+            progress.update(task, completed=num_done + fraction)
+
+        yield on_done, on_progress

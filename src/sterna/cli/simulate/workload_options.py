@@ -1,0 +1,124 @@
+"""The options that say which requests come, and when: the same for simulated and real clusters.
+
+Nothing heavy is imported before the options are known to be right.
+"""
+
+import argparse
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sterna.cli.option_values import count, fraction, positive, seed
+from sterna.types import HIGH, Priority
+from sterna.workload.seed import PAPER_SEED
+
+if TYPE_CHECKING:
+    from sterna.workload.catalog import Workload
+
+
+def add_workload_options(group: Any, *, longest: str, has_several_seeds: bool) -> None:
+    """Add the options to a group of the command's parser.
+
+    Args:
+        longest: where the limit of a request's length comes from that no option names, in words.
+        has_several_seeds: whether `seed` is a list, of one run each.
+    """
+    group.add_argument(
+        "--trace", default="M-M", help="a name (`sterna simulate --list` has them) or a CSV or "
+        "JSONL file (default: M-M)"
+    )  # fmt: skip
+    group.add_argument("--rate", type=positive, metavar="R", help="requests per second")
+    group.add_argument(
+        "--arrivals",
+        metavar="HOW",
+        help="poisson, gamma:CV, uniform, recorded, step:RATE@TIME,... or daily[:MODEL][@DAY] "
+        "(default: poisson; without --rate, the trace's own where it has them)",
+    )
+    group.add_argument(
+        "--requests", type=count, metavar="N", help="number of requests (default: the whole trace)"
+    )
+    group.add_argument(
+        "--max-total-tokens",
+        type=count,
+        metavar="N",
+        help="leave longer requests out, input and output counted, or draw them again where "
+        f"lengths are drawn (default: {longest})",
+    )
+    group.add_argument(
+        "--high-fraction",
+        type=fraction,
+        default=0.0,
+        metavar="FRACTION",
+        help="fraction of the requests that have high priority (default: 0)",
+    )
+    several: dict[str, Any] = {"nargs": "+", "default": [PAPER_SEED]}
+    group.add_argument(
+        "--seed",
+        type=seed,
+        **(several if has_several_seeds else {"default": PAPER_SEED}),
+        metavar="S",
+        help="seed of all random draws: lengths, arrivals, classes"
+        + ("; several give one run each" if has_several_seeds else "")
+        + f" (default: the paper's, 0x{PAPER_SEED:X})",
+    )
+
+
+def workload_of(args: argparse.Namespace, seed: int, max_total_tokens: int) -> "Workload":
+    """The workload that the options describe.
+
+    Args:
+        max_total_tokens: of a request's input and output together.
+
+    Raises:
+        ConfigurationError: a value cannot be, whatever the trace.
+    """
+    from sterna.workload.catalog import Workload
+
+    classes: dict[Priority, float] = {HIGH: args.high_fraction} if args.high_fraction else {}
+    return Workload(
+        trace=args.trace,
+        num_requests=args.requests,
+        rate=args.rate,
+        arrivals=args.arrivals,
+        seed=seed,
+        class_fractions=classes,
+        max_total_tokens=max_total_tokens,
+    )
+
+
+def tell_what_is_too_long(workload: "Workload", max_total_tokens: int) -> None:
+    """Say on stderr how many of the trace's requests cannot run, and what runs instead.
+
+    Raises:
+        ConfigurationError: there is no such trace, or none of it is short enough.
+    """
+    from sterna.workload.catalog import build_trace, has_drawn_lengths
+
+    whole = build_trace(replace(workload, max_total_tokens=None))
+    num_too_long = int((whole.input_tokens + whole.output_tokens > max_total_tokens).sum())
+    if not num_too_long:
+        return
+    if num_too_long == len(whole):
+        # Before anything is said of a trace of which nothing could be run.
+        build_trace(workload)
+    if has_drawn_lengths(workload.trace):
+        happens = f"drawn again ({num_too_long:,} of {len(whole):,}, seed {workload.seed})"
+    elif workload.num_requests is None:
+        happens = f"left out ({num_too_long:,} of {len(whole):,})"
+    else:
+        happens = (
+            f"left out ({num_too_long:,} of the first {len(whole):,}); the trace's next ones run "
+            "instead"
+        )
+    print(
+        f"sterna: requests of more than {max_total_tokens:,} tokens are {happens}",
+        file=sys.stderr,
+    )
+
+
+def arrivals_of(workload: "Workload") -> str:
+    """How the requests of a workload that could be run came, in lower case."""
+    if workload.arrivals is not None:
+        return workload.arrivals.lower()
+    # Without a rate there are no other arrivals than those that the trace has.
+    return "recorded" if workload.rate is None else "poisson"

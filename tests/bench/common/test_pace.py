@@ -1,0 +1,69 @@
+"""A measurement waits for a machine that others slow down."""
+
+import pytest
+
+from bench.common.pace import PATIENCE_S, Pace, speed
+
+
+class Machine:
+    """Has these speeds, one after the other, and then the last one."""
+
+    def __init__(self, *speeds: float) -> None:
+        self._speeds = list(speeds)
+        self.said: list[str] = []
+        self.waited_s = 0.0
+
+    def speed(self) -> float:
+        return self._speeds.pop(0) if len(self._speeds) > 1 else self._speeds[0]
+
+    def wait(self, seconds: float) -> None:
+        self.waited_s += seconds
+
+    def pace(self, first: float | None = None) -> Pace:
+        return Pace(first, self.said.append, speed=self.speed, wait=self.wait)
+
+
+def test_the_first_speed_is_measured_or_given() -> None:
+    assert Machine(50.0).pace().first == 50.0
+    assert Machine(50.0).pace(40.0).first == 40.0
+
+
+@pytest.mark.parametrize(
+    ("now", "is_kept"), [(100.0, True), (81.0, True), (119.0, True), (79.0, False), (121.0, False)]
+)
+def test_a_fifth_more_or_less_is_as_fast(now: float, is_kept: bool) -> None:
+    machine = Machine(now)
+    assert machine.pace(100.0).is_kept() is is_kept
+    assert bool(machine.said) is not is_kept
+
+
+@pytest.mark.parametrize(("now", "is_kept"), [(60.0, True), (50.0, False), (90.0, False)])
+def test_runs_of_a_pair_are_held_to_its_beginning(now: float, is_kept: bool) -> None:
+    """Not to that of the measurement: what matters is that they are equally fast."""
+    machine = Machine(70.0, now)
+    pace = machine.pace(100.0)
+    assert pace.wait_until_kept()
+    assert not machine.said
+    assert pace.is_kept() is is_kept
+
+
+def test_a_slow_machine_is_waited_for_and_said_to_be_slow() -> None:
+    machine = Machine(50.0, 60.0, 90.0)
+    assert machine.pace(100.0).wait_until_kept()
+    assert machine.said == [
+        "the machine is 0.50 times as fast as at first",
+        "the machine is 0.60 times as fast as at first",
+    ]
+    assert machine.waited_s > 0.0
+
+
+def test_patience_has_an_end() -> None:
+    machine = Machine(50.0)
+    assert not machine.pace(100.0).wait_until_kept()
+    assert machine.waited_s == PATIENCE_S
+
+
+@pytest.mark.slow
+def test_the_speed_is_that_of_this_machine() -> None:
+    """A toaster is slower, and no two cores do 100,000 billions a second."""
+    assert 0.01 < speed() < 100_000.0

@@ -1,0 +1,278 @@
+"""What `sterna drain`, `start` and `restart` ask for, and what they say while they watch."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from sterna.cli.main import main
+from sterna.cli.operate import fleet_commands
+from sterna.cli.operate.admin_commands import ServerError
+from sterna.cli.operate.fleet_commands import Row, Rows, changes, wait_for_end
+
+
+def row(instance_id: str, state: str, note: str | None = None, generation: int = 1) -> Row:
+    return {"id": instance_id, "state": state, "note": note, "generation": generation}
+
+
+def cluster(state: str) -> Rows:
+    """The instance that is drained, and another."""
+    return [row("i0", state), row("i1", "running")]
+
+
+RUNNING, TERMINATING, ENDED = cluster("running"), cluster("terminating"), [row("i1", "running")]
+
+
+def test_a_drain_ends_with_its_instance() -> None:
+    wait_for_end("i0", iter([TERMINATING, TERMINATING, ENDED]))
+
+
+def test_a_scheduler_that_has_not_heard_of_the_drain_yet_has_not_undone_it() -> None:
+    """It is told by the supervisor, and asked by a front end: over two connections."""
+    wait_for_end("i0", iter([RUNNING, TERMINATING, ENDED]))
+
+
+def test_a_scheduler_that_knows_nobody_yet_says_nothing_of_an_end() -> None:
+    polls = iter([[], TERMINATING, ENDED])
+    wait_for_end("i0", polls)
+    assert list(polls) == []
+
+
+@pytest.mark.parametrize("polls", [[TERMINATING, RUNNING], [RUNNING] * 10])
+def test_a_drain_that_was_undone_is_told(polls: list[Rows]) -> None:
+    with pytest.raises(ServerError, match="i0 was told to serve on"):
+        wait_for_end("i0", iter(polls))
+
+
+def test_what_changes_is_said_once() -> None:
+    shown: dict[str, str] = {}
+    waits = row("i1", "pending", "no node has 1 GPUs free")
+    polls = [[waits], [waits], [row("i1", "starting")], [row("i1", "running")], [row("i2", "x")]]
+    said = [changes(shown, rows, lambda row: row["id"] == "i1") for rows in polls]
+    assert said == [
+        ["i1 pending: no node has 1 GPUs free"],
+        [],
+        ["i1 starting"],
+        ["i1 running"],
+        [],
+    ]
+
+
+def test_an_instance_that_does_not_come_up_is_told() -> None:
+    """Each attempt has a name of its own: who only saw these change would wait for ever."""
+    shown: dict[str, str] = {}
+    polls = [[*RUNNING, row("i2", "starting")], [], RUNNING, [*RUNNING, row("i3", "starting")]]
+    said = [changes(shown, rows, lambda row: row["id"] not in ("i0", "i1")) for rows in polls]
+    failed = "i2 did not come up; the server's log says why"
+    assert said == [["i2 starting"], [], [failed], ["i3 starting"]]
+
+
+# --------------------------------------------------------------------------- with a server
+
+
+@dataclass
+class Cluster:
+    """A server that shows its instances as they are in one look after the other.
+
+    Attributes:
+        looks: what is still to be shown; a look beyond them is refused, and ends the command.
+        ordered: the path and the body of each order.
+        keys: with which it was asked for anything.
+    """
+
+    looks: list[Rows]
+    ordered: list[tuple[str, Any]] = field(default_factory=list)
+    keys: set[str | None] = field(default_factory=set)
+
+    @contextmanager
+    def listening(self) -> Iterator[str]:
+        cluster = self
+
+        class Answers(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                assert self.path == "/admin/instances"
+                self._answer(cluster.looks.pop(0) if cluster.looks else None)
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                cluster.ordered.append((self.path, json.loads(body)))
+                self._answer({})
+
+            def _answer(self, content: Any) -> None:
+                cluster.keys.add(self.headers["Authorization"])
+                self.send_response(410 if content is None else 200)
+                self.end_headers()
+                self.wfile.write(json.dumps(content).encode())
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        with HTTPServer(("127.0.0.1", 0), Answers) as server:
+            serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+            serving.start()
+            try:
+                yield f"http://127.0.0.1:{server.server_port}"
+            finally:
+                server.shutdown()
+                serving.join()
+
+
+@pytest.fixture(autouse=True)
+def _polls_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_commands, "POLL_INTERVAL_S", 0.0)
+
+
+def run(cluster: Cluster, *command: str) -> int:
+    """The status of `sterna COMMAND` on that cluster."""
+    with cluster.listening() as url:
+        name, *rest = command
+        return main([name, "--url", url, "--api-key", "operator", *rest])
+
+
+def test_start_says_which_instances_can_serve_when_so_many_are_up(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    i0 = row("i0", "running")
+    cluster = Cluster(
+        [
+            [i0],
+            [],
+            [i0, row("i1", "starting")],
+            [i0, row("i1", "running"), row("i2", "starting")],
+            [i0, row("i1", "running"), row("i2", "running")],
+        ]
+    )
+    assert run(cluster, "start", "2") == 0
+    assert capsys.readouterr() == (
+        "i1, i2 can serve\n",
+        "i1 starting\ni1 running\ni2 starting\ni2 running\n",
+    )
+    assert cluster == Cluster([], [("/admin/start", {"instances": 2})], {"Bearer operator"})
+
+
+def test_a_warm_instance_that_comes_to_serve_is_one_that_was_started(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster = Cluster([cluster_with_warm("warm"), cluster_with_warm("running")])
+    assert run(cluster, "start") == 0
+    assert capsys.readouterr() == ("i1 can serve\n", "i1 running\n")
+    assert cluster.ordered == [("/admin/start", {"instances": 1})]
+
+
+def cluster_with_warm(state: str) -> Rows:
+    return [row("i0", "running"), row("i1", state)]
+
+
+OLD = [row("i0", "running"), row("i1", "running", generation=3)]
+"""Before a restart, by which all become generation 4."""
+
+
+@pytest.mark.parametrize(
+    ("looks", "said"),
+    [
+        pytest.param(
+            [
+                OLD,
+                [*OLD, row("i2", "starting", generation=4)],
+                [row("i0", "terminating"), OLD[1], row("i2", "running", generation=4)],
+                [OLD[1], row("i2", "running", generation=4)],
+                [row("i2", "running", generation=4), row("i3", "starting", generation=4)],
+                [row("i2", "running", generation=4), row("i3", "warm", generation=4)],
+            ],
+            "i2 starting\ni0 terminating\ni3 starting\ni3 warm\n",
+            id="one after the other",
+        ),
+        pytest.param(
+            [OLD, [], [row("i2", "running", generation=4), row("i3", "running", generation=4)]],
+            "",
+            id="a scheduler that knows nobody yet",
+        ),
+        pytest.param(
+            [
+                [OLD[0], row("i1", "terminating", generation=3)],
+                [],
+                [row("i0", "terminating"), row("i2", "running", generation=4)],
+                [row("i2", "running", generation=4), row("i3", "running", generation=4)],
+            ],
+            "i1 terminating\ni0 terminating\n",
+            id="a scheduler that knows nobody any more",
+        ),
+    ],
+)
+def test_a_restart_ends_when_every_instance_is_new(
+    capsys: pytest.CaptureFixture[str], looks: list[Rows], said: str
+) -> None:
+    """Its first look may come before the supervisor has done anything."""
+    cluster = Cluster([OLD, *looks])
+    assert run(cluster, "restart", "--rolling", "--", "--max-num-seqs", "64") == 0
+    assert capsys.readouterr() == ("restarted: i2, i3 serve\n", said)
+    options = ["--max-num-seqs", "64"]
+    assert cluster.ordered == [("/admin/restart", {"options": options, "surge": True})]
+    assert cluster.looks == []
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        [*OLD, row("i2", "starting", generation=4)],
+        [row("i0", "terminating"), OLD[1]],
+    ],
+    ids=["a new one does not come up", "an old one serves on"],
+)
+def test_a_restart_that_was_given_up_is_told(
+    capsys: pytest.CaptureFixture[str], begun: Rows
+) -> None:
+    cluster = Cluster([OLD, OLD, begun, [], OLD])
+    assert run(cluster, "restart", "--rolling", "--no-surge") == 1
+    assert "sterna: error: the restart was given up" in capsys.readouterr().err
+    assert cluster.ordered == [("/admin/restart", {"options": [], "surge": False})]
+    assert cluster.looks == []
+
+
+def test_a_restart_is_not_given_up_while_an_old_instance_comes_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    terminating = [row("i0", "terminating"), OLD[1]]
+    new = [row("i2", "running", generation=4)]
+    assert run(Cluster([OLD, terminating, terminating, new]), "restart", "--rolling") == 0
+    assert capsys.readouterr().out == "restarted: i2 serve\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "num_looks", "said"),
+    [
+        (("start", "3"), 1, "starting; `sterna instances` shows how far it is"),
+        (("restart", "--rolling"), 1, "restarting; `sterna instances` shows how far it is"),
+        (("drain", "i0"), 0, "i0 is being drained; `sterna instances` shows how far it is"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else None,
+)
+def test_who_does_not_wait_is_told_where_to_look(
+    capsys: pytest.CaptureFixture[str], command: tuple[str, ...], num_looks: int, said: str
+) -> None:
+    cluster = Cluster([OLD] * num_looks)
+    assert run(cluster, *command, "--no-wait") == 0
+    assert capsys.readouterr() == (said + "\n", "")
+    assert len(cluster.ordered) == 1
+
+
+def test_a_drain_watches_its_instance_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    i1 = row("i1", "terminating")
+    cluster = Cluster([[row("i0", "running"), i1], [row("i0", "terminating"), i1], [], [i1]])
+    assert run(cluster, "drain", "i0") == 0
+    assert capsys.readouterr() == ("i0 has ended\n", "i0 running\ni0 terminating\n")
+    assert cluster == Cluster(
+        [], [("/admin/drain", {"instance": "i0", "undo": False})], {"Bearer operator"}
+    )
+
+
+def test_a_drain_is_undone_without_a_look(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = Cluster([])
+    assert run(cluster, "drain", "i0", "--undo") == 0
+    assert capsys.readouterr() == ("i0 serves on\n", "")
+    assert cluster.ordered == [("/admin/drain", {"instance": "i0", "undo": True})]
