@@ -147,7 +147,7 @@ CONFINED = {
     "ray": ("sterna.runtime",),
     "vllm": (
         "sterna.engine.vllm",
-        "sterna.frontend.request_errors",
+        "sterna.frontend.http.request_errors",
         "sterna.frontend.router",
         "sterna.frontend.server",
     ),

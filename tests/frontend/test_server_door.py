@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 
 from vllm.v1.engine import FinishReason
 
-from sterna.frontend.key_check import OPEN_PATHS
+from sterna.frontend.http.api_keys import OPEN_PATHS
 from sterna.messages import AbortRequests
 from tests.frontend.served import API_KEY, MAX_QUEUED, Scenario, Served, one_server
 

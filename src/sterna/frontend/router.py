@@ -40,12 +40,12 @@ from sterna.frontend.effects import (
     ToInstance,
     ToScheduler,
 )
+from sterna.frontend.http.queue_limit import QueueLimit
 from sterna.frontend.latencies import Latencies
 from sterna.frontend.metrics import FrontendMetrics
 from sterna.frontend.names import client_id
 from sterna.frontend.operators import Operators
 from sterna.frontend.peers import Peers
-from sterna.frontend.queue_limit import QueueLimit
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.utilities import Utilities
 from sterna.mailbox import Mailbox

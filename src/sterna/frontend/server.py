@@ -46,20 +46,26 @@ from sterna.engine.vllm.core import engine_config
 from sterna.errors import ConfigurationError
 from sterna.folders import private_folder
 from sterna.frontend.admin import add_admin_routes
-from sterna.frontend.bodies import BodyLimit
-from sterna.frontend.gate import Gate
-from sterna.frontend.handshakes import behind_tls
-from sterna.frontend.key_check import KeyCheck
-from sterna.frontend.keys import ApiKeys
-from sterna.frontend.overload import FullLog, OverloadMiddleware, OverloadUnread, expected, reserved
-from sterna.frontend.patience import Places, patient
-from sterna.frontend.queue_limit import QueueLimit
-from sterna.frontend.request_errors import telling_why
+from sterna.frontend.http.api_keys import KeyCheck
+from sterna.frontend.http.body_limit import BodyLimit
+from sterna.frontend.http.keys import ApiKeys
+from sterna.frontend.http.overload import (
+    FullLog,
+    OverloadMiddleware,
+    OverloadUnread,
+    expected,
+    reserved,
+)
+from sterna.frontend.http.queue_limit import QueueLimit
+from sterna.frontend.http.request_errors import telling_why
+from sterna.frontend.http.service_tier import TierMiddleware, admitted_priority
+from sterna.frontend.http.shutdown_gate import Gate
+from sterna.frontend.http.slow_clients import Places, patient
+from sterna.frontend.http.tls import behind_tls
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.middleware import ResumableStreams
 from sterna.frontend.resumable.paced import paced
 from sterna.frontend.router import Router
-from sterna.frontend.tiers import TierMiddleware, admitted_priority
 from sterna.mailbox import Mailbox
 from sterna.messages import Membership
 from sterna.types import FrontendId

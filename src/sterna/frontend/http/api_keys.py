@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sterna.frontend.keys import ApiKeys
+from sterna.frontend.http.keys import ApiKeys
 
 OPEN_PATHS = frozenset(
     {

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import Any
 
-from sterna.frontend.heads import bounded_head
+from sterna.frontend.http.heads import bounded_head
 
 logger = logging.getLogger(__name__)
 

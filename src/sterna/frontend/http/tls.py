@@ -9,7 +9,7 @@ import logging
 import ssl
 from typing import Any
 
-from sterna.frontend.patience import HIGH_WATER_BYTES, Places
+from sterna.frontend.http.slow_clients import HIGH_WATER_BYTES, Places
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sterna.frontend.error_response import error_response
-from sterna.frontend.keys import ApiKeys
+from sterna.frontend.http.error_response import error_response
+from sterna.frontend.http.keys import ApiKeys
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ pytest.importorskip("httptools")
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from sterna.frontend.heads import MAX_HEAD_BYTES, MAX_HEADERS, bounded_head
-from tests.frontend.test_patience import ENDLESS, dial, is_answered, served, until_cut
+from sterna.frontend.http.heads import MAX_HEAD_BYTES, MAX_HEADERS, bounded_head
+from tests.frontend.http.test_slow_clients import ENDLESS, dial, is_answered, served, until_cut
 
 PIECE = 1 << 14
 MANY_BYTES = 64 * MAX_HEAD_BYTES
@@ -61,7 +61,7 @@ def test_a_head_without_end_is_cut(
             await until_cut(client)
             assert await is_answered(port)
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.heads"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.heads"):
         asyncio.run(test())
     assert "connection cut client=127.0.0.1 reason=its head has more than 64 KiB" in caplog.text
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import httpx
 import pytest
 
-from sterna.frontend.gate import Gate, Receive, Scope, Send
+from sterna.frontend.http.shutdown_gate import Gate, Receive, Scope, Send
 
 
 class Kitchen:

@@ -21,10 +21,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sterna.classes import TIER_OF_CHOICE, PriorityClass, PriorityClasses
 from sterna.errors import SternaError
-from sterna.frontend.bodies import replaying
-from sterna.frontend.echo import echoing, echoing_responses
-from sterna.frontend.error_response import error_response
-from sterna.frontend.keys import ApiKeys
+from sterna.frontend.http.body_limit import replaying
+from sterna.frontend.http.error_response import error_response
+from sterna.frontend.http.keys import ApiKeys
+from sterna.frontend.http.tier_echo import echoing, echoing_responses
 
 PRIORITY_HEADER = "X-Vllm-Priority"
 """vLLM's own; where a request has it, it holds in place of the body's `priority`."""

@@ -19,8 +19,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from sterna.frontend.handshakes import behind_tls
-from sterna.frontend.patience import READ_BYTES, Places, patient
+from sterna.frontend.http.slow_clients import READ_BYTES, Places, patient
+from sterna.frontend.http.tls import behind_tls
 
 HANG_S = 60.0
 """No wait of a test takes so long unless something hangs."""
@@ -147,7 +147,7 @@ def test_a_client_that_does_not_read_is_cut_and_its_answer_ends(
             assert await is_answered(port)
             client.close()
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         asyncio.run(test())
     assert "client=127.0.0.1 reason=its client does not read the answer" in caplog.text
 
@@ -225,7 +225,7 @@ def test_a_client_that_reads_in_drops_is_cut(
             assert num_read < READ_BYTES
             client.close()
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         asyncio.run(test())
     assert "its client does not read the answer" in caplog.text
 
@@ -245,7 +245,7 @@ def test_an_answer_that_is_complete_but_not_read_is_cut_as_well(
             await logged.wait()
             assert len(await until_cut(client)) < 400 * len(CHUNK)
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         asyncio.run(test())
 
 
@@ -263,7 +263,7 @@ def test_a_head_that_does_not_come_is_not_awaited_for_ever(
             assert await until_cut(await dial(port, beginning)) == b""
             assert await is_answered(port)
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         asyncio.run(test())
     assert "no whole request came" in caplog.text
 
@@ -287,7 +287,7 @@ def test_nor_is_that_of_a_second_request(
             await loop.sock_sendall(client, b"GET /sh")
             await until_cut(client)
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         asyncio.run(test())
     assert "no whole request came" in caplog.text
 
@@ -326,7 +326,7 @@ def test_where_descriptors_are_short_those_inside_are_served_and_others_are_not_
                 with contextlib.suppress(httpx.TransportError):
                     assert await is_answered(port)
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         asyncio.run(test())
     lines = [record.message for record in caplog.records]
     assert len(lines) == 2, lines

@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sterna.classes import ApiKey
-from sterna.frontend.key_check import KeyCheck
-from sterna.frontend.keys import ApiKeys
+from sterna.frontend.http.api_keys import KeyCheck
+from sterna.frontend.http.keys import ApiKeys
 
 
 async def answer(request: Request) -> PlainTextResponse:

@@ -17,15 +17,15 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from sterna.classes import DEFAULT_CLASSES, ApiKey
-from sterna.frontend.keys import ApiKeys
-from sterna.frontend.overload import (
+from sterna.frontend.http.keys import ApiKeys
+from sterna.frontend.http.overload import (
     UNREAD_BYTES,
     FullLog,
     OverloadMiddleware,
     OverloadUnread,
     reserved,
 )
-from sterna.frontend.queue_limit import QueueLimit
+from sterna.frontend.http.queue_limit import QueueLimit
 from sterna.frontend.resumable.paced import answering
 
 NO_KEYS = ApiKeys()
