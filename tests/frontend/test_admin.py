@@ -19,7 +19,7 @@ from sterna.errors import (
     UnknownRequestError,
 )
 from sterna.frontend.admin import add_admin_routes
-from sterna.frontend.http.keys import ApiKeys
+from sterna.frontend.http.api_keys import ApiKeys
 from sterna.migration.messages import Mode
 from sterna.types import InstanceId
 

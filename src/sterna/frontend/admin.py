@@ -38,8 +38,8 @@ from sterna.errors import (
     UnknownInstanceError,
     UnknownRequestError,
 )
-from sterna.frontend.http.error_response import error_response
-from sterna.frontend.http.keys import ApiKeys
+from sterna.frontend.http.api_keys import ApiKeys
+from sterna.frontend.http.request_errors import error_response
 from sterna.frontend.operators import Operators
 from sterna.migration.messages import Mode
 from sterna.types import InstanceId

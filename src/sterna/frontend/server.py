@@ -46,9 +46,8 @@ from sterna.engine.vllm.core import engine_config
 from sterna.errors import ConfigurationError
 from sterna.folders import private_folder
 from sterna.frontend.admin import add_admin_routes
-from sterna.frontend.http.api_keys import KeyCheck
+from sterna.frontend.http.api_keys import ApiKeys, KeyCheck
 from sterna.frontend.http.body_limit import BodyLimit
-from sterna.frontend.http.keys import ApiKeys
 from sterna.frontend.http.overload import (
     FullLog,
     OverloadMiddleware,

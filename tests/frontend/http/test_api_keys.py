@@ -14,8 +14,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sterna.classes import ApiKey
-from sterna.frontend.http.api_keys import KeyCheck
-from sterna.frontend.http.keys import ApiKeys
+from sterna.frontend.http.api_keys import ApiKeys, KeyCheck
 
 
 async def answer(request: Request) -> PlainTextResponse:

@@ -16,8 +16,8 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from sterna.classes import ApiKey
+from sterna.frontend.http.api_keys import ApiKeys
 from sterna.frontend.http.body_limit import BodyLimit
-from sterna.frontend.http.keys import ApiKeys
 
 LIMIT = 1000
 

@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from sterna.classes import DEFAULT_CLASSES, ApiKey
-from sterna.frontend.http.keys import ApiKeys
+from sterna.frontend.http.api_keys import ApiKeys
 from sterna.frontend.http.overload import (
     UNREAD_BYTES,
     FullLog,

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from sterna.classes import DEFAULT_CLASSES, ApiKey, PriorityClass, PriorityClasses
-from sterna.frontend.http.keys import ApiKeys
+from sterna.frontend.http.api_keys import ApiKeys
 from sterna.frontend.http.service_tier import (
     MAX_LENIENT_BYTES,
     RESPONSES_PATH,

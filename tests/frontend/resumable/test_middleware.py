@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from sterna.classes import ApiKey
+from sterna.frontend.http.api_keys import ApiKeys
 from sterna.frontend.http.body_limit import BodyLimit
-from sterna.frontend.http.keys import ApiKeys
 from sterna.frontend.resumable.middleware import ResumableStreams
 from tests.frontend.resumable.connection import PATH, Connection
 

@@ -1,4 +1,4 @@
-"""Which routes ask for an API key, where the server has keys, and for whose.
+"""API keys, and which routes ask for one, where the server has keys, and for whose.
 
 vLLM's own check guards what begins with /v1, /v2, /inference or /cohere. The same inference is open
 to everybody under other names there (/invocations, /tokenize), and so is what changes the engines
@@ -6,13 +6,16 @@ in vLLM's development mode. Here a route is an operator's unless it is named bel
 vLLM adds is closed until somebody has thought about it.
 """
 
+import hashlib
+import secrets
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sterna.frontend.http.keys import ApiKeys
+from sterna.classes import ApiKey
 
 OPEN_PATHS = frozenset(
     {
@@ -53,6 +56,30 @@ USERS_PATHS = frozenset(
 
 OPERATORS_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 """For operators' keys, although they begin as inference does: they change the engines."""
+
+
+class ApiKeys:
+    """All keys of a server; without any, everybody may do everything."""
+
+    def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
+        self._keys = tuple(keys)
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether the server has keys at all."""
+        return bool(self._keys)
+
+    def refuse(self, authorization: str | None) -> bool:
+        """Whether the server has keys, and this header has none of them."""
+        return self.are_needed and self.find(authorization) is None
+
+    def find(self, authorization: str | None) -> ApiKey | None:
+        """Return the key of an `Authorization: Bearer KEY` header; None where it is none."""
+        scheme, _, key = (authorization or "").partition(" ")
+        digest = hashlib.sha256(key.encode()).digest()
+        # Every key is compared, so that the time taken does not tell which one was close.
+        matches = [each for each in self._keys if secrets.compare_digest(digest, each.digest)]
+        return matches[0] if matches and scheme.lower() == "bearer" else None
 
 
 class KeyCheck:

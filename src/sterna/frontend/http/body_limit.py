@@ -17,8 +17,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sterna.frontend.http.error_response import error_response
-from sterna.frontend.http.keys import ApiKeys
+from sterna.frontend.http.api_keys import ApiKeys
+from sterna.frontend.http.request_errors import error_response
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sterna.classes import PriorityClasses
-from sterna.frontend.http.error_response import error_response
-from sterna.frontend.http.keys import ApiKeys
+from sterna.frontend.http.api_keys import ApiKeys
 from sterna.frontend.http.queue_limit import Full, QueueLimit, Ticket
+from sterna.frontend.http.request_errors import error_response
 from sterna.frontend.http.service_tier import used_class
 from sterna.frontend.resumable.paced import is_taken_over, tell_let_in
 from sterna.frontend.resumable.runs import LAST_EVENT_ID

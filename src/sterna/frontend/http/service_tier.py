@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sterna.classes import TIER_OF_CHOICE, PriorityClass, PriorityClasses
 from sterna.errors import SternaError
+from sterna.frontend.http.api_keys import ApiKeys
 from sterna.frontend.http.body_limit import replaying
-from sterna.frontend.http.error_response import error_response
-from sterna.frontend.http.keys import ApiKeys
+from sterna.frontend.http.request_errors import error_response
 from sterna.frontend.http.tier_echo import echoing, echoing_responses
 
 PRIORITY_HEADER = "X-Vllm-Priority"

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
-from sterna.frontend.http.error_response import error_response
+from sterna.frontend.http.request_errors import error_response
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

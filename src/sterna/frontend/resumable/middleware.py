@@ -30,9 +30,9 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sterna.decoding import UNREADABLE
+from sterna.frontend.http.api_keys import ApiKeys
 from sterna.frontend.http.body_limit import keep_body, replaying
-from sterna.frontend.http.error_response import error_response
-from sterna.frontend.http.keys import ApiKeys
+from sterna.frontend.http.request_errors import error_response
 from sterna.frontend.resumable.event_log import EventLogs
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.horizon import Knowledge
