@@ -102,7 +102,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "instance_core": VOCABULARY | {"llumlet", "arrivals", "emptying", "sending"},
     "supervisor_core": VOCABULARY | {"fleet", "progress", "sending"},
     "scheduler_core": VOCABULARY | {"policy", "global_scheduler", "sending"},
-    "frontend": VOCABULARY | {"mailbox", "engine", "folders"},
+    "frontend.effects": VOCABULARY,
+    "frontend.http": VOCABULARY | {"frontend.effects"},
+    "frontend": VOCABULARY | {"mailbox", "engine", "folders", "frontend.effects", "frontend.http"},
     "runtime": VOCABULARY
     | {
         "complaints",
@@ -137,6 +139,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "scheduler_core",
         "supervisor_core",
         "frontend",
+        "frontend.effects",
     },
     "cli": VOCABULARY
     | {"__init__", "policy", "engine", "transport", "workload", "metrics", "runtime", "simulator"},

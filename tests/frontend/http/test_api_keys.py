@@ -14,7 +14,8 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sterna.classes import ApiKey
-from sterna.frontend.http.api_keys import ApiKeys, KeyCheck
+from sterna.frontend.http.api_keys import KeyCheck
+from tests.frontend.http.opened import opened
 
 
 async def answer(request: Request) -> PlainTextResponse:
@@ -36,7 +37,7 @@ def client(root_path: str = "") -> TestClient:
         ApiKey("user", sha256(b"user").digest()),
         ApiKey("operator", sha256(b"operator").digest(), is_admin=True),
     ]
-    return TestClient(KeyCheck(Starlette(routes=routes), ApiKeys(table)), root_path=root_path)
+    return TestClient(opened(KeyCheck(Starlette(routes=routes)), table), root_path=root_path)
 
 
 def status(path: str, key: str | None, method: str = "POST") -> int:

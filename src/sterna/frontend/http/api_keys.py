@@ -1,10 +1,4 @@
-"""API keys, and which routes ask for one, where the server has keys, and for whose.
-
-vLLM's own check guards what begins with /v1, /v2, /inference or /cohere. The same inference is open
-to everybody under other names there (/invocations, /tokenize), and so is what changes the engines
-in vLLM's development mode. Here a route is an operator's unless it is named below: what a later
-vLLM adds is closed until somebody has thought about it.
-"""
+"""API keys: whose a request is, found in a time that tells nothing of them, and what it opens."""
 
 import hashlib
 import secrets
@@ -16,46 +10,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sterna.classes import ApiKey
-
-OPEN_PATHS = frozenset(
-    {
-        "/health",
-        "/ping",
-        "/load",
-        "/version",
-        "/metrics",
-        "/metrics/",
-        "/docs",
-        "/docs/oauth2-redirect",
-        # What vLLM's page of the API is made of where no browser gets it elsewhere
-        # (--enable-offline-docs).
-        "/static/swagger-ui-bundle.js",
-        "/static/swagger-ui.css",
-        "/redoc",
-        "/openapi.json",
-    }
-)
-"""For everybody, as in vLLM: probes, scrapers, and what the API looks like. No prompt, no answer
-and no name of a user is among it."""
-
-USERS_PREFIXES = ("/v1/", "/v2/", "/inference/", "/cohere/")
-USERS_PATHS = frozenset(
-    {
-        "/tokenize",
-        "/detokenize",
-        "/tokenizer_info",
-        "/invocations",
-        "/generative_scoring",
-        "/pooling",
-        "/classify",
-        "/score",
-        "/rerank",
-    }
-)
-"""For every key: inference."""
-
-OPERATORS_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
-"""For operators' keys, although they begin as inference does: they change the engines."""
+from sterna.frontend.http.request_context import Caller, caller, current
+from sterna.frontend.http.routes import Access, route_of
 
 
 class ApiKeys:
@@ -69,10 +25,6 @@ class ApiKeys:
         """Whether the server has keys at all."""
         return bool(self._keys)
 
-    def refuse(self, authorization: str | None) -> bool:
-        """Whether the server has keys, and this header has none of them."""
-        return self.are_needed and self.find(authorization) is None
-
     def find(self, authorization: str | None) -> ApiKey | None:
         """Return the key of an `Authorization: Bearer KEY` header; None where it is none."""
         scheme, _, key = (authorization or "").partition(" ")
@@ -82,12 +34,36 @@ class ApiKeys:
         return matches[0] if matches and scheme.lower() == "bearer" else None
 
 
+class Callers:
+    """Finds who asks for what.
+
+    Args:
+        root_path: what a proxy may leave before the paths (`--root-path`).
+    """
+
+    def __init__(self, keys: ApiKeys, root_path: str = "") -> None:
+        self._keys = keys
+        self._root_path = root_path
+
+    def of(self, scope: Scope) -> Caller:
+        """Return the caller of a request; the one that is known already, if path and key are as
+        they were."""
+        # vLLM's application writes its root path into the scope.
+        path = scope["path"].removeprefix(scope.get("root_path") or self._root_path)
+        authorization = Headers(scope=scope).get("Authorization")
+        known = current().caller
+        if known is not None and (known.path, known.authorization) == (path, authorization):
+            return known
+        key = self._keys.find(authorization) if self._keys.are_needed else None
+        is_known = key is not None or not self._keys.are_needed
+        return Caller(path, authorization, route_of(path), key, is_known)
+
+
 class KeyCheck:
     """Lets those in who may; stands in the place of vLLM's check."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or one connection of another kind."""
@@ -102,13 +78,7 @@ class KeyCheck:
         # A browser asks with OPTIONS, and without a key, whether it may ask at all.
         if scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS":
             return True
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        # The operators' API checks for itself (`admin`), and answers in its own words.
-        if path in OPEN_PATHS or path.startswith("/admin/"):
+        asking = caller()
+        if asking.route.access in (Access.EVERYBODY, Access.OWN_CHECK) or asking.is_operator:
             return True
-        key = self._keys.find(Headers(scope=scope).get("Authorization"))
-        if key is None:
-            return False
-        return key.is_admin or (
-            path not in OPERATORS_PATHS and (path in USERS_PATHS or path.startswith(USERS_PREFIXES))
-        )
+        return asking.is_known and asking.route.access is Access.ANY_KEY
