@@ -55,9 +55,7 @@ from sterna.frontend.http.service_tier import admitted_priority
 from sterna.frontend.http.shutdown_gate import Gate
 from sterna.frontend.http.slow_clients import Places, patient
 from sterna.frontend.http.tls import behind_tls
-from sterna.frontend.resumable.middleware import ResumableStreams
-from sterna.frontend.resumable.paced import paced
-from sterna.frontend.router import Router
+from sterna.frontend.router import MakeExchange, Router
 from sterna.mailbox import Mailbox
 from sterna.messages import Membership
 from sterna.types import FrontendId
@@ -115,8 +113,11 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
             prompt, sampling_params, request_id, *args, **kwargs
         )
         outputs = self._waiting(request_id, telling_why(outputs), sampling_params.n)
+        streams = self._router.streams
+        if streams is None:
+            return outputs
         is_repeatable = _is_repeatable(sampling_params, self.vllm_config.scheduler_config)
-        return paced(self._router.streams, request_id, outputs, is_repeatable=is_repeatable)
+        return streams.paced(request_id, outputs, is_repeatable=is_repeatable)
 
     def encode(
         self, prompt: Any, pooling_params: Any, request_id: str, *args: Any, **kwargs: Any
@@ -228,6 +229,7 @@ class FrontendServer:
                 Path(folder),
                 self._args.classes,
                 self._queue,
+                self._make_exchange(),
             )
             self._router = router
             try:
@@ -269,16 +271,28 @@ class FrontendServer:
             finally:
                 client.shutdown(timeout=0)
 
+    def _make_exchange(self) -> MakeExchange | None:
+        """Return what makes the exchange of streams; None where they stay at their front end."""
+        door = self._config.door
+        if door.resume_window_s is None or self._args.frontends == 1:
+            return None
+        # Of what resumable streams need, nothing is imported without them.
+        from sterna.frontend.resumable.exchange import StreamExchange
+
+        return partial(StreamExchange, self._frontend_id, door.max_kept_bytes)
+
     def _keep_streams(self, router: Router) -> Callable[[ASGIApp], ASGIApp] | None:
         """Return what keeps the streams of an application; None without the option."""
         door = self._config.door
         if door.resume_window_s is None:
             return None
+        from sterna.frontend.resumable.middleware import ResumableStreams
+
         return partial(
             ResumableStreams,
             window_s=door.resume_window_s,
             max_bytes=door.max_kept_bytes,
-            exchange=router.streams if self._args.frontends > 1 else None,
+            exchange=router.streams,
         )
 
     def _check_engine_options(self, only: frozenset[str] | None, options: Sequence[str]) -> None:
