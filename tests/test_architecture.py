@@ -102,7 +102,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "instance_core": VOCABULARY | {"llumlet", "arrivals", "emptying", "sending"},
     "supervisor_core": VOCABULARY | {"fleet", "progress", "sending"},
     "scheduler_core": VOCABULARY | {"policy", "global_scheduler", "sending"},
-    "frontend": VOCABULARY | {"mailbox", "engine", "folders"},
+    "frontend.effects": VOCABULARY,
+    "frontend.http": VOCABULARY | {"frontend.effects"},
+    "frontend": VOCABULARY | {"mailbox", "engine", "folders", "frontend.effects", "frontend.http"},
     "runtime": VOCABULARY
     | {
         "complaints",
@@ -137,6 +139,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "scheduler_core",
         "supervisor_core",
         "frontend",
+        "frontend.effects",
     },
     "cli": VOCABULARY
     | {"__init__", "policy", "engine", "transport", "workload", "metrics", "runtime", "simulator"},
@@ -147,7 +150,7 @@ CONFINED = {
     "ray": ("sterna.runtime",),
     "vllm": (
         "sterna.engine.vllm",
-        "sterna.frontend.request_errors",
+        "sterna.frontend.http.request_errors",
         "sterna.frontend.router",
         "sterna.frontend.server",
     ),
@@ -193,6 +196,29 @@ def imported_modules(tree: ast.Module, module: str, *, is_package: bool = False)
             for alias in node.names:
                 submodule = f"{base}.{alias.name}"
                 yield submodule if submodule in {*MODULES, "numpy.random"} else base
+
+
+def imported_at_once(tree: ast.Module, module: str) -> set[str]:
+    """The modules of Sterna that are imported with this one: in no function, and not for the sake
+    of types alone."""
+    at_once = ast.Module(body=[], type_ignores=[])
+    for node in tree.body:
+        is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) and not is_for_types:
+            at_once.body.append(node)
+    return {name for name in imported_modules(at_once, module) if name in MODULES}
+
+
+def imported_in_the_end(module: str) -> set[str]:
+    """All modules of Sterna that are there when this one is imported."""
+    found: set[str] = set()
+    left = [module]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += imported_at_once(TREES[name], name)
+    return found
 
 
 def is_within(module: str, names: tuple[str, ...]) -> bool:
@@ -289,6 +315,13 @@ def test_imports_point_down_only(module: str) -> None:
     assert forbidden_arrows(TREES[module], module) == []
 
 
+def test_nothing_of_resumable_streams_is_imported_with_a_front_end() -> None:
+    """They are optional: `FrontendServer` imports them where it is told to keep streams."""
+    found = imported_in_the_end("sterna.frontend.server")
+    assert {"sterna.frontend.router", "sterna.frontend.http.door"} <= found
+    assert [name for name in found if is_within(name, ("sterna.frontend.resumable",))] == []
+
+
 def test_nobody_pickles_but_those_who_may() -> None:
     users = {module: found for module, tree in TREES.items() if (found := picklers(tree))}
     assert users == MAY_PICKLE
@@ -380,6 +413,23 @@ def test_a_forbidden_arrow_is_found(module: str, source: str, found: list[str]) 
 )
 def test_a_pickler_is_found(source: str, found: set[str]) -> None:
     assert picklers(ast.parse(source)) == found
+
+
+def test_what_is_imported_at_once_is_told_from_what_is_imported_later() -> None:
+    source = """
+from typing import TYPE_CHECKING
+from sterna.types import NORMAL
+try:
+    import sterna.errors
+except ImportError:
+    pass
+if TYPE_CHECKING:
+    from sterna.config import PolicyConfig
+def f():
+    import sterna.mailbox
+"""
+    tree = ast.parse(source)
+    assert imported_at_once(tree, "sterna.policy.x") == {"sterna.types", "sterna.errors"}
 
 
 def test_a_module_outside_the_plan_is_found() -> None:

@@ -19,9 +19,9 @@ from sterna.errors import (
     UnknownRequestError,
 )
 from sterna.frontend.admin import add_admin_routes
-from sterna.frontend.keys import ApiKeys
 from sterna.migration.messages import Mode
 from sterna.types import InstanceId
+from tests.frontend.http.opened import opened
 
 INSTANCES = [{"id": "i0", "state": "running", "freeness": 12.5}]
 JSON = {"Content-Type": "application/json"}
@@ -64,8 +64,8 @@ class ScriptedOperators:
 def client(operators: ScriptedOperators, *api_keys: str) -> TestClient:
     app = FastAPI()
     keys = [ApiKey("test", sha256(key.encode()).digest(), is_admin=True) for key in api_keys]
-    add_admin_routes(app, operators, ApiKeys(keys), check_options=lambda options: None)
-    return TestClient(app)
+    add_admin_routes(app, operators, check_options=lambda options: None)
+    return TestClient(opened(app, keys))
 
 
 def move(operators: ScriptedOperators, body: object) -> Any:
@@ -204,10 +204,10 @@ def test_with_an_api_key_every_route_asks_for_it(method: str, path: str, header:
 
 def test_the_key_of_a_client_does_not_open_the_routes():
     app = FastAPI()
-    keys = ApiKeys([ApiKey("client", sha256(b"secret").digest())])
-    add_admin_routes(app, ScriptedOperators(), keys, check_options=lambda options: None)
+    keys = [ApiKey("client", sha256(b"secret").digest())]
+    add_admin_routes(app, ScriptedOperators(), check_options=lambda options: None)
     headers = {"Authorization": "Bearer secret"}
-    answer = TestClient(app).get("/admin/instances", headers=headers)
+    answer = TestClient(opened(app, keys)).get("/admin/instances", headers=headers)
     assert answer.status_code == 401
     assert "an operator" in answer.json()["error"]["message"]
 

@@ -21,6 +21,7 @@ from sterna.frontend.server import FrontendServer, number_adapters_apart
 from sterna.mailbox import Mailbox
 from sterna.messages import AbortRequests, AddRequest
 from sterna.types import FrontendId, RequestId
+from tests.frontend.calls import folders_called
 from tests.frontend.scripted import ME, ready_response, within
 from tests.frontend.served import CONFIG, MESSAGES, Scenario, Served, one_server, options_of_vllm
 
@@ -67,6 +68,26 @@ def test_a_stream_is_in_order_and_whole_over_a_move(run):
         assert text == "From the Arctic to the Antarctic and back"
         reasons = [event["choices"][0]["finish_reason"] for event in received]
         assert [reason for reason in reasons if reason] == ["length"]
+
+    run(test)
+
+
+def test_without_resumable_streams_none_of_their_code_is_on_the_way_of_a_token(run):
+    """With them it is: `resumable/test_server_streams.py`."""
+
+    async def test(served: Served) -> None:
+        with folders_called("sterna/frontend") as num_calls:
+            async with served.streamed_chat() as events:
+                request_id = (await served.cluster.i0.get_request()).request_id
+                tokens = served.tokens("Terns fly far")
+                for index, token in enumerate(tokens[:-1]):
+                    served.cluster.i0.send_tokens(request_id, index, [token])
+                served.cluster.i0.send_tokens(
+                    request_id, len(tokens) - 1, tokens[-1:], FinishReason.LENGTH
+                )
+                text = "".join([_content(event) async for event in events])
+        assert text == "Terns fly far"
+        assert num_calls.keys() == {"", "http"}
 
     run(test)
 

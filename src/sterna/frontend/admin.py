@@ -38,8 +38,8 @@ from sterna.errors import (
     UnknownInstanceError,
     UnknownRequestError,
 )
-from sterna.frontend.error_response import error_response
-from sterna.frontend.keys import ApiKeys
+from sterna.frontend.http.request_context import caller
+from sterna.frontend.http.request_errors import error_response
 from sterna.frontend.operators import Operators
 from sterna.migration.messages import Mode
 from sterna.types import InstanceId
@@ -100,7 +100,6 @@ class RestartBody(msgspec.Struct, forbid_unknown_fields=True):
 def add_admin_routes(
     app: FastAPI,
     operators: Operators,
-    keys: ApiKeys,
     *,
     check_options: Callable[[Sequence[str]], None],
 ) -> None:
@@ -110,11 +109,8 @@ def add_admin_routes(
         check_options: raises ConfigurationError for options that a restart cannot have.
     """
 
-    def authorize(request: Request) -> None:
-        if not keys.are_needed:
-            return
-        key = keys.find(request.headers.get("Authorization"))
-        if key is None or not key.is_admin:
+    async def authorize() -> None:
+        if not caller().is_operator:
             raise UnauthorizedError("these routes need a valid API key of an operator")
 
     router = APIRouter(

@@ -5,6 +5,9 @@ sockets of an external engine: it receives requests, aborts and utility calls, a
 To the cluster it is a mailbox. What goes where is decided by the pure `FrontendCore`; here its
 effects are carried out.
 
+Outputs go one way: from the core to the sockets, and with `--resumable-streams` those of a stream
+through the exchange between the two, which may hold them.
+
 The scheduler's `ClusterStats` become vLLM's own metrics of one engine (the sum over instances)
 and Sterna's, one for each instance.
 """
@@ -12,23 +15,21 @@ and Sterna's, one for each instance.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-import zmq
-import zmq.asyncio
 from vllm.v1.engine import EngineCoreReadyResponse, EngineCoreRequest, EngineCoreRequestType
 
 from sterna.classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.config import FrontendConfig
-from sterna.engine.payload_parts import pack_frames, unpack_frames
+from sterna.engine.payload_parts import pack_frames
 from sterna.engine.vllm.payload import (
     cut_leading_tokens,
     decode_request,
     encode_cluster_stats,
     encode_failure,
-    merge_outputs,
 )
 from sterna.frontend.core import FrontendCore, RequestMessage
 from sterna.frontend.effects import (
@@ -40,13 +41,13 @@ from sterna.frontend.effects import (
     ToInstance,
     ToScheduler,
 )
+from sterna.frontend.engine_sockets import EngineSockets
+from sterna.frontend.http.queue_limit import QueueLimit
 from sterna.frontend.latencies import Latencies
 from sterna.frontend.metrics import FrontendMetrics
 from sterna.frontend.names import client_id
 from sterna.frontend.operators import Operators
 from sterna.frontend.peers import Peers
-from sterna.frontend.queue_limit import QueueLimit
-from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.utilities import Utilities
 from sterna.mailbox import Mailbox
 from sterna.messages import (
@@ -65,10 +66,14 @@ from sterna.messages import (
 from sterna.stream_messages import StreamMessage
 from sterna.types import FrontendId, RequestId
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    # Of what resumable streams need, nothing is imported without them.
+    from sterna.frontend.resumable.exchange import StreamExchange
 
-ENGINE_IDENTITY = (0).to_bytes(2, "little")
-"""By this ZeroMQ identity vLLM's client knows its engine of rank 0."""
+SendToFrontend = Callable[[FrontendId, StreamMessage, Sequence[bytes]], bool]
+MakeExchange = Callable[[SendToFrontend, Callable[[list[bytes]], None]], "StreamExchange"]
+
+logger = logging.getLogger(__name__)
 
 
 class Router:
@@ -79,6 +84,11 @@ class Router:
         folder: a private folder for the sockets that vLLM's client binds.
         classes: what requests' priorities mean.
         queue: told which requests have begun, and how many queue on all instances.
+        make_exchange: of resumable streams, from what sends to other front ends and what hands
+            outputs to vLLM's client; None: there is none.
+
+    Attributes:
+        streams: the exchange, if there is one.
     """
 
     def __init__(
@@ -90,6 +100,7 @@ class Router:
         folder: Path,
         classes: PriorityClasses = DEFAULT_CLASSES,
         queue: QueueLimit | None = None,
+        make_exchange: MakeExchange | None = None,
     ) -> None:
         self._frontend_id = frontend_id
         self._mailbox = mailbox
@@ -100,12 +111,10 @@ class Router:
         self._latencies = Latencies()
         self.peers = Peers(mailbox)
         self.operators = Operators(self.peers, config.admin_timeout_s, classes)
-        self.streams = StreamExchange(
-            frontend_id,
-            config.door.max_kept_bytes,
-            self.peers.send_to_frontend,
-            self._push_outputs,
-        )
+        self._sockets = EngineSockets(folder, ready)
+        self.streams: StreamExchange | None = None
+        if make_exchange is not None:
+            self.streams = make_exchange(self.peers.send_to_frontend, self._sockets.push_outputs)
         self._core = FrontendCore(frontend_id, config)
         self._metrics: FrontendMetrics | None = None
         self._utilities = Utilities(frontend_id, self.peers, config.utility_timeout_s)
@@ -118,28 +127,10 @@ class Router:
         self._tick_at_s = 0.0
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        self._input_address = f"ipc://{folder}/input"
-        self._output_address = f"ipc://{folder}/output"
-        self._context = zmq.asyncio.Context()
-        self._input = self._context.socket(zmq.DEALER)
-        self._input.setsockopt(zmq.IDENTITY, ENGINE_IDENTITY)
-        self._output = zmq.Socket(zmq.Context.shadow(self._context), zmq.PUSH)
-        for socket, address in (
-            (self._input, self._input_address),
-            (self._output, self._output_address),
-        ):
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.SNDHWM, 0)
-            socket.setsockopt(zmq.RCVHWM, 0)
-            socket.connect(address)
-        # ZeroMQ keeps it until the client binds its socket. That is why a client which blocks
-        # the loop until it has heard from its engine can be made in this same loop.
-        self._input.send(ready)
-
     @property
     def client_addresses(self) -> dict[str, str]:
         """Where vLLM's client must bind its sockets."""
-        return {"input_address": self._input_address, "output_address": self._output_address}
+        return self._sockets.client_addresses
 
     async def run(self) -> None:
         """Route until cancelled; raises when something breaks, which is a bug."""
@@ -160,18 +151,17 @@ class Router:
         """Close the sockets towards vLLM; the mailbox belongs to the caller."""
         if self._timer is not None:
             self._timer.cancel()
-        self.streams.close()
+        if self.streams is not None:
+            self.streams.close()
         for task in self._utility_calls:
             task.cancel()
-        self._input.close()
-        self._output.close()
-        self._context.term()
+        self._sockets.close()
 
     # --------------------------------------------------------------- from vLLM's client
 
     async def _serve_client(self) -> None:
         while True:
-            kind, *frames = await self._input.recv_multipart()
+            kind, *frames = await self._sockets.receive()
             match EngineCoreRequestType(kind):
                 case EngineCoreRequestType.ADD:
                     self._on_add(pack_frames(frames))
@@ -196,7 +186,7 @@ class Router:
         if len(payload) > MAX_FRAME_BYTES:
             self._carry_out([Fail(request_id, Failure.TOO_LARGE)])
             return
-        begun = self.streams.on_begun(request_id)
+        begun = None if self.streams is None else self.streams.on_begun(request_id)
         if begun is not None and begun.has_ended:
             return
         its_class = self._classes.of_vllm_priority(request.priority)
@@ -222,10 +212,11 @@ class Router:
         for request_id in request_ids:
             self._latencies.forget(request_id)
         self._carry_out(self._core.on_abort(request_ids, _now_s()))
-        self.streams.on_abort(request_ids)
+        if self.streams is not None:
+            self.streams.on_abort(request_ids)
 
     async def _answer_utility(self, payload: bytes) -> None:
-        self._push(await self._utilities.answer(payload))
+        self._sockets.push(await self._utilities.answer(payload))
 
     def _on_utility_answered(self, task: asyncio.Task[None]) -> None:
         self._utility_calls.discard(task)
@@ -246,7 +237,7 @@ class Router:
                 self._show(message)
             case AdminReply():
                 self.operators.on_reply(message)
-            case message if isinstance(message, StreamMessage):
+            case message if self.streams is not None and isinstance(message, StreamMessage):
                 self.streams.on_message(message, frames)
             case _:
                 logger.error("unexpected message type=%s", type(message).__name__)
@@ -261,7 +252,7 @@ class Router:
         self._metrics.observe(self._latencies.take())
         self._metrics.count_sent_again(self._num_sent_again)
         self._num_sent_again = 0
-        self._push(encode_cluster_stats(stats))
+        self._sockets.push(encode_cluster_stats(stats))
         self._queue.on_queuing(sum(each.num_queuing for each in stats.instances), _now_s())
 
     def on_membership(self, membership: Membership) -> None:
@@ -271,7 +262,8 @@ class Router:
         self._utilities.on_instances(self.peers.instances)
         self.operators.on_membership(membership)
         self._carry_out(self._core.on_message(membership, (), _now_s()))
-        self.streams.on_frontends([each.frontend_id for each in membership.frontends])
+        if self.streams is not None:
+            self.streams.on_frontends([each.frontend_id for each in membership.frontends])
 
     # -------------------------------------------------------------------------- effects
 
@@ -291,7 +283,7 @@ class Router:
                 case Deliver(request_id, payload, num_repeated, is_finished):
                     if num_repeated:
                         payload = cut_leading_tokens(payload, num_repeated)
-                    if not self.streams.on_output(request_id, payload, is_finished=is_finished):
+                    if not self._holds(request_id, payload, is_finished=is_finished):
                         outputs.append(payload)
                     self._latencies.on_output(request_id, now_s, is_finished=is_finished)
                     if request_id in self._unstarted:
@@ -309,13 +301,20 @@ class Router:
                     )
                 case Fail(request_id, failure):
                     payload = self._failed(request_id, failure)
-                    if not self.streams.on_output(request_id, payload, is_finished=True):
+                    if not self._holds(request_id, payload, is_finished=True):
                         outputs.append(payload)
-        self._push_outputs(outputs)
-        self.streams.flush()
+        self._sockets.push_outputs(outputs)
+        if self.streams is not None:
+            self.streams.flush()
         if unsent:
             self._carry_out(self._core.on_unsent(unsent, _now_s()))
         self._schedule_tick()
+
+    def _holds(self, request_id: RequestId, payload: bytes, *, is_finished: bool) -> bool:
+        """Whether the exchange has taken the output, and hands it on itself."""
+        if self.streams is None:
+            return False
+        return self.streams.on_output(request_id, payload, is_finished=is_finished)
 
     def _failed(self, request_id: RequestId, failure: Failure) -> bytes:
         logger.warning("request failed request=%s reason=%s", request_id, failure.value)
@@ -324,14 +323,6 @@ class Router:
         self._unstarted.discard(request_id)
         self._latencies.forget(request_id)
         return payload
-
-    def _push_outputs(self, outputs: list[bytes]) -> None:
-        for payload in merge_outputs(outputs):
-            self._push(payload)
-
-    def _push(self, payload: bytes) -> None:
-        """Hand outputs to vLLM's client, in order."""
-        self._output.send_multipart(unpack_frames(payload), zmq.NOBLOCK)
 
     def _break(self, error: BaseException) -> None:
         if not self._broken.done():

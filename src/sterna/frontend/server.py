@@ -22,7 +22,6 @@ from typing import Any
 import uvicorn
 import vllm.envs as envs
 from fastapi import FastAPI
-from starlette.middleware import Middleware
 from starlette.types import ASGIApp
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -37,6 +36,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.executor import Executor
 
 from sterna.classes import PriorityClasses
 from sterna.config import FrontendConfig
@@ -46,20 +46,16 @@ from sterna.engine.vllm.core import engine_config
 from sterna.errors import ConfigurationError
 from sterna.folders import private_folder
 from sterna.frontend.admin import add_admin_routes
-from sterna.frontend.bodies import BodyLimit
-from sterna.frontend.gate import Gate
-from sterna.frontend.handshakes import behind_tls
-from sterna.frontend.key_check import KeyCheck
-from sterna.frontend.keys import ApiKeys
-from sterna.frontend.overload import FullLog, OverloadMiddleware, OverloadUnread, expected, reserved
-from sterna.frontend.patience import Places, patient
-from sterna.frontend.queue_limit import QueueLimit
-from sterna.frontend.request_errors import telling_why
-from sterna.frontend.resumable.exchange import StreamExchange
-from sterna.frontend.resumable.middleware import ResumableStreams
-from sterna.frontend.resumable.paced import paced
-from sterna.frontend.router import Router
-from sterna.frontend.tiers import TierMiddleware, admitted_priority
+from sterna.frontend.http.api_keys import ApiKeys
+from sterna.frontend.http.door import build_door
+from sterna.frontend.http.overload import expected, reserved
+from sterna.frontend.http.queue_limit import QueueLimit
+from sterna.frontend.http.request_errors import telling_why
+from sterna.frontend.http.service_tier import admitted_priority
+from sterna.frontend.http.shutdown_gate import Gate
+from sterna.frontend.http.slow_clients import Places, patient
+from sterna.frontend.http.tls import behind_tls
+from sterna.frontend.router import MakeExchange, Router
 from sterna.mailbox import Mailbox
 from sterna.messages import Membership
 from sterna.types import FrontendId
@@ -74,17 +70,30 @@ ADAPTERS_APART = 1 << 20
 
 
 class ClusterClient(AsyncLLM):  # type: ignore[misc]
-    """vLLM's engine client, whose health is that of the cluster."""
+    """vLLM's engine client, whose health is that of the cluster.
 
-    has_instances: Callable[[], bool]
-    classes: PriorityClasses
-    queue: QueueLimit
-    streams: StreamExchange
-    is_emulated: bool = False
+    Args:
+        of_vllm: AsyncLLM's own.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        queue: QueueLimit,
+        classes: PriorityClasses,
+        *,
+        is_emulated: bool,
+        **of_vllm: Any,
+    ) -> None:
+        self._router = router
+        self._queue = queue
+        self._classes = classes
+        self._is_emulated = is_emulated
+        super().__init__(client_addresses=router.client_addresses, **of_vllm)
 
     async def add_request(self, *args: Any, priority: int = 0, **kwargs: Any) -> Any:
         """See AsyncLLM; the priority is that of the class that the request gets."""
-        admitted = admitted_priority(priority, self.classes)
+        admitted = admitted_priority(priority, self._classes)
         return await super().add_request(*args, priority=admitted, **kwargs)
 
     def generate(
@@ -97,15 +106,18 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
                 here and not at the first output, so that streams get a status of 400 as well.
             GracefulHTTPError: too many engine requests would wait.
         """
-        if self.is_emulated and (refused := refusal(prompt, sampling_params)) is not None:
+        if self._is_emulated and (refused := refusal(prompt, sampling_params)) is not None:
             parameter, reason = refused
             raise VLLMValidationError(reason, parameter=parameter)
         outputs: AsyncGenerator[Any, None] = super().generate(
             prompt, sampling_params, request_id, *args, **kwargs
         )
         outputs = self._waiting(request_id, telling_why(outputs), sampling_params.n)
+        streams = self._router.streams
+        if streams is None:
+            return outputs
         is_repeatable = _is_repeatable(sampling_params, self.vllm_config.scheduler_config)
-        return paced(self.streams, request_id, outputs, is_repeatable=is_repeatable)
+        return streams.paced(request_id, outputs, is_repeatable=is_repeatable)
 
     def encode(
         self, prompt: Any, pooling_params: Any, request_id: str, *args: Any, **kwargs: Any
@@ -123,9 +135,9 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
     def _waiting(
         self, name: str, outputs: AsyncGenerator[Any, None], num_choices: int
     ) -> AsyncGenerator[Any, None]:
-        if reserved(self.queue, num_choices) is not None:
+        if reserved(self._queue, num_choices) is not None:
             raise GracefulHTTPError("too many requests wait", HTTPStatus.TOO_MANY_REQUESTS)
-        return expected(self.queue, name, outputs, num_choices)
+        return expected(self._queue, name, outputs, num_choices)
 
     async def check_health(self) -> None:
         """See AsyncLLM.
@@ -134,7 +146,7 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
             EngineDeadError: no instance lives, so `/health` answers 503.
         """
         await super().check_health()
-        if not self.has_instances():
+        if not self._router.peers.instances:
             raise EngineDeadError
 
 
@@ -169,7 +181,6 @@ class FrontendServer:
         self._gate: Gate | None = None
         self._router: Router | None = None
         self._queue = QueueLimit(config.door.max_queued_requests, config.door.urgent_reserve)
-        self._full_log = FullLog()
 
     @property
     def membership(self) -> Membership | None:
@@ -218,6 +229,7 @@ class FrontendServer:
                 Path(folder),
                 self._args.classes,
                 self._queue,
+                self._make_exchange(),
             )
             self._router = router
             try:
@@ -230,25 +242,58 @@ class FrontendServer:
         with sock:
             # vLLM's client begins with a utility call, which needs somebody to answer it.
             await router.peers.served()
-            client = make_client(self._args, router)
-            client.queue = self._queue
+            client = make_client(self._args, router, self._queue)
             try:
                 await client.reset_mm_cache()
                 tasks = await client.get_supported_tasks()
                 keys = ApiKeys(self._args.api_key_table)
-                app = _build_app(self._args, tasks, client, keys, self._queue, self._full_log)
+                app = _vllms_app(self._args, tasks, client, keys)
                 only = None if keys.are_needed else HARMLESS_OPTIONS
                 add_admin_routes(
                     app,
                     router.operators,
-                    keys,
                     check_options=partial(self._check_engine_options, only),
                 )
                 await init_app_state(client, app.state, self._args, tasks)
                 number_adapters_apart(app.state.openai_serving_models, self._frontend_id)
-                await self._answer(app, client, sock, router)
+                door = build_door(
+                    app,
+                    AuthenticationMiddleware,
+                    keys,
+                    self._args.classes,
+                    self._queue,
+                    self._config.door,
+                    self._args.root_path or "",
+                    self._keep_streams(router),
+                )
+                self._gate = door.gate
+                await self._answer(door.app, app, client, sock)
             finally:
                 client.shutdown(timeout=0)
+
+    def _make_exchange(self) -> MakeExchange | None:
+        """Return what makes the exchange of streams; None where they stay at their front end."""
+        door = self._config.door
+        if door.resume_window_s is None or self._args.frontends == 1:
+            return None
+        # Of what resumable streams need, nothing is imported without them.
+        from sterna.frontend.resumable.exchange import StreamExchange
+
+        return partial(StreamExchange, self._frontend_id, door.max_kept_bytes)
+
+    def _keep_streams(self, router: Router) -> Callable[[ASGIApp], ASGIApp] | None:
+        """Return what keeps the streams of an application; None without the option."""
+        door = self._config.door
+        if door.resume_window_s is None:
+            return None
+        from sterna.frontend.resumable.middleware import ResumableStreams
+
+        return partial(
+            ResumableStreams,
+            window_s=door.resume_window_s,
+            max_bytes=door.max_kept_bytes,
+            exchange=router.streams,
+        )
 
     def _check_engine_options(self, only: frozenset[str] | None, options: Sequence[str]) -> None:
         """Raises ConfigurationError: instances could not be restarted with these."""
@@ -260,23 +305,9 @@ class FrontendServer:
             raise ConfigurationError(one_line(error)) from error
 
     async def _answer(
-        self, app: FastAPI, client: AsyncLLM, sock: socket.socket, router: Router
+        self, door: ASGIApp, app: FastAPI, client: AsyncLLM, sock: socket.socket
     ) -> None:
-        door = self._config.door
-        inside: ASGIApp = app
-        root_path = self._args.root_path or ""
-        keys = ApiKeys(self._args.api_key_table)
-        if door.resume_window_s is not None:
-            exchange = router.streams if self._args.frontends > 1 else None
-            inside = ResumableStreams(
-                app, door.resume_window_s, door.max_kept_bytes, exchange, root_path, keys
-            )
-        limited = BodyLimit(
-            inside, door.max_body_bytes, door.body_timeout_s, keys, door.max_waiting_body_bytes
-        )
-        asked = OverloadUnread(limited, self._queue, keys, self._full_log, root_path)
-        self._gate = Gate(asked, root_path)
-        config, context = _http_config(self._gate, self._args, self._config)
+        config, context = _http_config(door, self._args, self._config)
         app.state.server = server = _Server(config, self._listening)
         companions = [
             asyncio.create_task(watchdog_loop(server, client)),
@@ -298,35 +329,14 @@ class FrontendServer:
         server.should_exit = True
 
 
-def _build_app(
-    args: Namespace,
-    tasks: tuple[Any, ...],
-    client: AsyncLLM,
-    keys: ApiKeys,
-    limit: QueueLimit,
-    log: FullLog,
-) -> FastAPI:
-    """Return vLLM's application, with our check of keys in place of its own, tiers, and the limit
-    of the queue."""
-    if not keys.are_needed:
-        app: FastAPI = build_app(args, tasks, client.model_config)
-    else:
+def _vllms_app(args: Namespace, tasks: tuple[Any, ...], client: AsyncLLM, keys: ApiKeys) -> FastAPI:
+    """Return vLLM's application; where there are keys, with its own check of keys, whose place is
+    ours."""
+    if keys.are_needed:
         # vLLM's check is there only with a key of its own: one that nobody knows, so that
         # nobody could get in if the check were not ours in the end.
-        guarded = Namespace(**{**vars(args), "api_key": [secrets.token_urlsafe()]})
-        app = build_app(guarded, tasks, client.model_config)
-        (place,) = [
-            place
-            for place, each in enumerate(app.user_middleware)
-            if each.cls is AuthenticationMiddleware
-        ]
-        app.user_middleware[place] = Middleware(KeyCheck, keys=keys)
-    # The last one is the innermost: behind the check of keys, and vLLM's headers for browsers.
-    tiers = Middleware(TierMiddleware, classes=args.classes, keys=keys)
-    overload = Middleware(OverloadMiddleware, limit=limit, classes=args.classes, log=log)
-    app.user_middleware += [tiers, overload]
-    # vLLM has had it built already, for its hosts' own standards.
-    app.middleware_stack = app.build_middleware_stack()
+        args = Namespace(**{**vars(args), "api_key": [secrets.token_urlsafe()]})
+    app: FastAPI = build_app(args, tasks, client.model_config)
     return app
 
 
@@ -353,7 +363,7 @@ class _Server(NoSignalServer):  # type: ignore[misc]
         self._listening.set()
 
 
-def make_client(args: Namespace, router: Router) -> ClusterClient:
+def make_client(args: Namespace, router: Router, queue: QueueLimit) -> ClusterClient:
     """Return vLLM's client, connected to the router instead of an engine; it loads the tokenizer
     and no weights.
 
@@ -371,24 +381,23 @@ def make_client(args: Namespace, router: Router) -> ClusterClient:
     engine_args._api_process_count = max(2, args.frontends)
     engine_args._api_process_rank = 0
     vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    client: ClusterClient = ClusterClient.from_vllm_config(
-        vllm_config,
+    return ClusterClient(
+        router,
+        queue,
+        args.classes,
+        is_emulated=args.emulated is not None,
+        vllm_config=vllm_config,
+        executor_class=Executor.get_class(vllm_config),
         usage_context=UsageContext.OPENAI_API_SERVER,
-        enable_log_requests=engine_args.enable_log_requests,
+        log_requests=engine_args.enable_log_requests,
+        log_stats=not engine_args.disable_log_stats,
         aggregate_engine_logging=engine_args.aggregate_engine_logging,
-        disable_log_stats=engine_args.disable_log_stats,
-        client_addresses=router.client_addresses,
         client_count=args.frontends,
     )
-    client.streams = router.streams
-    client.has_instances = lambda: bool(router.peers.instances)
-    client.classes = args.classes
-    client.is_emulated = args.emulated is not None
-    return client
 
 
 def _http_config(
-    app: Gate, args: Namespace, ours: FrontendConfig
+    app: ASGIApp, args: Namespace, ours: FrontendConfig
 ) -> tuple[uvicorn.Config, ssl.SSLContext | None]:
     """Return uvicorn's configuration as vLLM makes it, with limits to heads and to its patience,
     and what TLS is begun with, which uvicorn does not do here."""

@@ -14,11 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from sterna.frontend.http.request_context import is_taken_over, tell_let_in
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.middleware import ResumableStreams
-from sterna.frontend.resumable.paced import is_taken_over, paced, tell_let_in
+from sterna.frontend.resumable.paced import paced
 from sterna.stream_messages import StreamMessage
 from sterna.types import FrontendId, RequestId
+from tests.frontend.http.opened import opened
 from tests.frontend.resumable.connection import PATH, Connection
 
 HANG_S = 60.0
@@ -38,7 +40,8 @@ class FrontEnd:
         self.frontend_id = frontend_id
         self.exchange = StreamExchange(frontend_id, 1 << 20, self._send, self._on_handed)
         inner = Starlette(routes=[Route(PATH, self._answer, methods=["POST"])])
-        self.app = ResumableStreams(inner, window_s, 1 << 20, self.exchange)
+        self.streams = ResumableStreams(inner, window_s, 1 << 20, self.exchange)
+        self.app = opened(self.streams)
         self.clients: list[Client] = []
         self.open: dict[RequestId, tuple[int, int]] = {}
         self.begun, self.freed = asyncio.Event(), asyncio.Event()

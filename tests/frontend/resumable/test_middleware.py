@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from sterna.classes import ApiKey
-from sterna.frontend.bodies import BodyLimit
-from sterna.frontend.keys import ApiKeys
+from sterna.frontend.http.body_limit import BodyLimit
 from sterna.frontend.resumable.middleware import ResumableStreams
+from tests.frontend.http.opened import opened
 from tests.frontend.resumable.connection import PATH, Connection
 
 HANG_S = 60.0
@@ -25,7 +25,7 @@ class Server:
     """An application whose stream goes on when the test says so."""
 
     def __init__(
-        self, window_s: float = 60.0, root_path: str = "", keys: ApiKeys | None = None
+        self, window_s: float = 60.0, root_path: str = "", keys: Sequence[ApiKey] = ()
     ) -> None:
         self.go_on = asyncio.Semaphore(0)
         self.num_begun = 0
@@ -33,7 +33,7 @@ class Server:
         self.was_cancelled = False
         self.path = root_path + PATH
         inner = Starlette(routes=[Route(self.path, self._answer, methods=["POST"])])
-        self.app = ResumableStreams(inner, window_s, 1 << 20, root_path=root_path, keys=keys)
+        self.app = opened(ResumableStreams(inner, window_s, 1 << 20), keys, root_path)
 
     async def _answer(self, request: Request) -> Response:
         body = await request.json()
@@ -197,7 +197,7 @@ def test_an_event_that_never_was_is_a_bad_request(last: str) -> None:
 
 def test_who_shows_no_key_is_left_to_the_application_and_takes_no_id() -> None:
     async def scenario() -> None:
-        keys = ApiKeys([ApiKey("mine", sha256(b"mine").digest())])
+        keys = [ApiKey("mine", sha256(b"mine").digest())]
         server = Server(keys=keys)
         server.step(3)
         strange = Client(server, stream(1), x_request_id="tern", authorization="Bearer a")
@@ -254,7 +254,7 @@ def test_what_nobody_can_read_is_left_to_the_application() -> None:
             raise AssertionError("nothing is to be answered")
 
         scope = {"type": "http", "method": "POST", "path": PATH, "headers": []}
-        await ResumableStreams(app, 60.0, 1 << 20)(scope, receive, send)
+        await opened(ResumableStreams(app, 60.0, 1 << 20))(scope, receive, send)
         assert read == [deep]
 
     played(scenario)
@@ -283,7 +283,7 @@ def test_a_body_has_its_share_of_all_bodies_until_its_answer_begins(begins: bool
             ended.set()
 
         limited = BodyLimit(ResumableStreams(app, 0.01, 1 << 20), 1 << 20, HANG_S)
-        client = Connection(limited, stream(1), [])
+        client = Connection(opened(limited), stream(1), [])
         await reached.wait()
         await client.leave()
         gone.set()

@@ -23,6 +23,7 @@ from sterna.frontend.server import FrontendServer
 from sterna.mailbox import Mailbox
 from sterna.messages import AddRequest, Frontend, Instance, Membership
 from sterna.types import FrontendId
+from tests.frontend.calls import folders_called
 from tests.frontend.scripted import ScriptedCluster, ready_response, within
 from tests.models import small_model
 
@@ -352,5 +353,25 @@ def test_a_stream_of_which_there_is_no_replica_is_read_on_too(
         assert end in known[-1]
         async with stream(first, path, body, f"left-{name}", last=0) as events:
             assert known == [each async for each in events]
+
+    loop.run_until_complete(within(scenario()))
+
+
+def test_the_code_of_resumable_streams_is_on_the_way_of_their_tokens(
+    loop: asyncio.AbstractEventLoop, ends: tuple[FrontEnd, FrontEnd]
+) -> None:
+    """So that it would be noticed without the option: `test_server.py`."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(small_model())
+    said = Said(lambda text: tokenizer.encode(text, add_special_tokens=False), None)
+    first, _ = ends
+
+    async def scenario() -> None:
+        with folders_called("sterna/frontend") as num_calls:
+            async with stream(first, CHAT, {"messages": MESSAGES}, "called") as events:
+                await speak(first, "called", said, 1, WORDS, 1000)
+                num_events = len([each async for each in events])
+        assert num_calls["resumable"] > num_events
 
     loop.run_until_complete(within(scenario()))

@@ -246,7 +246,7 @@ def test_a_client_that_waits_until_its_stream_is_there_again_follows_it(
             cluster.bring()
             await asyncio.sleep(0.01)
         assert client.status == 0
-        cluster[1].app._turns.release()
+        cluster[1].streams._turns.release()
         await until_over(cluster, client)
         assert first.events + client.events == expected(8)
 

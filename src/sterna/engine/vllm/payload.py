@@ -163,7 +163,7 @@ def cut_leading_tokens(payload: Buffer, num_tokens: int) -> bytes:
 
 def encode_failure(request_id: str, reason: str, *, is_pooling: bool) -> bytes:
     """Return a payload that ends the request with an error: of HTTP, or an event in a stream that
-    has begun (`frontend.request_errors`)."""
+    has begun (`frontend.http.request_errors`)."""
     output = EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)
     if is_pooling:
         # vLLM's output processor knows one way only for a pooling request to fail; without it,

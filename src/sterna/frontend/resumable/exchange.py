@@ -6,12 +6,13 @@ which knows how far vLLM's code is, and the streams that this front end keeps (`
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 from starlette.types import Receive, Send
 
 from sterna.frontend.resumable.insisting import SendTo
+from sterna.frontend.resumable.paced import paced
 from sterna.frontend.resumable.pacing import Pacing
 from sterna.frontend.resumable.pacing_effects import Begun, CaughtUp, Hand, Parted, RunAgain
 from sterna.frontend.resumable.records import Record
@@ -147,6 +148,12 @@ class StreamExchange:
         serial = self._pacing.expect(stream_id, name, _now_s(), is_repeatable=is_repeatable)
         self._flush()
         return serial
+
+    def paced(
+        self, name: str, outputs: AsyncGenerator[Any, None], *, is_repeatable: bool
+    ) -> AsyncGenerator[Any, None]:
+        """See `paced`."""
+        return paced(self, name, outputs, is_repeatable=is_repeatable)
 
     def on_asked(self, name: str, serial: int) -> None:
         """See `Pacing`."""

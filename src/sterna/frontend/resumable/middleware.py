@@ -18,8 +18,9 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, MutableMapping
+from collections.abc import AsyncIterator, Coroutine, MutableMapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -30,40 +31,31 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sterna.decoding import UNREADABLE
-from sterna.frontend.bodies import keep_body, replaying
-from sterna.frontend.error_response import error_response
-from sterna.frontend.keys import ApiKeys
+from sterna.frontend.http.body_limit import replaying, whole_body
+from sterna.frontend.http.request_context import (
+    LAST_EVENT_ID,
+    AnsweredStream,
+    RequestContext,
+    caller,
+    current,
+    entered,
+)
+from sterna.frontend.http.request_errors import error_response
 from sterna.frontend.resumable.event_log import EventLogs
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.horizon import Knowledge
-from sterna.frontend.resumable.paced import answering
 from sterna.frontend.resumable.records import Record, dated
 from sterna.frontend.resumable.relays import Reading
 from sterna.frontend.resumable.runs import (
-    LAST_EVENT_ID,
     REQUEST_ID,
     Run,
     head_of,
     is_event_stream,
     scope_of,
     until_gone,
-    whole_body,
 )
 
 logger = logging.getLogger(__name__)
-
-PATHS = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/inference/v1/generate",
-    }
-)
-
-REPLICATED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""The events of others have, or may have, random ids, which would be others after a death."""
 
 NUM_RUN_AGAIN = 8
 """Streams of a dead front end that come to their events again at the same time: this front end's
@@ -86,8 +78,6 @@ class ResumableStreams:
         window_s: see `EventLogs`.
         max_bytes: see `EventLogs`.
         exchange: with the other front ends; None: there are none.
-        root_path: what a proxy may leave before the paths (`--root-path`).
-        keys: who shows none of them begins and reads nothing here; the application refuses it.
     """
 
     def __init__(
@@ -96,12 +86,8 @@ class ResumableStreams:
         window_s: float,
         max_bytes: int,
         exchange: StreamExchange | None = None,
-        root_path: str = "",
-        keys: ApiKeys | None = None,
     ) -> None:
         self._app = app
-        self._root_path = root_path
-        self._keys = keys or ApiKeys()
         self._logs = EventLogs(window_s, max_bytes)
         self._runs: dict[str, Run] = {}
         # Answers that are no streams: how many of each id are under way.
@@ -115,14 +101,15 @@ class ResumableStreams:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or one connection of another kind."""
-        if scope["type"] != "http" or scope["method"] != "POST" or self._path(scope) not in PATHS:
+        is_post = scope["type"] == "http" and scope["method"] == "POST"
+        if not is_post or not caller().route.is_resumable:
+            await self._app(scope, receive, send)
+            return
+        if not caller().is_known:
+            # The application refuses it: nothing of it is to be kept, or sent to another front end.
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if self._keys.refuse(headers.get("Authorization")):
-            # Nothing of it is to be kept, or sent to another front end.
-            await self._app(scope, receive, send)
-            return
         if LAST_EVENT_ID in headers:
             await self._read_on(headers, scope, receive, send)
             return
@@ -133,10 +120,6 @@ class ResumableStreams:
             await self._pass(headers.get(REQUEST_ID), scope, replaying(body, receive), send)
             return
         await self._begin(headers, body, scope, receive, send)
-
-    def _path(self, scope: Scope) -> str:
-        # vLLM's application, which knows the root path, has not been asked yet.
-        return str(scope["path"]).removeprefix(self._root_path)
 
     async def _pass(
         self, request_id: str | None, scope: Scope, receive: Receive, send: Send
@@ -174,10 +157,11 @@ class ResumableStreams:
         named: MutableMapping[str, Any] = {**scope, "headers": [*scope["headers"]]}
         MutableHeaders(scope=named)[REQUEST_ID] = request_id
         run = self._runs[request_id] = Run(request_id, log, int(_wall_s()))
-        run.has_replica = self._exchange is not None and self._path(scope) in REPLICATED_PATHS
-        run.on_begun = keep_body()
-        on_let_in = partial(self._on_let_in, run, named, body)
-        run.task = asyncio.create_task(self._generate(run, named, body, on_let_in))
+        run.has_replica = self._exchange is not None and caller().route.is_replicated
+        run.on_begun = current().keep_body()
+        stream = AnsweredStream(request_id, False, partial(self._on_let_in, run, named, body))
+        context = replace(current(), stream=stream)
+        run.task = asyncio.create_task(self._generate(run, named, body, context))
         async with self._following(run, receive) as gone:
             await run.follow(0, gone, send)
 
@@ -187,9 +171,7 @@ class ResumableStreams:
         if self._exchange is not None and run.has_replica and is_kept:
             self._exchange.begin(head_of(run, scope), body)
 
-    async def _generate(
-        self, run: Run, scope: Scope, body: bytes, on_let_in: Callable[[], None]
-    ) -> None:
+    async def _generate(self, run: Run, scope: Scope, body: bytes, context: RequestContext) -> None:
         """Have the answer generated to its end, whether or not somebody reads it."""
 
         async def send(message: Message) -> None:
@@ -205,8 +187,7 @@ class ResumableStreams:
             run.tell()
 
         try:
-            is_taken_over = run.horizon.is_taken_over
-            with answering(run.request_id, is_taken_over=is_taken_over, on_let_in=on_let_in):
+            with entered(context):
                 await self._app(scope, run.receive(body), send)
         except Exception:
             logger.exception("stream broke off request=%s", run.request_id)
@@ -335,7 +316,9 @@ class ResumableStreams:
         if run.given_up.is_set():
             self._end_turn(run)
             return
-        await self._generate(run, scope_of(record.head), record.body, _nothing)
+        # It was let in before, and has its replica.
+        context = RequestContext(stream=AnsweredStream(run.request_id, True, _nothing))
+        await self._generate(run, scope_of(record.head), record.body, context)
 
     def _end_turn(self, run: Run) -> None:
         if run in self._has_turn:
@@ -383,7 +366,7 @@ async def _unless_gone(
 
 
 def _nothing() -> None:
-    """A stream that was taken over was let in before, and has its replica."""
+    pass
 
 
 def _is_streamed(body: bytes) -> bool:

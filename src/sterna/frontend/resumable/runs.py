@@ -12,7 +12,6 @@ from sterna.frontend.resumable.records import Record
 from sterna.stream_messages import StreamHead
 
 REQUEST_ID = "X-Request-Id"
-LAST_EVENT_ID = "Last-Event-ID"
 
 EVENTS_AT_ONCE = 1024
 """Go out together: no more than a message to another front end can hold."""
@@ -146,18 +145,6 @@ def scope_of(head: StreamHead) -> Scope:
         "server": None,
         "state": {},
     }
-
-
-async def whole_body(receive: Receive) -> bytes | None:
-    """Return the request's body; None: the client went away. Its size was bounded before."""
-    pieces = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        pieces.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(pieces)
 
 
 async def until_gone(receive: Receive) -> None:

@@ -10,15 +10,15 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable
-from contextvars import ContextVar
+from dataclasses import replace
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sterna.frontend.error_response import error_response
-from sterna.frontend.keys import ApiKeys
+from sterna.frontend.http.request_context import caller, current, entered
+from sterna.frontend.http.request_errors import error_response
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +34,6 @@ ROOM_AGAIN = 0.9
 """Of the budget: with less taken, there is room again."""
 
 
-_SHARE: ContextVar["_Share | None"] = ContextVar("sterna_body", default=None)
-# Of the request that is being answered.
-
-
 class BodyLimit:
     """An ASGI application around vLLM's.
 
@@ -45,7 +41,6 @@ class BodyLimit:
         max_bytes: of one body.
         max_waiting_bytes: of all bodies whose answers have not begun.
         timeout_s: for all of it.
-        keys: who shows none of them is refused further on, and no byte of its body is kept.
 
     Attributes:
         num_waiting_bytes: of all bodies whose answers have not begun.
@@ -56,11 +51,9 @@ class BodyLimit:
         app: ASGIApp,
         max_bytes: int,
         timeout_s: float,
-        keys: ApiKeys | None = None,
         max_waiting_bytes: int = sys.maxsize,
     ) -> None:
         self._app = app
-        self._keys = keys or ApiKeys()
         self._max_bytes = max_bytes
         self._max_waiting_bytes = max_waiting_bytes
         self._timeout_s = timeout_s
@@ -72,15 +65,16 @@ class BodyLimit:
         if scope["type"] != "http" or scope["method"] not in METHODS:
             await self._app(scope, receive, send)
             return
-        if self._keys.refuse(Headers(scope=scope).get("Authorization")):
+        if not caller().is_known:
+            # It is refused further on, and no byte of its body is kept.
             await self._app(scope, replaying(b"", receive), send)
             return
         share = _Share(self)
-        previous = _SHARE.set(share)
         try:
             replayed = await self._read(scope, receive, share)
             if replayed is not None:
-                await self._app(scope, replayed, share.until_answered(send))
+                with entered(replace(current(), keep_body=share.keep)):
+                    await self._app(scope, replayed, share.until_answered(send))
             return
         except _TooLargeError:
             answer = _refusal(
@@ -103,7 +97,6 @@ class BodyLimit:
                 f"the body was not there after {self._timeout_s:g} s",
             )
         finally:
-            _SHARE.reset(previous)
             if not share.is_kept:
                 share.give_back()
         await answer(scope, receive, send)
@@ -176,6 +169,11 @@ class _Share:
         self._limit.give_back(self.num_bytes)
         self.num_bytes = 0
 
+    def keep(self) -> Callable[[], None]:
+        """See `RequestContext.keep_body`."""
+        self.is_kept = True
+        return self.give_back
+
     def until_answered(self, send: Send) -> Send:
         """Return a `send` that gives it back when the answer begins."""
 
@@ -184,16 +182,6 @@ class _Share:
             await send(message)
 
         return send_on
-
-
-def keep_body() -> Callable[[], None]:
-    """The body of the request that is being answered is needed when its client has gone, too;
-    returns what is to be called when the answer begins, or nobody needs it any more."""
-    share = _SHARE.get()
-    if share is None:
-        return lambda: None
-    share.is_kept = True
-    return share.give_back
 
 
 class _TooLargeError(Exception):
@@ -221,6 +209,19 @@ def replaying(body: bytes, receive: Receive) -> Receive:
         return message
 
     return receive_again
+
+
+async def whole_body(receive: Receive) -> bytes | None:
+    """Return the request's body; None: the client went away. Behind `BodyLimit` its size is
+    bounded, and it comes in one piece."""
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
 
 
 def _refusal(status: HTTPStatus, kind: str, message: str) -> JSONResponse:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
@@ -13,15 +13,16 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from sterna.classes import DEFAULT_CLASSES, ApiKey, PriorityClass, PriorityClasses
-from sterna.frontend.keys import ApiKeys
-from sterna.frontend.tiers import (
+from sterna.frontend.http.api_keys import ApiKeys
+from sterna.frontend.http.routes import RESPONSES_PATH
+from sterna.frontend.http.service_tier import (
     MAX_LENIENT_BYTES,
-    RESPONSES_PATH,
     TierMiddleware,
     admitted_priority,
     used_class,
 )
 from sterna.types import Priority
+from tests.frontend.http.opened import opened
 
 CHAT = "/v1/chat/completions"
 USAGE = {"service_tier": None}
@@ -34,19 +35,17 @@ FOUR = PriorityClasses(
         for name, rank in (("normal", 0), ("high", 1), ("gold", 2), ("batch", -1))
     )
 )
-KEYS = ApiKeys(
-    [
-        ApiKey("n", sha256(NORMAL_KEY.encode()).digest(), FOUR.normal),
-        ApiKey("b", sha256(BATCH_KEY.encode()).digest(), FOUR.named("batch")),
-        ApiKey("f", sha256(FULL_KEY.encode()).digest()),
-    ]
+KEYS = (
+    ApiKey("n", sha256(NORMAL_KEY.encode()).digest(), FOUR.normal),
+    ApiKey("b", sha256(BATCH_KEY.encode()).digest(), FOUR.named("batch")),
+    ApiKey("f", sha256(FULL_KEY.encode()).digest()),
 )
 
 
 class Server:
     """An application whose engine notes the priority that a request reaches it with."""
 
-    def __init__(self, classes: PriorityClasses = FOUR, keys: ApiKeys | None = None) -> None:
+    def __init__(self, classes: PriorityClasses = FOUR, keys: Sequence[ApiKey] = ()) -> None:
         self.priorities: list[int] = []
         self.used: list[str | None] = []
         self.bodies: list[bytes] = []
@@ -58,8 +57,8 @@ class Server:
         app.post("/v1/completions")(self._complete)
         app.post("/v1/responses")(self._respond)
         app.post("/v1/embeddings")(self._embed)
-        app.add_middleware(TierMiddleware, classes=classes, keys=keys or ApiKeys())
-        self.app = app
+        app.add_middleware(TierMiddleware, classes=classes)
+        self.app = opened(app, keys)
 
     async def _complete(self, request: Request) -> Any:
         body = await self._read(request)
@@ -372,7 +371,7 @@ def test_the_class_of_a_request_is_known_while_it_is_answered_and_no_longer() ->
 
         scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
         body = {"type": "http.request", "body": b'{"service_tier":"gold"}'}
-        await TierMiddleware(app, FOUR, ApiKeys())(scope, messages(body), unsent)
+        await opened(TierMiddleware(app, FOUR))(scope, messages(body), unsent)
         assert used_class() is None
 
     asyncio.run(answer())
@@ -408,7 +407,7 @@ def test_what_has_no_body_of_a_request_passes_once_and_unread(scope: dict[str, A
         passed.append((scope, receive, send))
 
     receive = messages()
-    asyncio.run(TierMiddleware(app, FOUR, ApiKeys())(scope, receive, unsent))
+    asyncio.run(opened(TierMiddleware(app, FOUR))(scope, receive, unsent))
     assert passed == [(scope, receive, unsent)]
 
 
@@ -419,7 +418,7 @@ def test_a_client_that_goes_away_before_its_body_is_there_reaches_nobody() -> No
     scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
     begun = {"type": "http.request", "body": b"{", "more_body": True}
     receive = messages(begun, {"type": "http.disconnect"})
-    asyncio.run(TierMiddleware(app, FOUR, ApiKeys())(scope, receive, unsent))
+    asyncio.run(opened(TierMiddleware(app, FOUR))(scope, receive, unsent))
 
 
 def test_where_priorities_are_off_every_answer_says_default() -> None:
@@ -434,7 +433,7 @@ def test_a_request_outside_of_http_has_the_priority_that_vllm_gives_it() -> None
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
 def test_a_key_is_found_by_its_header(scheme: str) -> None:
-    found = KEYS.find(f"{scheme} {BATCH_KEY}")
+    found = ApiKeys(KEYS).find(f"{scheme} {BATCH_KEY}")
     assert found is not None
     assert found.name == "b"
 
@@ -443,7 +442,7 @@ def test_a_key_is_found_by_its_header(scheme: str) -> None:
     "header", [None, "", "Bearer", "Bearer ", f"Basic {FULL_KEY}", FULL_KEY, f"Bearer {FULL_KEY} "]
 )
 def test_nothing_else_is_a_key(header: str | None) -> None:
-    assert KEYS.find(header) is None
+    assert ApiKeys(KEYS).find(header) is None
 
 
 def test_chunks_are_not_held_back() -> None:
@@ -475,7 +474,7 @@ def test_chunks_are_not_held_back() -> None:
                 sent.append(message["body"])
 
         scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
-        await TierMiddleware(app, FOUR, ApiKeys())(scope, receive, send)
+        await opened(TierMiddleware(app, FOUR))(scope, receive, send)
         return sent
 
     assert asyncio.run(run()) == [b'data: {"service_tier":"gold","id":1}']

@@ -8,7 +8,7 @@ has shown a key, and the class is known.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextvars import ContextVar
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -17,37 +17,22 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sterna.classes import PriorityClasses
-from sterna.frontend.error_response import error_response
-from sterna.frontend.keys import ApiKeys
-from sterna.frontend.queue_limit import Full, QueueLimit, Ticket
-from sterna.frontend.resumable.paced import is_taken_over, tell_let_in
-from sterna.frontend.resumable.runs import LAST_EVENT_ID
-from sterna.frontend.tiers import used_class
+from sterna.frontend.http.queue_limit import Full, QueueLimit, Ticket
+from sterna.frontend.http.request_context import (
+    LAST_EVENT_ID,
+    caller,
+    current,
+    entered,
+    is_taken_over,
+    tell_let_in,
+)
+from sterna.frontend.http.request_errors import error_response
+from sterna.frontend.http.service_tier import used_class
 
 logger = logging.getLogger(__name__)
 
-INFERENCE_PREFIXES = ("/v1/", "/v2/", "/inference/", "/cohere/")
-INFERENCE_PATHS = frozenset(
-    {"/invocations", "/generative_scoring", "/pooling", "/classify", "/score", "/rerank"}
-)
-
-NO_INFERENCE = (
-    "/abort_requests",
-    "/cancel",
-    "/count_tokens",
-    "/derender",
-    "/render",
-    "/load_lora_adapter",
-    "/unload_lora_adapter",
-)
-"""How paths under these prefixes end that bring the engines no request: the first two make room,
-the last two are operators', and the others are work of the front end alone, as /tokenize is."""
-
 UNREAD_BYTES = 64 << 10
 """A longer body that is not wanted is not taken from its client, whose connection ends instead."""
-
-_TICKET: ContextVar[Ticket | None] = ContextVar("sterna_ticket", default=None)
-# As the class (`tiers`), it belongs to a request that vLLM's serving code knows nothing of.
 
 
 class FullLog:
@@ -72,21 +57,12 @@ class FullLog:
 
 
 class OverloadUnread:
-    """Refuses inference whose body has not been read, while not even urgent requests are let in.
+    """Refuses inference whose body has not been read, while not even urgent requests are let in."""
 
-    Args:
-        keys: who shows none of them is refused further on.
-        root_path: what a proxy may leave before the paths (`--root-path`).
-    """
-
-    def __init__(
-        self, app: ASGIApp, limit: QueueLimit, keys: ApiKeys, log: FullLog, root_path: str = ""
-    ) -> None:
+    def __init__(self, app: ASGIApp, limit: QueueLimit, log: FullLog) -> None:
         self._app = app
         self._limit = limit
-        self._keys = keys
         self._log = log
-        self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or one connection of another kind."""
@@ -102,11 +78,13 @@ class OverloadUnread:
         await answer(scope, receive, send)
 
     def _full(self, scope: Scope) -> Full | None:
-        if not _is_inference(scope, self._root_path):
-            return None
-        headers = Headers(scope=scope)
-        # Who reads a stream on does not wait a second time.
-        if LAST_EVENT_ID in headers or self._keys.refuse(headers.get("Authorization")):
+        # Who reads a stream on does not wait a second time, and who shows no key is refused further
+        # on.
+        if (
+            not _is_inference(scope)
+            or LAST_EVENT_ID in Headers(scope=scope)
+            or not caller().is_known
+        ):
             return None
         return self._limit.full(_now_s(), is_urgent=True)
 
@@ -135,20 +113,19 @@ class OverloadMiddleware:
         used = used_class()
         normal = self._classes.normal
         is_urgent = used is not None and used.scheduling_priority > normal.scheduling_priority
-        entered = self._limit.enter(_now_s(), is_urgent=is_urgent)
-        if isinstance(entered, Full):
-            self._log.on_refused(entered)
-            await _refusal(entered)(scope, receive, send)
+        ticket = self._limit.enter(_now_s(), is_urgent=is_urgent)
+        if isinstance(ticket, Full):
+            self._log.on_refused(ticket)
+            await _refusal(ticket)(scope, receive, send)
             return
         self._log.on_let_in()
         tell_let_in()
-        answer = _Answer(entered, send)
-        previous = _TICKET.set(entered)
+        answer = _Answer(ticket, send)
         try:
-            await self._app(scope, receive, answer.send)
+            with entered(replace(current(), ticket=ticket)):
+                await self._app(scope, receive, answer.send)
         finally:
-            _TICKET.reset(previous)
-            self._limit.leave(entered)
+            self._limit.leave(ticket)
         if answer.refused is not None:
             await _refusal(answer.refused)(scope, receive, send)
 
@@ -156,7 +133,7 @@ class OverloadMiddleware:
 def reserved(limit: QueueLimit, num_choices: int) -> Full | None:
     """Have so many engine requests more wait for the request that is being answered; returns why
     they may not, which its client will be told whatever the application answers."""
-    ticket = _TICKET.get()
+    ticket = current().ticket
     return None if ticket is None else limit.reserve(ticket, num_choices, _now_s())
 
 
@@ -165,7 +142,7 @@ def expected(
 ) -> AsyncGenerator[Any, None]:
     """Return these outputs of engine requests that are reserved for the request that is being
     answered."""
-    ticket = _TICKET.get()
+    ticket = current().ticket
     return outputs if ticket is None else _expected(limit, name, outputs, ticket, num_choices)
 
 
@@ -206,14 +183,8 @@ class _Answer:
             await self._send(message)
 
 
-def _is_inference(scope: Scope, root_path: str | None = None) -> bool:
-    if scope["type"] != "http" or scope["method"] != "POST":
-        return False
-    path = scope["path"].removeprefix(
-        scope.get("root_path", "") if root_path is None else root_path
-    )
-    is_known = path.startswith(INFERENCE_PREFIXES) and not path.endswith(NO_INFERENCE)
-    return is_known or path in INFERENCE_PATHS
+def _is_inference(scope: Scope) -> bool:
+    return scope["type"] == "http" and scope["method"] == "POST" and caller().route.is_inference
 
 
 def _refusal(full: Full) -> JSONResponse:

@@ -1,7 +1,7 @@
 """The server's door: once closed, who is inside may finish, and nobody else comes in.
 
 An ASGI application around vLLM's. A closed one answers 503 with `Retry-After`, also to `/health`,
-so that load balancers take the server out; `/metrics` and `/admin` stay.
+so that load balancers take the server out; `/metrics` and `/admin` stay (`routes`).
 """
 
 import asyncio
@@ -9,31 +9,24 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
-from sterna.frontend.error_response import error_response
+from sterna.frontend.http.request_context import caller
+from sterna.frontend.http.request_errors import error_response
+from sterna.frontend.http.routes import AtShutdown
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-ALWAYS_OPEN = ("/metrics", "/admin")
-PROBES = ("/health", "/ping", "/load", "/version")
-"""Paths whose requests are no work that is to be finished."""
-
 RETRY_AFTER_S = 5
 """By then another server, or this one's successor, may answer."""
 
 
 class Gate:
-    """Lets requests in until it is closed, and knows when the last one has left.
+    """Lets requests in until it is closed, and knows when the last one has left."""
 
-    Args:
-        root_path: what a proxy may leave before the paths (`--root-path`).
-    """
-
-    def __init__(self, application: Application, root_path: str = "") -> None:
+    def __init__(self, application: Application) -> None:
         self._application = application
-        self._root_path = root_path
         self._is_closed = False
         self._num_inside = 0
         self._empty = asyncio.Event()
@@ -59,15 +52,16 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or one connection of another kind."""
-        path = str(scope.get("path", "")).removeprefix(self._root_path)
-        if scope["type"] not in ("http", "websocket") or path.startswith(ALWAYS_OPEN):
+        if scope["type"] not in ("http", "websocket"):
             await self._application(scope, receive, send)
-        elif self._is_closed:
+            return
+        at_shutdown = caller().route.at_shutdown
+        if self._is_closed and at_shutdown is not AtShutdown.ANSWERED:
             await self._refuse(scope, receive, send)
-        elif path in PROBES:
-            await self._application(scope, receive, send)
-        else:
+        elif at_shutdown is AtShutdown.FINISHED:
             await self._let_in(scope, receive, send)
+        else:
+            await self._application(scope, receive, send)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._num_inside += 1

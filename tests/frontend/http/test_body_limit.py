@@ -16,8 +16,8 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from sterna.classes import ApiKey
-from sterna.frontend.bodies import BodyLimit
-from sterna.frontend.keys import ApiKeys
+from sterna.frontend.http.body_limit import BodyLimit
+from tests.frontend.http.opened import opened
 
 LIMIT = 1000
 
@@ -28,7 +28,7 @@ async def echo(request: Request) -> PlainTextResponse:
 
 def client(timeout_s: float = 20.0) -> httpx.AsyncClient:
     app = Starlette(routes=[Route("/", echo, methods=["GET", "POST", "PUT", "PATCH"])])
-    transport = httpx.ASGITransport(BodyLimit(app, LIMIT, timeout_s))
+    transport = httpx.ASGITransport(opened(BodyLimit(app, LIMIT, timeout_s)))
     return httpx.AsyncClient(transport=transport, base_url="http://test")
 
 
@@ -104,8 +104,8 @@ def test_nothing_is_kept_of_who_shows_no_key(key: str, num_bytes: str) -> None:
 
     async def test() -> None:
         app = Starlette(routes=[Route("/", echo, methods=["POST"])])
-        keys = ApiKeys([ApiKey("mine", sha256(b"mine").digest())])
-        transport = httpx.ASGITransport(BodyLimit(app, LIMIT, 20.0, keys))
+        keys = [ApiKey("mine", sha256(b"mine").digest())]
+        transport = httpx.ASGITransport(opened(BodyLimit(app, LIMIT, 20.0), keys))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             answer = await http.post("/", content=b"body", headers={"Authorization": key})
         assert answer.text == num_bytes
@@ -124,8 +124,8 @@ def test_a_client_that_goes_away_before_its_body_is_there_reaches_nobody() -> No
         async def send(message: object) -> None:
             raise AssertionError("something was sent")
 
-        scope = {"type": "http", "method": "POST", "headers": []}
-        await BodyLimit(unreachable, LIMIT, 1.0)(scope, receive, send)  # type: ignore[arg-type]
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        await opened(BodyLimit(unreachable, LIMIT, 1.0))(scope, receive, send)  # type: ignore[arg-type]
 
     asyncio.run(test())
 
@@ -146,7 +146,7 @@ def test_all_bodies_together_are_bounded_until_their_answers_begin() -> None:
 
         begun = asyncio.Event()
         limited = BodyLimit(app, LIMIT, 20.0, max_waiting_bytes=LIMIT + 1)
-        transport = httpx.ASGITransport(limited)
+        transport = httpx.ASGITransport(opened(limited))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             first = asyncio.create_task(http.post("/", content=bytes(LIMIT)))
             await reached.wait()
@@ -182,7 +182,8 @@ def test_what_a_body_had_is_free_when_it_does_not_arrive(length: int) -> None:
             raise AssertionError("the application was called")
 
         limited = BodyLimit(app, LIMIT, 20.0, max_waiting_bytes=2 * LIMIT)
-        await limited({"type": "http", "method": "POST", "headers": []}, receive, send)
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        await opened(limited)(scope, receive, send)
         assert limited.num_waiting_bytes == 0
 
     asyncio.run(test())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sterna.frontend.queue_limit import (
+from sterna.frontend.http.queue_limit import (
     DEFAULT_RETRY_S,
     MAX_RETRY_S,
     MIN_RETRY_S,

@@ -1,7 +1,7 @@
 """TLS is begun by a protocol of ours: who never ends the handshake counts, and is cut.
 
 asyncio, left to it, gives a handshake a minute, and tells nobody of the connection before its end:
-it would have a descriptor, and no place (`patience`).
+it would have a descriptor, and no place (`slow_clients`).
 """
 
 import asyncio
@@ -9,13 +9,13 @@ import logging
 import ssl
 from typing import Any
 
-from sterna.frontend.patience import HIGH_WATER_BYTES, Places
+from sterna.frontend.http.slow_clients import HIGH_WATER_BYTES, Places
 
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_TIMEOUT_S = 24 * 3600.0
-"""For the end of TLS. What is left of the answer goes before it, and `patience` sees to its reader:
-asyncio's half a minute would cut whoever reads steadily, and longer."""
+"""For the end of TLS. What is left of the answer goes before it, and `slow_clients` sees to its
+reader: asyncio's half a minute would cut whoever reads steadily, and longer."""
 
 
 def behind_tls(

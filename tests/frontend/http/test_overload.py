@@ -1,7 +1,8 @@
 """What a full queue refuses, in front of an application that answers whatever it is asked."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 
 import httpx
@@ -17,18 +18,16 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from sterna.classes import DEFAULT_CLASSES, ApiKey
-from sterna.frontend.keys import ApiKeys
-from sterna.frontend.overload import (
+from sterna.frontend.http.overload import (
     UNREAD_BYTES,
     FullLog,
     OverloadMiddleware,
     OverloadUnread,
     reserved,
 )
-from sterna.frontend.queue_limit import QueueLimit
-from sterna.frontend.resumable.paced import answering
-
-NO_KEYS = ApiKeys()
+from sterna.frontend.http.queue_limit import QueueLimit
+from sterna.frontend.http.request_context import AnsweredStream, current, entered
+from tests.frontend.http.opened import opened
 
 
 async def answer(request: Request) -> PlainTextResponse:
@@ -40,7 +39,7 @@ def status(path: str, method: str = "POST") -> int:
     limit = QueueLimit(1, 0.0)
     limit.enter(0.0, is_urgent=False)
     app = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
-    client = TestClient(OverloadMiddleware(app, limit, DEFAULT_CLASSES))
+    client = TestClient(opened(OverloadMiddleware(app, limit, DEFAULT_CLASSES)))
     return client.request(method, path).status_code
 
 
@@ -92,7 +91,8 @@ def test_a_request_is_refused_by_what_it_asks_of_the_engines_whatever_the_applic
         return PlainTextResponse("an error", 503)
 
     app = Starlette(routes=[Route("/v1/completions", ask, methods=["POST"])])
-    answer = TestClient(OverloadMiddleware(app, limit, DEFAULT_CLASSES)).post("/v1/completions")
+    client = TestClient(opened(OverloadMiddleware(app, limit, DEFAULT_CLASSES)))
+    answer = client.post("/v1/completions")
     assert (answer.status_code, answer.headers["Retry-After"]) == (429, "5")
     assert answer.json()["error"] == {
         "message": "too many requests wait (1); try again in 5 s, or with fewer prompts and "
@@ -114,12 +114,13 @@ def test_what_is_asked_for_when_the_answer_has_begun_does_not_change_it() -> Non
         assert reserved(limit, 20) is not None
         await send({"type": "http.response.body", "body": b"an error event"})
 
-    answer = TestClient(OverloadMiddleware(ask, limit, DEFAULT_CLASSES)).post("/v1/completions")
+    client = TestClient(opened(OverloadMiddleware(ask, limit, DEFAULT_CLASSES)))
+    answer = client.post("/v1/completions")
     assert (answer.status_code, answer.text) == (200, "an error event")
 
 
 def unread(
-    is_full: bool, path: str = "/v1/completions", keys: ApiKeys = NO_KEYS, **headers: str
+    is_full: bool, path: str = "/v1/completions", keys: Sequence[ApiKey] = (), **headers: str
 ) -> httpx.Response:
     """Return the answer to a request whose body nobody may read unless the queue has room."""
 
@@ -133,7 +134,7 @@ def unread(
         for _ in range(20 + 2 * is_full):
             limit.enter(0.0, is_urgent=True)
         app = Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])
-        asked = OverloadUnread(app, limit, keys, FullLog(), "/proxied")
+        asked = opened(OverloadUnread(app, limit, FullLog()), keys, "/proxied")
         transport = httpx.ASGITransport(asked)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             return await http.post(path, content=body(), headers=headers)
@@ -158,7 +159,7 @@ def test_a_short_body_that_is_not_read_does_not_cost_the_connection() -> None:
 
 
 def test_who_reads_a_stream_on_or_shows_no_key_is_answered_further_on() -> None:
-    keys = ApiKeys([ApiKey("mine", sha256(b"mine").digest())])
+    keys = [ApiKey("mine", sha256(b"mine").digest())]
     headers = {"Last-Event-ID": "0"}
     assert unread(True, **headers).text == "inside"
     assert unread(True, keys=keys, Authorization="Bearer other").text == "inside"
@@ -175,10 +176,11 @@ def test_a_stream_is_told_when_its_request_is_let_in_and_not_when_it_is_refused(
         await PlainTextResponse("inside")(scope, receive, send)
 
     async def around(scope: Scope, receive: Receive, send: Send) -> None:
-        with answering("tern", is_taken_over=False, on_let_in=lambda: let_in.append("tern")):
+        stream = AnsweredStream("tern", False, on_let_in=lambda: let_in.append("tern"))
+        with entered(replace(current(), stream=stream)):
             await OverloadMiddleware(app, limit, DEFAULT_CLASSES)(scope, receive, send)
 
-    assert TestClient(around).post("/v1/completions").text == "inside"
+    assert TestClient(opened(around)).post("/v1/completions").text == "inside"
     limit.enter(0.0, is_urgent=False)
-    assert TestClient(around).post("/v1/completions").status_code == 429
+    assert TestClient(opened(around)).post("/v1/completions").status_code == 429
     assert let_in == ["tern"]

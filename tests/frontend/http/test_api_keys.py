@@ -17,14 +17,12 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sterna.classes import ApiKey
-from sterna.frontend.key_check import KeyCheck
-from sterna.frontend.keys import ApiKeys
+from sterna.frontend.http.api_keys import KeyCheck
+from tests.frontend.http.opened import opened
 
-KEYS = ApiKeys(
-    [
-        ApiKey("user", sha256(b"user").digest()),
-        ApiKey("operator", sha256(b"operator").digest(), is_admin=True),
-    ]
+KEYS = (
+    ApiKey("user", sha256(b"user").digest()),
+    ApiKey("operator", sha256(b"operator").digest(), is_admin=True),
 )
 
 
@@ -43,7 +41,7 @@ def client(root_path: str = "") -> TestClient:
         Route("/{path:path}", answer, methods=["GET", "POST", "OPTIONS"]),
         WebSocketRoute("/{path:path}", connect),
     ]
-    return TestClient(KeyCheck(Starlette(routes=routes), KEYS), root_path=root_path)
+    return TestClient(opened(KeyCheck(Starlette(routes=routes)), KEYS), root_path=root_path)
 
 
 def status(path: str, key: str | None, method: str = "POST") -> int:
@@ -120,7 +118,7 @@ def test_what_is_no_request_passes() -> None:
     async def unused(*_: Any) -> Any:
         raise AssertionError("something was said")
 
-    asyncio.run(KeyCheck(app, KEYS)({"type": "lifespan"}, unused, unused))
+    asyncio.run(opened(KeyCheck(app), KEYS)({"type": "lifespan"}, unused, unused))
     assert passed == ["lifespan"]
 
 

@@ -13,13 +13,21 @@ import httpx
 import pytest
 
 pytest.importorskip("uvicorn")
+pytest.importorskip("httptools")
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from sterna.frontend.handshakes import behind_tls
-from sterna.frontend.patience import READ_BYTES, Places, patient
+from sterna.frontend.http.slow_clients import (
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    READ_BYTES,
+    Places,
+    bounded_head,
+    patient,
+)
+from sterna.frontend.http.tls import behind_tls
 from tests.clocks import SkippingLoop, run_skipping
 
 HANG_S = 60.0
@@ -132,6 +140,11 @@ ENDLESS = b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE = b"GET /large HTTP/1.1\r\nHost: x\r\n"
 SHORT = b"GET /short HTTP/1.1\r\nHost: x\r\n\r\n"
 
+PIECE = 1 << 14
+MANY_BYTES = 64 * MAX_HEAD_BYTES
+
+CHUNKED = b"POST /body HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
 
 @both
 def test_a_client_that_does_not_read_is_cut_and_its_answer_ends(
@@ -147,7 +160,7 @@ def test_a_client_that_does_not_read_is_cut_and_its_answer_ends(
             assert await is_answered(port)
             client.close()
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         asyncio.run(test())
     assert "client=127.0.0.1 reason=its client does not read the answer" in caplog.text
 
@@ -214,7 +227,7 @@ def test_a_client_that_reads_in_drops_is_cut(
             assert num_read < READ_BYTES
             client.close()
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         run_skipping(test)
     assert "its client does not read the answer" in caplog.text
 
@@ -234,7 +247,7 @@ def test_an_answer_that_is_complete_but_not_read_is_cut_as_well(
             await logged.wait()
             assert len(await until_cut(client)) < 400 * len(CHUNK)
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         asyncio.run(test())
 
 
@@ -252,7 +265,7 @@ def test_a_head_that_does_not_come_is_not_awaited_for_ever(
             assert await until_cut(await dial(port, beginning)) == b""
             assert await is_answered(port)
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         asyncio.run(test())
     assert "no whole request came" in caplog.text
 
@@ -276,7 +289,7 @@ def test_nor_is_that_of_a_second_request(
             await loop.sock_sendall(client, b"GET /sh")
             await until_cut(client)
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         asyncio.run(test())
     assert "no whole request came" in caplog.text
 
@@ -315,9 +328,121 @@ def test_where_descriptors_are_short_those_inside_are_served_and_others_are_not_
                 with contextlib.suppress(httpx.TransportError):
                     assert await is_answered(port)
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         asyncio.run(test())
     lines = [record.message for record in caplog.records]
     assert len(lines) == 2, lines
     assert "file descriptors are short connections=4" in lines[0]
     assert lines[1].startswith("connections are taken again refused=")
+
+
+# ------------------------------------------------------------------------------------- heads
+
+
+def request_of(num_bytes: int) -> bytes:
+    """A request for `/short` whose address and headers have so many bytes, as they are counted."""
+    counted = b"/shortHost: x\r\nA: \r\n"
+    value = b"x" * (num_bytes - len(counted))
+    return b"GET /short HTTP/1.1\r\nHost: x\r\nA: %s\r\n\r\n" % value
+
+
+async def said_without_end(client: Any, piece: bytes) -> int:
+    """Say this until the server has cut the connection, or far too long; returns how much."""
+    num_bytes = 0
+    with contextlib.suppress(ConnectionError):
+        while num_bytes < MANY_BYTES:
+            await asyncio.get_running_loop().sock_sendall(client, piece)
+            num_bytes += len(piece)
+    return num_bytes
+
+
+@pytest.mark.parametrize(
+    ("beginning", "piece"),
+    [
+        (b"GET /", b"x" * PIECE),
+        (b"GET / HTTP/1.1\r\nA: ", b"x" * PIECE),
+        (b"GET / HTTP/1.1\r\n", b"a:\r\n" * (PIECE // 4)),
+        (b"", b"\r\n" * (PIECE // 2)),
+        (CHUNKED + b"1\r\nx\r\n0\r\n", b"a:\r\n" * (PIECE // 4)),
+        (ENDLESS + b"GET / HTTP/1.1\r\n", b"a:\r\n" * (PIECE // 4)),
+    ],
+    ids=["address", "header", "headers", "empty lines", "trailers", "behind another request"],
+)
+def test_a_head_without_end_is_cut(
+    beginning: bytes, piece: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with served(HttpToolsProtocol) as (_, port):
+            client = await dial(port, beginning)
+            assert await said_without_end(client, piece) < MANY_BYTES
+            await until_cut(client)
+            assert await is_answered(port)
+
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
+        asyncio.run(test())
+    assert "connection cut client=127.0.0.1 reason=its head has more than 64 KiB" in caplog.text
+
+
+def test_the_client_of_a_head_without_end_is_told_why() -> None:
+    async def test() -> None:
+        async with served(HttpToolsProtocol) as (_, port):
+            client = await dial(port, b"")
+            # One byte too many, and none behind it: what is not read might undo the answer.
+            beginning = b"GET / HTTP/1.1\r\nA: ".ljust(MAX_HEAD_BYTES + 1, b"x")
+            await asyncio.get_running_loop().sock_sendall(client, beginning)
+            answer = await until_cut(client)
+            assert answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        request_of(MAX_HEAD_BYTES + 1),
+        b"GET /short HTTP/1.1\r\n" + b"A: b\r\n" * (MAX_HEADERS + 1) + b"\r\n",
+    ],
+    ids=["bytes", "headers"],
+)
+def test_a_head_that_arrives_whole_and_has_too_much_is_refused_as_well(request_: bytes) -> None:
+    async def test() -> None:
+        async with served(HttpToolsProtocol) as (_, port):
+            answer = await until_cut(await dial(port, request_))
+            assert answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("request_", "num_answers"),
+    [
+        (request_of(MAX_HEAD_BYTES), 1),
+        (request_of(MAX_HEAD_BYTES // 2) * 8, 8),
+        (
+            b"POST /body HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (8 * MAX_HEAD_BYTES)
+            + bytes(8 * MAX_HEAD_BYTES),
+            1,
+        ),
+        (CHUNKED + b"1\r\nx\r\n" * MAX_HEAD_BYTES + b"0\r\n\r\n", 1),
+    ],
+    ids=["the longest head", "many requests", "a long body", "a long body in chunks"],
+)
+def test_what_is_no_head_without_end_is_answered(request_: bytes, num_answers: int) -> None:
+    async def test() -> None:
+        async with served(HttpToolsProtocol) as (_, port):
+            loop = asyncio.get_running_loop()
+            client = await dial(port, b"")
+            sending = asyncio.create_task(loop.sock_sendall(client, request_))
+            answers = b""
+            while answers.count(b"HTTP/1.1 200") < num_answers:
+                received = await loop.sock_recv(client, 1 << 14)
+                assert received, answers
+                answers += received
+            await sending
+            client.close()
+
+    asyncio.run(test())
+
+
+def test_h11_has_a_limit_to_heads_of_its_own() -> None:
+    assert bounded_head(H11Protocol) is H11Protocol

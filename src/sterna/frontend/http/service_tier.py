@@ -7,10 +7,8 @@ becomes on its way (several choices, the turns of a tool loop) is of the one cla
 """
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -21,19 +19,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sterna.classes import TIER_OF_CHOICE, PriorityClass, PriorityClasses
 from sterna.errors import SternaError
-from sterna.frontend.bodies import replaying
-from sterna.frontend.echo import echoing, echoing_responses
-from sterna.frontend.error_response import error_response
-from sterna.frontend.keys import ApiKeys
+from sterna.frontend.http.body_limit import replaying, whole_body
+from sterna.frontend.http.request_context import Admission, caller, current, entered
+from sterna.frontend.http.request_errors import error_response
+from sterna.frontend.http.routes import RESPONSES_PATH
+from sterna.frontend.http.tier_echo import echoing, echoing_responses
 
 PRIORITY_HEADER = "X-Vllm-Priority"
 """vLLM's own; where a request has it, it holds in place of the body's `priority`."""
-
-RESPONSES_PATH = "/v1/responses"
-TIER_PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", RESPONSES_PATH}
-)
-"""Where OpenAI's API has tiers."""
 
 RESPONSES_TIERS = frozenset({"auto", "default", "flex", "scale", "priority"})
 """What vLLM knows as `service_tier` of its Responses API, and echoes."""
@@ -52,31 +45,13 @@ class TierError(SternaError):
     """The request asks for what there is not, or for two things; the message says which."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """What the request that is being answered may have, and has.
-
-    Attributes:
-        highest: the highest class that its API key may ask for; None for any.
-        used: its class; None where only vLLM knows what it asks for.
-    """
-
-    highest: PriorityClass | None
-    used: PriorityClass | None
-
-
-_ADMISSION: ContextVar[Admission | None] = ContextVar("sterna_admission", default=None)
-# The one value that belongs to a request and not to an object: vLLM's serving code lies between
-# the HTTP request and the engine's, and hands nothing of ours on.
-
-
 def admitted_priority(vllm_priority: int, classes: PriorityClasses) -> int:
     """Return vLLM's priority of the class that the request being answered gets.
 
     Args:
         vllm_priority: what vLLM has read of the request.
     """
-    admission = _ADMISSION.get()
+    admission = current().admission
     if admission is not None and admission.used is not None:
         used = admission.used
     else:
@@ -87,7 +62,7 @@ def admitted_priority(vllm_priority: int, classes: PriorityClasses) -> int:
 
 def used_class() -> PriorityClass | None:
     """Return the class of the request being answered; None where only vLLM knows it."""
-    admission = _ADMISSION.get()
+    admission = current().admission
     return None if admission is None else admission.used
 
 
@@ -181,40 +156,30 @@ class TierMiddleware:
     Innermost of the server's middlewares: what comes here has passed vLLM's check of API keys.
     """
 
-    def __init__(self, app: ASGIApp, classes: PriorityClasses, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, classes: PriorityClasses) -> None:
         self._app = app
         self._classes = classes
-        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        highest = self._highest(headers)
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if path in TIER_PATHS and scope.get("method") == "POST":
-            await self._answer(scope, receive, send, path, highest)
+        if caller().route.has_tiers and scope.get("method") == "POST":
+            await self._answer(scope, receive, send)
             return
-        with _admitted(Admission(highest, None)):
+        with _admitted(self._highest(), None):
             await self._app(scope, receive, send)
 
-    def _highest(self, headers: Headers) -> PriorityClass | None:
-        if not self._keys.are_needed:
-            return None
-        key = self._keys.find(headers.get("Authorization"))
+    def _highest(self) -> PriorityClass | None:
+        asking = caller()
+        if asking.key is not None:
+            return asking.key.highest
         # vLLM asks for no key on some routes: who shows none there gets what all get.
-        return self._classes.normal if key is None else key.highest
+        return None if asking.is_known else self._classes.normal
 
-    async def _answer(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        path: str,
-        highest: PriorityClass | None,
-    ) -> None:
-        body = await _read_body(receive)
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        highest = self._highest()
+        body = await whole_body(receive)
         if body is None:
             return
         try:
@@ -223,7 +188,7 @@ class TierMiddleware:
             await error_response(HTTPStatus.BAD_REQUEST, str(error))(scope, receive, send)
             return
         if asked is None:
-            with _admitted(Admission(highest, None)):
+            with _admitted(highest, None):
                 await self._app(scope, replaying(body, receive), send)
             return
         header = Headers(scope=scope).get(PRIORITY_HEADER)
@@ -234,36 +199,21 @@ class TierMiddleware:
             return
         used = self._classes.admitted(wanted, highest)
         tier = self._classes.tier_of(used)
-        if path == RESPONSES_PATH:
+        if caller().path == RESPONSES_PATH:
             known_tier = tier if tier in RESPONSES_TIERS else TIER_OF_CHOICE
             if asked.service_tier != known_tier:
                 scope, body = _with_tier(scope, body, known_tier)
             send = send if tier == known_tier else echoing_responses(send, tier)
         else:
             send = echoing(send, tier)
-        with _admitted(Admission(highest, used)):
+        with _admitted(highest, used):
             await self._app(scope, replaying(body, receive), send)
 
 
-@contextmanager
-def _admitted(admission: Admission) -> Iterator[None]:
-    token = _ADMISSION.set(admission)
-    try:
-        yield
-    finally:
-        _ADMISSION.reset(token)
-
-
-async def _read_body(receive: Receive) -> bytes | None:
-    """Return the whole body, or None when the client went away."""
-    parts: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            return None
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
+def _admitted(
+    highest: PriorityClass | None, used: PriorityClass | None
+) -> AbstractContextManager[None]:
+    return entered(replace(current(), admission=Admission(highest, used)))
 
 
 def _with_tier(scope: Scope, body: bytes, tier: str) -> tuple[Scope, bytes]:

@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 from vllm.exceptions import GenerationError
 
 from sterna.frontend.effects import Failure
-from sterna.frontend.request_errors import error_of, telling_why
+from sterna.frontend.http.request_errors import error_of, telling_why
 
 pytestmark = pytest.mark.vllm
 

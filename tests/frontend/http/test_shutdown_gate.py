@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sterna.frontend.gate import Gate, Receive, Scope, Send
+from sterna.frontend.http.shutdown_gate import Gate, Receive, Scope, Send
+from tests.frontend.http.opened import opened
 
 
 class Kitchen:
@@ -27,9 +28,9 @@ class Kitchen:
 
 
 @asynccontextmanager
-async def visitor(gate: Gate) -> AsyncIterator[httpx.AsyncClient]:
+async def visitor(gate: Gate, root_path: str = "") -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(gate), base_url="http://sterna"
+        transport=httpx.ASGITransport(opened(gate, (), root_path)), base_url="http://sterna"
     ) as client:
         yield client
 
@@ -72,8 +73,8 @@ def test_after_the_time_the_gate_tells_how_many_are_still_inside() -> None:
 @pytest.mark.parametrize("root_path", ["", "/behind/proxy"])
 def test_a_closed_server_is_not_healthy_and_its_operators_can_look(root_path: str) -> None:
     async def scenario() -> None:
-        gate = Gate(Kitchen(), root_path)
-        async with visitor(gate) as client:
+        gate = Gate(Kitchen())
+        async with visitor(gate, root_path) as client:
             assert (await client.get(f"{root_path}/health")).status_code == 200
             gate.close()
             assert (await client.get(f"{root_path}/health")).status_code == 503
@@ -169,8 +170,9 @@ def test_a_closed_gate_refuses_a_websocket_and_lets_the_server_shut_down() -> No
 
         gate = Gate(application)
         gate.close()
-        await gate({"type": "websocket", "path": "/v1/realtime"}, receive, send)
-        await gate({"type": "lifespan"}, receive, send)
+        door = opened(gate)
+        await door({"type": "websocket", "path": "/v1/realtime", "headers": []}, receive, send)
+        await door({"type": "lifespan"}, receive, send)
         assert passed == ["lifespan"]
         assert said == [{"type": "websocket.close", "code": 1012}]
 

@@ -20,7 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.clocks import SkippingLoop, run_skipping
-from tests.frontend.test_patience import (
+from tests.frontend.http.test_slow_clients import (
     LARGE,
     SHORT,
     SHORT_S,
@@ -154,7 +154,7 @@ def test_a_handshake_that_does_not_come_is_not_awaited_for_long(
         async with served(HttpToolsProtocol, context=context, handshake_s=SHORT_S) as (_, port):
             assert await until_cut(await dial(port, beginning)) == b""
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.handshakes"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.tls"):
         run(test())
     assert "connection cut client=127.0.0.1 reason=no TLS handshake came" in caplog.text
 
@@ -179,7 +179,7 @@ def test_who_has_not_agreed_upon_tls_counts(
                     await reader.readuntil(b"short")
                     writer.close()
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         run(test())
     assert "file descriptors are short connections=4" in caplog.text
 
@@ -239,6 +239,6 @@ def test_nor_is_anybody_waited_for_who_does_not(
                 assert len(await reader.read(LARGE_BYTES)) < LARGE_BYTES
             writer.close()
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.patience"):
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         run(test())
     assert "its client does not read the answer" in caplog.text

@@ -1,0 +1,69 @@
+"""The sockets by which vLLM's client knows its one engine, which the router stands in for.
+
+Outputs go through here to vLLM's server last, whoever held them before.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from sterna.engine.payload_parts import unpack_frames
+from sterna.engine.vllm.payload import merge_outputs
+
+ENGINE_IDENTITY = (0).to_bytes(2, "little")
+"""By this ZeroMQ identity vLLM's client knows its engine of rank 0."""
+
+
+class EngineSockets:
+    """Connects to one AsyncLLM of this process.
+
+    Args:
+        folder: a private folder for the sockets that vLLM's client binds.
+        ready: an instance's EngineCoreReadyResponse, in msgpack, which vLLM's client awaits.
+    """
+
+    def __init__(self, folder: Path, ready: bytes) -> None:
+        self._input_address = f"ipc://{folder}/input"
+        self._output_address = f"ipc://{folder}/output"
+        self._context = zmq.asyncio.Context()
+        self._input = self._context.socket(zmq.DEALER)
+        self._input.setsockopt(zmq.IDENTITY, ENGINE_IDENTITY)
+        self._output = zmq.Socket(zmq.Context.shadow(self._context), zmq.PUSH)
+        for socket, address in (
+            (self._input, self._input_address),
+            (self._output, self._output_address),
+        ):
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.SNDHWM, 0)
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.connect(address)
+        # ZeroMQ keeps it until the client binds its socket. That is why a client which blocks
+        # the loop until it has heard from its engine can be made in this same loop.
+        self._input.send(ready)
+
+    @property
+    def client_addresses(self) -> dict[str, str]:
+        """Where vLLM's client must bind its sockets."""
+        return {"input_address": self._input_address, "output_address": self._output_address}
+
+    async def receive(self) -> list[bytes]:
+        """Return the frames of the client's next message."""
+        frames: list[bytes] = await self._input.recv_multipart()
+        return frames
+
+    def push(self, payload: bytes) -> None:
+        """Hand outputs to vLLM's client, in order."""
+        self._output.send_multipart(unpack_frames(payload), zmq.NOBLOCK)
+
+    def push_outputs(self, payloads: Sequence[bytes]) -> None:
+        """Hand the outputs of single engine requests over, in as few messages as may be."""
+        for payload in merge_outputs(payloads):
+            self.push(payload)
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._input.close()
+        self._output.close()
+        self._context.term()

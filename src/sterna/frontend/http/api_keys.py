@@ -1,0 +1,84 @@
+"""API keys: whose a request is, found in a time that tells nothing of them, and what it opens."""
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sterna.classes import ApiKey
+from sterna.frontend.http.request_context import Caller, caller, current
+from sterna.frontend.http.routes import Access, route_of
+
+
+class ApiKeys:
+    """All keys of a server; without any, everybody may do everything."""
+
+    def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
+        self._keys = tuple(keys)
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether the server has keys at all."""
+        return bool(self._keys)
+
+    def find(self, authorization: str | None) -> ApiKey | None:
+        """Return the key of an `Authorization: Bearer KEY` header; None where it is none."""
+        scheme, _, key = (authorization or "").partition(" ")
+        digest = hashlib.sha256(key.encode()).digest()
+        # Every key is compared, so that the time taken does not tell which one was close.
+        matches = [each for each in self._keys if secrets.compare_digest(digest, each.digest)]
+        return matches[0] if matches and scheme.lower() == "bearer" else None
+
+
+class Callers:
+    """Finds who asks for what.
+
+    Args:
+        root_path: what a proxy may leave before the paths (`--root-path`).
+    """
+
+    def __init__(self, keys: ApiKeys, root_path: str = "") -> None:
+        self._keys = keys
+        self._root_path = root_path
+
+    def of(self, scope: Scope) -> Caller:
+        """Return the caller of a request; the one that is known already, if path and key are as
+        they were."""
+        # vLLM's application writes its root path into the scope.
+        path = scope["path"].removeprefix(scope.get("root_path") or self._root_path)
+        authorization = Headers(scope=scope).get("Authorization")
+        known = current().caller
+        if known is not None and (known.path, known.authorization) == (path, authorization):
+            return known
+        key = self._keys.find(authorization) if self._keys.are_needed else None
+        is_known = key is not None or not self._keys.are_needed
+        return Caller(path, authorization, route_of(path), key, is_known)
+
+
+class KeyCheck:
+    """Lets those in who may; stands in the place of vLLM's check."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or one connection of another kind."""
+        if self._may_pass(scope):
+            await self._app(scope, receive, send)
+            return
+        # vLLM's own answer.
+        refusal = JSONResponse({"error": "Unauthorized"}, HTTPStatus.UNAUTHORIZED)
+        await refusal(scope, receive, send)
+
+    def _may_pass(self, scope: Scope) -> bool:
+        # A browser asks with OPTIONS, and without a key, whether it may ask at all.
+        if scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS":
+            return True
+        asking = caller()
+        if asking.route.access in (Access.EVERYBODY, Access.OWN_CHECK) or asking.is_operator:
+            return True
+        return asking.is_known and asking.route.access is Access.ANY_KEY

@@ -1,0 +1,184 @@
+"""The whole chain before an application: its order, and what a request is known by on its way."""
+
+import asyncio
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.testclient import TestClient
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sterna.classes import DEFAULT_CLASSES, ApiKey
+from sterna.config import DoorConfig
+from sterna.frontend.http.api_keys import ApiKeys
+from sterna.frontend.http.door import Door, build_door
+from sterna.frontend.http.queue_limit import QueueLimit, Ticket
+from sterna.frontend.http.request_context import RequestContext, current, entered
+
+PATH = "/v1/completions"
+KEY = ApiKey("user", sha256(b"user").digest())
+SHORT, LONG = b'{"service_tier": "gold"}', b'{"service_tier": "default", "prompt": "Terns"}'
+MAX_QUEUED = 10
+
+
+class VllmsCheck:
+    """Lets nobody in."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("it was to be replaced")
+
+
+class CountingKeys(ApiKeys):
+    """Counts how often a key is looked for."""
+
+    num_finds = 0
+
+    def find(self, authorization: str | None) -> ApiKey | None:
+        self.num_finds += 1
+        return super().find(authorization)
+
+
+class Changing:
+    """A middleware of the server's host, which changes requests."""
+
+    def __init__(self, app: ASGIApp, **changes: Any) -> None:
+        self._app = app
+        self._changes = changes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, **self._changes}, receive, send)
+
+
+class Server:
+    """An application behind its door."""
+
+    def __init__(
+        self,
+        keys: Sequence[ApiKey] = (KEY,),
+        hosts: Sequence[Middleware] = (),
+        root_path: str = "",
+        max_body_bytes: int = 1000,
+    ) -> None:
+        self.keys = CountingKeys(keys)
+        self.queue = QueueLimit(MAX_QUEUED, 0.1)
+        self.contexts: list[RequestContext] = []
+        self.vllm = FastAPI(root_path=root_path)
+        self.vllm.post(PATH)(self._answer)
+        self.vllm.get("/v1/models")(self._answer)
+        check = [Middleware(VllmsCheck)] if keys else []
+        self.vllm.user_middleware = [*hosts, *check]
+        config = DoorConfig(max_queued_requests=MAX_QUEUED, max_body_bytes=max_body_bytes)
+        self.door: Door = build_door(
+            self.vllm, VllmsCheck, self.keys, DEFAULT_CLASSES, self.queue, config, root_path
+        )
+        self.client = TestClient(self.door.app)
+
+    async def _answer(self) -> dict[str, Any]:
+        self.contexts.append(current())
+        return {}
+
+    def fill(self, num: int) -> None:
+        for _ in range(num):
+            self.queue.enter(0.0, is_urgent=True)
+
+    def status(self, body: bytes = b"{}", key: str | None = "user", path: str = PATH) -> int:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return self.client.post(path, content=body, headers=headers).status_code
+
+
+@pytest.mark.parametrize("root_path", ["", "/behind/proxy"])
+def test_a_request_passes_one_check_after_the_other(root_path: str) -> None:
+    """Whatever the later ones would say."""
+    server = Server(max_body_bytes=len(SHORT), root_path=root_path)
+    path = root_path + PATH
+    assert server.status(path=path) == 200
+    # The tier is looked at before the queue, and the key before both.
+    server.fill(MAX_QUEUED)
+    assert server.status(SHORT, path=path) == 400
+    assert server.status(SHORT, "other", path) == 401
+    assert server.status(path=path) == 429
+    assert server.status(LONG, path=path) == 413
+    # The body of a stranger is not looked at, and nobody's where there is no room at all.
+    assert server.status(LONG, "other", path) == 401
+    server.fill(1)
+    assert server.status(LONG, path=path) == 429
+    assert server.status(LONG, None, path) == 401
+    server.door.gate.close()
+    assert server.status(LONG, None, path) == 503
+
+
+def test_without_keys_everybody_may_ask() -> None:
+    assert Server(keys=()).status(key=None) == 200
+
+
+def test_a_key_is_looked_for_once_in_the_whole_chain() -> None:
+    server = Server()
+    assert server.status() == 200
+    assert server.keys.num_finds == 1
+    (context,) = server.contexts
+    assert context.caller is not None
+    assert (context.caller.path, context.caller.key) == (PATH, KEY)
+    assert context.admission is not None
+    assert context.ticket is not None
+    assert current() == RequestContext()
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "changes"),
+    [
+        ("/mine/v1/models", "user", {"path": "/v1/models"}),
+        ("/v1/models", "other", {"headers": [(b"authorization", b"Bearer user")]}),
+        ("/mine/v1/models", "user", {"root_path": "/mine"}),
+    ],
+)
+def test_path_and_key_count_as_the_hosts_own_middlewares_leave_them(
+    path: str, key: str, changes: dict[str, Any]
+) -> None:
+    server = Server(hosts=[Middleware(Changing, **changes)])
+    headers = {"Authorization": f"Bearer {key}"}
+    assert server.client.get(path, headers=headers).status_code == 200
+    (context,) = server.contexts
+    assert context.caller is not None
+    assert (context.caller.path, context.caller.key) == ("/v1/models", KEY)
+
+
+@pytest.mark.parametrize(("key", "status"), [("user", 200), ("other", 401)])
+def test_keys_are_checked_of_what_does_not_come_in_by_the_door(key: str, status: int) -> None:
+    """So comes a stream that was taken over from another front end."""
+    http = TestClient(Server().vllm)
+    assert http.post(PATH, headers={"Authorization": f"Bearer {key}"}).status_code == status
+
+
+def test_nothing_is_left_to_a_request_of_the_one_before() -> None:
+    """uvicorn begins a client's next request within the end of the one before."""
+    server = Server()
+
+    async def ask() -> None:
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            pass
+
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/v1/models",
+            "query_string": b"",
+            "headers": [(b"authorization", b"Bearer user")],
+        }
+        with entered(RequestContext(ticket=Ticket(None))):
+            await server.door.app(scope, receive, send)
+
+    asyncio.run(ask())
+    (context,) = server.contexts
+    assert context.ticket is None

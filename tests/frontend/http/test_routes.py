@@ -1,0 +1,56 @@
+"""The table of paths: what holds of those that it names, and of all others."""
+
+import pytest
+
+from sterna.frontend.http.routes import ROUTES, Access, AtShutdown, Route, route_of
+
+OPERATORS = Route(Access.OPERATORS)
+OPERATORS_ALWAYS = Route(Access.OPERATORS, at_shutdown=AtShutdown.ANSWERED)
+USERS = Route(Access.ANY_KEY)
+INFERENCE = Route(Access.ANY_KEY, is_inference=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("/v1/embeddings", INFERENCE),
+        ("/v2/rerank", INFERENCE),
+        ("/cohere/v2/chat", INFERENCE),
+        ("/inference/v1/generate/", INFERENCE),
+        ("/v1/responses/resp_1/cancel", USERS),
+        ("/v1/chat/completions/render", USERS),
+        ("/v2/load_lora_adapter", USERS),
+        ("/v1/load_lora_adapter", OPERATORS),
+        ("/invocations/cancel", OPERATORS),
+        ("/v1", OPERATORS),
+        ("/what-a-later-vllm-adds", OPERATORS),
+        ("", OPERATORS),
+        ("/admin/drain", Route(Access.OWN_CHECK, at_shutdown=AtShutdown.ANSWERED)),
+        ("/admin", OPERATORS_ALWAYS),
+        ("/adminx", OPERATORS_ALWAYS),
+        ("/metricsx", OPERATORS_ALWAYS),
+        ("/metrics/", Route(Access.EVERYBODY, at_shutdown=AtShutdown.ANSWERED)),
+        ("/health", Route(Access.EVERYBODY, at_shutdown=AtShutdown.PROBE)),
+        ("/health/", OPERATORS),
+    ],
+)
+def test_the_most_precise_rule_holds(path: str, route: Route) -> None:
+    assert route_of(path) == route
+
+
+def test_what_has_tiers_or_is_kept_is_inference_and_only_what_is_kept_has_replicas() -> None:
+    having = {
+        trait: {path for path, route in ROUTES.items() if getattr(route, trait)}
+        for trait in ("is_inference", "has_tiers", "is_resumable", "is_replicated")
+    }
+    assert having["is_replicated"] == {"/v1/chat/completions", "/v1/completions"}
+    assert having["is_replicated"] < having["is_resumable"] < having["is_inference"]
+    assert having["has_tiers"] < having["is_inference"]
+
+
+def test_everybody_sees_probes_metrics_and_the_description_of_the_api_and_nothing_else() -> None:
+    assert {path for path, route in ROUTES.items() if route.access is Access.EVERYBODY} == {
+        *("/health", "/ping", "/load", "/version", "/metrics", "/metrics/"),
+        *("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
+        *("/static/swagger-ui-bundle.js", "/static/swagger-ui.css"),
+    }
