@@ -21,6 +21,7 @@ from tests.policy.builders import (
     new_request,
     priorities,
     queuing,
+    report,
     running,
     usages_tokens,
 )
@@ -126,6 +127,25 @@ def test_ties_go_to_fewer_requests_then_to_the_smaller_id() -> None:
     assert choose(new_request(), [candidate(waiting), candidate(two_running)], LLUMNIX) == "i1"
     idle = [candidate(instance("i8")), candidate(instance("i7"))]
     assert choose(new_request(), idle, LLUMNIX) == "i7"
+
+
+def test_every_queuing_request_is_of_the_batch_where_the_policy_says_so() -> None:
+    """As in the paper's runs. By hand: 12,000 / (1 + 5) = 2,000 steps against 9,000 / 3 = 3,000;
+    with one for the whole queue, 12,000 / 2 = 6,000. One on its way counts besides."""
+    queue = [queuing(f"q{k}", 272) for k in range(5)]
+    waiting = instance("i0", running=[running("r", 400)], queuing=queue)
+    steady = evenly_loaded("i1", 3_672, 3)
+    for policy, expected in (
+        (LLUMNIX, ("i0", 6_000.0)),
+        (replace(LLUMNIX, batch_counts_queue=True), ("i1", 2_000.0)),
+    ):
+        known = [Candidate(report(each, policy), policy=policy) for each in (waiting, steady)]
+        chosen = choose(new_request(), known, policy)
+        assert (chosen, known[0].dispatch_freeness) == expected
+        # What makes a source or a destination is the same.
+        assert known[0].freeness == 6_000
+        more = replace(known[0], in_flight=(new_request(5_000),))
+        assert more.dispatch_freeness == (7_000 / 3 if expected[0] == "i0" else 1_000)
 
 
 # ------------------------------------------------------------------------------ high priority

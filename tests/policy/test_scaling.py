@@ -163,6 +163,13 @@ def test_requests_that_no_instance_can_take_do_not_wait_for_the_period() -> None
     assert decisions([(0.0, FULL)]) == [(0.0, ScaleUp(1))]
 
 
+def test_requests_that_just_fit_are_no_reason_not_to_wait_for_the_period() -> None:
+    """12,672 - 11,648 = 1,024 tokens are free, which is what the head of the line needs."""
+    for used_tokens, expected in ((11_648, []), (11_650, [(0.0, ScaleUp(1))])):
+        exact = replace(evenly_loaded("i0", used_tokens, 2), queuing=(queuing("q", 1_024),))
+        assert decisions([(0.0, [candidate(exact)])]) == expected
+
+
 def test_a_request_that_is_held_at_the_scheduler_does_not_wait_for_the_period() -> None:
     assert decisions([(0.0, EASY)], num_held=1) == [(0.0, ScaleUp(1))]
 
