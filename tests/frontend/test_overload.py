@@ -1,6 +1,7 @@
 """What a full queue refuses, in front of an application that answers whatever it is asked."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from hashlib import sha256
 
@@ -25,8 +26,9 @@ from sterna.frontend.overload import (
     OverloadUnread,
     reserved,
 )
-from sterna.frontend.queue_limit import QueueLimit
+from sterna.frontend.queue_limit import QueueLimit, Ticket
 from sterna.frontend.resumable.paced import answering
+from sterna.frontend.tiers import TierMiddleware
 
 NO_KEYS = ApiKeys()
 
@@ -164,6 +166,71 @@ def test_who_reads_a_stream_on_or_shows_no_key_is_answered_further_on() -> None:
     assert unread(True, keys=keys, Authorization="Bearer other").text == "inside"
     assert unread(True, keys=keys, Authorization="Bearer mine").status_code == 429
     assert unread(True, "/tokenize").text == "inside"
+
+
+@pytest.mark.parametrize(
+    ("tier", "status"), [("priority", 200), ("default", 429), ("flex", 429), (None, 429)]
+)
+def test_an_urgent_request_has_places_of_its_own(tier: str | None, status: int) -> None:
+    limit = QueueLimit(20, 0.1)
+    for _ in range(20):
+        limit.enter(0.0, is_urgent=False)
+    app = Starlette(routes=[Route("/v1/completions", answer, methods=["POST"])])
+    limited = OverloadMiddleware(app, limit, DEFAULT_CLASSES)
+    client = TestClient(TierMiddleware(limited, DEFAULT_CLASSES, NO_KEYS))
+    asked = client.post("/v1/completions", json={"service_tier": tier})
+    assert asked.status_code == status
+    assert limit.num_waiting == 20, "it leaves with its answer"
+
+
+def test_the_path_counts_without_the_root_path() -> None:
+    limit = QueueLimit(1, 0.0)
+    limit.enter(0.0, is_urgent=False)
+    app = Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])
+    client = TestClient(OverloadMiddleware(app, limit, DEFAULT_CLASSES), root_path="/proxied")
+    assert client.post("/v1/completions").status_code == 429
+    assert client.post("/tokenize").status_code == 200
+
+
+def test_what_another_front_end_has_let_in_does_not_wait_again() -> None:
+    limit = QueueLimit(1, 0.0)
+    limit.enter(0.0, is_urgent=False)
+    app = Starlette(routes=[Route("/v1/completions", answer, methods=["POST"])])
+
+    async def around(scope: Scope, receive: Receive, send: Send) -> None:
+        with answering("tern", is_taken_over=True, on_let_in=lambda: None):
+            await OverloadMiddleware(app, limit, DEFAULT_CLASSES)(scope, receive, send)
+
+    assert TestClient(around).post("/v1/completions").text == "inside"
+    assert limit.num_waiting == 1
+
+
+def test_that_the_queue_is_full_is_said_once_and_so_is_that_it_has_room(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whether the bodies of the refused were read or not."""
+    limit, log = QueueLimit(1, 0.0), FullLog()
+    app = Starlette(routes=[Route("/v1/completions", answer, methods=["POST"])])
+    read = TestClient(OverloadMiddleware(app, limit, DEFAULT_CLASSES, log))
+    not_read = TestClient(OverloadUnread(app, limit, NO_KEYS, log))
+    with caplog.at_level(logging.WARNING, "sterna.frontend.overload"):
+        for _ in range(2):
+            tickets = [limit.enter(0.0, is_urgent=True) for _ in range(2)]
+            for client in (not_read, read, read):
+                assert client.post("/v1/completions").status_code == 429
+            for ticket in tickets:
+                assert isinstance(ticket, Ticket)
+                limit.leave(ticket)
+            for _ in range(2):
+                assert read.post("/v1/completions").status_code == 200
+    full = "queue full, requests are refused waiting=2 limit=2"
+    assert caplog.messages == [full, "queue has room again refused=3"] * 2
+
+
+def test_a_request_that_nobody_answers_reserves_nothing() -> None:
+    limit = QueueLimit(1, 0.0)
+    limit.enter(0.0, is_urgent=False)
+    assert reserved(limit, 3) is None
 
 
 def test_a_stream_is_told_when_its_request_is_let_in_and_not_when_it_is_refused() -> None:
