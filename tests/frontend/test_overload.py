@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from hashlib import sha256
 
 import httpx
@@ -24,6 +24,7 @@ from sterna.frontend.overload import (
     FullLog,
     OverloadMiddleware,
     OverloadUnread,
+    expected,
     reserved,
 )
 from sterna.frontend.queue_limit import QueueLimit, Ticket
@@ -227,10 +228,53 @@ def test_that_the_queue_is_full_is_said_once_and_so_is_that_it_has_room(
     assert caplog.messages == [full, "queue has room again refused=3"] * 2
 
 
-def test_a_request_that_nobody_answers_reserves_nothing() -> None:
-    limit = QueueLimit(1, 0.0)
-    limit.enter(0.0, is_urgent=False)
-    assert reserved(limit, 3) is None
+def test_outputs_wait_for_their_first_token_until_they_are_closed() -> None:
+    limit = QueueLimit(10, 0.0)
+    waiting: list[int] = []
+
+    async def outputs() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            waiting.append(-1)
+
+    async def ask(scope: Scope, receive: Receive, send: Send) -> None:
+        assert reserved(limit, 3) is None
+        counted = expected(limit, "cmpl-1", outputs(), 3)
+        assert await anext(counted) == 1
+        limit.on_first_token("cmpl-1", 0.0)
+        waiting.append(limit.num_waiting)
+        await counted.aclose()
+        waiting.append(limit.num_waiting)
+        await PlainTextResponse("inside")(scope, receive, send)
+
+    asked = TestClient(OverloadMiddleware(ask, limit, DEFAULT_CLASSES)).post("/v1/completions")
+    assert asked.text == "inside"
+    assert waiting == [2, -1, 0]
+
+
+def test_a_request_that_nobody_answers_reserves_and_counts_nothing() -> None:
+    """Nor does it when the answer to another one has ended."""
+
+    async def outputs() -> AsyncGenerator[int, None]:
+        yield 1
+
+    async def test() -> None:
+        limit = QueueLimit(1, 0.0)
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+
+        async def app(*_: object) -> None:
+            pass
+
+        await OverloadMiddleware(app, limit, DEFAULT_CLASSES)(scope, app, app)
+        limit.enter(0.0, is_urgent=False)
+        assert reserved(limit, 3) is None
+        its = outputs()
+        assert expected(limit, "cmpl-1", its, 3) is its
+        assert limit.num_waiting == 1
+
+    asyncio.run(test())
 
 
 def test_a_stream_is_told_when_its_request_is_let_in_and_not_when_it_is_refused() -> None:
