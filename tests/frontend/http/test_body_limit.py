@@ -1,7 +1,8 @@
 """Bodies: how large, and how slow, they may be."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
 
 import httpx
@@ -17,6 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sterna.classes import ApiKey
 from sterna.frontend.http.body_limit import BodyLimit
+from sterna.frontend.http.request_context import current
 from tests.frontend.http.opened import opened
 
 LIMIT = 1000
@@ -187,3 +189,129 @@ def test_what_a_body_had_is_free_when_it_does_not_arrive(length: int) -> None:
         assert limited.num_waiting_bytes == 0
 
     asyncio.run(test())
+
+
+async def nothing(*_: object) -> Message:
+    raise AssertionError("something was said")
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {"type": "lifespan"},
+        {"type": "websocket", "path": "/", "headers": []},
+        {"type": "http", "method": "GET", "path": "/", "headers": []},
+    ],
+    ids=lambda scope: scope["type"],
+)
+def test_what_has_no_body_passes_once_and_unread(scope: Scope) -> None:
+    passed: list[tuple[object, ...]] = []
+
+    async def app(*connection: object) -> None:
+        passed.append(connection)
+
+    asyncio.run(opened(BodyLimit(app, LIMIT, 20.0))(scope, nothing, nothing))
+    assert passed == [(scope, nothing, nothing)]
+
+
+def scripted(*messages: Message) -> Receive:
+    """A client that says this, and goes."""
+    left = list(messages)
+
+    async def receive() -> Message:
+        return left.pop(0) if left else {"type": "http.disconnect"}
+
+    return receive
+
+
+POST = {"type": "http", "method": "POST", "path": "/", "headers": []}
+
+
+@pytest.mark.parametrize(
+    ("messages", "status"),
+    [
+        ([{"body": bytes(LIMIT), "more_body": True}, {"body": b"x", "more_body": False}], 413),
+        ([{"body": bytes(LIMIT - 1), "more_body": True}, {"body": b"x"}], 200),
+        ([{"body": bytes(LIMIT)}], 200),
+        ([{}], 200),
+    ],
+)
+def test_the_last_bytes_may_come_with_the_end_and_the_end_unsaid(
+    messages: list[Message], status: int
+) -> None:
+    async def test() -> None:
+        said: list[Message] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            whole = await receive()
+            assert whole["body"] == b"".join(each.get("body", b"") for each in messages)
+            assert (await receive())["type"] == "http.disconnect"
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def send(message: Message) -> None:
+            said.append(message)
+
+        receive = scripted(*({"type": "http.request", **each} for each in messages))
+        await opened(BodyLimit(app, LIMIT, 20.0))(POST, receive, send)
+        assert said[0]["status"] == status
+
+    asyncio.run(test())
+
+
+def test_a_body_that_is_kept_takes_its_room_until_it_is_given_back() -> None:
+    async def test() -> None:
+        give_back: list[Callable[[], None]] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            give_back.append(current().keep_body())
+
+        limited = BodyLimit(app, LIMIT, 20.0)
+        body = {"type": "http.request", "body": b"body"}
+        await opened(limited)(POST, scripted(body), nothing)
+        assert limited.num_waiting_bytes == 4
+        # It is of the request that is being answered: there is none.
+        current().keep_body()()
+        assert limited.num_waiting_bytes == 4
+        give_back[0]()
+        assert limited.num_waiting_bytes == 0
+
+    asyncio.run(test())
+
+
+def test_that_bodies_are_refused_is_said_once_and_so_is_that_they_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where there is room for a few more bytes it is not over yet. One that is too large for what
+    is left finds room for others."""
+
+    async def test() -> None:
+        give_back: list[Callable[[], None]] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            give_back.append(current().keep_body())
+
+        async def send(message: Message) -> None:
+            pass
+
+        async def come(num_bytes: int) -> None:
+            body = {"type": "http.request", "body": bytes(num_bytes)}
+            await opened(limited)(POST, scripted(body), send)
+
+        limited = BodyLimit(app, LIMIT, 20.0, max_waiting_bytes=LIMIT)
+        for num_bytes in (900, 100, 1, 2):
+            await come(num_bytes)
+        assert limited.num_waiting_bytes == LIMIT
+        give_back[1]()
+        assert len(caplog.messages) == 1
+        await come(1)
+        give_back[0]()
+        await come(1_000)
+
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.body_limit"):
+        asyncio.run(test())
+    assert caplog.messages == [
+        "bodies are refused, too many bytes wait num_bytes=1000",
+        "bodies are taken again refused=2",
+        "bodies are refused, too many bytes wait num_bytes=1",
+        "bodies are taken again refused=1",
+    ]

@@ -1,7 +1,8 @@
 """What a full queue refuses, in front of an application that answers whatever it is asked."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
 
@@ -23,10 +24,12 @@ from sterna.frontend.http.overload import (
     FullLog,
     OverloadMiddleware,
     OverloadUnread,
+    expected,
     reserved,
 )
-from sterna.frontend.http.queue_limit import QueueLimit
+from sterna.frontend.http.queue_limit import QueueLimit, Ticket
 from sterna.frontend.http.request_context import AnsweredStream, current, entered
+from sterna.frontend.http.service_tier import TierMiddleware
 from tests.frontend.http.opened import opened
 
 
@@ -165,6 +168,120 @@ def test_who_reads_a_stream_on_or_shows_no_key_is_answered_further_on() -> None:
     assert unread(True, keys=keys, Authorization="Bearer other").text == "inside"
     assert unread(True, keys=keys, Authorization="Bearer mine").status_code == 429
     assert unread(True, "/tokenize").text == "inside"
+
+
+@pytest.mark.parametrize(
+    ("tier", "status"), [("priority", 200), ("default", 429), ("flex", 429), (None, 429)]
+)
+def test_an_urgent_request_has_places_of_its_own(tier: str | None, status: int) -> None:
+    limit = QueueLimit(20, 0.1)
+    for _ in range(20):
+        limit.enter(0.0, is_urgent=False)
+    app = Starlette(routes=[Route("/v1/completions", answer, methods=["POST"])])
+    limited = OverloadMiddleware(app, limit, DEFAULT_CLASSES)
+    client = TestClient(opened(TierMiddleware(limited, DEFAULT_CLASSES)))
+    asked = client.post("/v1/completions", json={"service_tier": tier})
+    assert asked.status_code == status
+    assert limit.num_waiting == 20, "it leaves with its answer"
+
+
+def test_the_path_counts_without_the_root_path() -> None:
+    limit = QueueLimit(1, 0.0)
+    limit.enter(0.0, is_urgent=False)
+    app = Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])
+    client = TestClient(
+        opened(OverloadMiddleware(app, limit, DEFAULT_CLASSES), root_path="/proxied"),
+        root_path="/proxied",
+    )
+    assert client.post("/v1/completions").status_code == 429
+    assert client.post("/tokenize").status_code == 200
+
+
+def test_what_another_front_end_has_let_in_does_not_wait_again() -> None:
+    limit = QueueLimit(1, 0.0)
+    limit.enter(0.0, is_urgent=False)
+    app = Starlette(routes=[Route("/v1/completions", answer, methods=["POST"])])
+
+    async def around(scope: Scope, receive: Receive, send: Send) -> None:
+        stream = AnsweredStream("tern", True, on_let_in=lambda: None)
+        with entered(replace(current(), stream=stream)):
+            await OverloadMiddleware(app, limit, DEFAULT_CLASSES)(scope, receive, send)
+
+    assert TestClient(opened(around)).post("/v1/completions").text == "inside"
+    assert limit.num_waiting == 1
+
+
+def test_that_the_queue_is_full_is_said_once_and_so_is_that_it_has_room(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whether the bodies of the refused were read or not."""
+    limit, log = QueueLimit(1, 0.0), FullLog()
+    app = Starlette(routes=[Route("/v1/completions", answer, methods=["POST"])])
+    read = TestClient(opened(OverloadMiddleware(app, limit, DEFAULT_CLASSES, log)))
+    not_read = TestClient(opened(OverloadUnread(app, limit, log)))
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.overload"):
+        for _ in range(2):
+            tickets = [limit.enter(0.0, is_urgent=True) for _ in range(2)]
+            for client in (not_read, read, read):
+                assert client.post("/v1/completions").status_code == 429
+            for ticket in tickets:
+                assert isinstance(ticket, Ticket)
+                limit.leave(ticket)
+            for _ in range(2):
+                assert read.post("/v1/completions").status_code == 200
+    full = "queue full, requests are refused waiting=2 limit=2"
+    assert caplog.messages == [full, "queue has room again refused=3"] * 2
+
+
+def test_outputs_wait_for_their_first_token_until_they_are_closed() -> None:
+    limit = QueueLimit(10, 0.0)
+    waiting: list[int] = []
+
+    async def outputs() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            waiting.append(-1)
+
+    async def ask(scope: Scope, receive: Receive, send: Send) -> None:
+        assert reserved(limit, 3) is None
+        counted = expected(limit, "cmpl-1", outputs(), 3)
+        assert await anext(counted) == 1
+        limit.on_first_token("cmpl-1", 0.0)
+        waiting.append(limit.num_waiting)
+        await counted.aclose()
+        waiting.append(limit.num_waiting)
+        await PlainTextResponse("inside")(scope, receive, send)
+
+    asked = TestClient(opened(OverloadMiddleware(ask, limit, DEFAULT_CLASSES))).post(
+        "/v1/completions"
+    )
+    assert asked.text == "inside"
+    assert waiting == [2, -1, 0]
+
+
+def test_a_request_that_nobody_answers_reserves_and_counts_nothing() -> None:
+    """Nor does it when the answer to another one has ended."""
+
+    async def outputs() -> AsyncGenerator[int, None]:
+        yield 1
+
+    async def test() -> None:
+        limit = QueueLimit(1, 0.0)
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+
+        async def app(*_: object) -> None:
+            pass
+
+        await opened(OverloadMiddleware(app, limit, DEFAULT_CLASSES))(scope, app, app)
+        limit.enter(0.0, is_urgent=False)
+        assert reserved(limit, 3) is None
+        its = outputs()
+        assert expected(limit, "cmpl-1", its, 3) is its
+        assert limit.num_waiting == 1
+
+    asyncio.run(test())
 
 
 def test_a_stream_is_told_when_its_request_is_let_in_and_not_when_it_is_refused() -> None:

@@ -24,6 +24,9 @@ def test_what_the_dead_one_said_beyond_its_record_is_lost_until_this_one_has_sai
     taken.on_told(5)
     assert taken.knowledge(5, num_events=7) is Knowledge.ITS
     assert taken.knowledge(6, num_events=7) is Knowledge.LOST
+    # Another client reads behind the first one.
+    taken.on_told(3)
+    assert taken.knowledge(5, num_events=7) is Knowledge.ITS
 
 
 def test_a_stream_that_ends_before_it_has_caught_up_is_all_that_there_is() -> None:

@@ -91,6 +91,32 @@ def test_a_mailbox_that_refuses_again_is_asked_again() -> None:
     run_skipping(scenario, clock=stands)
 
 
+def test_who_is_stuck_is_asked_once_each_time() -> None:
+    async def scenario(loop: SkippingLoop) -> int:
+        mailbox = Mailbox(A)
+        sending = Insisting(mailbox.send_to)
+        for number in (1, 2, 3):
+            sending.send(A, message(number))
+        await later(loop, AGAIN_S)
+        await later(loop, AGAIN_S)
+        return mailbox.num_asked
+
+    assert run_skipping(scenario, clock=stands) == 3
+
+
+def test_what_is_refused_after_the_end_is_not_sent_again() -> None:
+    async def scenario(loop: SkippingLoop) -> Mailbox:
+        mailbox = Mailbox(A)
+        sending = Insisting(mailbox.send_to)
+        sending.close()
+        sending.send(A, message(1))
+        mailbox.stuck.clear()
+        await later(loop, 2 * AGAIN_S)
+        return mailbox
+
+    assert run_skipping(scenario, clock=stands).taken == []
+
+
 def test_nothing_is_sent_again_after_the_end() -> None:
     async def scenario(loop: SkippingLoop) -> Mailbox:
         mailbox = Mailbox(A)

@@ -75,6 +75,16 @@ def test_a_buddy_that_confirms_nothing_in_time_is_not_waited_for() -> None:
     assert not it.is_waited_for(number)
     assert it.next_deadline_s is None
     assert it.flush(2.0 + PATIENCE_S) == ([], False), "that is news once"
+    assert not it.is_waited_for(number)
+
+
+def test_it_is_waited_for_until_that_is_said_to_be_over() -> None:
+    it = telling()
+    tell_over(it, "one", 0.0)
+    late = tell_over(it, "one", 0.0)
+    it.on_kept(BUDDY, 1, PATIENCE_S)
+    assert it.is_waited_for(late)
+    assert it.flush(PATIENCE_S)[1]
 
 
 def test_one_that_has_caught_up_is_waited_for_again() -> None:
