@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml requirements/excluded-cpu.txt scripts/install.sh
 
 .PHONY: model
 model: install ## Fetch and convert the small model (once)
-	@$(BIN)/python -m sterna.engine.vllm.small_model >/dev/null
+	@$(BIN)/python -m sterna.demo_model.small_model >/dev/null
 
 .PHONY: serve
 serve: model ## Serve the small model on two instances at http://127.0.0.1:8000
@@ -54,7 +54,7 @@ test-slow: model ## Run the slow tests
 
 .PHONY: sim-test
 sim-test: install ## Run some hundred clusters in virtual time, under faults
-	@$(BIN)/python -m pytest tests/hostile $(ARGS)
+	@$(BIN)/python -m pytest tests/fault_simulation $(ARGS)
 
 .PHONY: sim-soak
 sim-soak: install ## Run 100,000 of them into bench/results/sim_soak.json
@@ -92,4 +92,4 @@ types: install ## Check types
 .PHONY: clean
 clean: ## Remove everything that these targets made
 	rm -rf $(VENV) $(CACHE) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests bench -name __pycache__ -prune -exec rm -rf {} +
+	find src fault_simulation tests bench -name __pycache__ -prune -exec rm -rf {} +

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sterna.engine.vllm.small_model import default_cache_folder, ensure_small_model
+from sterna.demo_model.small_model import default_cache_folder, ensure_small_model
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 

@@ -15,41 +15,41 @@ def names(command: str) -> list[str]:
 
 
 def test_a_word_is_looked_for_in_the_names_of_tests_files_and_folders() -> None:
-    (taken,) = names("pytest tests/test_fleet.py -k NOT_called_off")
+    (taken,) = names("pytest tests/supervisor/test_fleet.py -k NOT_called_off")
     assert "not_called_off" in taken
-    assert names("pytest tests/runtime/test_reasons.py") == names(
+    assert names("pytest tests/runtime/supervisor/test_ray_errors.py") == names(
         "pytest tests/runtime -k Reasons.py"
     )
-    assert names("pytest tests/hostile") == names(
-        'pytest tests/hostile -k "hostile and not sterna"'
+    assert names("pytest tests/fault_simulation") == names(
+        'pytest tests/fault_simulation -k "hostile and not sterna"'
     )
 
 
 def test_a_word_is_looked_for_in_the_ids_of_parameters() -> None:
-    (taken,) = names("pytest -m slow tests/hostile/test_planted.py -k unknown")
+    (taken,) = names("pytest -m slow tests/fault_simulation/test_planted.py -k unknown")
     assert taken == "test_every_planted_mistake_is_found"
     (taken,) = names('pytest -m slow tests/migration/test_model.py -k "break and has_no_lease"')
     assert taken == "test_a_rule_that_is_left_out_is_missed"
 
 
 def test_state_machines_are_tests() -> None:
-    assert names("pytest tests/test_fleet_world.py -k UnderWeather") == ["runTest"]
+    assert names("pytest tests/supervisor/test_fleet_world.py -k UnderWeather") == ["runTest"]
     assert names("pytest tests/engine/emulated/test_conservation.py -k TwoEngines") == ["runTest"]
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        "pytest tests/test_fleet.py -k no_test_has_this_in_its_name",
-        'pytest tests/test_fleet.py -k "not_called_off and a_warm_instance"',
+        "pytest tests/supervisor/test_fleet.py -k no_test_has_this_in_its_name",
+        'pytest tests/supervisor/test_fleet.py -k "not_called_off and a_warm_instance"',
         # Slow: by itself, by its file, by its folder, by its class.
-        "pytest tests/hostile/test_planted.py -k unknown",
+        "pytest tests/fault_simulation/test_planted.py -k unknown",
         "pytest tests/engine/test_vllm_scheduler.py -k kv_connector",
         "pytest tests/serve/api/test_answers.py",
         "pytest tests/engine/emulated/test_conservation.py -k AtLength",
         # Not slow.
-        "pytest -m slow tests/test_fleet.py",
-        "make test-slow ARGS=tests/test_fleet.py",
+        "pytest -m slow tests/supervisor/test_fleet.py",
+        "make test-slow ARGS=tests/supervisor/test_fleet.py",
         # Neither: they take very long.
         "make test-slow ARGS=tests/serve/emulated/test_soak.py",
     ],
@@ -59,10 +59,10 @@ def test_nothing_is_taken(command: str) -> None:
 
 
 def test_targets_are_commands_of_pytest() -> None:
-    assert names("make sim-test") == names("pytest tests/hostile")
+    assert names("make sim-test") == names("pytest tests/fault_simulation")
     slow = "tests/serve/process/test_deaths.py -k of_every_kind"
     assert names(f'make test-slow ARGS="{slow}"') == names(f"pytest -m slow {slow}") != []
-    fast = "tests/test_lease.py -k acts"
+    fast = "tests/supervisor/test_lease.py -k acts"
     assert names(f'make test ARGS="{fast}"') == names(f"pytest {fast}") != []
 
 

@@ -17,7 +17,7 @@ MARKS = {
     "front-end": "ray::_FrontendActor",
     "scheduler": "ray::_SchedulerActor",
     "supervisor": "ray::_ClusterActor",
-    "driver": "sterna.runtime.driver",
+    "driver": "sterna.runtime.home.driver",
     "gcs": "gcs/gcs_server",
 }
 """What stands in the command line of a process; Ray writes an actor's class there, and the call

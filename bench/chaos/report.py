@@ -9,7 +9,7 @@ from bench.chaos.clients import Answer, differences
 from bench.chaos.faults import CUT, DEADLY, FAULTS, INSTANCE, KILL, STOP, Fault
 from bench.common import results_io
 from bench.common.pages import goal_list
-from sterna.frontend.names import choice_of, meant
+from sterna.frontend.requests.request_ids import choice_of, meant
 from sterna.types import RequestId
 
 MOVED, BESIDE = "planned move", "beside planned moves"

@@ -24,10 +24,9 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from bench.migration.samples import Arrival
 from sterna.config import LlumletConfig, PolicyConfig, TransportConfig
-from sterna.engine.vllm.core import engine_config
+from sterna.engine.vllm.hosted_core import engine_config
 from sterna.engine.vllm.payload import encode_request
-from sterna.mailbox import Mailbox
-from sterna.messages import (
+from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     AdminReply,
@@ -39,10 +38,11 @@ from sterna.messages import (
     RequestsMoved,
     TokenBatch,
 )
+from sterna.messaging.mailbox import Mailbox
 from sterna.migration.messages import Mode
 from sterna.policy.presets import LLUMNIX
-from sterna.runtime.actors import InstanceActor, InstanceSpec, SchedulerActor
-from sterna.runtime.reaper import Reaper
+from sterna.runtime.actors.actor_classes import InstanceActor, InstanceSpec, SchedulerActor
+from sterna.runtime.processes.reaper import Reaper
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
 
 HOST = "127.0.0.1"

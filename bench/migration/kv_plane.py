@@ -31,11 +31,11 @@ import torch
 from bench.common import results_io
 from bench.common.machine import ForeignLoad
 from sterna.config import TransportConfig
-from sterna.transport.chunks import largest_chunk_bytes, plan_tiles
-from sterna.transport.interface import Arrived, DataPlane, PlaneEvent, Sent, Transfer
-from sterna.transport.layout import KvLayout
+from sterna.transport.data_plane import Arrived, DataPlane, PlaneEvent, Sent, Transfer
+from sterna.transport.memory.chunks import largest_chunk_bytes, plan_tiles
+from sterna.transport.memory.layout import KvLayout
+from sterna.transport.memory.staging import make_buffer, make_copier
 from sterna.transport.plane import make_data_plane
-from sterna.transport.staging import make_buffer, make_copier
 from sterna.types import MigrationId
 
 _TOKENS = (256, 512, 1024, 2048, 4096, 8192)

@@ -55,10 +55,10 @@ class Profile:
     """One engine core, its scheduling watched."""
 
     def __init__(self, seed: int) -> None:
+        from sterna.demo_model.small_model import default_cache_folder, ensure_small_model
         from sterna.engine.vllm.arguments import make_serve_parser, parse_serve
-        from sterna.engine.vllm.core import engine_config
-        from sterna.engine.vllm.profiling import ProfiledEngine
-        from sterna.engine.vllm.small_model import default_cache_folder, ensure_small_model
+        from sterna.engine.vllm.hosted_core import engine_config
+        from sterna.engine.vllm.step_timing import ProfiledEngine
 
         model = ensure_small_model(default_cache_folder(os.environ), print)
         options = [
@@ -78,7 +78,7 @@ class Profile:
 
     def cell(self, batch_size: int, tokens_each: int, num_steps: int) -> Row:
         """Time so many decode steps of a batch, and what else each of them costs."""
-        from sterna.engine.profiling import Batch
+        from sterna.engine.profiling.measurement_plan import Batch
 
         foreign: list[ForeignLoad] = []
         schedules_s: list[float] = []

@@ -10,9 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+PACKAGES = {"fault_simulation", "sterna"}
+
 
 def code_of_seeds() -> str:
-    """Twelve digits for the sources of all modules of Sterna that a seed loads.
+    """Twelve digits for the sources of all modules of Sterna and its simulation that a seed loads.
 
     Raises:
         subprocess.CalledProcessError: a seed cannot be run.
@@ -28,12 +30,12 @@ def code_of_seeds() -> str:
 
 
 def _main() -> None:
-    from sterna.hostile.run import run_seed
+    from fault_simulation.run import run_seed
 
     # Some modules are loaded only when they are needed.
     run_seed(0)
     digest = hashlib.sha256()
-    for name in sorted(each for each in sys.modules if each.split(".")[0] == "sterna"):
+    for name in sorted(each for each in sys.modules if each.split(".")[0] in PACKAGES):
         path = sys.modules[name].__file__
         assert path is not None
         digest.update(name.encode() + b"\0" + Path(path).read_bytes() + b"\0")

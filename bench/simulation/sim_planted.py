@@ -16,9 +16,9 @@ from typing import Any
 from bench.common import results_io
 from bench.common.jobs import INTERRUPTED, Stop, Workers, workers
 from bench.common.pages import write_marked
-from sterna.hostile.faults import FaultPlan
-from sterna.hostile.planted import MISTAKES, Mistake
-from sterna.hostile.run import Result, run_seed
+from fault_simulation.adversary.faults import FaultPlan
+from fault_simulation.planted import MISTAKES, Mistake
+from fault_simulation.run import Result, run_seed
 
 MAX_SEEDS_A_MISTAKE = 3000
 SEEDS_AT_ONCE = 8

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from bench.common import results_io
+from fault_simulation.run import Result
 from sterna.errors import ConfigurationError
-from sterna.hostile.run import Result
 
 NAME = "sim_soak"
 

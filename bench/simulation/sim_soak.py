@@ -28,8 +28,8 @@ from bench.common.jobs import INTERRUPTED, Stop, workers
 from bench.simulation import sim_planted, sim_progress
 from bench.simulation.sim_code import code_of_seeds
 from bench.simulation.sim_progress import Progress
-from sterna.hostile.faults import LINKS_ONLY, FaultPlan
-from sterna.hostile.run import Result, run_seed
+from fault_simulation.adversary.faults import LINKS_ONLY, FaultPlan
+from fault_simulation.run import Result, run_seed
 
 SEEDS = 100_000
 MAX_VIOLATIONS = 20
@@ -85,7 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--links-only",
         action="store_true",
-        help="with --replay: cut links, and break nothing else (tests/hostile/test_leases.py)",
+        help="with --replay: cut links, and break nothing else "
+        "(tests/fault_simulation/test_leases.py)",
     )
     parser.add_argument(
         "--planted", action="store_true", help="after how many seeds planted mistakes are found"

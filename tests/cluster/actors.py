@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from sterna.instance.effect_runner import EffectRunner, _migration_id
 from sterna.migration.messages import Effect, Send
-from sterna.runtime.actors import _InstanceActor, remote_class
-from sterna.runtime.effects import EffectRunner, _migration_id
+from sterna.runtime.actors.actor_classes import _InstanceActor, remote_class
 from sterna.types import MigrationId
 
 
@@ -77,7 +77,7 @@ class _ProbedInstance(_InstanceActor):
 
     async def start(self, *args: Any) -> Any:
         from sterna.engine.vllm import step_thread
-        from sterna.runtime import instance
+        from sterna.instance import shell as instance
 
         vars(instance)["EffectRunner"] = HoldingEffectRunner
         self._pauses: dict[str, int] = {}
@@ -183,7 +183,7 @@ class _ProbedInstance(_InstanceActor):
         "history"."""
         from sterna.engine.vllm import request_state
         from sterna.engine.vllm.request_state import RequestState, worker_state
-        from sterna.transport.layout import KvLayout
+        from sterna.transport.memory.layout import KvLayout
 
         await self.repair()
         if part == "kv":

@@ -24,9 +24,8 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 
 from sterna.config import LlumletConfig, MigrationConfig, PolicyConfig, TransportConfig
 from sterna.engine.vllm.payload import cut_leading_tokens, decode_outputs, encode_request
-from sterna.frontend.streams import Streams
-from sterna.mailbox import Mailbox
-from sterna.messages import (
+from sterna.frontend.requests.token_streams import Streams
+from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     AdminReply,
@@ -41,9 +40,10 @@ from sterna.messages import (
     TokenBatch,
     TokenSpan,
 )
+from sterna.messaging.mailbox import Mailbox
 from sterna.migration.messages import Mode
 from sterna.policy.presets import LLUMNIX
-from sterna.runtime.actors import InstanceSpec
+from sterna.runtime.actors.actor_classes import InstanceSpec
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
 from tests.cluster.actors import ProbedInstance
 from tests.cluster.requests import RequestBuilder

@@ -31,7 +31,7 @@ class RequestBuilder:
     """Makes requests with ids of their own."""
 
     def __init__(self, args: Namespace) -> None:
-        from sterna.engine.vllm.core import engine_config
+        from sterna.engine.vllm.hosted_core import engine_config
 
         config = engine_config(args)
         self._processor = InputProcessor(config)

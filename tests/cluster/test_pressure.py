@@ -10,9 +10,9 @@ import pytest
 from vllm.v1.engine import EngineCoreRequest
 
 from sterna.config import PolicyConfig
-from sterna.global_scheduler import Dispatch, GlobalScheduler, SetDestination
-from sterna.messages import DispatchRequest
+from sterna.messages.actors import DispatchRequest
 from sterna.policy.presets import LLUMNIX
+from sterna.scheduler.global_scheduler import Dispatch, GlobalScheduler, SetDestination
 from sterna.types import NORMAL, InstanceLoad, RequestId
 from tests.cluster.conftest import BLOCK_SIZE, Run
 from tests.cluster.pair import FRONTEND, Generated, InstancePair, assert_same

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from sterna.runtime.supervisors import Supervisor, find_supervisors
+from sterna.runtime.home.supervisor_handle import Supervisor, find_supervisors
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from sterna.config import TransportConfig
-from sterna.messages import TokenSpan
+from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
     Adopt,
     Adopted,
@@ -39,7 +39,7 @@ MIGRATION, REQUEST = MigrationId("i0-1"), RequestId("moves")
 
 @pytest.fixture(scope="module")
 def vllm_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from sterna.engine.vllm.core import WORKER_EXTENSION
+    from sterna.engine.vllm.hosted_core import WORKER_EXTENSION
 
     with tiny_core(
         tmp_path_factory.mktemp("models") / "tiny",

@@ -45,7 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def vllm_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from sterna.engine.vllm.core import WORKER_EXTENSION
+    from sterna.engine.vllm.hosted_core import WORKER_EXTENSION
 
     with tiny_core(
         tmp_path_factory.mktemp("models") / "tiny",
@@ -240,7 +240,7 @@ def adapter(tmp_path: Path) -> Any:
 
 def test_a_request_with_an_adapter_goes_on_with_it(tmp_path: Path, adapter: Any) -> None:
     """Such a request does not migrate, but it can be sent again."""
-    from sterna.engine.vllm.core import WORKER_EXTENSION
+    from sterna.engine.vllm.hosted_core import WORKER_EXTENSION
 
     with tiny_core(
         tmp_path / "tiny",

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sterna.classes import PriorityClass, PriorityClasses
 from sterna.migration.messages import Reason
+from sterna.priority_classes import PriorityClass, PriorityClasses
 from sterna.types import Immovable, InstanceId, MigrationId, Priority
 from tests.engine.vllm_cores import tiny_core
 

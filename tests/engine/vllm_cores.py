@@ -25,7 +25,7 @@ def tiny_core(folder: Path, *, load_format: str = "dummy", **options: Any) -> It
     with patch.dict(os.environ, engine_environment()):
         from vllm.engine.arg_utils import EngineArgs
 
-        from sterna.engine.vllm.core import build_core
+        from sterna.engine.vllm.hosted_core import build_core
 
         model = tiny_random_llama(folder, seed=5, max_model_len=options["max_model_len"])
         config = EngineArgs(

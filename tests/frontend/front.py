@@ -3,9 +3,9 @@
 import msgspec
 
 from sterna.config import FrontendConfig, OnInstanceFailure
-from sterna.frontend.core import FrontendCore
-from sterna.frontend.effects import Effect, SendAgain, ToInstance
-from sterna.messages import (
+from sterna.frontend.requests.core import FrontendCore
+from sterna.frontend.requests.request_effects import Effect, SendAgain, ToInstance
+from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     DispatchRequest,
@@ -16,7 +16,7 @@ from sterna.messages import (
     TokenSpan,
 )
 from sterna.types import NORMAL, InstanceId, RequestId
-from tests.frontend.ownership_news import ME, R1
+from tests.frontend.requests.ownership_news import ME, R1
 
 AGAIN = RequestId("r1+1")
 CONFIG = FrontendConfig(gap_timeout_s=10.0, hold_timeout_s=60.0, owner_retry_s=0.25)

@@ -19,8 +19,7 @@ from sterna.engine.vllm.payload import (
     encode_outputs,
     encode_utility_result,
 )
-from sterna.mailbox import Mailbox
-from sterna.messages import (
+from sterna.messages.actors import (
     AddRequest,
     AdminReply,
     CallUtility,
@@ -39,6 +38,7 @@ from sterna.messages import (
     UtilityResult,
     WireMessage,
 )
+from sterna.messaging.mailbox import Mailbox
 from sterna.types import FrontendId, InstanceId, RequestId
 
 ME = FrontendId(7)

@@ -11,8 +11,8 @@ import httpx
 
 from bench.serving.ports import free_port
 from sterna.config import DoorConfig, FrontendConfig
-from sterna.frontend.server import FrontendServer
-from sterna.mailbox import Mailbox
+from sterna.frontend.vllm_server.server import FrontendServer
+from sterna.messaging.mailbox import Mailbox
 from tests.frontend.scripted import HANG_S, ME, ScriptedCluster, ready_response, within
 
 MAX_QUEUED = 10

@@ -28,7 +28,7 @@ from sterna.engine.payload_parts import (
     unpack_frames,
 )
 from sterna.engine.vllm import payload
-from sterna.messages import TokenSpan
+from sterna.messages.actors import TokenSpan
 from sterna.types import RequestId
 
 pytestmark = pytest.mark.vllm

@@ -6,9 +6,9 @@ in docs/migration_protocol.md, each left out once.
 
 from collections.abc import Callable
 
+from fault_simulation.planted.migrations import WaitsForEver
 from sterna.errors import ProtocolError
-from sterna.hostile.planted.migrations import WaitsForEver
-from sterna.llumlet import Llumlet, LlumletEffect
+from sterna.instance.llumlet import Llumlet, LlumletEffect
 from sterna.migration.coordinator import MigrationCoordinator
 from sterna.migration.destination import DestinationState, MigrationDestination
 from sterna.migration.messages import (

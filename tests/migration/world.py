@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sterna.config import LlumletConfig, MigrationConfig, PolicyConfig
-from sterna.llumlet import ForwardAbort, Llumlet, LlumletEffect, Report
+from sterna.instance.llumlet import ForwardAbort, Llumlet, LlumletEffect, Report
 from sterna.migration.messages import (
     AbortDrained,
     AbortRequest,

@@ -19,7 +19,7 @@ import psutil
 from bench.serving.ports import free_port
 from sterna.cli.operate.admin_commands import ServerError, ask
 from sterna.folders import RUN_FOLDER_VARIABLE
-from sterna.runtime.reaper import RUN_ID_VARIABLE
+from sterna.runtime.processes.reaper import RUN_ID_VARIABLE
 
 START_TIMEOUT_S = 400.0
 """A start takes half a minute on two free cores; others may be using them."""

@@ -6,7 +6,7 @@ import signal
 from multiprocessing.connection import Connection
 from typing import Any
 
-from sterna.transport.interface import Transfer
+from sterna.transport.data_plane import Transfer
 from tests.transport.planes import WAIT_S, Node
 
 _context = multiprocessing.get_context("forkserver")

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from sterna.config import TransportConfig
-from sterna.transport.chunks import Tile
-from sterna.transport.interface import PlaneEvent, Transfer
-from sterna.transport.layout import KvLayout
+from sterna.transport.data_plane import PlaneEvent, Transfer
+from sterna.transport.memory.chunks import Tile
+from sterna.transport.memory.layout import KvLayout
 from sterna.transport.plane import make_data_plane
 from sterna.types import MigrationId
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sterna.transport.chunks import Tile, largest_chunk_bytes, plan_tiles
+from sterna.transport.memory.chunks import Tile, largest_chunk_bytes, plan_tiles
 
 
 def test_a_chunk_takes_as_many_whole_blocks_as_fit() -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from sterna.errors import TransportError
-from sterna.transport.frames import FrameStream
-from sterna.transport.gloo import _Helper
-from sterna.transport.interface import Arrived, ReceiveFailed, SendFailed, Sent, Stopped
+from sterna.transport.data_plane import Arrived, ReceiveFailed, SendFailed, Sent, Stopped
+from sterna.transport.wires.frames import FrameStream
+from sterna.transport.wires.gloo import _Helper
 from sterna.types import MigrationId
 from tests.transport.peer import Peer
 from tests.transport.planes import KINDS, NEVER_S, WAIT_S, Gate, Node, stage

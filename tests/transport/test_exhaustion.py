@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sterna.transport.interface import ReceiveFailed, SendFailed, Stopped
+from sterna.transport.data_plane import ReceiveFailed, SendFailed, Stopped
 from tests.descriptors import descriptors_left
 from tests.small_disk import with_small_disk
 from tests.transport.planes import KINDS, WAIT_S, Node, stage

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sterna.errors import ConfigurationError
-from sterna.transport.chunks import Tile
-from sterna.transport.layout import KvLayout
+from sterna.transport.memory.chunks import Tile
+from sterna.transport.memory.layout import KvLayout
 from tests.transport.planes import random_bytes
 
 

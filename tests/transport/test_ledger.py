@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sterna.errors import ProtocolError, TransportError
-from sterna.transport.interface import (
+from sterna.transport.data_plane import (
     Arrived,
     PlaneEvent,
     ReceiveFailed,
@@ -16,7 +16,7 @@ from sterna.transport.interface import (
     Stopped,
 )
 from sterna.transport.ledger import Copy, Ledger, Side
-from sterna.transport.waiting import Waker, wait
+from sterna.transport.wires.waiting import Waker, wait
 from sterna.types import MigrationId
 from tests.transport.planes import WAIT_S, stage
 

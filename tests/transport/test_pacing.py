@@ -2,7 +2,7 @@
 
 import pytest
 
-from sterna.transport.pacing import Pacer
+from sterna.transport.pacer import Pacer
 
 
 @pytest.mark.parametrize(("share", "pause_s"), [(0.5, 3.0), (0.25, 9.0), (0.75, 1.0), (1.0, 0.0)])

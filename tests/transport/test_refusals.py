@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sterna.errors import ProtocolError, TransportError
-from sterna.transport.interface import Arrived, ReceiveFailed, SendFailed, Sent, Stopped
+from sterna.transport.data_plane import Arrived, ReceiveFailed, SendFailed, Sent, Stopped
 from sterna.types import MigrationId
 from tests.transport.planes import WAIT_S, Gate, stage
 from tests.transport.world import NUM_BLOCKS, World

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sterna.transport.chunks import Tile
-from sterna.transport.staging import make_buffer, make_copier
+from sterna.transport.memory.chunks import Tile
+from sterna.transport.memory.staging import make_buffer, make_copier
 from tests.transport.planes import KINDS, Node, stage
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from sterna.errors import ConfigurationError, TransportError
-from sterna.transport.frames import (
+from sterna.transport.data_plane import Arrived, ReceiveFailed, SendFailed
+from sterna.transport.plane import _MAX_STRANGERS
+from sterna.transport.wires.frames import (
     VERSION,
     Begin,
     Chunk,
@@ -28,9 +30,7 @@ from sterna.transport.frames import (
     Rejected,
     Welcome,
 )
-from sterna.transport.interface import Arrived, ReceiveFailed, SendFailed
-from sterna.transport.plane import _MAX_STRANGERS
-from sterna.transport.shm import _SEALS, _Ring
+from sterna.transport.wires.shm import _SEALS, _Ring
 from tests.transport.planes import WAIT_S, Node, stage
 
 CHUNK_BYTES = 2 * 3 * 64

@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from sterna.transport.interface import Arrived, ReceiveFailed, SendFailed, Sent, Stopped, Transfer
+from sterna.transport.data_plane import Arrived, ReceiveFailed, SendFailed, Sent, Stopped, Transfer
 from sterna.types import MigrationId
 from tests.transport.planes import WAIT_S, Gate, stage
 from tests.transport.world import BLOCK_BYTES, NUM_BLOCKS, World

@@ -10,9 +10,9 @@ import numpy as np
 from bench.common.results_io import RESULTS, read, summary
 from bench.paper.points import Row
 from sterna.errors import ConfigurationError
-from sterna.global_scheduler import GlobalScheduler
-from sterna.messages import DispatchRequest
+from sterna.messages.actors import DispatchRequest
 from sterna.policy.presets import LLUMNIX
+from sterna.scheduler.global_scheduler import GlobalScheduler
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
 from sterna.workload.seed import PAPER_SEED
 

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 from sterna.cli.serve.engine_options import checked_engine_config
 from sterna.cli.serve.serve_command import engine_environment, parse
 from sterna.cli.serve.serve_options import cluster_config
-from sterna.engine.profiling import REQUEST_TOKENS, TOLERANCE
+from sterna.engine.profiling.measurement_plan import REQUEST_TOKENS, TOLERANCE
 from sterna.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sterna.engine.emulated.fitting import PrefillPoint
     from sterna.engine.emulated.profiles import Profile
-    from sterna.engine.profile_file import Measurement
-    from sterna.engine.profiling import Decode, Proposal
-    from sterna.engine.vllm.profiling import ProfiledEngine
+    from sterna.engine.profiling.measurement_plan import Decode, Proposal
+    from sterna.engine.profiling.profile_file import Measurement
+    from sterna.engine.vllm.step_timing import ProfiledEngine
 
 NUM_ROUNDS, NUM_QUICK_ROUNDS = 5, 3
 """Rounds, each of which times every batch."""
@@ -121,8 +121,8 @@ def _check(args: Namespace) -> None:
 
 def _measure(args: Namespace, config: Any, key: dict[str, str]) -> "tuple[Profile, Measurement]":
     """Build the engine, time it, and make of the times what a file holds."""
-    from sterna.engine.profiling import batches, prompt_lengths, propose
-    from sterna.engine.vllm.profiling import ProfiledEngine, time_decodes, time_prefills
+    from sterna.engine.profiling.measurement_plan import batches, prompt_lengths, propose
+    from sterna.engine.vllm.step_timing import ProfiledEngine, time_decodes, time_prefills
 
     with _progress() as show:
         show("starting the engine", 0.0)
@@ -174,7 +174,7 @@ def _results(
     from sterna.engine.emulated.fitting import fit_step_time
     from sterna.engine.emulated.profiles import Profile, estimated_copy_time
     from sterna.engine.emulated.step_time import StepTime
-    from sterna.engine.profile_file import FORMAT, FitError, Measurement
+    from sterna.engine.profiling.profile_file import FORMAT, FitError, Measurement
 
     fit = fit_step_time(prefills, [each.point() for each in decodes])
     target = proposal.target
@@ -225,8 +225,8 @@ def _model_name(args: Namespace) -> str:
 
 def _deliver(args: Namespace, emulated: "Profile", measurement: "Measurement") -> int:
     """Print and write what was found; 1 when it is too noisy to be saved."""
-    from sterna.engine.profile_file import document, path_of, write
-    from sterna.engine.vllm.small_model import default_cache_folder
+    from sterna.demo_model.small_model import default_cache_folder
+    from sterna.engine.profiling.profile_file import document, path_of, write
 
     content = document(emulated, measurement)
     if args.json:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sterna.messages import TokenSpan
+from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
     Adopt,
     Adopted,

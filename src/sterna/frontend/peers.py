@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from sterna.errors import UnansweredError
-from sterna.mailbox import Mailbox
-from sterna.messages import Membership, WireMessage
+from sterna.messages.actors import Membership, WireMessage
+from sterna.messaging.mailbox import Mailbox
 from sterna.types import FrontendId, InstanceId
 
 Answer = TypeVar("Answer")

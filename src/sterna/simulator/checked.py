@@ -8,7 +8,7 @@ from sterna.metrics.records import ClusterRecord, Records
 from sterna.simulator.checkers import Checker
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.engines import index_of, request_id_of
-from sterna.simulator.events import Action, EventQueue
+from sterna.simulator.event_queue import Action, EventQueue
 from sterna.simulator.plain import PlainEngines
 from sterna.simulator.simulation import Simulation
 from sterna.workload.trace import Trace

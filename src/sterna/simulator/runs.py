@@ -24,7 +24,7 @@ from sterna.errors import SternaError
 from sterna.metrics.records import ClusterRecord, Records
 from sterna.metrics.summary import Summary, summarize
 from sterna.simulator.config import SimulationConfig
-from sterna.simulator.progress import simulate_reporting
+from sterna.simulator.run_progress import simulate_reporting
 from sterna.simulator.simulation import simulate
 from sterna.types import Priority
 from sterna.workload.catalog import Workload, build_trace

@@ -17,19 +17,19 @@ import numpy as np
 from sterna.config import LlumletConfig
 from sterna.engine.emulated.config import Preemption
 from sterna.errors import ConfigurationError
-from sterna.global_scheduler import Dispatch, Effect, GlobalScheduler, SetDestination
-from sterna.messages import DispatchRequest
+from sterna.messages.actors import DispatchRequest
 from sterna.metrics.records import ClusterRecord, Records
 from sterna.migration.messages import CopyBlocks, Ended, Message
 from sterna.policy.scaling import ScaleUp, Terminate
+from sterna.scheduler.global_scheduler import Dispatch, Effect, GlobalScheduler, SetDestination
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.engines import Engines, index_of, request_id_of
-from sterna.simulator.events import EventQueue, Rank
+from sterna.simulator.event_queue import EventQueue, Rank
 from sterna.simulator.fast_tables import VICTIMS
-from sterna.simulator.instance import Instance
 from sterna.simulator.links import Copy, Links
 from sterna.simulator.plain import PlainEngines
 from sterna.simulator.recorder import Recorder
+from sterna.simulator.simulated_instance import Instance
 from sterna.types import FrontendId, InstanceId, MigrationId, Priority
 from sterna.workload.trace import Trace
 

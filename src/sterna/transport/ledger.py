@@ -17,7 +17,7 @@ from enum import Enum
 import torch
 
 from sterna.errors import ProtocolError, TransportError
-from sterna.transport.interface import (
+from sterna.transport.data_plane import (
     Notify,
     PlaneEvent,
     ReceiveFailed,
@@ -25,7 +25,7 @@ from sterna.transport.interface import (
     Stopped,
     Transfer,
 )
-from sterna.transport.waiting import Waker
+from sterna.transport.wires.waiting import Waker
 from sterna.types import MigrationId
 
 _logger = logging.getLogger(__name__)

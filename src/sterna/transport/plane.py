@@ -16,18 +16,18 @@ import torch
 
 from sterna.config import TransportConfig
 from sterna.errors import ConfigurationError, TransportError
-from sterna.transport.channel import Wire
-from sterna.transport.chunks import largest_chunk_bytes
-from sterna.transport.incoming import Incoming
-from sterna.transport.interface import DataPlane, Notify, Transfer
-from sterna.transport.layout import KvLayout
+from sterna.transport.data_plane import DataPlane, Notify, Transfer
 from sterna.transport.ledger import Copy, Ledger, Side
-from sterna.transport.outgoing import Outgoing, Peer
-from sterna.transport.pacing import Pacer
-from sterna.transport.parts import PlaneParts
-from sterna.transport.shm import ShmWire
-from sterna.transport.tcp import TcpWire
-from sterna.transport.waiting import Waker, wait
+from sterna.transport.memory.chunks import largest_chunk_bytes
+from sterna.transport.memory.layout import KvLayout
+from sterna.transport.pacer import Pacer
+from sterna.transport.plane_context import PlaneParts
+from sterna.transport.receiver import Incoming
+from sterna.transport.sender import Outgoing, Peer
+from sterna.transport.wires.channel import Wire
+from sterna.transport.wires.shm import ShmWire
+from sterna.transport.wires.tcp import TcpWire
+from sterna.transport.wires.waiting import Waker, wait
 from sterna.types import MigrationId
 
 _logger = logging.getLogger(__name__)
@@ -209,7 +209,7 @@ def _make_wire(config: TransportConfig, layout: KvLayout) -> Wire:
     if config.kind == "tcp":
         return TcpWire(config.host, slot_bytes, layout.device)
     # Imported here, because a torch without Gloo serves the other wires just as well.
-    from sterna.transport.gloo import GlooWire
+    from sterna.transport.wires.gloo import GlooWire
 
     return GlooWire(config.host, slot_bytes, layout.device, config.timeout_s)
 

@@ -20,7 +20,7 @@ from sterna.errors import ConfigurationError
 from sterna.types import Priority
 from sterna.workload import arrivals as processes
 from sterna.workload.arrivals import parse_arrivals, short_name
-from sterna.workload.classes import mix_priorities, require_fractions
+from sterna.workload.class_mix import mix_priorities, require_fractions
 from sterna.workload.draws import Draws
 from sterna.workload.files import PARSERS, daily_curve, packaged_rows, read_rows
 from sterna.workload.lengths import LONG, MEDIUM, SHORT, zipf_exponent, zipf_lengths

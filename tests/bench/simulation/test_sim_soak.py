@@ -17,9 +17,9 @@ from bench.simulation.sim_code import code_of_seeds
 from bench.simulation.sim_planted import markdown
 from bench.simulation.sim_progress import Progress
 from bench.simulation.sim_soak import main
+from fault_simulation.adversary.faults import LINKS_ONLY
+from fault_simulation.run import Result, run_seed
 from sterna.errors import ConfigurationError
-from sterna.hostile.faults import LINKS_ONLY
-from sterna.hostile.run import Result, run_seed
 
 
 def test_a_seed_is_shown_again_to_the_same_event(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from sterna.classes import DEFAULT_CLASSES, ApiKey, PriorityClasses
 from sterna.cli.serve.priority_options import (
     read_api_keys,
     read_classes,
@@ -17,6 +16,7 @@ from sterna.cli.serve.priority_options import (
 )
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import preset
+from sterna.priority_classes import DEFAULT_CLASSES, ApiKey, PriorityClasses
 
 CLASSES = """
 - {name: gold, rank: 2, target_load: 900}

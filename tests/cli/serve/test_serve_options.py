@@ -4,9 +4,9 @@ import argparse
 
 import pytest
 
-from sterna.classes import DEFAULT_CLASSES
 from sterna.cli.serve.serve_options import add_serve_options, cluster_config
 from sterna.errors import ConfigurationError
+from sterna.priority_classes import DEFAULT_CLASSES
 
 
 def parsed(*options: str) -> argparse.Namespace:

@@ -20,9 +20,9 @@ from sterna.engine.emulated.copy_time import CopyTime
 from sterna.engine.emulated.driver import EmulatedEngine, EmulatedOptions
 from sterna.engine.emulated.step_time import StepTime
 from sterna.engine.emulated.tokens import Vocabulary, stream_key, token_at
-from sterna.frontend.streams import Streams
-from sterna.mailbox import Mailbox
-from sterna.messages import (
+from sterna.frontend.requests.token_streams import Streams
+from sterna.instance.shell import Instance as RunningInstance
+from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     AdminReply,
@@ -36,9 +36,9 @@ from sterna.messages import (
     TokenBatch,
     WireMessage,
 )
+from sterna.messaging.mailbox import Mailbox
 from sterna.migration.messages import Mode
 from sterna.policy.presets import LLUMNIX
-from sterna.runtime.instance import Instance as RunningInstance
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
 
 HOST = "127.0.0.1"

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp
 
-from sterna.classes import ApiKey
 from sterna.frontend.http.api_keys import ApiKeys, Callers
 from sterna.frontend.http.door import OpenContext
+from sterna.priority_classes import ApiKey
 
 
 def opened(app: ASGIApp, keys: Sequence[ApiKey] = (), root_path: str = "") -> OpenContext:

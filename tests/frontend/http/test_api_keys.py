@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from sterna.classes import ApiKey
 from sterna.frontend.http.api_keys import KeyCheck
+from sterna.priority_classes import ApiKey
 from tests.frontend.http.opened import opened
 
 KEYS = (

@@ -16,9 +16,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from sterna.classes import ApiKey
 from sterna.frontend.http.body_limit import BodyLimit
 from sterna.frontend.http.request_context import current
+from sterna.priority_classes import ApiKey
 from tests.frontend.http.opened import opened
 
 LIMIT = 1000

@@ -14,12 +14,12 @@ from starlette.middleware import Middleware
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sterna.classes import DEFAULT_CLASSES, ApiKey
 from sterna.config import DoorConfig
 from sterna.frontend.http.api_keys import ApiKeys
 from sterna.frontend.http.door import Door, build_door
 from sterna.frontend.http.queue_limit import QueueLimit, Ticket
 from sterna.frontend.http.request_context import RequestContext, current, entered
+from sterna.priority_classes import DEFAULT_CLASSES, ApiKey
 
 PATH = "/v1/completions"
 KEY = ApiKey("user", sha256(b"user").digest())

@@ -18,7 +18,6 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from sterna.classes import DEFAULT_CLASSES, ApiKey
 from sterna.frontend.http.overload import (
     UNREAD_BYTES,
     FullLog,
@@ -30,6 +29,7 @@ from sterna.frontend.http.overload import (
 from sterna.frontend.http.queue_limit import QueueLimit, Ticket
 from sterna.frontend.http.request_context import AnsweredStream, current, entered
 from sterna.frontend.http.service_tier import TierMiddleware
+from sterna.priority_classes import DEFAULT_CLASSES, ApiKey
 from tests.frontend.http.opened import opened
 
 

@@ -12,8 +12,8 @@ pytest.importorskip("vllm")
 
 from vllm.exceptions import GenerationError
 
-from sterna.frontend.effects import Failure
 from sterna.frontend.http.request_errors import error_of, telling_why
+from sterna.frontend.requests.request_effects import Failure
 
 pytestmark = pytest.mark.vllm
 

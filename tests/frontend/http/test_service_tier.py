@@ -12,7 +12,6 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from sterna.classes import DEFAULT_CLASSES, ApiKey, PriorityClass, PriorityClasses
 from sterna.frontend.http.api_keys import ApiKeys
 from sterna.frontend.http.routes import RESPONSES_PATH
 from sterna.frontend.http.service_tier import (
@@ -21,6 +20,7 @@ from sterna.frontend.http.service_tier import (
     admitted_priority,
     used_class,
 )
+from sterna.priority_classes import DEFAULT_CLASSES, ApiKey, PriorityClass, PriorityClasses
 from sterna.types import Priority
 from tests.frontend.http.opened import opened
 

@@ -3,7 +3,7 @@
 import json
 
 from sterna.frontend.resumable.pacing import Pacing
-from sterna.stream_messages import StreamHead
+from sterna.messages.streams import StreamHead
 from sterna.types import FrontendId
 
 HOLDER, BUDDY, THIRD = FrontendId(1), FrontendId(2), FrontendId(3)

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from sterna.classes import ApiKey
 from sterna.frontend.http.body_limit import BodyLimit
 from sterna.frontend.resumable.middleware import ResumableStreams
+from sterna.priority_classes import ApiKey
 from tests.frontend.http.opened import opened
 from tests.frontend.resumable.connection import PATH, Connection
 

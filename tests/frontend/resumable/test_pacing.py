@@ -8,7 +8,7 @@ from sterna.frontend.resumable.pacing_effects import Begun, CaughtUp, Hand, Part
 from sterna.frontend.resumable.records import Record
 from sterna.frontend.resumable.replicas import Replicas
 from sterna.frontend.resumable.telling import ToBuddy
-from sterna.stream_messages import DropStream, ExtendStreams, KeepStream, StreamOver
+from sterna.messages.streams import DropStream, ExtendStreams, KeepStream, StreamOver
 from sterna.types import RequestId
 from tests.frontend.resumable.outputs import BUDDY, HOLDER, PATIENCE_S, THIRD, head, output, pacing
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sterna.frontend.names import client_id, slot_of
+from sterna.frontend.requests.request_ids import client_id, slot_of
 from sterna.frontend.resumable.pacing import Pacing
 from sterna.frontend.resumable.pacing_effects import CaughtUp, Hand, Parted
 from sterna.frontend.resumable.records import Record
 from sterna.frontend.resumable.replicas import Replicas
 from sterna.frontend.resumable.telling import ToBuddy
-from sterna.stream_messages import KeepStream
+from sterna.messages.streams import KeepStream
 from sterna.types import RequestId
 from tests.frontend.resumable.outputs import BUDDY, HOLDER, THIRD, head, output, pacing
 

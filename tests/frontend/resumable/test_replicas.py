@@ -3,7 +3,7 @@
 import pytest
 
 from sterna.frontend.resumable.replicas import Replicas, buddy_of
-from sterna.stream_messages import (
+from sterna.messages.streams import (
     DropStream,
     ExtendStreams,
     Group,

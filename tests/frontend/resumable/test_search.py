@@ -3,7 +3,7 @@
 import pytest
 
 from sterna.frontend.resumable.search import NotFound, Search, Searches, ToFrontend
-from sterna.stream_messages import Finding, FindStream, StopReading, StreamFound
+from sterna.messages.streams import Finding, FindStream, StopReading, StreamFound
 from sterna.types import FrontendId
 
 A, B, C = FrontendId(1), FrontendId(2), FrontendId(3)

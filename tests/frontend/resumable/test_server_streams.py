@@ -19,9 +19,9 @@ from vllm.v1.outputs import LogprobsLists
 
 from sterna.cli.serve.serve_command import parse
 from sterna.config import DoorConfig, FrontendConfig
-from sterna.frontend.server import FrontendServer
-from sterna.mailbox import Mailbox
-from sterna.messages import AddRequest, Frontend, Instance, Membership
+from sterna.frontend.vllm_server.server import FrontendServer
+from sterna.messages.actors import AddRequest, Frontend, Instance, Membership
+from sterna.messaging.mailbox import Mailbox
 from sterna.types import FrontendId
 from tests.frontend.calls import folders_called
 from tests.frontend.scripted import ScriptedCluster, ready_response, within

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sterna.stream_messages import (
+from sterna.messages.streams import (
     AnswerPart,
     AnswerStart,
     FindStream,

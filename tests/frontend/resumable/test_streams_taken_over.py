@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sterna.stream_messages import (
+from sterna.messages.streams import (
     ExtendStreams,
     Finding,
     FindStream,

@@ -21,7 +21,7 @@ MEANT = {501: "vLLM's word for what a server was started without"}
 """Answers above 499 that are no error of the server."""
 
 NOT_ASKED = r"^/admin/(start|drain|restart|migrate)$"
-"""Valid orders would be carried out; tests/frontend/test_admin.py has these routes."""
+"""Valid orders would be carried out; tests/frontend/operators/test_admin_routes.py has them."""
 
 
 @pytest.fixture(scope="module")

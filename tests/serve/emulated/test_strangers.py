@@ -16,8 +16,8 @@ import psutil
 import pytest
 import zmq
 
-from sterna.mailbox import draw_keys
-from sterna.messages import StartInstances
+from sterna.messages.actors import StartInstances
+from sterna.messaging.mailbox import draw_keys
 from tests.serve.emulated.quick import MODEL, quick_server
 from tests.serve.server import ServerProcess
 

@@ -19,7 +19,7 @@ from sterna.cli.main import main
 from sterna.cli.serve.serve_command import parse
 from sterna.cli.serve.serve_options import cluster_config
 from sterna.errors import ConfigurationError
-from sterna.runtime import launch
+from sterna.runtime.home import launch
 from tests.models import small_model
 
 pytestmark = pytest.mark.vllm

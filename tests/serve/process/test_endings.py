@@ -84,7 +84,7 @@ def test_ctrl_c_ends_a_server_whose_driver_is_stopped(servers: list[ServerProces
     server = start_one()
     servers.append(server)
     family = server.processes()
-    server.at_work("sterna.runtime.driver")[0].suspend()
+    server.at_work("sterna.runtime.home.driver")[0].suspend()
     server.interrupt()
     server.until_end()
     assert_all_gone(server, family)

@@ -57,8 +57,8 @@ copy_time:
   block_s: 0.0002
   stage_s: 0.004
 """
-DRIVER, GCS = "sterna.runtime.driver", "gcs_server"
-FORK_SERVER = "sterna.runtime.fork_server"
+DRIVER, GCS = "sterna.runtime.home.driver", "gcs_server"
+FORK_SERVER = "sterna.runtime.fork_server.fork_server"
 MANAGERS = ("ray::_ClusterActor", DRIVER, GCS)
 
 ENDLESS_PROMPT = "terns " * 400

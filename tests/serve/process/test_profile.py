@@ -14,10 +14,10 @@ import pytest
 
 from sterna.cli.profile import conclusion, report
 from sterna.engine.emulated.profiles import A10_LLAMA_7B, profile
-from sterna.engine.profile_file import Measurement, read
-from sterna.engine.profiling import Batch, Decode
+from sterna.engine.profiling.measurement_plan import Batch, Decode
+from sterna.engine.profiling.profile_file import Measurement, read
 from sterna.errors import ConfigurationError
-from tests.engine.test_profile_file import MEASUREMENT
+from tests.engine.profiling.test_profile_file import MEASUREMENT
 from tests.models import tiny_random_llama
 
 OPTIONS = ("--enforce-eager", "--kv-cache-memory-bytes", str(64 << 20), "--max-num-seqs", "16")
@@ -79,7 +79,7 @@ def _check_what_serve_finds(
     from sterna.cli.serve.engine_options import checked_engine_config
     from sterna.cli.serve.serve_command import engine_environment, parse
     from sterna.cli.serve.serve_options import cluster_config
-    from sterna.engine.profile_file import find
+    from sterna.engine.profiling.profile_file import find
     from sterna.engine.vllm.facts import profile_key, total_tokens
 
     for name, value in engine_environment().items():

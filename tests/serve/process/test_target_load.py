@@ -14,10 +14,10 @@ from sterna.cli.serve.priority_options import with_target_load
 from sterna.cli.serve.serve_command import parse
 from sterna.cli.serve.serve_options import cluster_config
 from sterna.engine.emulated.profiles import A10_LLAMA_7B
-from sterna.engine.profile_file import document, path_of, write
+from sterna.engine.profiling.profile_file import document, path_of, write
 from sterna.errors import ConfigurationError
 from sterna.types import HIGH, Priority
-from tests.engine.test_profile_file import MEASUREMENT
+from tests.engine.profiling.test_profile_file import MEASUREMENT
 
 pytestmark = pytest.mark.vllm
 

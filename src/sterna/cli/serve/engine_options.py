@@ -42,7 +42,7 @@ def choose_model(args: Namespace) -> None:
     """Prepare the small model if it is the one; check the folder if it is another."""
     args.model = args.model_tag
     if args.model == SMALL_MODEL_NAME:
-        from sterna.engine.vllm.small_model import default_cache_folder, ensure_small_model
+        from sterna.demo_model.small_model import default_cache_folder, ensure_small_model
 
         folder = default_cache_folder(os.environ)
         args.model = str(ensure_small_model(folder, _print_progress))
@@ -123,8 +123,8 @@ def checked_engine_config(args: Namespace) -> Any:
         ConfigurationError: vLLM refuses; the message is vLLM's.
     """
     from sterna.engine.vllm.arguments import one_line
-    from sterna.engine.vllm.core import engine_config
     from sterna.engine.vllm.facts import computes_in_software
+    from sterna.engine.vllm.hosted_core import engine_config
 
     try:
         config = engine_config(args)

@@ -29,11 +29,11 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from sterna.classes import DEFAULT_CLASSES, ApiKey, PriorityClass, PriorityClasses
 from sterna.cli.option_tables import Option, OptionTable
 from sterna.config import ClusterConfig, PolicyConfig
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import preset
+from sterna.priority_classes import DEFAULT_CLASSES, ApiKey, PriorityClass, PriorityClasses
 from sterna.types import HIGH, Priority
 
 SHA256_BYTES = 32
@@ -277,7 +277,7 @@ def _found(args: Namespace, engine: Any) -> tuple[int, str] | None:
 
 def _of_emulated(args: Namespace) -> tuple[int, str] | None:
     """What `sterna profile` wrote into the file that says what to emulate."""
-    from sterna.engine.profile_file import read
+    from sterna.engine.profiling.profile_file import read
 
     path = Path(args.profile)
     measurement = read(path) if path.suffix == ".json" else None
@@ -285,9 +285,9 @@ def _of_emulated(args: Namespace) -> tuple[int, str] | None:
 
 
 def _of_this_engine(engine: Any) -> tuple[int, str] | None:
-    from sterna.engine.profile_file import find, nearest_difference, path_of
+    from sterna.demo_model.small_model import default_cache_folder
+    from sterna.engine.profiling.profile_file import find, nearest_difference, path_of
     from sterna.engine.vllm.facts import profile_key
-    from sterna.engine.vllm.small_model import default_cache_folder
 
     folder, key = default_cache_folder(os.environ), profile_key(engine)
     measurement = find(folder, key)

@@ -23,9 +23,14 @@ from sterna.cli.simulate.simulate_options import DEFAULT_PROFILE
 from sterna.config import ClusterConfig
 from sterna.engine.vllm.guard import is_cpu_build, vllm_imports
 from sterna.errors import ConfigurationError
-from sterna.runtime.gcs_patience import wait_for_gcs
-from sterna.runtime.noise import VLLM_LOG_LEVEL, drop_noise, library_environment, log_environment
-from sterna.runtime.protection import protect_ray
+from sterna.runtime.home.gcs_patience import wait_for_gcs
+from sterna.runtime.home.protection import protect_ray
+from sterna.runtime.processes.log_filters import (
+    VLLM_LOG_LEVEL,
+    drop_noise,
+    library_environment,
+    log_environment,
+)
 
 
 def serve(arguments: Sequence[str]) -> int:
@@ -46,7 +51,7 @@ def serve(arguments: Sequence[str]) -> int:
     if any(option.startswith(("-h", "--help")) for option in arguments):
         # Prints it and raises SystemExit: nothing needs to be started for that.
         parse(arguments)
-    from sterna.runtime.launch import Run
+    from sterna.runtime.home.launch import Run
 
     def read() -> tuple[ClusterConfig, Namespace]:
         args = parse(arguments)
@@ -147,7 +152,7 @@ def _refuse_unhonoured(args: Namespace) -> None:
         raise ConfigurationError("--uds is not supported; use --host and --port")
     if args.scheduler_cls is not None:
         raise ConfigurationError("--scheduler-cls: Sterna brings its own scheduler class")
-    from sterna.engine.vllm.core import executor_backend
+    from sterna.engine.vllm.hosted_core import executor_backend
 
     executor = args.distributed_executor_backend
     if executor not in (None, executor_backend(world_size(args))):

@@ -21,7 +21,6 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
-from sterna.classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.decoding import UNREADABLE
 from sterna.engine.emulated import wire
 from sterna.engine.emulated.config import EmulatedEngineConfig
@@ -33,7 +32,7 @@ from sterna.engine.emulated.step_time import StepTime
 from sterna.engine.emulated.steps import Step, Token
 from sterna.engine.emulated.tokens import Vocabulary, first_stop, stream_key, token_at
 from sterna.engine.interface import EngineFacts, EngineListener, EngineProgress
-from sterna.messages import TokenSpan
+from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
     Adopt,
     Adopted,
@@ -49,6 +48,7 @@ from sterna.migration.messages import (
     ReserveBlocks,
     ReserveFailed,
 )
+from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
 
 logger = logging.getLogger(__name__)

@@ -41,7 +41,7 @@ from sterna.errors import ConfigurationError
 Section = TypeVar("Section")
 
 MEASUREMENT = "measurement"
-"""The section of a file that says what was measured (`engine/profile_file.py`)."""
+"""The section of a file that says what was measured (`engine/profiling/profile_file.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,10 @@ from vllm.v1.engine import (
 )
 from vllm.v1.request import Request, RequestStatus
 
-from sterna.classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.config import TransportConfig
 from sterna.engine.interface import EngineFacts, EngineListener, EngineProgress
-from sterna.engine.vllm.core import HostedCore, build_core
 from sterna.engine.vllm.facts import kv_format
+from sterna.engine.vllm.hosted_core import HostedCore, build_core
 from sterna.engine.vllm.payload import (
     decode_request,
     decode_utility_call,
@@ -43,7 +42,7 @@ from sterna.engine.vllm.step_thread import StepThread
 from sterna.engine.vllm.transfers import Transfers
 from sterna.engine.vllm.views import Views
 from sterna.errors import InstanceStartError
-from sterna.messages import MAX_FRAME_BYTES, TokenSpan
+from sterna.messages.actors import MAX_FRAME_BYTES, TokenSpan
 from sterna.migration.messages import (
     Adopt,
     Adopted,
@@ -59,6 +58,7 @@ from sterna.migration.messages import (
     ReserveBlocks,
     ReserveFailed,
 )
+from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.types import FrontendId, InstanceId, MigrationId, RequestId
 
 logger = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
 from sterna.engine.payload_parts import MANY_FRAMES, Buffer, pack_frames, unpack_frames
-from sterna.messages import ClusterStats, TokenSpan
+from sterna.messages.actors import ClusterStats, TokenSpan
 
 # vLLM's coders are not safe to share between threads, and building one costs ten times as much
 # as encoding a token.

@@ -14,7 +14,7 @@ import msgspec
 import zmq
 
 from sterna.folders import private_folder
-from sterna.transport.interface import (
+from sterna.transport.data_plane import (
     Arrived,
     DataPlane,
     PlaneEvent,

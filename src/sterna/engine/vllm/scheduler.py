@@ -17,10 +17,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from sterna.classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.engine.vllm.support import immovable_engine_features, immovable_request_feature
 from sterna.errors import UnknownRequestError
 from sterna.migration.messages import Progress, Reason
+from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.types import (
     Immovable,
     InstanceId,

@@ -28,7 +28,7 @@ from sterna.engine.vllm.plane_link import (
 )
 from sterna.errors import TransportError
 from sterna.migration.messages import CopyFailed, Event, StageFailed, StageReceived
-from sterna.transport.interface import Transfer
+from sterna.transport.data_plane import Transfer
 from sterna.types import MigrationId
 
 logger = logging.getLogger(__name__)

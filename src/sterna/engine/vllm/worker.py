@@ -18,7 +18,7 @@ from sterna.engine.vllm.generators import (
     keep_generators_of_incomplete_prompts,
 )
 from sterna.engine.vllm.plane_link import PlaneServer
-from sterna.transport.layout import KvLayout
+from sterna.transport.memory.layout import KvLayout
 from sterna.transport.plane import make_data_plane
 
 SEEDED = SamplingType.RANDOM_SEED

@@ -9,9 +9,9 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sterna.classes import ApiKey
 from sterna.frontend.http.request_context import Caller, caller, current
 from sterna.frontend.http.routes import Access, route_of
+from sterna.priority_classes import ApiKey
 
 
 class ApiKeys:

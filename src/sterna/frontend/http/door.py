@@ -7,7 +7,6 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sterna.classes import PriorityClasses
 from sterna.config import DoorConfig
 from sterna.frontend.http.api_keys import ApiKeys, Callers, KeyCheck
 from sterna.frontend.http.body_limit import BodyLimit
@@ -16,6 +15,7 @@ from sterna.frontend.http.queue_limit import QueueLimit
 from sterna.frontend.http.request_context import RequestContext, current, entered
 from sterna.frontend.http.service_tier import TierMiddleware
 from sterna.frontend.http.shutdown_gate import Gate
+from sterna.priority_classes import PriorityClasses
 
 
 class OpenContext:

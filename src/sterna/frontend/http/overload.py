@@ -16,7 +16,6 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sterna.classes import PriorityClasses
 from sterna.frontend.http.queue_limit import Full, QueueLimit, Ticket
 from sterna.frontend.http.request_context import (
     LAST_EVENT_ID,
@@ -28,6 +27,7 @@ from sterna.frontend.http.request_context import (
 )
 from sterna.frontend.http.request_errors import error_response
 from sterna.frontend.http.service_tier import used_class
+from sterna.priority_classes import PriorityClasses
 
 logger = logging.getLogger(__name__)
 

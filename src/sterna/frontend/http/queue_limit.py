@@ -14,7 +14,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from sterna.messages import STATS_INTERVAL_S
+from sterna.messages.actors import STATS_INTERVAL_S
 
 NUM_STARTS = 50
 """Of the last so many starts the pace of the queue is taken."""

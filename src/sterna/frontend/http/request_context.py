@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from sterna.classes import ApiKey, PriorityClass
 from sterna.frontend.http.queue_limit import Ticket
 from sterna.frontend.http.routes import Route
+from sterna.priority_classes import ApiKey, PriorityClass
 
 LAST_EVENT_ID = "Last-Event-ID"
 """The header of a client that reads a stream on (`--resumable-streams`)."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import JSONResponse
 
-from sterna.frontend.effects import Failure
+from sterna.frontend.requests.request_effects import Failure
 
 if TYPE_CHECKING:
     # The other modules of the front door can do without vLLM, whose import takes seconds.

@@ -17,13 +17,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sterna.classes import TIER_OF_CHOICE, PriorityClass, PriorityClasses
 from sterna.errors import SternaError
 from sterna.frontend.http.body_limit import replaying, whole_body
 from sterna.frontend.http.request_context import Admission, caller, current, entered
 from sterna.frontend.http.request_errors import error_response
 from sterna.frontend.http.routes import RESPONSES_PATH
 from sterna.frontend.http.tier_echo import echoing, echoing_responses
+from sterna.priority_classes import TIER_OF_CHOICE, PriorityClass, PriorityClasses
 
 PRIORITY_HEADER = "X-Vllm-Priority"
 """vLLM's own; where a request has it, it holds in place of the body's `priority`."""

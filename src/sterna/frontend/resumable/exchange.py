@@ -19,7 +19,7 @@ from sterna.frontend.resumable.records import Record
 from sterna.frontend.resumable.relays import Reading, RelayMessage, Relays
 from sterna.frontend.resumable.replicas import Replicas, buddy_of
 from sterna.frontend.resumable.telling import ToBuddy
-from sterna.stream_messages import ReplicaMessage, ReplicasKept, StreamHead, StreamMessage
+from sterna.messages.streams import ReplicaMessage, ReplicasKept, StreamHead, StreamMessage
 from sterna.types import FrontendId, RequestId
 
 logger = logging.getLogger(__name__)

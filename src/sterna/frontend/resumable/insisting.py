@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from sterna.stream_messages import StreamMessage
+from sterna.messages.streams import StreamMessage
 from sterna.types import FrontendId
 
 AGAIN_S = 1.0

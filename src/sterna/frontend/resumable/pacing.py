@@ -27,7 +27,7 @@ of that choice says so.
 from collections.abc import Iterable, Iterator
 
 from sterna.engine import payload_parts
-from sterna.frontend.names import client_id, name_of_slot, slot_of
+from sterna.frontend.requests.request_ids import client_id, name_of_slot, slot_of
 from sterna.frontend.resumable.paced_stream import (
     MAX_WAITING,
     Asker,
@@ -45,7 +45,7 @@ from sterna.frontend.resumable.pacing_effects import (
 )
 from sterna.frontend.resumable.records import Payloads, Record
 from sterna.frontend.resumable.telling import Telling
-from sterna.stream_messages import (
+from sterna.messages.streams import (
     DropStream,
     Group,
     KeepStream,

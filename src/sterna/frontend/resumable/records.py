@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sterna.stream_messages import Group, StreamHead
+from sterna.messages.streams import Group, StreamHead
 
 GROUP_BYTES = 100
 """Of memory for a group, besides its payload."""

@@ -17,7 +17,7 @@ from sterna.frontend.resumable.event_log import last_number
 from sterna.frontend.resumable.insisting import Insisting, SendTo
 from sterna.frontend.resumable.runs import until_gone
 from sterna.frontend.resumable.search import NotFound, Searches, ToFrontend
-from sterna.stream_messages import (
+from sterna.messages.streams import (
     AnswerPart,
     AnswerStart,
     FindStream,

@@ -8,7 +8,7 @@ for as long as both live. A front end that is missing from a newer membership is
 from collections.abc import Sequence
 
 from sterna.frontend.resumable.records import Record, record_of
-from sterna.stream_messages import (
+from sterna.messages.streams import (
     DropStream,
     ExtendStreams,
     KeepStream,

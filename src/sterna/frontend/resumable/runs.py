@@ -9,7 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 from sterna.frontend.resumable.event_log import COMMENT, EventLog
 from sterna.frontend.resumable.horizon import Horizon, Knowledge
 from sterna.frontend.resumable.records import Record
-from sterna.stream_messages import StreamHead
+from sterna.messages.streams import StreamHead
 
 REQUEST_ID = "X-Request-Id"
 

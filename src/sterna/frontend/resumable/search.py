@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from sterna.stream_messages import Finding, FindStream, StopReading, StreamFound
+from sterna.messages.streams import Finding, FindStream, StopReading, StreamFound
 from sterna.types import FrontendId
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sterna.stream_messages import ExtendStreams, Group, ReplicaMessage
+from sterna.messages.streams import ExtendStreams, Group, ReplicaMessage
 from sterna.types import FrontendId
 
 

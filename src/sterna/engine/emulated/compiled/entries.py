@@ -17,7 +17,8 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from sterna.engine.emulated.compiled import moves, reports, steps
+from sterna.engine.emulated.compiled import moves, reports
+from sterna.engine.emulated.compiled import stepping as steps
 from sterna.engine.emulated.compiled.tables import ENGINE, REQUEST, SETTINGS, Tables
 
 

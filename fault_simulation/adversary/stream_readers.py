@@ -1,0 +1,290 @@
+"""Who reads a stream at a front end: its own clients, and other front ends for theirs.
+
+The interpreter of `Searches`, as `frontend.resumable.relays` is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fault_simulation.virtual.settings import FIND_S
+from sterna.frontend.resumable.search import NotFound, Searches, ToFrontend
+from sterna.messages.streams import (
+    AnswerPart,
+    AnswerStart,
+    FindStream,
+    ReadStream,
+    StopReading,
+    StreamFound,
+    StreamMessage,
+)
+from sterna.types import FrontendId
+
+OWNER = b"owner"
+OK, NOT_FOUND, UNAVAILABLE = 200, 404, 503
+
+
+class Client(Protocol):
+    """Whoever wants a stream."""
+
+    def on_start(self, connection: "Connection", status: int) -> None:
+        """The answer begins; with another status than OK that is all of it."""
+
+    def on_events(self, connection: "Connection", content: bytes) -> None:
+        """These events come."""
+
+    def on_end(self, connection: "Connection") -> None:
+        """The answer is over."""
+
+    def on_broken(self, connection: "Connection") -> None:
+        """The connection is broken."""
+
+
+class Reader(Protocol):
+    """Gets the answer of a front end that has the stream."""
+
+    def start(self, status: int) -> None:
+        """The head of the answer; with another status than OK that is all of it."""
+
+    def send(self, content: bytes, *, is_last: bool) -> None:
+        """More of the answer."""
+
+
+class Connection:
+    """Of a client to a front end.
+
+    Attributes:
+        last: the number of the last event that the client has.
+        is_new: the stream begins with it.
+    """
+
+    def __init__(self, client: Client, stream_id: str, last: int, *, is_new: bool) -> None:
+        self.client = client
+        self.stream_id = stream_id
+        self.last = last
+        self.is_new = is_new
+        self.is_closed = False
+        self.has_started = False
+
+    def start(self, status: int) -> None:
+        """See `Reader`; the second head is that of a successor."""
+        if self.is_closed:
+            return
+        if not self.has_started:
+            self.has_started = True
+            self.is_closed = status != OK
+            self.client.on_start(self, status)
+        elif status != OK:
+            self.break_off()
+
+    def send(self, content: bytes, *, is_last: bool) -> None:
+        """See `Reader`."""
+        if self.is_closed:
+            return
+        if content:
+            self.client.on_events(self, content)
+        if is_last and not self.is_closed:
+            self.is_closed = True
+            self.client.on_end(self)
+
+    def break_off(self) -> None:
+        """The client loses the connection."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.client.on_broken(self)
+
+
+class _Remote:
+    """Reads for another front end."""
+
+    def __init__(self, own_id: FrontendId, query: ReadStream, say: "Say") -> None:
+        self._own_id = own_id
+        self._query = query
+        self._say = say
+
+    def start(self, status: int) -> None:
+        start = AnswerStart(self._own_id, self._query.query_id, status, ())
+        self._say(self._query.sender, start, ())
+
+    def send(self, content: bytes, *, is_last: bool) -> None:
+        part = AnswerPart(self._own_id, self._query.query_id, is_last)
+        self._say(self._query.sender, part, (content,))
+
+
+@dataclass(eq=False, slots=True)
+class _Looking:
+    """A client whose stream is looked for, by one search after the other."""
+
+    connection: Connection
+
+
+Say = Callable[[FrontendId, StreamMessage, Sequence[bytes]], None]
+
+
+class Streams(Protocol):
+    """The streams that a front end has."""
+
+    def has(self, stream_id: str) -> bool:
+        """Whether it can be read here."""
+
+    def has_replica(self, stream_id: str) -> bool:
+        """Whether it can be read here when its front end has died."""
+
+    def answer(self, stream_id: str, last: int, reader: Reader) -> None:
+        """Answer who has all events up to this one."""
+
+    def leave(self, reader: Reader) -> None:
+        """This one reads no more, wherever it does."""
+
+
+class Reading:
+    """All that is read at, or through, one front end."""
+
+    def __init__(
+        self,
+        own_id: FrontendId,
+        streams: Streams,
+        say: Say,
+        later: Callable[[float, str, Callable[[], None]], None],
+    ) -> None:
+        self._own_id = own_id
+        self._streams = streams
+        self._say = say
+        self._later = later
+        self._searches = Searches(own_id)
+        self._looking: dict[int, _Looking] = {}
+        self._passing: dict[int, tuple[FrontendId, Connection]] = {}
+        self._remotes: dict[tuple[FrontendId, int], _Remote] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody reads, or looks for something, through this front end, or hopes to find it
+        here."""
+        return not self._looking and not self._passing and self._searches.is_idle
+
+    # --------------------------------------------------------------------- its own clients
+
+    def read(self, connection: Connection) -> None:
+        """Answer a client from wherever its stream is."""
+        if connection.is_closed:
+            return
+        stream_id = connection.stream_id
+        if self._streams.has(stream_id):
+            self._streams.answer(stream_id, connection.last, connection)
+            return
+        looking = _Looking(connection)
+        self._later(FIND_S, "", lambda: self._give_up(looking))
+        self._begin(looking)
+
+    def leave(self, connection: Connection) -> None:
+        """The client has gone."""
+        for query_id in [q for q, each in self._looking.items() if each.connection is connection]:
+            self._end(query_id)
+        for query_id, (holder, each) in list(self._passing.items()):
+            if each is connection:
+                del self._passing[query_id]
+                self._say(holder, StopReading(self._own_id, query_id), ())
+        self._streams.leave(connection)
+
+    def _begin(self, looking: "_Looking") -> None:
+        stream_id = looking.connection.stream_id
+        has_replica = self._streams.has_replica(stream_id)
+        query_id, messages = self._searches.begin(stream_id, OWNER, has_replica=has_replica)
+        self._looking[query_id] = looking
+        self._say_all(messages)
+        self._look(query_id)
+
+    def _look(self, query_id: int) -> None:
+        """See how the search stands."""
+        connection = self._looking[query_id].connection
+        if self._streams.has(connection.stream_id):
+            self._end(query_id)
+            self._streams.answer(connection.stream_id, connection.last, connection)
+            return
+        outcome = self._searches.outcome(query_id)
+        if outcome is NotFound.NOWHERE:
+            self._end(query_id)
+            connection.start(NOT_FOUND)
+        elif outcome is NotFound.ASK_AGAIN:
+            self._begin(self._end(query_id))
+        elif outcome is not None:
+            self._end(query_id)
+            self._pass_on(outcome, connection)
+
+    def _give_up(self, looking: "_Looking") -> None:
+        for query_id in [q for q, each in self._looking.items() if each is looking]:
+            self._end(query_id).connection.start(UNAVAILABLE)
+
+    def _end(self, query_id: int) -> "_Looking":
+        self._say_all(self._searches.end(query_id))
+        return self._looking.pop(query_id)
+
+    def _pass_on(self, holder: FrontendId, connection: Connection) -> None:
+        query_id = self._searches.next_id()
+        self._passing[query_id] = holder, connection
+        last = str(connection.last)
+        query = ReadStream(self._own_id, query_id, connection.stream_id, OWNER, last)
+        self._say(holder, query, ())
+
+    # ------------------------------------------------------------------------ of the cluster
+
+    def on_frontends(self, live: Sequence[FrontendId]) -> None:
+        """These front ends live; others are dead for good."""
+        self._searches.on_frontends(live)
+        for query_id in list(self._looking):
+            self._look(query_id)
+        for query_id, (holder, connection) in list(self._passing.items()):
+            if holder not in live:
+                del self._passing[query_id]
+                self.read(connection)
+        for key in [key for key in self._remotes if key[0] not in live]:
+            self._streams.leave(self._remotes.pop(key))
+
+    def on_taken_over(self) -> None:
+        """Streams of a dead front end can be read here."""
+        for query_id in list(self._looking):
+            self._look(query_id)
+        self._say_all(self._searches.on_taken_over(lambda each, _: self._streams.has(each)))
+
+    def on_message(self, message: StreamMessage, frames: Sequence[bytes]) -> None:
+        """Another front end, which lives, says this."""
+        match message:
+            case FindStream():
+                has_stream = self._streams.has(message.stream_id)
+                has_replica = self._streams.has_replica(message.stream_id)
+                answer = self._searches.on_find(
+                    message, has_stream=has_stream, has_replica=has_replica
+                )
+                self._say_all([answer])
+            case StreamFound(_, query_id, _):
+                if self._searches.on_found(message):
+                    self._look(query_id)
+            case ReadStream(sender, query_id, stream_id, _, last):
+                remote = self._remotes[sender, query_id] = _Remote(self._own_id, message, self._say)
+                self._streams.answer(stream_id, int(last), remote)
+            case AnswerStart(_, query_id, status, _):
+                self._on_start(query_id, status)
+            case AnswerPart(_, query_id, is_last):
+                self._on_part(query_id, frames[0], is_last)
+            case StopReading(sender, query_id):
+                self._searches.on_stop(sender, query_id)
+                if (sender, query_id) in self._remotes:
+                    self._streams.leave(self._remotes.pop((sender, query_id)))
+
+    def _on_start(self, query_id: int, status: int) -> None:
+        if query_id in self._passing:
+            _, connection = self._passing[query_id]
+            if status != OK:
+                del self._passing[query_id]
+            connection.start(status)
+
+    def _on_part(self, query_id: int, content: bytes, is_last: bool) -> None:
+        if query_id in self._passing:
+            _, connection = self._passing[query_id]
+            if is_last:
+                del self._passing[query_id]
+            connection.send(content, is_last=is_last)
+
+    def _say_all(self, messages: Sequence[ToFrontend]) -> None:
+        for each in messages:
+            self._say(each.frontend_id, each.message, ())

@@ -1,0 +1,460 @@
+"""An emulated engine in virtual time, whose KV cache can be wrong.
+
+As `engine.emulated.driver`: commands run between two steps in the order of their calls, tokens go
+out when a step ends, then the view. What it tells its instance goes through a queue with delays of
+its own, as between a step thread and an event loop, in order.
+
+Blocks have no bytes here. What is known of each instead is how many tokens' KV a copy has brought
+into it, and whether the memory was still the request's when it was read. A request that is adopted
+upon blocks which lack a token, or hold another one's, answers `WRONG` from then on.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Protocol
+
+import msgspec
+
+from fault_simulation.engine.immovable import shown_as_staying
+from fault_simulation.oracle.token_oracle import (
+    EMPTY,
+    WRONG,
+    Answer,
+    Ask,
+    Output,
+    encode,
+    extend,
+    next_token,
+)
+from fault_simulation.virtual.settings import (
+    COPY_TIMEOUT_S,
+    ENGINE,
+    LONG_STEP_FACTOR,
+    LONG_STEP_SHARE,
+    STEP_TIME,
+    TELL_S,
+)
+from fault_simulation.virtual.timeline import Process, Timeline
+from sterna.engine.emulated.core import EmulatedCore
+from sterna.engine.emulated.requests import EmulatedRequest, RequestState
+from sterna.engine.emulated.steps import Step, Token
+from sterna.messages.actors import TokenSpan
+from sterna.migration.messages import (
+    Adopt,
+    Adopted,
+    AdoptFailed,
+    BlocksReserved,
+    CopyBlocks,
+    Drain,
+    Drained,
+    DrainRefused,
+    Event,
+    FreeReservation,
+    Inspect,
+    Inspected,
+    Mode,
+    Reason,
+    ReservationFreed,
+    ReserveBlocks,
+    ReserveFailed,
+    StageFailed,
+    StageReceived,
+)
+from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
+
+Command = Callable[[], None]
+OutcomeEffect = Inspect | Drain | ReserveBlocks | FreeReservation | Adopt
+
+
+class Exported(msgspec.Struct, frozen=True, array_like=True):
+    """What of a drained request travels with Commit."""
+
+    state: RequestState
+    digest: int
+    is_wrong: bool
+
+
+@dataclass(slots=True)
+class Stream:
+    """What the next token of a request is made from.
+
+    Attributes:
+        is_wrong: its KV cache is not its own.
+    """
+
+    ask: Ask
+    digest: int = EMPTY
+    is_wrong: bool = False
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A stage that is expected.
+
+    Attributes:
+        num_copying: copies on their way to it.
+    """
+
+    stage: int
+    since_s: float
+    num_copying: int = 0
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What has come of a migration to here: the request, and of how many tokens each block of the
+    reservation has the KV; -1: of another request."""
+
+    ask: Ask | None = None
+    blocks: dict[int, int] = field(default_factory=dict)
+    incoming: dict[int, Incoming] = field(default_factory=dict)
+
+
+class EngineListener(Protocol):
+    """Hears what an engine does, in order; see `InstanceProcess`."""
+
+    def on_outputs(
+        self, frontend_id: FrontendId, spans: tuple[TokenSpan, ...], payloads: list[bytes]
+    ) -> None:
+        """A step has produced these."""
+
+    def on_view(self, view: InstanceView) -> None:
+        """The state between two steps has changed."""
+
+    def on_adopted(self, frontend_id: FrontendId, request_id: RequestId, first_index: int) -> None:
+        """A migrated request is here."""
+
+    def on_effect_done(self, migration_id: MigrationId, event: Event) -> None:
+        """The outcome of an effect."""
+
+    def on_transfer(self, migration_id: MigrationId, event: Event) -> None:
+        """Something happened to a copy."""
+
+
+class HostileEngine:
+    """One engine.
+
+    Args:
+        process: dies and hangs with it.
+
+    Attributes:
+        tell_s: at most so much later the listener hears of what it did.
+        all_told_s: the listener has heard by then of all that it has done.
+    """
+
+    def __init__(
+        self, process: Process, listener: EngineListener, timeline: Timeline, rng: Random
+    ) -> None:
+        self.core = EmulatedCore(ENGINE, STEP_TIME)
+        self.streams: dict[RequestId, Stream] = {}
+        self.prepared: dict[MigrationId, Prepared] = {}
+        self.name = process.name
+        self.is_alive = True
+        self.is_stalled = False
+        self.long_step_share = LONG_STEP_SHARE
+        self.tell_s = TELL_S
+        self.num_refused = 0
+        self._process = process
+        self.listener = listener
+        self._timeline = timeline
+        self._rng = rng
+        self._commands: deque[Command] = deque()
+        self._is_awake = False
+        self._is_between_steps = False
+        self.all_told_s = 0.0
+        self.is_terminating = False
+        self._last_view: InstanceView | None = None
+
+    # ----------------------------------------------------------------------------- requests
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a request's memory was taken back."""
+        return self.core.view(InstanceId(self.name)).num_preemptions
+
+    def start(self) -> None:
+        """Show the first view."""
+        self._do(lambda: None)
+
+    def add(self, ask: Ask, history: tuple[int, ...] = ()) -> None:
+        """Queue the request, which has answered with these tokens elsewhere."""
+
+        def add() -> None:
+            if self.core.progress(ask.request_id) is not None:
+                self.num_refused += 1
+                return
+            digest = EMPTY
+            for token_id in history:
+                digest = extend(digest, token_id)
+            self.streams[ask.request_id] = Stream(ask, digest)
+            self.core.add(
+                RequestState(
+                    ask.request_id,
+                    ask.prompt_tokens,
+                    ask.output_tokens,
+                    ask.arrival_s,
+                    ask.priority,
+                    ask.priority,
+                    num_output_tokens=len(history),
+                )
+            )
+
+        self._do(add)
+
+    def abort(self, request_id: RequestId) -> None:
+        """End the request, if it is here."""
+
+        def abort() -> None:
+            self.core.abort(request_id)
+            self.streams.pop(request_id, None)
+
+        self._do(abort)
+
+    def set_terminating(self, is_terminating: bool) -> None:
+        """Have views say that the instance is being emptied."""
+
+        def set_terminating() -> None:
+            self.is_terminating = is_terminating
+
+        self._do(set_terminating)
+
+    def resume(self, request_id: RequestId) -> None:
+        """Carry out `Resume`."""
+        self._do(lambda: self.core.resume(request_id))
+
+    def release(self, request_id: RequestId) -> None:
+        """Carry out `Release` and `AbortDrained`."""
+
+        def release() -> None:
+            self.core.release(request_id)
+            self.streams.pop(request_id, None)
+
+        self._do(release)
+
+    # --------------------------------------------------------------- effects with an outcome
+
+    def carry_out(self, effect: OutcomeEffect) -> None:
+        """Carry the effect out between two steps; `on_effect_done` tells how it went."""
+        if isinstance(effect, FreeReservation | Adopt):
+            # Its receivers stop at once.
+            if (prepared := self.prepared.get(effect.migration_id)) is not None:
+                prepared.incoming.clear()
+        elif isinstance(effect, ReserveBlocks) and effect.request is not None:
+            ask = msgspec.msgpack.decode(effect.request, type=Ask)
+            self.prepared.setdefault(effect.migration_id, Prepared()).ask = ask
+
+        def run() -> None:
+            outcome = self._outcome(effect)
+            self._tell(lambda: self.listener.on_effect_done(effect.migration_id, outcome))
+
+        self._do(run)
+
+    def _outcome(self, effect: OutcomeEffect) -> Event:
+        match effect:
+            case Inspect(_, request_id):
+                progress = self.core.progress(request_id)
+                if progress is None:
+                    return Inspected(None)
+                return Inspected(progress, encode(self.streams[request_id].ask))
+            case Drain():
+                return self._drain(effect)
+            case ReserveBlocks():
+                return self._reserve(effect)
+            case FreeReservation(migration_id):
+                self.prepared.pop(migration_id, None)
+                self.core.free_reservation(migration_id)
+                return ReservationFreed()
+            case Adopt():
+                return self._adopt(effect)
+
+    def _drain(self, effect: Drain) -> Drained | DrainRefused:
+        is_recompute = effect.mode is Mode.RECOMPUTE
+        outcome = self.core.begin_drain(
+            effect.request_id,
+            effect.num_preemptions,
+            effect.first_block,
+            None if is_recompute else effect.max_blocks,
+        )
+        if outcome is None or isinstance(outcome, Reason):
+            return DrainRefused(outcome)
+        progress = self.core.progress(effect.request_id)
+        assert progress is not None
+        stream = self.streams[effect.request_id]
+        state = self.core.export(effect.request_id)
+        exported = Exported(state, stream.digest, stream.is_wrong)
+        return Drained(0 if is_recompute else progress.num_blocks, encode(exported))
+
+    def _reserve(self, effect: ReserveBlocks) -> BlocksReserved | ReserveFailed:
+        if self.core.progress(effect.request_id) is not None:
+            return ReserveFailed(effect.stage, Reason.DUPLICATE_REQUEST)
+        num_blocks = effect.first_block + effect.num_blocks
+        refusal = self.core.reserve(effect.migration_id, num_blocks, needs_slot=effect.is_last)
+        if refusal is not None:
+            return ReserveFailed(effect.stage, refusal)
+        if effect.num_blocks > 0:
+            prepared = self.prepared.setdefault(effect.migration_id, Prepared())
+            incoming = Incoming(effect.stage, self._timeline.now_s)
+            prepared.incoming[effect.stage] = incoming
+            self._await_stage(effect.migration_id, incoming)
+        return BlocksReserved(effect.stage, (self._process.name,))
+
+    def _adopt(self, effect: Adopt) -> Adopted | AdoptFailed:
+        prepared = self.prepared.pop(effect.migration_id, None)
+        if prepared is None or prepared.ask is None:
+            return AdoptFailed(Reason.UNSUPPORTED)
+        if self.core.progress(effect.request_id) is not None:
+            return AdoptFailed(Reason.DUPLICATE_REQUEST)
+        exported = msgspec.msgpack.decode(effect.state, type=Exported)
+        self.core.adopt(effect.migration_id, exported.state, effect.num_blocks)
+        stream = Stream(prepared.ask, exported.digest, exported.is_wrong)
+        if effect.num_blocks > 0 and not self._is_complete(prepared, effect, exported.state):
+            stream.is_wrong = True
+        elif effect.num_blocks == 0:
+            stream.is_wrong = False
+        self.streams[effect.request_id] = stream
+        ask, index = prepared.ask, exported.state.num_output_tokens
+        self._tell(lambda: self.listener.on_adopted(ask.frontend_id, ask.request_id, index))
+        return Adopted()
+
+    @staticmethod
+    def _is_complete(prepared: Prepared, effect: Adopt, state: RequestState) -> bool:
+        size = ENGINE.block_size
+        return all(
+            prepared.blocks.get(block, 0) >= min(size, state.num_computed_tokens - block * size)
+            for block in range(effect.num_blocks)
+        )
+
+    def forget_migration(self, migration_id: MigrationId) -> None:
+        """Drop what is remembered of a migration that has ended on this side."""
+        self.prepared.pop(migration_id, None)
+
+    # -------------------------------------------------------------------------------- copies
+
+    def request(self, request_id: RequestId) -> EmulatedRequest | None:
+        """The request, if it is here."""
+        return next((r for r in self.core.requests() if r.request_id == request_id), None)
+
+    def expected(self, effect: CopyBlocks) -> Incoming | None:
+        """What this destination expects of the stage, or None when it has stopped listening."""
+        prepared = self.prepared.get(effect.migration_id)
+        return None if prepared is None else prepared.incoming.get(effect.stage)
+
+    def receive(self, effect: CopyBlocks, blocks: dict[int, int]) -> None:
+        """The stage's blocks are scattered."""
+        prepared = self.prepared[effect.migration_id]
+        prepared.blocks.update(blocks)
+        del prepared.incoming[effect.stage]
+        self._tell_of_transfer(effect.migration_id, StageReceived(effect.stage))
+
+    def fail_stage(self, migration_id: MigrationId, incoming: Incoming) -> None:
+        """The connection by which the stage was to come is broken; one that is not expected any
+        more is ignored."""
+        prepared = self.prepared.get(migration_id)
+        if prepared is not None and prepared.incoming.get(incoming.stage) is incoming:
+            del prepared.incoming[incoming.stage]
+            self._tell_of_transfer(migration_id, StageFailed(incoming.stage))
+
+    def _await_stage(self, migration_id: MigrationId, incoming: Incoming) -> None:
+        """Give the stage up when it gets no bytes for too long."""
+        now_s = self._timeline.now_s
+        wait_s = (
+            COPY_TIMEOUT_S if incoming.num_copying else incoming.since_s + COPY_TIMEOUT_S - now_s
+        )
+        if wait_s <= 0:
+            self.fail_stage(migration_id, incoming)
+            return
+        self._timeline.push(
+            wait_s, self._process, "", lambda: self._await_stage(migration_id, incoming)
+        )
+
+    def _tell_of_transfer(self, migration_id: MigrationId, event: Event) -> None:
+        # It comes from the data plane, past what the step thread has to say.
+        self._timeline.push(
+            self._rng.random() * 0.002,
+            self._process,
+            event,
+            lambda: self.listener.on_transfer(migration_id, event),
+        )
+
+    # --------------------------------------------------------------------------------- steps
+
+    def stall(self, is_stalled: bool) -> None:
+        """Step nothing any more; or go on."""
+        self.is_stalled = is_stalled
+        if not is_stalled and not self._is_awake:
+            self._wake_in(0.0)
+
+    def _do(self, command: Command) -> None:
+        self._commands.append(command)
+        if not self._is_awake and not self._is_between_steps:
+            self._wake_in(0.0)
+
+    def _wake_in(self, delay_s: float) -> None:
+        self._is_awake = True
+        self._timeline.push(delay_s, self._process, "between steps", self._between_steps)
+
+    def _between_steps(self) -> None:
+        self._is_awake = False
+        if self.is_stalled:
+            return
+        self._is_between_steps = True
+        if self.core.is_stepping:
+            self._deliver(self.core.end_step())
+        while self._commands:
+            self._commands.popleft()()
+        step = self.core.begin_step()
+        self._note_prefills(step)
+        if self.core.is_stepping:
+            self._wake_in(step.duration_s * self._slowness())
+        view = self._view()
+        if view != self._last_view:
+            self._last_view = view
+            self._tell(lambda: self.listener.on_view(view))
+        self._is_between_steps = False
+
+    def _view(self) -> InstanceView:
+        view = self.core.view(InstanceId(self._process.name), is_terminating=self.is_terminating)
+        staying = {request_id for request_id, each in self.streams.items() if each.ask.stays}
+        return shown_as_staying(view, staying) if staying else view
+
+    def _slowness(self) -> float:
+        """By what factor a step takes longer; a few take very long, and all that waits for
+        their end with them."""
+        factor = self._rng.uniform(0.8, 1.3)
+        is_long = self._rng.random() < self.long_step_share
+        return factor * LONG_STEP_FACTOR if is_long else factor
+
+    def _note_prefills(self, step: Step) -> None:
+        for request_id in step.admitted:
+            # What is prefilled again is right again.
+            self.streams[request_id].is_wrong = False
+
+    def _deliver(self, tokens: tuple[Token, ...]) -> None:
+        batches: dict[FrontendId, tuple[list[TokenSpan], list[bytes]]] = {}
+        for token in tokens:
+            stream = self.streams[token.request_id]
+            spans, payloads = batches.setdefault(stream.ask.frontend_id, ([], []))
+            spans.append(TokenSpan(token.request_id, token.index, 1, token.is_last))
+            payloads.append(encode(self._answer(stream)))
+            if token.is_last:
+                del self.streams[token.request_id]
+        for frontend_id, (spans, payloads) in batches.items():
+            self._tell(partial(self.listener.on_outputs, frontend_id, tuple(spans), payloads))
+
+    def _answer(self, stream: Stream) -> Answer:
+        salt = stream.ask.salt
+        if salt is None:
+            # Nothing is seeded: another engine, or this one another time, samples differently.
+            salt = self._rng.getrandbits(32)
+        token_id = WRONG if stream.is_wrong else next_token(stream.digest, salt)
+        answer = Answer(0, [Output(stream.ask.request_id, [token_id], [stream.digest])])
+        stream.digest = extend(stream.digest, token_id)
+        return answer
+
+    def _tell(self, action: Command) -> None:
+        now_s = self._timeline.now_s
+        self.all_told_s = max(self.all_told_s, now_s + self._rng.random() * self.tell_s)
+        self._timeline.push(self.all_told_s - now_s, self._process, "engine", action)

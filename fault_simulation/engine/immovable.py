@@ -1,0 +1,54 @@
+"""Requests that cannot move, as some of vLLM's cannot: an instance that is emptied hands them back.
+
+In the seeds that have some, instances are emptied in a hurry, so that something stays behind.
+"""
+
+from collections.abc import Container, Iterable
+from dataclasses import replace
+from random import Random
+
+from msgspec import structs
+
+from fault_simulation.virtual.settings import LLUMLET
+from sterna.types import Immovable, InstanceView, RequestId, RequestView
+
+SEEDS_SHARE = 0.2
+"""Of the seeds: those with requests that cannot move."""
+
+REQUESTS_SHARE = 0.3
+"""Of the requests, in these seeds: those that cannot."""
+
+DRAIN_LIMIT_S = 0.4
+"""In these seeds."""
+
+
+class Staying:
+    """Draws which requests of a seed cannot move.
+
+    Attributes:
+        llumlet: the options of its instances.
+    """
+
+    def __init__(self, seed: int) -> None:
+        # Drawn apart, so that the other seeds are what they would be without it.
+        self._rng = Random(f"staying of {seed}")
+        self._is_there = self._rng.random() < SEEDS_SHARE
+        self.llumlet = replace(LLUMLET, drain_limit_s=DRAIN_LIMIT_S) if self._is_there else LLUMLET
+
+    def draw(self) -> bool:
+        """Whether the next request is one that cannot move."""
+        return self._is_there and self._rng.random() < REQUESTS_SHARE
+
+
+def shown_as_staying(view: InstanceView, staying: Container[RequestId]) -> InstanceView:
+    """The view in which these requests cannot move."""
+
+    def shown(requests: Iterable[RequestView]) -> tuple[RequestView, ...]:
+        return tuple(
+            structs.replace(each, immovable=Immovable.UNSUPPORTED_REQUEST_FEATURE)
+            if each.request_id in staying
+            else each
+            for each in requests
+        )
+
+    return replace(view, running=shown(view.running), queuing=shown(view.queuing))

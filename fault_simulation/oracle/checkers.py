@@ -1,0 +1,154 @@
+"""What must hold after every event, and what must hold in the end.
+
+What clients must see is in `ledger`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fault_simulation.oracle.ledger import request_of
+from fault_simulation.processes.frontends import FrontendProcess
+from fault_simulation.processes.instances import InstanceProcess
+from fault_simulation.processes.ray import Platform
+from fault_simulation.virtual.settings import ENGINE
+from fault_simulation.virtual.violations import Violation
+from sterna.engine.emulated.requests import EmulatedRequest
+from sterna.types import RequestId
+
+MAX_UNWANTED_TOKENS = 4
+"""A step may be under way when an instance hears of a death, and others before its engine does."""
+
+
+@dataclass(slots=True)
+class Unwanted:
+    """A request that its instance knows to be for nobody: it was told to end it, or knows that its
+    front end is dead.
+
+    Attributes:
+        num_tokens: how many it had when the instance had to end it.
+        heard_s: the instance has heard by then that the request is here, and how the effects ended
+            that an abort waits for. Instances may hear late of what their engines did.
+    """
+
+    num_tokens: int
+    heard_s: float
+
+
+class Checkers:
+    """Looks at whatever an event has touched."""
+
+    def __init__(self, platform: Platform) -> None:
+        self._platform = platform
+        # Where each request may be stepped.
+        self._owners: dict[RequestId, str] = {}
+        self._owned: dict[str, set[RequestId]] = {}
+        self._unwanted: dict[str, dict[RequestId, Unwanted]] = {}
+        # The attempts of each request that were ever stepped.
+        self._attempts: dict[RequestId, set[RequestId]] = {}
+
+    def check(self, instance: InstanceProcess) -> None:
+        """After an event of this instance.
+
+        Raises:
+            Violation: two engines may step a request, or one steps it and knows that it is for
+                nobody, or a block was lost or given twice.
+        """
+        core = instance.engine.core
+        steppable: set[RequestId] = set()
+        num_blocks = core.num_free_blocks + core.num_reserved_blocks
+        if instance.may_act:
+            requests = core.requests()
+            self._forget_what_left(instance, requests)
+            for request in requests:
+                num_blocks += request.num_blocks
+                if not core.is_drained(request.request_id):
+                    steppable.add(request.request_id)
+                    if instance.gone_frontends or instance.told_to_end:
+                        self._check_is_wanted(instance, request)
+            if num_blocks != ENGINE.num_blocks:
+                raise Violation(f"{instance.name} has {num_blocks} of {ENGINE.num_blocks} blocks")
+        name = instance.name
+        owned = self._owned.get(name, set())
+        if steppable == owned:
+            return
+        for request_id in sorted(steppable - owned):
+            owner = self._owners.get(request_id)
+            if owner is not None and self._may_act(owner):
+                raise Violation(f"{request_id} has two owners: {owner} and {name}")
+            self._owners[request_id] = name
+            self._count_attempts(request_id)
+        for request_id in owned - steppable:
+            if self._owners[request_id] == name:
+                del self._owners[request_id]
+        self._owned[name] = steppable
+
+    def _forget_what_left(
+        self, instance: InstanceProcess, requests: Iterable[EmulatedRequest]
+    ) -> None:
+        """What comes back is another matter: not all who could tell know that it does."""
+        unwanted = self._unwanted.get(instance.name)
+        if unwanted or instance.told_to_end:
+            here = {each.request_id for each in requests}
+            instance.told_to_end &= here
+            for request_id in [each for each in unwanted or () if each not in here]:
+                del self._unwanted[instance.name][request_id]
+
+    def _check_is_wanted(self, instance: InstanceProcess, request: EmulatedRequest) -> None:
+        """Nobody waits for it any more, and the instance knows that: it is to end it."""
+        request_id = request.request_id
+        stream = instance.engine.streams.get(request_id)
+        is_told = request_id in instance.told_to_end
+        is_gone = stream is not None and stream.ask.frontend_id in instance.gone_frontends
+        if not is_told and not is_gone:
+            return
+        num_tokens = request.num_output_tokens
+        known = self._unwanted.setdefault(instance.name, {})
+        unwanted = known.get(request_id)
+        if unwanted is None:
+            engine = instance.engine
+            heard_s = max(instance.now_s, engine.all_told_s) + engine.tell_s
+            known[request_id] = Unwanted(num_tokens, heard_s)
+        elif instance.now_s < unwanted.heard_s:
+            unwanted.num_tokens = num_tokens
+        elif num_tokens - unwanted.num_tokens > MAX_UNWANTED_TOKENS:
+            reason = "was told to end it" if is_told else "knows that its front end is dead"
+            raise Violation(f"{instance.name} steps {request_id}, and {reason}")
+
+    def _count_attempts(self, attempt_id: RequestId) -> None:
+        """Count it when an attempt begins to be stepped beside another one of its request: who
+        steps that has not heard yet that nobody waits for it."""
+        attempts = self._attempts.setdefault(request_of(attempt_id), set())
+        owners = [self._owners.get(each) for each in attempts if each != attempt_id]
+        if any(each is not None and self._may_act(each) for each in owners):
+            self._platform.world.counts["two attempts stepped at once"] += 1
+        attempts.add(attempt_id)
+
+    def _may_act(self, name: str) -> bool:
+        instance = self._platform.world.processes[name]
+        return isinstance(instance, InstanceProcess) and instance.may_act
+
+
+def check_rest(platform: Platform) -> None:
+    """After all requests have ended, and some time.
+
+    Raises:
+        Violation: something is left of them somewhere.
+    """
+    for instance in platform.instances():
+        core = instance.engine.core
+        if not core.is_empty:
+            left = sorted(each.request_id for each in core.requests())
+            raise Violation(
+                f"{instance.name} still has requests {left}, {core.num_reservations} reservations"
+            )
+        if instance.core.has_open_migrations:
+            raise Violation(f"{instance.name} has a migration that has not ended")
+        if left := sorted(instance.core.requests()):
+            raise Violation(f"{instance.name} still answers for {left}")
+        if instance.engine.streams:
+            raise Violation(f"{instance.name} keeps streams that have ended")
+    for process in platform.members():
+        if isinstance(process, FrontendProcess) and process.core.next_deadline_s is not None:
+            raise Violation(f"{process.name} still waits for something")
+        if isinstance(process, FrontendProcess) and process.streams is not None:
+            process.streams.check_rest()

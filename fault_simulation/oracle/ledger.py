@@ -1,0 +1,254 @@
+"""Every accepted request, and what its client was told: the promises that clients can see."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from random import Random
+
+from fault_simulation.oracle.token_oracle import EMPTY, Ask, extend, followed
+from fault_simulation.virtual.violations import Violation
+from sterna.frontend.requests.attempts import ATTEMPT_MARK, PROGRESS_TOKENS
+from sterna.frontend.requests.request_effects import Failure
+from sterna.types import InstanceId, RequestId
+
+
+class Status(Enum):
+    """How a request stands, as its client sees it."""
+
+    OPEN = "open"
+    FINISHED = "finished"
+    FAILED = "failed"
+    ABORTED = "aborted by its client"
+    CUT = "cut by the death of its front end"
+
+
+@dataclass(slots=True)
+class Record:
+    """One request.
+
+    Attributes:
+        attempt_id: under which instances know it (`frontend.histories`).
+        frontend: the name of its front end's process.
+        hosts: instances that have had it.
+        attempt_hosts: those that have had its newest attempt.
+        digest: of the tokens that its client has.
+        num_at_death: how many its client had when it was last sent again behind an instance that
+            had died with it; None: it never was.
+        is_handed_back: whether an instance has parted from its newest attempt.
+    """
+
+    ask: Ask
+    attempt_id: RequestId
+    frontend: str
+    accepted_s: float
+    status: Status = Status.OPEN
+    num_tokens: int = 0
+    digest: int = EMPTY
+    hosts: set[InstanceId] = field(default_factory=set)
+    attempt_hosts: set[InstanceId] = field(default_factory=set)
+    num_at_death: int | None = None
+    is_handed_back: bool = False
+
+
+class Ledger:
+    """All requests.
+
+    Attributes:
+        dead_instances: those that failed; not those that were ended in good order.
+        given_up: instances that were told of as dead, and lived.
+        is_calm: whether nothing has kept tokens from coming in time, but deaths.
+    """
+
+    def __init__(self) -> None:
+        self.records: dict[RequestId, Record] = {}
+        self.num_open = 0
+        self.is_calm = True
+        self.dead_instances: set[InstanceId] = set()
+        self.given_up: set[InstanceId] = set()
+
+    @property
+    def open(self) -> list[Record]:
+        """Requests that have not ended."""
+        return [each for each in self.records.values() if each.status is Status.OPEN]
+
+    def count(self, status: Status) -> int:
+        """How many requests stand like this."""
+        return sum(each.status is status for each in self.records.values())
+
+    def accept(self, ask: Ask, frontend: str, now_s: float, token_ids: Sequence[int] = ()) -> None:
+        """A front end took the request, whose client has these tokens already."""
+        self.num_open += 1
+        record = self.records[ask.request_id] = Record(ask, ask.request_id, frontend, now_s)
+        for token_id in token_ids:
+            record.digest = extend(record.digest, token_id)
+        record.num_tokens = len(token_ids)
+
+    def on_sent(self, attempt_id: RequestId, instance_id: InstanceId) -> None:
+        """An instance has got the attempt."""
+        record = self._record(attempt_id)
+        record.hosts.add(instance_id)
+        if attempt_id == record.attempt_id:
+            record.attempt_hosts.add(instance_id)
+
+    def on_sent_again(
+        self, request_id: RequestId, attempt_id: RequestId, num_tokens: int, *, is_by_time: bool
+    ) -> None:
+        """The request goes on behind so many tokens, under another id.
+
+        Args:
+            is_by_time: because something has not come in time.
+
+        Raises:
+            Violation: its client has not exactly these, or waits for nothing, or there was no
+                need, or the request may still be stepped by one that nobody can tell to stop.
+        """
+        record = self.records[request_id]
+        if record.status is not Status.OPEN:
+            raise Violation(f"{request_id} is sent again after its end: {record.status.value}")
+        if num_tokens != record.num_tokens:
+            raise Violation(
+                f"{request_id} goes on behind {num_tokens} tokens, and its client has "
+                f"{record.num_tokens}"
+            )
+        if given_up := record.hosts & self.given_up:
+            raise Violation(f"{request_id} is sent again, and {min(given_up)} that has it lives")
+        has_died = not record.attempt_hosts.isdisjoint(self.dead_instances)
+        may_be_late = is_by_time and not self.is_calm
+        if not may_be_late and not has_died and not record.is_handed_back:
+            raise Violation(f"{request_id} is sent again, and no instance that had it has failed")
+        if has_died:
+            record.num_at_death = num_tokens
+        record.attempt_id, record.attempt_hosts = attempt_id, set()
+        record.is_handed_back = False
+
+    def is_awaited(self, attempt_id: RequestId) -> bool:
+        """Whether the client of this attempt waits for it, and not for a later one."""
+        record = self._record(attempt_id)
+        return record.status is Status.OPEN and record.attempt_id == attempt_id
+
+    def on_client_gone(self, request_id: RequestId) -> bool:
+        """The client aborts the request; returns whether it had not ended yet."""
+        record = self.records[request_id]
+        is_open = record.status is Status.OPEN
+        if is_open:
+            self._end(record, Status.ABORTED)
+        return is_open
+
+    def on_frontend_death(self, frontend: str) -> None:
+        """The front end's streams are cut."""
+        for record in self.open:
+            if record.frontend == frontend:
+                self._end(record, Status.CUT)
+
+    def on_ended_in_order(self, instance_id: InstanceId, attempt_ids: Iterable[RequestId]) -> None:
+        """An instance is ended as one that nobody needs any more.
+
+        Raises:
+            Violation: a client waits for one of these requests, which it has.
+        """
+        for attempt_id in attempt_ids:
+            if self.is_awaited(attempt_id):
+                raise Violation(f"{instance_id} is ended and has {attempt_id}")
+
+    def on_handed_back(self, attempt_ids: Iterable[RequestId]) -> None:
+        """An instance that is being emptied parts from these: they go on elsewhere."""
+        for attempt_id in attempt_ids:
+            if self.is_awaited(attempt_id):
+                self._record(attempt_id).is_handed_back = True
+
+    def on_engine_abort(self, request_id: RequestId) -> None:
+        """An instance ends the request in its engine.
+
+        Raises:
+            Violation: its client still waits for it, and it was not handed back.
+        """
+        if self.is_awaited(request_id) and not self._record(request_id).is_handed_back:
+            raise Violation(f"{request_id} was ended on an instance, and its client waits for it")
+
+    def on_tokens(
+        self,
+        request_id: RequestId,
+        token_ids: Sequence[int],
+        digests: Sequence[int],
+        *,
+        is_finished: bool,
+    ) -> None:
+        """The client gets these tokens next.
+
+        Raises:
+            Violation: they are not what a lone engine would have said.
+        """
+        record = self.records[request_id]
+        if record.status is not Status.OPEN:
+            raise Violation(f"{request_id} got tokens after its end: {record.status.value}")
+        record.num_tokens, record.digest = followed(
+            record.ask, record.num_tokens, record.digest, zip(token_ids, digests, strict=True)
+        )
+        if is_finished:
+            if record.num_tokens != record.ask.output_tokens:
+                raise Violation(
+                    f"{request_id} ended after {record.num_tokens} of "
+                    f"{record.ask.output_tokens} tokens"
+                )
+            self._end(record, Status.FINISHED)
+
+    def on_failure(self, request_id: RequestId, failure: Failure) -> None:
+        """The client is told that its request has failed.
+
+        Raises:
+            Violation: the rules do not allow it.
+        """
+        record = self.records[request_id]
+        if record.status is not Status.OPEN:
+            raise Violation(f"{request_id} failed after its end: {record.status.value}")
+        self._end(record, Status.FAILED)
+        if failure is not Failure.KILLED_INSTANCES:
+            raise Violation(f"{request_id} failed: {failure.value}")
+        if record.attempt_hosts.isdisjoint(self.dead_instances):
+            raise Violation(f"{request_id} is judged guilty, and no instance has died with it")
+        if record.num_at_death is None:
+            raise Violation(f"{request_id} is judged guilty by the first death that found it")
+        num_since = record.num_tokens - record.num_at_death
+        if num_since >= PROGRESS_TOKENS:
+            raise Violation(
+                f"{request_id} is judged guilty, and has brought {num_since} tokens since a death"
+            )
+
+    def on_judgement(self, guilty: Sequence[RequestId]) -> None:
+        """By one event, these requests are judged to have killed an instance.
+
+        Raises:
+            Violation: one of them at most can have.
+        """
+        if len(guilty) > 1:
+            raise Violation(f"{', '.join(guilty)} are judged guilty at once")
+
+    def one_of(self, rng: Random, attempt_ids: Sequence[RequestId]) -> Record | None:
+        """One of these whose client waits for it, or None."""
+        records = [self._record(each) for each in attempt_ids]
+        waiting = [each for each in records if each.status is Status.OPEN]
+        return rng.choice(waiting) if waiting else None
+
+    def _end(self, record: Record, status: Status) -> None:
+        record.status = status
+        self.num_open -= 1
+
+    def _record(self, attempt_id: RequestId) -> Record:
+        return self.records[request_of(attempt_id)]
+
+    def check_ended(self, now_s: float) -> None:
+        """After all has healed.
+
+        Raises:
+            Violation: a request has not ended.
+        """
+        for record in self.open:
+            raise Violation(
+                f"{record.ask.request_id} has not ended after {now_s - record.accepted_s:.1f} s: "
+                f"{record.num_tokens} of {record.ask.output_tokens} tokens came"
+            )
+
+
+def request_of(attempt_id: RequestId) -> RequestId:
+    """The request of which this is an attempt."""
+    return RequestId(attempt_id.split(ATTEMPT_MARK)[0])

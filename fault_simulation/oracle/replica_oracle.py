@@ -1,0 +1,110 @@
+"""Which events of a front end's streams its buddy has, as one sees who can look into both."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from fault_simulation.oracle.stream_ledger import Excuse, Loss
+from fault_simulation.virtual.settings import PATIENCE_S
+from fault_simulation.virtual.timeline import Process
+from fault_simulation.virtual.violations import Violation
+from fault_simulation.virtual.world import World
+from sterna.frontend.resumable.pacing import Pacing
+from sterna.frontend.resumable.replicas import Replicas
+from sterna.types import FrontendId
+
+
+@dataclass(slots=True, eq=False)
+class Given:
+    """The events of one stream that were given out.
+
+    Attributes:
+        num_old: events that its former front end has recorded.
+        excuses: why an event was given out that the buddy did not have.
+        confirmed_by: who had an event when it was given out.
+    """
+
+    stream_id: str
+    num_old: int = 0
+    excuses: dict[int, Excuse] = field(default_factory=dict)
+    confirmed_by: dict[int, FrontendId] = field(default_factory=dict)
+
+
+class Confirmations:
+    """Of one front end."""
+
+    def __init__(self, world: World, frontend_id: FrontendId, pacing: Pacing) -> None:
+        self._world = world
+        self._frontend_id = frontend_id
+        self._pacing = pacing
+        # What the buddy has not confirmed, and when it was sent.
+        self._unconfirmed: deque[tuple[int, float]] = deque()
+
+    def on_sent(self, number: int) -> None:
+        """The buddy was told this."""
+        self._unconfirmed.append((number, self._world.timeline.now_s))
+
+    def on_kept(self, sender: FrontendId, number: int) -> None:
+        """A front end has all that it was told up to this."""
+        if sender == self._pacing.buddy:
+            while self._unconfirmed and self._unconfirmed[0][0] <= number:
+                self._unconfirmed.popleft()
+
+    def on_other_buddy(self) -> None:
+        """The one before counts no more."""
+        self._unconfirmed.clear()
+
+    def check(self, given: Given, number: int) -> None:
+        """The server is given what becomes the event of this number.
+
+        Raises:
+            Violation: the buddy does not have it, and there is no excuse for that.
+        """
+        buddy = self._pacing.buddy
+        if number <= given.num_old:
+            given.excuses[number] = Excuse.REPEATED
+        elif buddy is None:
+            given.excuses[number] = Excuse.ALONE
+        elif self._num_kept(self._process(buddy), given.stream_id) >= number:
+            given.confirmed_by[number] = buddy
+        elif self._is_silent():
+            given.excuses[number] = Excuse.SILENT
+        else:
+            raise Violation(
+                f"f{self._frontend_id} gives event {number} of {given.stream_id} out, and f{buddy} "
+                "does not have it"
+            )
+
+    def loss(self, given: Given, num_events: int) -> Loss:
+        """What others have of a stream of so many events, whose front end has died.
+
+        Raises:
+            Violation: the buddy had an event, and has it no more.
+        """
+        buddy = self._pacing.buddy
+        process = None if buddy is None else self._process(buddy)
+        is_kept = process is not None and process.is_alive
+        num_kept = self._num_kept(process, given.stream_id) if is_kept else -1
+        excuse = Excuse.UNSAID
+        for number in range(max(num_kept, 0) + 1, max(given.num_old, num_events) + 1):
+            excuse = given.excuses.get(number, Excuse.BUDDY_DIED)
+            if number <= given.num_old:
+                excuse = Excuse.REPEATED
+            elif is_kept and given.confirmed_by.get(number) == buddy:
+                raise Violation(f"f{buddy} had event {number} of {given.stream_id}, and lost it")
+        return Loss(num_kept if num_kept >= 0 else None, excuse)
+
+    def _is_silent(self) -> bool:
+        if not self._unconfirmed:
+            return False
+        _, sent_s = self._unconfirmed[0]
+        return sent_s + PATIENCE_S <= self._world.timeline.now_s
+
+    def _process(self, frontend_id: FrontendId) -> Process:
+        return self._world.processes[f"f{frontend_id}"]
+
+    def _num_kept(self, process: Process | None, stream_id: str) -> int:
+        """How many events of the stream that front end has; -1: not the stream itself."""
+        replicas = getattr(getattr(process, "streams", None), "replicas", None)
+        assert isinstance(replicas, Replicas)
+        record = replicas._records.get(self._frontend_id, {}).get(stream_id)
+        return -1 if record is None else len(record.groups)

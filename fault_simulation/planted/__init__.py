@@ -1,0 +1,136 @@
+"""Mistakes planted on purpose, to show that the simulator finds them.
+
+Some are mistakes of earlier implementations of the paper; the others leave out one step of our own
+arguments. Each replaces a class whose code decides; production code knows nothing of them.
+"""
+
+from dataclasses import dataclass
+
+from fault_simulation.planted.frontends import (
+    AsksOnceForOwners,
+    BeginsAnew,
+    BelievesOldEmptyings,
+    DeliversOutOfOrder,
+    DeliversRepeats,
+    HandsBeforeItIsKept,
+    HoldsFirstDeathsAgainst,
+    JudgesAllSuspects,
+    JudgesByOthersDeaths,
+    NeverClearsSuspects,
+    NeverStopsTheUnawaited,
+    SaysFarewellTooSoon,
+    SendsSuspectsAgain,
+    SendsToTerminating,
+    TakesNothingBack,
+    TakesNothingOver,
+    TellsOfNewStreamsOnly,
+    WaitsForTheScheduler,
+)
+from fault_simulation.planted.instances import (
+    BelievesOldFarewells,
+    ForgetsUnknownFrontends,
+    FreesFirst,
+    LosesState,
+    NeverFreesReservations,
+    NeverReleases,
+    NeverResumes,
+    PartsInSilence,
+    SaysEmptiedTooSoon,
+    StepsForTheDead,
+    StepsWhatItWasToldToEnd,
+    TellsPresenceOnly,
+)
+from fault_simulation.planted.leases import (
+    DoesNotWait,
+    ExtendsWhatEnds,
+    ForgetsThePredecessor,
+    NeverEnds,
+)
+from fault_simulation.planted.migrations import (
+    AdoptsAfterItSaidAborted,
+    AdoptsBeforeTheLastBlocks,
+    DoesNotAwaitDrains,
+    ForgetsThatItAdopted,
+    HasNoLease,
+    LooksWhileASlotIsFree,
+    NeverAsksForTheVerdict,
+    ResumesOnTimeOut,
+    TellsOfALastStage,
+)
+from fault_simulation.virtual.world import Cores
+from sterna.instance.core import InstanceCore
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A planted mistake.
+
+    Attributes:
+        name: what is wrong, in words.
+    """
+
+    name: str
+    cores: Cores
+
+
+def _on_instances(name: str, core: type[InstanceCore]) -> Mistake:
+    return Mistake(name, Cores(instance=core))
+
+
+MISTAKES = (
+    _on_instances("source blocks freed before the last stage was sent", FreesFirst),
+    _on_instances("reservations of aborted migrations not freed", NeverFreesReservations),
+    _on_instances("an abort in the last stage does not put the request back", NeverResumes),
+    _on_instances("the source keeps its copy after the verdict", NeverReleases),
+    _on_instances("the source resumes because nothing was heard", ResumesOnTimeOut),
+    _on_instances("the source does not wait for a drain under way", DoesNotAwaitDrains),
+    _on_instances("nobody asks for a lost verdict again", NeverAsksForTheVerdict),
+    _on_instances("the destination forgets that it adopted", ForgetsThatItAdopted),
+    _on_instances("the destination adopts before the last blocks came", AdoptsBeforeTheLastBlocks),
+    _on_instances("the destination adopts after it said aborted", AdoptsAfterItSaidAborted),
+    _on_instances("the destination tells of a last stage that it was copied", TellsOfALastStage),
+    _on_instances("the destination has no lease", HasNoLease),
+    _on_instances("the instance does not wait for farewells", SaysEmptiedTooSoon),
+    _on_instances("requests of a dead front end are not ended", StepsForTheDead),
+    _on_instances("the instance steps what it was told to end", StepsWhatItWasToldToEnd),
+    _on_instances(
+        "the instance looks for more to move while a slot is free", LooksWhileASlotIsFree
+    ),
+    _on_instances("the instance ends what it should hand back", PartsInSilence),
+    _on_instances("what is for unknown front ends is dropped", ForgetsUnknownFrontends),
+    Mistake("the engine does not tell of preemptions", Cores(engine=TellsPresenceOnly)),
+    Mistake("state of the request does not move along", Cores(engine=LosesState)),
+    Mistake("a stream waits for a scheduler that died", Cores(frontend=WaitsForTheScheduler)),
+    Mistake("the front end does not cut repeats", Cores(frontend=DeliversRepeats)),
+    Mistake("the front end does not wait for missing tokens", Cores(frontend=DeliversOutOfOrder)),
+    Mistake("the front end asks only once who has a request", Cores(frontend=AsksOnceForOwners)),
+    Mistake(
+        "the instance believes a farewell that was said too soon",
+        Cores(instance=BelievesOldFarewells, frontend=SaysFarewellTooSoon),
+    ),
+    Mistake("the front end does not take back what it is handed", Cores(frontend=TakesNothingBack)),
+    Mistake("the front end sends to a terminating instance", Cores(frontend=SendsToTerminating)),
+    Mistake(
+        "the front end does not stop what nobody waits for",
+        Cores(frontend=NeverStopsTheUnawaited),
+    ),
+    Mistake("progress does not clear a suspect", Cores(frontend=NeverClearsSuspects)),
+    Mistake("a request is judged by the first death", Cores(frontend=HoldsFirstDeathsAgainst)),
+    Mistake("a suspect is judged by a death elsewhere", Cores(frontend=JudgesByOthersDeaths)),
+    Mistake("all suspects of a second death are judged guilty", Cores(frontend=JudgesAllSuspects)),
+    Mistake("suspects are sent again at a death elsewhere", Cores(frontend=SendsSuspectsAgain)),
+    Mistake("outputs are handed before the buddy has them", Cores(pacing=HandsBeforeItIsKept)),
+    Mistake("a new buddy is told of new streams only", Cores(pacing=TellsOfNewStreamsOnly)),
+    Mistake("a stream that is taken over begins anew", Cores(pacing=BeginsAnew)),
+    Mistake("the buddy takes nothing over", Cores(replicas=TakesNothingOver)),
+    Mistake("the supervisor believes an old emptying", Cores(supervisor=BelievesOldEmptyings)),
+    Mistake("a silent instance is given up and not killed", Cores(is_fenced=False)),
+    Mistake("the instance does not end when its lease does", Cores(held_lease=NeverEnds)),
+    Mistake("the supervisor does not wait for a lease", Cores(granted_leases=DoesNotWait)),
+    Mistake("the supervisor extends what is to end", Cores(granted_leases=ExtendsWhatEnds)),
+    Mistake(
+        "a successor does not wait for leases that its predecessor gave",
+        Cores(granted_leases=ForgetsThePredecessor),
+    ),
+)
+"""All of them."""

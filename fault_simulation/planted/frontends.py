@@ -1,0 +1,265 @@
+"""Mistakes of front ends and of the supervisor."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sterna.frontend.requests.attempts import Attempt, Histories
+from sterna.frontend.requests.core import FrontendCore
+from sterna.frontend.requests.dispatcher import Dispatcher
+from sterna.frontend.requests.ownership import Ownership
+from sterna.frontend.requests.request_effects import Deliver
+from sterna.frontend.requests.request_effects import Effect as FrontendEffect
+from sterna.frontend.requests.token_streams import Outcome, Streams
+from sterna.frontend.resumable.pacing import Pacing
+from sterna.frontend.resumable.pacing_effects import Begun
+from sterna.frontend.resumable.records import Record
+from sterna.frontend.resumable.replicas import Replicas
+from sterna.frontend.resumable.telling import Telling
+from sterna.messages.actors import Emptied, HandedBack, Membership, WireMessage
+from sterna.supervisor.core import SupervisorCore, SupervisorEffect
+from sterna.types import FrontendId, InstanceId, RequestId
+
+
+class _NeverBypasses(Dispatcher):
+    @property
+    def next_deadline_s(self) -> float | None:
+        return self._ownership.next_deadline_s
+
+    def _ask_again(self, now_s: float) -> list[FrontendEffect]:
+        return []
+
+
+class WaitsForTheScheduler(FrontendCore):
+    """Waits for an answer of the scheduler that it asked, though that may have died."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._dispatcher.__class__ = _NeverBypasses
+
+
+class TakesNothingBack(FrontendCore):
+    """Takes no notice of what an instance hands back."""
+
+    def _on_handed_back(self, message: HandedBack, now_s: float) -> list[FrontendEffect]:
+        return []
+
+
+class _Repeating(Streams):
+    @staticmethod
+    def _deliver(stream: Any, request_id: RequestId, span: Any, outcome: Any) -> bool:
+        _, end, is_finished, payload = span
+        outcome.deliveries.append(Deliver(request_id, payload, 0, is_finished))
+        stream.next_index = max(stream.next_index, end)
+        return not is_finished
+
+
+class DeliversRepeats(FrontendCore):
+    """Delivers tokens that the client has already."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._streams.__class__ = _Repeating
+
+
+class _Unordered(Streams):
+    def _take(self, stream: Any, span: Any, *args: Any) -> None:
+        stream.next_index = max(stream.next_index, span.first_index)
+        super()._take(stream, span, *args)
+
+
+class DeliversOutOfOrder(FrontendCore):
+    """Does not wait for what is missing."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._streams.__class__ = _Unordered
+
+
+class _AsksOnce(Ownership):
+    def _repeat_queries(self, request_ids: Sequence[RequestId]) -> list[FrontendEffect]:
+        return []
+
+
+class AsksOnceForOwners(FrontendCore):
+    """Asks an instance once whether it has a request, though question or answer may be lost."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._dispatcher._ownership.__class__ = _AsksOnce
+
+
+class SaysFarewellTooSoon(FrontendCore):
+    """Says farewell to an instance that still has requests of it, which must not believe it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._dispatcher.__class__ = _Hurried
+
+
+class _Hurried(Dispatcher):
+    def farewells(self) -> list[FrontendEffect]:
+        num_owned = self._ownership.num_owned
+        self._ownership.num_owned = _none  # type: ignore[method-assign]
+        effects = super().farewells()
+        self._ownership.num_owned = num_owned  # type: ignore[method-assign]
+        return effects
+
+
+def _none(instance_id: InstanceId) -> int:
+    return 0
+
+
+class SendsToTerminating(FrontendCore):
+    """Sends new requests to an instance to which it has said farewell."""
+
+    def on_message(self, message: Any, *args: Any) -> list[FrontendEffect]:
+        effects = super().on_message(message, *args)
+        if isinstance(message, Membership):
+            for each in self._dispatcher._instances:
+                self._dispatcher._instances[each] = False
+        return effects
+
+
+class BelievesOldEmptyings(SupervisorCore):
+    """Ends an instance that was empty once, before it was told to serve on."""
+
+    def on_message(self, message: WireMessage, now_s: float) -> list[SupervisorEffect]:
+        if isinstance(message, Emptied):
+            return [*self.fleet.on_emptied(message.instance_id, now_s)]
+        return super().on_message(message, now_s)
+
+
+class _NeverAwaited(Telling):
+    def is_waited_for(self, number: int) -> bool:
+        return False
+
+
+class HandsBeforeItIsKept(Pacing):
+    """Gives outputs out before the buddy has confirmed that it has them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._telling.__class__ = _NeverAwaited
+
+
+class BeginsAnew(Pacing):
+    """Has the engine begin a stream that was taken over from its first token."""
+
+    def on_begun(self, request_id: RequestId) -> Begun | None:
+        begun = super().on_begun(request_id)
+        return begun and replace(begun, output_token_ids=())
+
+
+class TellsOfNewStreamsOnly(Pacing):
+    """Does not send the records that there are when another front end becomes the buddy."""
+
+    def on_buddy(self, buddy: FrontendId | None, now_s: float) -> None:
+        if buddy != self._telling.buddy:
+            self._telling.on_buddy(buddy)
+            self._touch_held()
+
+
+class TakesNothingOver(Replicas):
+    """Forgets the replicas of a front end that has died."""
+
+    def on_frontends(self, live: Sequence[FrontendId]) -> list[Record]:
+        super().on_frontends(live)
+        return []
+
+
+class _NeverCleared(Histories):
+    def extend(self, request_id: RequestId, token_ids: Iterable[int]) -> None:
+        self._histories[request_id].token_ids.extend(token_ids)
+
+
+class NeverClearsSuspects(FrontendCore):
+    """Forgets no death that found a request, whatever this has brought since."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._histories.__class__ = _NeverCleared
+
+
+class _Distrustful(Histories):
+    def on_death(self, attempt_ids: Sequence[RequestId]) -> tuple[list[Attempt], list[RequestId]]:
+        for each in map(self.request_of, attempt_ids):
+            if self.has(each):
+                self._histories[each].num_at_death = 0
+        return super().on_death(attempt_ids)
+
+
+class HoldsFirstDeathsAgainst(FrontendCore):
+    """Takes the first death that finds a request for the second one."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._histories.__class__ = _Distrustful
+
+
+class _Elsewhere(Histories):
+    def _suspects_elsewhere(self, attempt_ids: Sequence[RequestId]) -> list[RequestId]:
+        """Those that this death has not found, if it has found any request."""
+        here = {*map(self.request_of, attempt_ids), *self._suspects}
+        suspects = [each for each, it in self._histories.items() if it.num_at_death is not None]
+        return [each for each in suspects if each not in here] if attempt_ids else []
+
+
+class _Unjust(_Elsewhere):
+    def on_death(self, attempt_ids: Sequence[RequestId]) -> tuple[list[Attempt], list[RequestId]]:
+        elsewhere = self._suspects_elsewhere(attempt_ids)[:1]
+        again, guilty = super().on_death(attempt_ids)
+        return again, guilty or elsewhere
+
+
+class JudgesByOthersDeaths(FrontendCore):
+    """Takes a suspect for guilty when an instance dies that does not have it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._histories.__class__ = _Unjust
+
+
+class _Anxious(_Elsewhere):
+    def on_death(self, attempt_ids: Sequence[RequestId]) -> tuple[list[Attempt], list[RequestId]]:
+        elsewhere = self._suspects_elsewhere(attempt_ids)
+        again, guilty = super().on_death(attempt_ids)
+        return [*again, *(self._again(self._histories[each]) for each in elsewhere)], guilty
+
+
+class SendsSuspectsAgain(FrontendCore):
+    """Sends suspects again when an instance dies that does not have them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._histories.__class__ = _Anxious
+
+
+class _Severe(Histories):
+    def on_death(self, attempt_ids: Sequence[RequestId]) -> tuple[list[Attempt], list[RequestId]]:
+        found = [each for each in map(self.request_of, attempt_ids) if self.has(each)]
+        guilty = [each for each in found if self._histories[each].num_at_death is not None]
+        for each in guilty:
+            self.close(each)
+        return super().on_death(attempt_ids)[0], guilty
+
+
+class JudgesAllSuspects(FrontendCore):
+    """Takes all of the suspects that a second death finds for guilty."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._histories.__class__ = _Severe
+
+
+class _Unanswering(Streams):
+    def on_batch(self, *args: Any) -> Outcome:
+        return replace(super().on_batch(*args), strays=[])
+
+
+class NeverStopsTheUnawaited(FrontendCore):
+    """Does not tell an instance that nobody waits for what it steps."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._streams.__class__ = _Unanswering

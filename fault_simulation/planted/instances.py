@@ -1,0 +1,155 @@
+"""Mistakes of instances and of their engines."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fault_simulation.engine.engine import HostileEngine
+from fault_simulation.oracle.token_oracle import EMPTY
+from sterna.instance.core import InstanceCore, InstanceEffect
+from sterna.instance.llumlet import LlumletEffect
+from sterna.messages.actors import AbortRequests, WireMessage
+from sterna.migration.messages import (
+    AbortDrained,
+    AbortRequest,
+    Adopt,
+    Adopted,
+    AdoptFailed,
+    Commit,
+    Drain,
+    Drained,
+    DrainRefused,
+    Event,
+    FreeReservation,
+    Inspected,
+    Release,
+    Resume,
+    Send,
+)
+from sterna.types import FrontendId, RequestId
+
+
+class _Without(InstanceCore):
+    """Does not carry out some effects."""
+
+    left_out: tuple[type, ...] = ()
+
+    def _translate(self, effects: Iterable[LlumletEffect], now_s: float) -> list[InstanceEffect]:
+        kept = [each for each in effects if not isinstance(each, self.left_out)]
+        return super()._translate(kept, now_s)
+
+
+class FreesFirst(InstanceCore):
+    """Frees the source's blocks before the last stage was sent."""
+
+    def _translate(self, effects: Iterable[LlumletEffect], now_s: float) -> list[InstanceEffect]:
+        changed: list[LlumletEffect] = []
+        for effect in effects:
+            match effect:
+                case Send(_, Commit(migration_id=migration_id, request_id=request_id)):
+                    changed += [Release(migration_id, request_id), effect]
+                case Release() | Resume() | AbortDrained():
+                    pass
+                case _:
+                    changed.append(effect)
+        return super()._translate(changed, now_s)
+
+
+class NeverFreesReservations(_Without):
+    left_out = (FreeReservation,)
+
+
+class NeverResumes(_Without):
+    left_out = (Resume,)
+
+
+class NeverReleases(_Without):
+    left_out = (Release,)
+
+
+class StepsForTheDead(InstanceCore):
+    """Does not end the requests of a front end that has died."""
+
+    def _abort(self, request_ids: Iterable[RequestId], now_s: float) -> list[InstanceEffect]:
+        wanted = [
+            each for each in request_ids if self._requests.get(each) not in self._gone_frontends
+        ]
+        return super()._abort(wanted, now_s)
+
+
+class StepsWhatItWasToldToEnd(InstanceCore):
+    """Goes on with requests that somebody has told it to end."""
+
+    def on_message(self, message: WireMessage, *args: Any) -> list[InstanceEffect]:
+        return [] if isinstance(message, AbortRequests) else super().on_message(message, *args)
+
+
+class SaysEmptiedTooSoon(InstanceCore):
+    """Does not wait for the front ends' farewells."""
+
+    def _tell_if_emptied(self) -> list[InstanceEffect]:
+        for frontend_id in self._frontends:
+            self._emptying.on_farewell(
+                frontend_id, self._own_emptying(), self._emptying._num_told[frontend_id]
+            )
+        return super()._tell_if_emptied()
+
+    def _own_emptying(self) -> int:
+        for each in self._membership.instances:
+            if each.instance_id == self._instance_id:
+                return each.emptied_since
+        return 0
+
+
+class BelievesOldFarewells(InstanceCore):
+    """Believes a farewell of a front end that has not heard all yet."""
+
+    def _tell_if_emptied(self) -> list[InstanceEffect]:
+        for frontend_id, (emptied_since, _) in self._emptying._farewells.items():
+            num_told = self._emptying._num_told[frontend_id]
+            self._emptying.on_farewell(frontend_id, emptied_since, num_told)
+        return super()._tell_if_emptied()
+
+
+class ForgetsUnknownFrontends(InstanceCore):
+    """Drops what is for a front end that it does not know yet."""
+
+    def _to_frontend(
+        self, frontend_id: FrontendId, message: WireMessage, frames: Sequence[bytes] = ()
+    ) -> list[InstanceEffect]:
+        if frontend_id not in self._frontends:
+            return []
+        return super()._to_frontend(frontend_id, message, frames)
+
+
+class PartsInSilence(InstanceCore):
+    """Ends what keeps it from being emptied, and does not hand it back."""
+
+    def _hand_back(self) -> list[InstanceEffect]:
+        return [each for each in super()._hand_back() if isinstance(each, AbortRequest)]
+
+
+class TellsPresenceOnly(HostileEngine):
+    """Does not tell that a request was preempted since."""
+
+    def _outcome(self, effect: Any) -> Event:
+        outcome = super()._outcome(effect)
+        if isinstance(outcome, Inspected) and outcome.progress is not None:
+            return replace(outcome, progress=replace(outcome.progress, num_preemptions=0))
+        return outcome
+
+    def _drain(self, effect: Drain) -> Drained | DrainRefused:
+        request = self.request(effect.request_id)
+        if request is not None:
+            request.num_preemptions = 0
+        return super()._drain(effect)
+
+
+class LosesState(HostileEngine):
+    """Goes on with a migrated request as if it had said nothing yet (grammar, generator)."""
+
+    def _adopt(self, effect: Adopt) -> Adopted | AdoptFailed:
+        outcome = super()._adopt(effect)
+        if isinstance(outcome, Adopted):
+            self.streams[effect.request_id].digest = EMPTY
+        return outcome

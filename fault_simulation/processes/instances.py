@@ -1,0 +1,218 @@
+"""Instances: the production core and an engine, interpreted in virtual time."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from fault_simulation.oracle.token_oracle import decode_ask
+from fault_simulation.processes.actors import Actor
+from fault_simulation.processes.leases import Guard
+from fault_simulation.virtual.violations import Violation
+from fault_simulation.virtual.world import World
+from sterna.instance.core import (
+    AddToEngine,
+    CallEngine,
+    FrontendGone,
+    InstanceEffect,
+    MovedOut,
+    SetTerminating,
+)
+from sterna.messages.actors import (
+    AbortRequests,
+    HandedBack,
+    HeartbeatAnswer,
+    Membership,
+    MigrationMessage,
+    TokenSpan,
+    WireMessage,
+)
+from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
+from sterna.migration.messages import (
+    AbortDrained,
+    AbortRequest,
+    Adopt,
+    CopyBlocks,
+    Drain,
+    Effect,
+    Ended,
+    Event,
+    FreeReservation,
+    Inspect,
+    Release,
+    ReserveBlocks,
+    Resume,
+    Send,
+    StopCopying,
+)
+from sterna.migration.source import SourceState
+from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
+
+LAST_STAGE = (SourceState.DRAINING, SourceState.COMMITTING)
+
+
+class InstanceProcess(Actor):
+    """An instance: its core and an engine.
+
+    Attributes:
+        told_to_end: of the requests that its engine has, those that somebody has told it to end.
+    """
+
+    def __init__(self, name: str, world: World) -> None:
+        super().__init__(name, world)
+        self.instance_id = InstanceId(name)
+        self.core = world.cores.instance(self.instance_id, world.staying.llumlet)
+        self.engine = world.cores.engine(self, self, world.timeline, world.rng)
+        world.copies.join(self.engine)
+        # Effects of one migration wait for each other's outcomes, as in `runtime.effects`.
+        self._waiting: dict[MigrationId, deque[Effect]] = {}
+        self._guard: Guard | None = None
+        self.told_to_end: set[RequestId] = set()
+        self.engine.start()
+        self._carry_out(self.core.on_tick(self.now_s))
+        if world.nodes.is_away(name):
+            self._guard = Guard(self)
+
+    @property
+    def membership(self) -> Membership:
+        """The newest that it has heard of."""
+        return self.core.membership
+
+    @property
+    def gone_frontends(self) -> set[FrontendId]:
+        """The front ends of whose death it has heard."""
+        return self.core._gone_frontends
+
+    def peers_at_the_last_stage(self) -> set[InstanceId]:
+        """To whom requests are leaving that are, or are about to be, suspended."""
+        sources = self.core._llumlet._coordinator._sources.values()
+        return {each.peer for each in sources if each.state in LAST_STAGE}
+
+    @property
+    def may_act(self) -> bool:
+        """Whether it acts on others: not when it is dead, nor when its lease has ended."""
+        return self.is_alive and not (self._guard is not None and self._guard.has_ended)
+
+    def receive(self, message: WireMessage, frames: Sequence[bytes]) -> None:
+        if isinstance(message, HeartbeatAnswer):
+            if self._guard is not None:
+                self._guard.on_answer(message)
+            return
+        if isinstance(message, AbortRequests):
+            here = {each.request_id for each in self.engine.core.requests()}
+            self.told_to_end |= here.intersection(message.request_ids)
+        self._carry_out(self.core.on_message(message, frames, self.now_s))
+
+    def send(self, address: str | None, message: WireMessage, frames: Sequence[bytes] = ()) -> None:
+        """Send, unless its lease has ended."""
+        if self._guard is not None:
+            self._guard.check()
+        super().send(address, message, frames)
+
+    def next_deadline_s(self) -> float | None:
+        return self.core.next_deadline_s
+
+    def on_time(self) -> None:
+        self._carry_out(self.core.on_tick(self.now_s))
+
+    def _carry_out(self, effects: Sequence[InstanceEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, ToMailbox) and isinstance(effect.message, HandedBack):
+                self._hand_back(effect.message)
+        for effect in effects:
+            self.begin_effect()
+            match effect:
+                case ToMailbox(address, message, frames):
+                    self.send(address, message, frames)
+                case KeepOnly(addresses):
+                    self.world.network.keep_only(self, addresses)
+                case AddToEngine(_, message, frames):
+                    self.engine.add(decode_ask(frames[0]), message.output_token_ids)
+                case SetTerminating(is_terminating):
+                    self.engine.set_terminating(is_terminating)
+                case Unexpected(message):
+                    raise Violation(f"{self.name} got what is not for an instance: {message}")
+                case MovedOut(ended):
+                    reason = "" if ended.aborted is None else f": {ended.aborted.value}"
+                    what = "committed" if ended.aborted is None else "aborted"
+                    self.world.counts[f"migration {what}{reason}"] += 1
+                case FrontendGone() | CallEngine():
+                    pass
+                case _:
+                    self._run(effect)
+        self.schedule_tick()
+
+    def _hand_back(self, message: HandedBack) -> None:
+        """Raises Violation: it keeps nobody from ending the instance."""
+        members = {each.instance_id: each for each in self.membership.instances}
+        if not members[self.instance_id].is_terminating:
+            raise Violation(f"{self.name} hands back {message.request_ids}, and is not emptied")
+        self.world.counts["request handed back"] += 1
+        self.world.ledger.on_handed_back(message.request_ids)
+
+    # ------------------------------------------------------------------ effects of migrations
+
+    def _run(self, effect: Effect) -> None:
+        migration_id = _migration_id(effect)
+        waiting = None if migration_id is None else self._waiting.get(migration_id)
+        if waiting is not None:
+            waiting.append(effect)
+        elif self._begin(effect) and migration_id is not None:
+            self._waiting[migration_id] = deque()
+
+    def _begin(self, effect: Effect) -> bool:
+        """Carry the effect out; returns whether an outcome is to come."""
+        engine = self.engine
+        match effect:
+            case Send(peer, message):
+                self.send(self.core.address_of(peer), MigrationMessage(self.instance_id, message))
+            case CopyBlocks():
+                self.world.copies.begin(self, self.engine, effect)
+            case StopCopying(migration_id):
+                self.world.copies.stop(self.instance_id, migration_id)
+            case Resume(_, request_id):
+                engine.resume(request_id)
+            case Release(_, request_id) | AbortDrained(_, request_id):
+                if isinstance(effect, AbortDrained):
+                    self.world.ledger.on_engine_abort(request_id)
+                engine.release(request_id)
+            case AbortRequest(request_id):
+                self.world.ledger.on_engine_abort(request_id)
+                engine.abort(request_id)
+            case Ended(migration_id):
+                engine.forget_migration(migration_id)
+            case Inspect() | Drain() | ReserveBlocks() | FreeReservation() | Adopt():
+                engine.carry_out(effect)
+                return True
+        return False
+
+    def on_effect_done(self, migration_id: MigrationId, event: Event) -> None:
+        self._carry_out(self.core.on_outcome(migration_id, event, self.now_s))
+        waiting = self._waiting[migration_id]
+        while waiting:
+            if self._begin(waiting.popleft()):
+                return
+        del self._waiting[migration_id]
+
+    # -------------------------------------------------------------------------- from the engine
+
+    def on_outputs(
+        self, frontend_id: FrontendId, spans: tuple[TokenSpan, ...], payloads: list[bytes]
+    ) -> None:
+        self._carry_out(self.core.on_outputs(frontend_id, spans, payloads, self.now_s))
+
+    def on_view(self, view: InstanceView) -> None:
+        self._carry_out(self.core.on_view(view, self.now_s))
+
+    def on_adopted(self, frontend_id: FrontendId, request_id: RequestId, first_index: int) -> None:
+        self.world.ledger.on_sent(request_id, self.instance_id)
+        self._carry_out(self.core.on_adopted(frontend_id, request_id, first_index, self.now_s))
+
+    def on_transfer(self, migration_id: MigrationId, event: Event) -> None:
+        self._carry_out(self.core.on_outcome(migration_id, event, self.now_s))
+
+
+def _migration_id(effect: Effect) -> MigrationId | None:
+    if isinstance(effect, Send):
+        return effect.message.migration_id
+    if isinstance(effect, AbortRequest):
+        return None
+    return effect.migration_id

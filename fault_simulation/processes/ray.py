@@ -1,0 +1,320 @@
+"""Ray in virtual time: processes begin after some time, and their deaths are noticed after some.
+
+A process that hangs is killed before its death is told of; so is an instance whose engine steps
+nothing any more.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+from fault_simulation.processes.actors import Actor
+from fault_simulation.processes.frontends import FrontendProcess
+from fault_simulation.processes.instances import InstanceProcess
+from fault_simulation.processes.schedulers import SchedulerProcess
+from fault_simulation.processes.supervisor import SupervisorProcess
+from fault_simulation.virtual.settings import DELAYS
+from fault_simulation.virtual.timeline import Process
+from fault_simulation.virtual.world import World
+from sterna.supervisor.fleet import Fleet
+from sterna.types import InstanceId
+
+Action = Callable[[], None]
+Member = InstanceProcess | FrontendProcess | SchedulerProcess
+
+
+class Platform:
+    """Starts, watches and kills the processes of one cluster.
+
+    Args:
+        num_places: so many instances can be there at once.
+    """
+
+    def __init__(self, world: World, num_frontends: int, num_places: int) -> None:
+        self.world = world
+        self.num_frontends = num_frontends
+        self.start_failure_share = 0.0
+        self.supervisor: SupervisorProcess | None = None
+        self._num_places = num_places
+        self._num_supervisors = 0
+        self._starting: set[InstanceId] = set()
+        self._watches: dict[str, tuple[Actor, Action]] = {}
+
+    @property
+    def _rng(self) -> Random:
+        return self.world.rng
+
+    def begin(self, fleet: Fleet) -> None:
+        """Start the first supervisor, which starts the others."""
+        self._new_supervisor().start(fleet, self.num_frontends)
+
+    def members(self) -> list[Member]:
+        """The members that live, in the order of their births."""
+        processes = self.world.processes.values()
+        return [each for each in processes if isinstance(each, Member) and each.is_alive]
+
+    def instances(self) -> list[InstanceProcess]:
+        """The instances that live."""
+        return [each for each in self.members() if isinstance(each, InstanceProcess)]
+
+    def open_frontend(self) -> FrontendProcess | None:
+        """Any front end that accepts connections."""
+        members = [each for each in self.members() if isinstance(each, FrontendProcess)]
+        frontends = [each for each in members if each.is_served and not each.is_hung]
+        return self._rng.choice(frontends) if frontends else None
+
+    # -------------------------------------------------------------------------------- starts
+
+    def start_instance(
+        self,
+        supervisor: Actor,
+        instance_id: InstanceId,
+        on_up: Action,
+        on_failed: Action,
+        on_pending: Callable[[str | None], None],
+    ) -> None:
+        """Start the instance as soon as there is a place; then tell the supervisor, if it lives."""
+        self._starting.add(instance_id)
+        self._seek_place(supervisor, instance_id, on_up, on_failed, on_pending)
+
+    def _seek_place(
+        self,
+        supervisor: Actor,
+        instance_id: InstanceId,
+        on_up: Action,
+        on_failed: Action,
+        on_pending: Callable[[str | None], None],
+    ) -> None:
+        if instance_id not in self._starting:
+            return
+        num_before = sorted(self._starting, key=_number).index(instance_id)
+        if len(self.instances()) + num_before >= self._num_places:
+            self._tell(supervisor, 0.0, "pending", lambda: on_pending("no place"))
+            self._later(
+                0.2,
+                lambda: self._seek_place(supervisor, instance_id, on_up, on_failed, on_pending),
+            )
+            return
+
+        def begin() -> None:
+            on_pending(None)
+            if instance_id in self._starting:
+                self._begin_instance(supervisor, instance_id, on_up, on_failed)
+
+        # It is the supervisor that begins what has a place.
+        self._tell(supervisor, 0.0, "placed", begin)
+
+    def _begin_instance(
+        self, supervisor: Actor, instance_id: InstanceId, on_up: Action, on_failed: Action
+    ) -> None:
+        self.world.nodes.place(instance_id)
+
+        def come_up() -> None:
+            if instance_id not in self._starting:
+                return
+            self._starting.discard(instance_id)
+            if self._rng.random() < self.start_failure_share:
+                self._tell(supervisor, 0.01, "start failed", on_failed, instance_id)
+                return
+            process = InstanceProcess(instance_id, self.world)
+            self._add(process)
+            self._tell(supervisor, self._rng.random() * 0.05, "started", on_up, instance_id)
+
+        self._later(self._rng.uniform(*DELAYS.start_instance), come_up)
+
+    def cancel(self, instance_id: InstanceId) -> None:
+        """Give up a start."""
+        self._starting.discard(instance_id)
+
+    def start_other(self, supervisor: Actor, make: Callable[[], Member], on_up: Action) -> None:
+        """Start a scheduler or a front end; then tell the supervisor."""
+
+        def come_up() -> None:
+            # One that a dead supervisor began is killed by its successor before it is up.
+            if supervisor.is_alive:
+                self._add(make())
+                self._tell(supervisor, self._rng.random() * 0.01, "started", on_up)
+
+        self._later(self._rng.uniform(*DELAYS.start_other), come_up)
+
+    def _add(self, process: Process) -> None:
+        self.world.processes[process.name] = process
+        self.world.timeline.note(process.name, "up")
+
+    def _new_supervisor(self) -> SupervisorProcess:
+        name = f"v{self._num_supervisors}"
+        self._num_supervisors += 1
+        self.supervisor = SupervisorProcess(name, self.world, self)
+        self._add(self.supervisor)
+        return self.supervisor
+
+    # -------------------------------------------------------------------------------- deaths
+
+    def find_members(self) -> list[Member]:
+        """The members that answer; who does not, or is not up yet, is killed, if it can be."""
+        self._starting.clear()
+        within_reach = self.world.nodes.is_within_reach
+        for each in filter(lambda each: within_reach(each.name), self.members()):
+            # A front end needs a membership to come up.
+            is_up = not isinstance(each, FrontendProcess) or each.membership.version >= 0
+            if each.is_hung or not is_up:
+                self.kill(each)
+        return [each for each in self.members() if within_reach(each.name)]
+
+    def close(self, instance_id: InstanceId) -> None:
+        """End an instance in good order: no request may be lost by that."""
+        process = self.world.processes[instance_id]
+        delay_s = self._rng.uniform(*DELAYS.close)
+        self._when_within_reach(process.name, delay_s, lambda: self.kill(process, is_in_order=True))
+
+    def kill_away(self, supervisor: Actor, name: str) -> None:
+        """Kill a process on another node, as soon as it can be reached."""
+        delay_s = self.world.nodes.rng.random() * 0.05
+
+        def kill() -> None:
+            if supervisor.is_alive:
+                self.kill(self.world.processes[name])
+
+        self._when_within_reach(name, delay_s, kill)
+
+    def give_up(self, name: str) -> None:
+        """The supervisor takes the instance for dead, and nobody has told it so."""
+        self._watches.pop(name, None)
+        process = self.world.processes[name]
+        assert isinstance(process, InstanceProcess)
+        self.world.counts["instance given up by its lease"] += 1
+        self.world.timeline.note(name, "is given up")
+        if process.may_act:
+            self.world.ledger.given_up.add(process.instance_id)
+        else:
+            self.world.ledger.dead_instances.add(process.instance_id)
+
+    def lose_node(self, node: int) -> None:
+        """Ray gives the node up, and says so of all that run there."""
+        nodes, supervisor = self.world.nodes, self.supervisor
+        nodes.lose(node)
+        self.world.counts["node lost"] += 1
+        self.world.timeline.note("", f"Ray has lost node {node}")
+        for each in self.instances():
+            if nodes.node_of(each.name) == node and supervisor is not None:
+                tell = partial(supervisor.on_node_lost, each.instance_id)
+                self._tell(supervisor, self._rng.random() * 0.05, f"{each.name} is lost", tell)
+
+    def _when_within_reach(self, name: str, delay_s: float, action: Action) -> None:
+        """Let something happen to a process that the supervisor does there; never if Ray has lost
+        its node."""
+
+        def act() -> None:
+            nodes = self.world.nodes
+            if (left_s := nodes.home_cut_left_s(name)) > 0:
+                self._later(left_s, act)
+            elif not nodes.is_lost(name):
+                action()
+
+        self._later(delay_s, act)
+
+    def watch(self, supervisor: Actor, process: Process, on_death: Action) -> None:
+        """Tell the supervisor when the process is dead."""
+        self._watches[process.name] = (supervisor, on_death)
+        if not process.is_alive:
+            self._notice(process)
+
+    def kill(self, process: Process, *, is_in_order: bool = False) -> None:
+        """End the process; nothing of it acts any more."""
+        if not process.is_alive:
+            return
+        process.is_alive = False
+        process.frozen.clear()
+        world = self.world
+        world.timeline.note(process.name, "dead")
+        world.counts[f"ended: {type(process).__name__.removesuffix('Process').lower()}"] += 1
+        world.network.on_death(process)
+        world.copies.on_death(process)
+        if isinstance(process, InstanceProcess):
+            if is_in_order:
+                core = process.engine.core
+                ids = [each.request_id for each in core.requests()]
+                # One that is suspended has moved: its release waits for the end of a step.
+                left = [each for each in ids if not core.is_drained(each)]
+                world.ledger.on_ended_in_order(process.instance_id, left)
+            else:
+                world.ledger.dead_instances.add(process.instance_id)
+        elif isinstance(process, FrontendProcess):
+            world.ledger.on_frontend_death(process.name)
+            if process.streams is not None:
+                process.streams.on_death()
+        if process is self.supervisor:
+            self._later(self._rng.uniform(*DELAYS.successor), self._succeed)
+        else:
+            self._notice(process)
+
+    def _succeed(self) -> None:
+        self._watches.clear()
+        self.world.counts["supervisor succeeded"] += 1
+        self._new_supervisor().take_over(self.num_frontends)
+
+    def _notice(self, process: Process) -> None:
+        watch = self._watches.pop(process.name, None)
+        if watch is not None:
+            supervisor, on_death = watch
+            if isinstance(process, InstanceProcess) and process.is_alive:
+                self.world.ledger.given_up.add(process.instance_id)
+            is_soon = self._rng.random() < 1 / 3
+            delay_s = self._rng.uniform(
+                *(DELAYS.notice_death_soon if is_soon else DELAYS.notice_death)
+            )
+            what = f"{process.name} is dead"
+            self._tell(supervisor, delay_s, what, on_death, process.name)
+
+    # ---------------------------------------------------------------------------------- hangs
+
+    def hang(self, process: Process, duration_s: float) -> None:
+        """The process does nothing for so long; an instance that does not for too long is killed,
+        as are others that never go on."""
+        process.is_hung = True
+        self.world.timeline.note(process.name, f"hangs for {duration_s:.2f} s")
+        self._later(duration_s, lambda: self._go_on(process))
+        if isinstance(process, InstanceProcess):
+            self._later(self._rng.uniform(*DELAYS.notice_hang), lambda: self._fence(process))
+
+    def _go_on(self, process: Process) -> None:
+        if not process.is_hung or not process.is_alive:
+            return
+        process.is_hung = False
+        frozen, process.frozen = process.frozen, []
+        for what, action in frozen:
+            self.world.timeline.push(0.0, process, what, action)
+
+    def stall(self, instance: InstanceProcess) -> None:
+        """The engine steps nothing any more, and the instance answers as ever."""
+        self.world.timeline.note(instance.name, "its engine steps nothing")
+        instance.engine.stall(True)
+        self._later(self._rng.uniform(*DELAYS.notice_hang), lambda: self._fence(instance))
+
+    def _fence(self, instance: InstanceProcess) -> None:
+        if (left_s := self.world.nodes.home_cut_left_s(instance.name)) > 0:
+            # While it is out of sight nobody can say that it hangs.
+            delay_s = self._rng.uniform(*DELAYS.notice_hang)
+            self._later(left_s + delay_s, lambda: self._fence(instance))
+        elif instance.is_hung or instance.engine.is_stalled:
+            self.world.counts["instance fenced"] += instance.is_alive
+            if self.world.cores.is_fenced:
+                self.kill(instance)
+            else:
+                self._notice(instance)
+
+    # ---------------------------------------------------------------------------------- time
+
+    def _tell(
+        self, supervisor: Actor, delay_s: float, what: str, action: Action, about: str = ""
+    ) -> None:
+        """Tell the supervisor something of the process of that name, when that can be known."""
+        delay_s += self.world.nodes.home_cut_left_s(about)
+        self.world.timeline.push(delay_s, supervisor, what, action)
+
+    def _later(self, delay_s: float, action: Action) -> None:
+        self.world.timeline.push(delay_s, None, "", action)
+
+
+def _number(instance_id: InstanceId) -> int:
+    return int(instance_id.removeprefix("i"))

@@ -1,0 +1,103 @@
+"""Virtual time: what happens next, to whom; and a record of what has happened."""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+
+from fault_simulation.virtual.violations import Violation
+
+Action = Callable[[], None]
+
+TRACE_LENGTH = 400
+"""The last events that a failure shows."""
+
+MAX_EVENTS_AT_ONCE = 2000
+"""More at one and the same time are a loop."""
+
+
+class Process:
+    """Something that runs, may hang, and dies once.
+
+    Attributes:
+        name: never used again; also the address of its mailbox.
+        crash_after: dies in place of its so many'th next effect; None: does not.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_alive = True
+        self.is_hung = False
+        self.crash_after: int | None = None
+        # What would have happened to it while it hung, in order.
+        self.frozen: list[tuple[object, Action]] = []
+
+
+class Crashed(Exception):
+    """The process dies in the middle of what it does."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process.name)
+        self.process = process
+
+
+class Timeline:
+    """A heap of events in the order of their times, then of their entry.
+
+    An event that belongs to a process that is dead does not happen; one of a process that hangs
+    happens when it goes on.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.num_events = 0
+        self._heap: list[tuple[float, int, Process | None, object, Action]] = []
+        self._num_entered = 0
+        self._num_at_once = 0
+        self._hash = blake2b(digest_size=8)
+        self._trace: deque[tuple[int, float, str, object]] = deque(maxlen=TRACE_LENGTH)
+
+    def push(self, delay_s: float, owner: Process | None, what: object, action: Action) -> None:
+        """Let `action` happen so much later; `what` names it in the trace."""
+        self.push_at(self.now_s + delay_s, owner, what, action)
+
+    def push_at(self, time_s: float, owner: Process | None, what: object, action: Action) -> None:
+        """Let `action` happen at that very time, or at once if it is over."""
+        self._num_entered += 1
+        time_s = max(time_s, self.now_s)
+        heapq.heappush(self._heap, (time_s, self._num_entered, owner, what, action))
+
+    @property
+    def next_s(self) -> float | None:
+        """When something happens next."""
+        return self._heap[0][0] if self._heap else None
+
+    def pop(self) -> tuple[Process | None, object, Action]:
+        """Go on to the next event and take it out.
+
+        Raises:
+            Violation: time stands still.
+        """
+        time_s, _, owner, what, action = heapq.heappop(self._heap)
+        self._num_at_once = self._num_at_once + 1 if time_s == self.now_s else 0
+        if self._num_at_once > MAX_EVENTS_AT_ONCE:
+            raise Violation(f"somebody acts without end: {owner and owner.name}, {what}")
+        self.now_s = time_s
+        return owner, what, action
+
+    def note(self, who: str, what: object) -> None:
+        """Record that this happened."""
+        self.num_events += 1
+        name = what if isinstance(what, str) else type(what).__name__
+        self._hash.update(f"{self.now_s!r} {who} {name}\n".encode())
+        self._trace.append((self.num_events, self.now_s, who, what))
+
+    @property
+    def digest(self) -> str:
+        """A hash of all that was recorded."""
+        return self._hash.hexdigest()
+
+    def trace(self) -> Iterator[str]:
+        """The last events, a line each."""
+        for number, now_s, who, what in self._trace:
+            yield f"{number:>7} {now_s:10.6f} {who:<6} {what}"

@@ -1,0 +1,72 @@
+"""What all processes of one run share."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+
+from fault_simulation.engine.copies import Copies
+from fault_simulation.engine.engine import HostileEngine
+from fault_simulation.engine.immovable import Staying
+from fault_simulation.oracle.ledger import Ledger
+from fault_simulation.oracle.stream_ledger import StreamLedger
+from fault_simulation.virtual.network import Network
+from fault_simulation.virtual.nodes import Nodes
+from fault_simulation.virtual.timeline import Process, Timeline
+from sterna.config import ScalingConfig
+from sterna.frontend.requests.core import FrontendCore
+from sterna.frontend.resumable.pacing import Pacing
+from sterna.frontend.resumable.replicas import Replicas
+from sterna.instance.core import InstanceCore
+from sterna.scheduler.core import SchedulerCore
+from sterna.supervisor.core import SupervisorCore
+from sterna.supervisor.lease import GrantedLeases, HeldLease
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """The classes whose code decides: those that serve, or ones with a planted mistake.
+
+    Attributes:
+        is_fenced: whether an instance that hangs is killed before its death is told of.
+    """
+
+    instance: type[InstanceCore] = InstanceCore
+    frontend: type[FrontendCore] = FrontendCore
+    scheduler: type[SchedulerCore] = SchedulerCore
+    supervisor: type[SupervisorCore] = SupervisorCore
+    engine: type[HostileEngine] = HostileEngine
+    held_lease: type[HeldLease] = HeldLease
+    granted_leases: type[GrantedLeases] = GrantedLeases
+    pacing: type[Pacing] = Pacing
+    replicas: type[Replicas] = Replicas
+    is_fenced: bool = True
+
+
+@dataclass(slots=True)
+class World:
+    """The world of one seed.
+
+    Attributes:
+        processes: all that were ever started, by name, the dead included.
+        staying: which requests cannot move.
+        counts: how often each thing worth counting happened.
+        streams: those that outlive their front ends; None: there are none in this cluster.
+    """
+
+    rng: Random
+    timeline: Timeline
+    nodes: Nodes
+    network: Network
+    copies: Copies
+    ledger: Ledger
+    staying: Staying
+    cores: Cores = field(default_factory=Cores)
+    scaling: ScalingConfig | None = None
+    processes: dict[str, Process] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    streams: StreamLedger | None = None
+
+    def is_alive(self, name: str) -> bool:
+        """Whether such a process runs, or hangs."""
+        process = self.processes.get(name)
+        return process is not None and process.is_alive

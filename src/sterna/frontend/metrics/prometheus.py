@@ -1,0 +1,117 @@
+"""Sterna's own metrics of instances and of priority classes, beside vLLM's on `/metrics`."""
+
+import math
+import warnings
+from collections.abc import Mapping
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from sterna.frontend.metrics.latencies import Latency, Observed
+from sterna.messages.actors import ClusterStats, InstanceStats
+
+_GAUGES = {
+    "sterna_instance_running_requests": ("Requests in the batch.", "num_running"),
+    "sterna_instance_queuing_requests": ("Requests waiting for memory.", "num_queuing"),
+    "sterna_instance_used_tokens": ("KV cache memory in use, in tokens.", "used_tokens"),
+    "sterna_instance_total_tokens": ("KV cache memory, in tokens.", "total_tokens"),
+    "sterna_instance_freeness_steps": (
+        "Decode steps for which the batch has memory; negative when overloaded.",
+        "freeness_steps",
+    ),
+    "sterna_instance_outgoing_migrations": ("Requests moving away.", "num_migrating_out"),
+    "sterna_instance_incoming_migrations": ("Requests moving in.", "num_migrating_in"),
+    "sterna_instance_committed_migrations": (
+        "Requests that moved away since the instance started.",
+        "num_committed",
+    ),
+    "sterna_instance_aborted_migrations": (
+        "Requests that began to move away since the instance started, and stayed.",
+        "num_aborted",
+    ),
+    "sterna_instance_preemptions": (
+        "Times that a request's memory was taken back since the instance started.",
+        "num_preemptions",
+    ),
+}
+
+_HISTOGRAMS = {
+    Latency.FIRST_TOKEN: (
+        "sterna_time_to_first_token_seconds",
+        "From when a request came to its first token, by priority class.",
+        (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
+    ),
+    Latency.INTER_TOKEN: (
+        "sterna_inter_token_latency_seconds",
+        "From one token to the next, by priority class.",
+        (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0),
+    ),
+    Latency.REQUEST: (
+        "sterna_request_latency_seconds",
+        "From when a request came to its last token, by priority class.",
+        (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0),
+    ),
+}
+"""Name, text, and upper bounds of the buckets in seconds."""
+
+
+class FrontendMetrics:
+    """Shows how many requests each class has had, how long they waited, and the last
+    `ClusterStats`: the gauges of instances that are gone disappear, or are not a number where
+    several processes share their metrics."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._gauges = {
+            attribute: Gauge(
+                name, text, ["instance"], registry=registry, multiprocess_mode="mostrecent"
+            )
+            for name, (text, attribute) in _GAUGES.items()
+        }
+        self._requests = Counter(
+            "sterna_requests", "Requests of each priority class.", ["class"], registry=registry
+        )
+        self._sent_again = Counter(
+            "sterna_requests_sent_again",
+            "Times that a request went on elsewhere behind the tokens that its client had: its "
+            "instance died, or parted from it.",
+            registry=registry,
+        )
+        self._latencies = {
+            latency: Histogram(name, text, ["class"], registry=registry, buckets=bounds_s)
+            for latency, (name, text, bounds_s) in _HISTOGRAMS.items()
+        }
+        self._shown: set[str] = set()
+
+    def count(self, num_by_class: Mapping[str, int]) -> None:
+        """Count so many more requests of these classes."""
+        for name, num_requests in num_by_class.items():
+            self._requests.labels(name).inc(num_requests)
+
+    def count_sent_again(self, num_requests: int) -> None:
+        """Count so many more requests that were sent to another instance."""
+        self._sent_again.inc(num_requests)
+
+    def observe(self, observed: Observed) -> None:
+        """Add these times of requests to the histograms of their classes."""
+        for (latency, class_name), times_s in observed.items():
+            histogram = self._latencies[latency].labels(class_name)
+            for time_s in times_s:
+                histogram.observe(time_s)
+
+    def show(self, stats: ClusterStats) -> None:
+        """Set every gauge of every instance."""
+        for instance_id in self._shown - {each.instance_id for each in stats.instances}:
+            for gauge in self._gauges.values():
+                # Where several processes share their metrics, series cannot be removed; not a
+                # number is what Prometheus takes for the end of one.
+                gauge.labels(instance_id).set(math.nan)
+                with warnings.catch_warnings():
+                    # It says so at every removal.
+                    warnings.simplefilter("ignore", UserWarning)
+                    gauge.remove(instance_id)
+        self._shown = {each.instance_id for each in stats.instances}
+        for instance in stats.instances:
+            self._show_instance(instance)
+
+    def _show_instance(self, instance: InstanceStats) -> None:
+        for attribute, gauge in self._gauges.items():
+            gauge.labels(instance.instance_id).set(getattr(instance, attribute))

@@ -1,0 +1,193 @@
+"""The operators' API, beside OpenAI's: what runs where, and moving a request by hand.
+
+    GET  /admin/instances   [{id, state, total_tokens, used_tokens, freeness, running, queuing,
+                              migrating, head_demand_tokens, preemptions, migrations_committed,
+                              migrations_aborted}]
+    GET  /admin/requests    [{id, instance, status, num_tokens, ...}]
+    POST /admin/migrate     {request, to, mode} -> {request, from, to, stages, suspended_ms};
+                            a list of these when the name stands for several requests
+    POST /admin/drain       {instance, undo} -> null: empty the instance, then end it; or let it
+                            serve on
+    POST /admin/start       {instances} -> null: start so many more
+    POST /admin/restart     {options, surge} -> null: replace every instance, one at a time
+
+The last three return when the work has begun; /admin/instances shows how far it is.
+
+Errors are OpenAI's error objects. Where the server has API keys, every route asks for an
+operator's: vLLM's own check guards only the inference routes.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from http import HTTPStatus
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
+
+from sterna.decoding import UNREADABLE
+from sterna.errors import (
+    ConfigurationError,
+    FleetError,
+    ImmovableError,
+    SternaError,
+    UnansweredError,
+    UnknownInstanceError,
+    UnknownRequestError,
+)
+from sterna.frontend.http.request_context import caller
+from sterna.frontend.http.request_errors import error_response
+from sterna.frontend.operators.questions import Operators
+from sterna.migration.messages import Mode
+from sterna.types import InstanceId
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class BadRequestError(SternaError):
+    """The body of an operator's request cannot be understood; the message says why."""
+
+
+class UnauthorizedError(SternaError):
+    """The operator's request has no valid API key."""
+
+
+_STATUS: Mapping[type[SternaError], HTTPStatus] = MappingProxyType(
+    {
+        BadRequestError: HTTPStatus.BAD_REQUEST,
+        ConfigurationError: HTTPStatus.BAD_REQUEST,
+        UnauthorizedError: HTTPStatus.UNAUTHORIZED,
+        FleetError: HTTPStatus.CONFLICT,
+        UnknownInstanceError: HTTPStatus.NOT_FOUND,
+        UnknownRequestError: HTTPStatus.NOT_FOUND,
+        ImmovableError: HTTPStatus.CONFLICT,
+        UnansweredError: HTTPStatus.SERVICE_UNAVAILABLE,
+    }
+)
+
+
+class MigrateBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What to move where; see `Operators.migrate`."""
+
+    request: str
+    to: InstanceId
+    mode: Mode = Mode.LIVE
+
+
+class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Which instance to empty; see `Operators.drain`."""
+
+    instance: InstanceId
+    undo: bool = False
+
+
+class StartBody(msgspec.Struct, forbid_unknown_fields=True):
+    """How many instances to start; see `Operators.start_instances`."""
+
+    instances: int = 1
+
+
+class RestartBody(msgspec.Struct, forbid_unknown_fields=True):
+    """How to replace the instances; see `Operators.restart`."""
+
+    options: tuple[str, ...] = ()
+    surge: bool = True
+
+
+def add_admin_routes(
+    app: FastAPI,
+    operators: Operators,
+    *,
+    check_options: Callable[[Sequence[str]], None],
+) -> None:
+    """Add the routes to the server; where it has no API keys, everybody may use them.
+
+    Args:
+        check_options: raises ConfigurationError for options that a restart cannot have.
+    """
+
+    async def authorize() -> None:
+        if not caller().is_operator:
+            raise UnauthorizedError("these routes need a valid API key of an operator")
+
+    router = APIRouter(
+        prefix="/admin",
+        tags=["admin"],
+        dependencies=[Depends(authorize)],
+        route_class=_AdminRoute,
+    )
+
+    @router.get("/instances")
+    async def list_instances() -> Response:
+        return JSONResponse(await operators.list_instances())
+
+    @router.get("/requests")
+    async def list_requests() -> Response:
+        return JSONResponse(await operators.list_requests())
+
+    @router.post("/migrate")
+    async def migrate(request: Request) -> Response:
+        body = await _body(request, MigrateBody)
+        reports = await operators.migrate(body.request, body.to, body.mode)
+        return JSONResponse(reports if len(reports) != 1 else reports[0])
+
+    @router.post("/drain")
+    async def drain(request: Request) -> Response:
+        body = await _body(request, DrainBody)
+        await operators.drain(body.instance, is_undo=body.undo)
+        return JSONResponse(None, HTTPStatus.ACCEPTED)
+
+    @router.post("/start")
+    async def start(request: Request) -> Response:
+        body = await _body(request, StartBody)
+        await operators.start_instances(body.instances)
+        return JSONResponse(None, HTTPStatus.ACCEPTED)
+
+    @router.post("/restart")
+    async def restart(request: Request) -> Response:
+        body = await _body(request, RestartBody)
+        # vLLM may read files for it, and streams are not to wait for that.
+        await asyncio.to_thread(check_options, body.options)
+        await operators.restart(body.options, has_surge=body.surge)
+        return JSONResponse(None, HTTPStatus.ACCEPTED)
+
+    app.include_router(router)
+
+
+async def _body(request: Request, kind: type[Body]) -> Body:
+    """Raises BadRequestError: the body is not of this kind, or not said to be JSON, which pages of
+    other origins could send from a browser."""
+    kind_of_content = request.headers.get("Content-Type", "").partition(";")[0].strip()
+    if kind_of_content != "application/json":
+        raise BadRequestError("the body must be JSON, with Content-Type: application/json")
+    try:
+        return msgspec.json.decode(await request.body(), type=kind)
+    except UNREADABLE as error:
+        raise BadRequestError(str(error)) from error
+
+
+class _AdminRoute(APIRoute):
+    """Turns our errors into error objects.
+
+    The server's own exception handlers cannot be added to: vLLM has built them into the
+    application by the time it is handed over.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_or_explain(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except SternaError as error:
+                return _error_response(error)
+
+        return handle_or_explain
+
+
+def _error_response(error: SternaError) -> Response:
+    status = _STATUS.get(type(error), HTTPStatus.INTERNAL_SERVER_ERROR)
+    return error_response(status, str(error))

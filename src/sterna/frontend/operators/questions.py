@@ -1,0 +1,208 @@
+"""Operators' questions: which instances and requests there are, and moving a request."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from sterna.errors import (
+    FleetError,
+    ImmovableError,
+    UnansweredError,
+    UnknownInstanceError,
+    UnknownRequestError,
+)
+from sterna.frontend.peers import SCHEDULER, SUPERVISOR, Peers, Questions
+from sterna.frontend.requests.request_ids import meant
+from sterna.messages.actors import (
+    AdminReply,
+    DrainInstance,
+    ListInstances,
+    ListRequests,
+    Membership,
+    MigrateRequest,
+    RestartInstances,
+    StartInstances,
+    WireMessage,
+)
+from sterna.migration.messages import Mode
+from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
+from sterna.types import InstanceId, RequestId
+
+Described = dict[str, Any]
+
+
+class Operators:
+    """Asks the scheduler and the instances on behalf of operators."""
+
+    def __init__(
+        self, peers: Peers, timeout_s: float, classes: PriorityClasses = DEFAULT_CLASSES
+    ) -> None:
+        self._peers = peers
+        self._classes = classes
+        self._questions: Questions[AdminReply] = Questions(timeout_s)
+        self._scheduler: str | None = None
+        self._supervisor: str | None = None
+
+    def on_reply(self, reply: AdminReply) -> None:
+        """An answer came."""
+        self._questions.on_answer(reply.query_id, reply)
+
+    def on_membership(self, membership: Membership) -> None:
+        """Give up what was asked of who is not there any more."""
+        self._questions.on_instances([each.instance_id for each in membership.instances])
+        if membership.scheduler != self._scheduler:
+            self._questions.on_gone(SCHEDULER)
+        if membership.supervisor != self._supervisor:
+            self._questions.on_gone(SUPERVISOR)
+        self._scheduler, self._supervisor = membership.scheduler, membership.supervisor
+
+    async def list_instances(self) -> list[Described]:
+        """Return the instances with their loads, as the scheduler knows them.
+
+        Raises:
+            UnansweredError: there is no scheduler, or it does not answer.
+        """
+
+        def send(query_id: int) -> None:
+            if not self._peers.send_to_scheduler(ListInstances(self._own_address, query_id)):
+                raise UnansweredError("there is no scheduler at this moment; try again")
+
+        instances: list[Described] = _decoded(await self._questions.ask(None, send))
+        return instances
+
+    async def list_requests(self) -> list[Described]:
+        """Return the live requests of all instances.
+
+        Raises:
+            UnansweredError: an instance died or does not answer.
+        """
+        lists = await asyncio.gather(*map(self._list_requests_of, self._peers.instances))
+        return [request for each in lists for request in each]
+
+    async def migrate(self, name: str, destination: InstanceId, mode: Mode) -> list[Described]:
+        """Move every request that the name stands for; return a report of each.
+
+        One of several that is at the destination already needs no move and no report.
+
+        Raises:
+            UnknownInstanceError: there is no such destination.
+            UnknownRequestError: the name stands for no live request.
+            ImmovableError: not all could be moved.
+            UnansweredError: an instance died or does not answer.
+        """
+        _check_known(destination, self._peers.instances)
+        where = {
+            RequestId(each["id"]): InstanceId(each["instance"])
+            for each in await self.list_requests()
+        }
+        request_ids = meant(name, where)
+        if not request_ids:
+            raise UnknownRequestError(f"no live request is called {name}")
+        moves = [
+            self._migrate_one(request_id, where[request_id], destination, mode)
+            for request_id in request_ids
+            if where[request_id] != destination
+        ]
+        if not moves:
+            raise ImmovableError(f"{name} is on {destination} already")
+        replies = await asyncio.gather(*moves)
+        refused = [reply for reply in replies if reply.error is not None]
+        if refused:
+            raise ImmovableError(_refusal(refused, len(request_ids)))
+        return [_decoded(reply) for reply in replies]
+
+    async def drain(self, instance_id: InstanceId, *, is_undo: bool = False) -> None:
+        """Have an instance emptied and then ended, or serve on; returns when that has begun.
+
+        Raises:
+            UnknownInstanceError: there is no such instance, and none of that name starts.
+            FleetError: the supervisor refuses; the message says why.
+            UnansweredError: there is no supervisor, or it does not answer.
+        """
+        absent = [each.instance_id for each in self._peers.membership.absent]
+        _check_known(instance_id, (*self._peers.instances, *absent))
+        await self._ask_supervisor(
+            lambda query_id: DrainInstance(self._own_address, query_id, instance_id, is_undo)
+        )
+
+    async def start_instances(self, num_instances: int) -> None:
+        """Have so many more instances started; returns when that has begun.
+
+        Raises: as `drain`.
+        """
+        await self._ask_supervisor(
+            lambda query_id: StartInstances(self._own_address, query_id, num_instances)
+        )
+
+    async def restart(self, options: tuple[str, ...], *, has_surge: bool) -> None:
+        """Have every instance replaced, one at a time; returns when that has begun.
+
+        Args:
+            options: of vLLM, which overrule those that the engines have.
+            has_surge: whether a successor starts before an instance is emptied.
+
+        Raises: as `drain`.
+        """
+        await self._ask_supervisor(
+            lambda query_id: RestartInstances(self._own_address, query_id, has_surge, options)
+        )
+
+    async def _ask_supervisor(self, message: Callable[[int], WireMessage]) -> None:
+        def send(query_id: int) -> None:
+            if not self._peers.send_to_supervisor(message(query_id)):
+                raise UnansweredError("there is no supervisor at this moment; try again")
+
+        reply = await self._questions.ask(None, send, name=SUPERVISOR)
+        if reply.error is not None:
+            raise FleetError(reply.error)
+
+    @property
+    def _own_address(self) -> str:
+        return self._peers.own_address
+
+    async def _list_requests_of(self, instance_id: InstanceId) -> list[Described]:
+        def message(query_id: int) -> WireMessage:
+            return ListRequests(self._own_address, query_id)
+
+        requests = _decoded(await self._ask(instance_id, message))
+        return [
+            {**request, "instance": instance_id, "class": self._class_of(request["priority"])}
+            for request in requests
+        ]
+
+    def _class_of(self, rank: int) -> str:
+        return self._classes.of_vllm_priority(-rank).name
+
+    async def _migrate_one(
+        self, request_id: RequestId, source: InstanceId, destination: InstanceId, mode: Mode
+    ) -> AdminReply:
+        def message(query_id: int) -> WireMessage:
+            return MigrateRequest(self._own_address, query_id, request_id, destination, mode)
+
+        return await self._ask(source, message)
+
+    async def _ask(
+        self, instance_id: InstanceId, message: Callable[[int], WireMessage]
+    ) -> AdminReply:
+        def send(query_id: int) -> None:
+            self._peers.send_to_instance(instance_id, message(query_id))
+
+        return await self._questions.ask(instance_id, send)
+
+
+def _check_known(instance_id: InstanceId, known: tuple[InstanceId, ...]) -> None:
+    """Raises UnknownInstanceError."""
+    if instance_id not in known:
+        names = ", ".join(known) or "none"
+        raise UnknownInstanceError(f"no instance is called {instance_id}; there are: {names}")
+
+
+def _decoded(reply: AdminReply) -> Any:
+    return msgspec.json.decode(reply.body)
+
+
+def _refusal(refused: list[AdminReply], num_meant: int) -> str:
+    reasons = "; ".join(f"{_decoded(each)['request']}: {each.error}" for each in refused)
+    return f"{len(refused)} of {num_meant} not moved: {reasons}" if num_meant > 1 else reasons

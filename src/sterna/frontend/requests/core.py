@@ -1,0 +1,313 @@
+"""All that a front end decides about its requests: one state machine without a clock. Pure.
+
+Joins the parts: `dispatch` finds an instance for each request, `ownership` knows which instance
+has it, also after deaths, `streams` puts its tokens in order, and `histories` keeps what is needed
+to send it again. What comes from a client or from the cluster goes in, with the time; what is to
+be done comes out as effects, in order. An interpreter carries them out: `router` under vLLM's own
+server, a simulation in virtual time.
+
+**A request that is lost is sent again**, under another id and behind the tokens that its client
+has (`histories`), when
+
+- it died with its instance: nobody has it any more;
+- some of its tokens were lost: it moved on from an instance that died before it had sent them;
+- its instance has handed it back: it could not move, and the instance is to end;
+- an instance goes on from other tokens than the client has: it took the request back from a
+  destination that died, whose tokens had already reached the client. Seeded and greedy requests
+  come to the same tokens again; a stream of others would become a mixture of two. It does not move
+  on from there, so that no later tokens overtake those that show the contradiction.
+
+To clients and operators a request has one id, the one that it came with.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from msgspec import structs
+
+from sterna.config import FrontendConfig, OnInstanceFailure
+from sterna.engine import payload_parts
+from sterna.frontend.requests.attempts import Attempt, Histories
+from sterna.frontend.requests.dispatcher import Dispatcher
+from sterna.frontend.requests.request_effects import (
+    Deliver,
+    Effect,
+    Fail,
+    Failure,
+    SendAgain,
+    ToInstance,
+)
+from sterna.frontend.requests.token_streams import Outcome, Streams
+from sterna.messages.actors import (
+    AbortRequests,
+    Dispatched,
+    DispatchRequest,
+    HandedBack,
+    Membership,
+    OwnerReply,
+    RequestNews,
+    RequestsMoved,
+    TokenBatch,
+)
+from sterna.types import FrontendId, InstanceId, RequestId
+
+RequestMessage = TokenBatch | Dispatched | RequestsMoved | HandedBack | OwnerReply | Membership
+"""What the cluster says to a front end about its requests."""
+
+
+class Payloads(Protocol):
+    """What must be known of payloads; `engine.payload_parts` knows it of vLLM's."""
+
+    def token_ids_of(self, payload: bytes) -> list[int]:
+        """Return the tokens of an output."""
+
+    def renamed_output(self, payload: bytes, request_id: str) -> bytes:
+        """Return the output as one of that request."""
+
+    def renamed_request(self, payload: bytes, request_id: str) -> bytes:
+        """Return the request under that id."""
+
+
+class FrontendCore:
+    """The requests of one front end, from their arrival to the end of their streams.
+
+    Every method that takes `now_s` returns effects, in order; `on_time` is to be called when
+    `next_deadline_s` has come. A request has ended, and is forgotten here, with the Deliver that
+    is finished, with Fail, or with its abort.
+    """
+
+    def __init__(
+        self,
+        frontend_id: FrontendId,
+        config: FrontendConfig,
+        payloads: Payloads = payload_parts,
+    ) -> None:
+        self._payloads = payloads
+        self._dispatcher = Dispatcher(frontend_id, config)
+        self._streams = Streams(config.gap_timeout_s)
+        is_continued = config.on_instance_failure is OnInstanceFailure.CONTINUE
+        self._histories = Histories(config.trial_timeout_s) if is_continued else None
+
+    # ------------------------------------------------------------------------ what is asked
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `on_time` is due, or None when nothing waits."""
+        deadlines_s = [self._dispatcher.next_deadline_s, self._streams.next_deadline_s()]
+        if self._histories is not None:
+            deadlines_s.append(self._histories.next_deadline_s)
+        return min((each for each in deadlines_s if each is not None), default=None)
+
+    @property
+    def instances(self) -> tuple[InstanceId, ...]:
+        """The live instances, in the order of the membership."""
+        return self._dispatcher.instances
+
+    def owner(self, request_id: RequestId) -> InstanceId | None:
+        """Return the instance that has the request, or None while it has none."""
+        return self._dispatcher.owner(self._attempt_of(request_id))
+
+    def num_delivered(self, request_id: RequestId) -> int | None:
+        """Return how many tokens the client has, or None when there is no such open stream."""
+        if self._histories is None:
+            return self._streams.num_delivered(request_id)
+        return self._histories.num_tokens(request_id) if self._histories.has(request_id) else None
+
+    # ------------------------------------------------------------------------ what happens
+
+    def on_request(
+        self,
+        ask: DispatchRequest,
+        payload: bytes,
+        now_s: float,
+        output_token_ids: tuple[int, ...] = (),
+    ) -> list[Effect]:
+        """A client's request came; `payload` goes to its instance as it is.
+
+        Args:
+            output_token_ids: what the client has already, from another front end.
+        """
+        self._streams.open(ask.request_id, len(output_token_ids))
+        if self._histories is not None:
+            self._histories.open(ask, payload, output_token_ids)
+        # Histories count the tokens themselves when they send the request again.
+        demand_tokens = ask.demand_tokens + len(output_token_ids)
+        ask = structs.replace(ask, demand_tokens=demand_tokens)
+        effects = self._dispatcher.on_request(ask, payload, now_s, output_token_ids)
+        return self._conclude(effects, now_s)
+
+    def on_abort(self, request_ids: Sequence[RequestId], now_s: float) -> list[Effect]:
+        """The clients of these requests have gone; unknown ones have ended already."""
+        attempt_ids = [self._attempt_of(each) for each in request_ids]
+        for request_id, attempt_id in zip(request_ids, attempt_ids, strict=True):
+            self._streams.close(attempt_id)
+            if self._histories is not None:
+                self._histories.close(request_id)
+        return self._conclude(self._dispatcher.on_abort(attempt_ids), now_s)
+
+    def on_message(
+        self, message: RequestMessage, frames: Sequence[bytes], now_s: float
+    ) -> list[Effect]:
+        """The cluster said this; `frames` are the message's payloads."""
+        if isinstance(message, RequestNews):
+            self._dispatcher.on_news(message.instance_id)
+        match message:
+            case TokenBatch():
+                effects = self._on_tokens(message, frames, now_s)
+            case Dispatched():
+                effects = self._dispatcher.on_dispatched(message, now_s)
+            case RequestsMoved():
+                effects = self._dispatcher.on_moved(message, now_s)
+            case HandedBack():
+                effects = self._on_handed_back(message, now_s)
+            case OwnerReply():
+                effects = self._dispatcher.on_owner_reply(message, now_s)
+            case Membership():
+                effects = self._dispatcher.on_membership(message, now_s)
+        return self._conclude(effects, now_s)
+
+    def on_time(self, now_s: float) -> list[Effect]:
+        """Deal with everything whose deadline has come."""
+        effects = self._dispatcher.on_time(now_s)
+        for attempt_id in self._streams.expired(now_s):
+            self._streams.close(attempt_id)
+            effects += self._dispatcher.on_abort([attempt_id])
+            again = None if self._histories is None else self._histories.on_gap(attempt_id)
+            if again is None:
+                effects.append(Fail(attempt_id, Failure.TOKENS_LOST))
+            else:
+                effects += self._send_again(again, now_s)
+        return self._conclude(effects, now_s)
+
+    def on_unsent(self, attempt_ids: Iterable[RequestId], now_s: float) -> list[Effect]:
+        """These could not be sent to their instance, which does not read what is there for it."""
+        effects: list[Effect] = []
+        for attempt_id in attempt_ids:
+            effects += self._dispatcher.on_abort([attempt_id])
+            effects.append(Fail(attempt_id, Failure.UNSENT))
+        return self._conclude(effects, now_s)
+
+    # ------------------------------------------------------------------------------- tokens
+
+    def _on_tokens(
+        self, batch: TokenBatch, payloads: Sequence[bytes], now_s: float
+    ) -> list[Effect]:
+        outcome = self._streams.on_batch(batch.spans, payloads, now_s)
+        self._dispatcher.on_tokens(batch.instance_id, outcome.advanced)
+        for attempt_id in outcome.ended:
+            # No instance has it any more, and that is as it should be: what is missing is on its
+            # way, and if it was lost, its gap says so.
+            self._dispatcher.on_ended(attempt_id)
+        if self._histories is None:
+            effects: list[Effect] = [*outcome.deliveries]
+            for delivery in outcome.deliveries:
+                if delivery.is_finished:
+                    self._dispatcher.on_ended(delivery.request_id)
+        else:
+            effects = self._deliver(outcome, self._histories, now_s)
+        if outcome.strays:
+            # Their abort came too early for the instance, or was lost with another one, or the
+            # request goes on elsewhere.
+            strays = AbortRequests(tuple(outcome.strays))
+            effects.append(ToInstance(batch.instance_id, strays))
+        return effects
+
+    def _deliver(self, outcome: Outcome, histories: Histories, now_s: float) -> list[Effect]:
+        """Deliver, and note what is delivered; but nothing of an attempt that contradicts it."""
+        effects: list[Effect] = []
+        contradicting: list[RequestId] = []
+        num_checked = 0
+
+        def check(num_before: int) -> None:
+            nonlocal num_checked
+            for repeat in outcome.repeats[num_checked:]:
+                if repeat.num_before > num_before:
+                    return
+                num_checked += 1
+                token_ids = self._payloads.token_ids_of(repeat.payload)
+                is_new = repeat.request_id not in contradicting
+                if is_new and histories.differs(repeat.request_id, repeat.first_index, token_ids):
+                    contradicting.append(repeat.request_id)
+
+        for number, delivery in enumerate(outcome.deliveries):
+            check(number)
+            if delivery.request_id not in contradicting:
+                effects.append(self._note(delivery, histories))
+        check(len(outcome.deliveries))
+        for attempt_id in contradicting:
+            if histories.has(histories.request_of(attempt_id)):
+                self._streams.close(attempt_id)
+                effects += self._dispatcher.on_abort([attempt_id])
+                effects += self._send_again(histories.anew(attempt_id), now_s)
+        return effects
+
+    def _note(self, delivery: Deliver, histories: Histories) -> Deliver:
+        """Note the delivered tokens; returns the delivery under the client's id."""
+        attempt_id, payload = delivery.request_id, delivery.payload
+        request_id = histories.request_of(attempt_id)
+        token_ids = self._payloads.token_ids_of(payload)
+        histories.extend(request_id, token_ids[delivery.num_repeated :])
+        if delivery.is_finished:
+            self._dispatcher.on_ended(attempt_id)
+            histories.close(request_id)
+        if attempt_id == request_id:
+            return delivery
+        payload = self._payloads.renamed_output(payload, request_id)
+        return replace(delivery, request_id=request_id, payload=payload)
+
+    # ---------------------------------------------------------------------- what was lost
+
+    def _on_handed_back(self, message: HandedBack, now_s: float) -> list[Effect]:
+        """The instance has parted from these requests; what it still sends of them is void."""
+        effects: list[Effect] = []
+        for attempt_id in message.request_ids:
+            if self._streams.num_delivered(attempt_id) is None:
+                # Its client has gone, or it goes on elsewhere already.
+                continue
+            self._streams.close(attempt_id)
+            effects += self._dispatcher.on_abort([attempt_id])
+            if self._histories is None:
+                effects.append(Fail(attempt_id, Failure.HANDED_BACK))
+            else:
+                effects += self._send_again(self._histories.anew(attempt_id), now_s)
+        return effects
+
+    def _send_again(self, again: Attempt, now_s: float) -> list[Effect]:
+        """Send a request anew."""
+        ask, token_ids = again.ask, again.output_token_ids
+        assert self._histories is not None
+        request_id = self._histories.request_of(ask.request_id)
+        self._streams.open(ask.request_id, len(token_ids))
+        payload = self._payloads.renamed_request(again.payload, ask.request_id)
+        return [
+            SendAgain(request_id, ask.request_id, len(token_ids)),
+            *self._dispatcher.on_request(ask, payload, now_s, token_ids),
+        ]
+
+    def _conclude(self, effects: Iterable[Effect], now_s: float) -> list[Effect]:
+        """Send again what died with an instance, end what fails, and say the farewells due."""
+        concluded: list[Effect] = []
+        dead = []
+        for effect in effects:
+            if not isinstance(effect, Fail):
+                concluded.append(effect)
+                continue
+            self._streams.close(effect.request_id)
+            if self._histories is None:
+                concluded.append(effect)
+            elif effect.failure is Failure.OWNER_DIED:
+                dead.append(effect.request_id)
+            else:
+                request_id = self._histories.request_of(effect.request_id)
+                self._histories.close(request_id)
+                concluded.append(Fail(request_id, effect.failure))
+        if self._histories is not None:
+            again, guilty = self._histories.on_death(dead)
+            concluded += [Fail(each, Failure.KILLED_INSTANCES) for each in guilty]
+            for attempt in (*again, *self._histories.due(now_s)):
+                concluded += self._send_again(attempt, now_s)
+        return [*concluded, *self._dispatcher.farewells()]
+
+    def _attempt_of(self, request_id: RequestId) -> RequestId:
+        return request_id if self._histories is None else self._histories.attempt_of(request_id)

@@ -1,0 +1,248 @@
+"""Finds an instance for each request: through the scheduler, or past it. Pure.
+
+A request is *asked* for at the scheduler until that names an instance, *held* while there is no
+instance, and from then on a matter of `ownership`.
+
+"When the global scheduler fails, [the system] temporarily falls back to a scheduler-bypassing
+mode [...]: the request frontends directly dispatch requests to certain instances using simple
+rules" (Section 5, Fault tolerance). The rule here is the instance with the fewest requests of
+this front end. A scheduler that did not answer in time is not asked for a while, so that not
+every request waits for it; any word of it, or another scheduler in its place, ends that.
+
+Events are the `on_...` methods; each returns what is to be done, in order. Time comes in as
+`now_s`; `on_time` is to be called when `next_deadline_s` has come.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from sterna.config import FrontendConfig, OnInstanceFailure
+from sterna.frontend.requests.ownership import Ownership
+from sterna.frontend.requests.request_effects import Effect, Fail, Failure, ToInstance, ToScheduler
+from sterna.messages.actors import (
+    AddRequest,
+    CancelDispatch,
+    Dispatched,
+    DispatchRequest,
+    Farewell,
+    Membership,
+    OwnerReply,
+    RequestsMoved,
+    TokenSpan,
+)
+from sterna.types import FrontendId, InstanceId, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsent:
+    """A request without an instance; `payload` goes to its instance as it is."""
+
+    ask: DispatchRequest
+    payload: bytes
+    output_token_ids: tuple[int, ...]
+    deadline_s: float
+
+
+class Dispatcher:
+    """The requests of one front end and the instances that it knows of."""
+
+    def __init__(self, frontend_id: FrontendId, config: FrontendConfig) -> None:
+        self._frontend_id = frontend_id
+        self._config = config
+        self._version = -1
+        self._scheduler: str | None = None
+        self._silent_until_s: float | None = None
+        # By id, with whether it is terminating.
+        self._instances: dict[InstanceId, bool] = {}
+        # The emptyings under way, those of instances that do not know yet that nothing comes from
+        # here any more, and those of the others.
+        self._not_left: dict[InstanceId, int] = {}
+        self._left: dict[InstanceId, int] = {}
+        # How many messages about requests each instance has sent, ever.
+        self._num_heard: Counter[InstanceId] = Counter()
+        # In the order of their deadlines: each is entered with the same time-out.
+        self._asked: dict[RequestId, _Unsent] = {}
+        self._held: dict[RequestId, _Unsent] = {}
+        is_continued = config.on_instance_failure is OnInstanceFailure.CONTINUE
+        self._ownership = Ownership(
+            frontend_id,
+            config.owner_retry_s if is_continued else config.owner_timeout_s,
+            decides_at_once=is_continued,
+        )
+
+    @property
+    def instances(self) -> tuple[InstanceId, ...]:
+        """The live instances, in the order of the membership."""
+        return tuple(self._instances)
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `on_time` is due, or None when nothing waits."""
+        unsent = (next(iter(each.values()), None) for each in (self._asked, self._held))
+        deadlines_s = [each.deadline_s for each in unsent if each is not None]
+        if (doubt_deadline_s := self._ownership.next_deadline_s) is not None:
+            deadlines_s.append(doubt_deadline_s)
+        return min(deadlines_s, default=None)
+
+    def owner(self, request_id: RequestId) -> InstanceId | None:
+        """Return the instance that has the request, or None while it has none."""
+        return self._ownership.owner(request_id)
+
+    def on_request(
+        self,
+        ask: DispatchRequest,
+        payload: bytes,
+        now_s: float,
+        output_token_ids: tuple[int, ...] = (),
+    ) -> list[Effect]:
+        """A client's request came; `payload` goes to its instance as it is.
+
+        Args:
+            output_token_ids: what the client has already (`AddRequest`).
+        """
+        deadline_s = now_s + self._config.scheduler_timeout_s
+        request = _Unsent(ask, payload, output_token_ids, deadline_s)
+        if self._scheduler is None or self._is_silent(now_s):
+            return self._place(request, now_s)
+        self._asked[ask.request_id] = request
+        return [ToScheduler(ask)]
+
+    def on_dispatched(self, answer: Dispatched, now_s: float) -> list[Effect]:
+        """The scheduler named an instance; too late an answer only shows that it lives."""
+        self._silent_until_s = None
+        request = self._asked.pop(answer.request_id, None)
+        if request is None:
+            return []
+        if self._instances.get(answer.instance_id, True):
+            # One of the two has not heard yet of a death, a birth, or an end that is to come.
+            cancel = ToScheduler(CancelDispatch(answer.request_id))
+            return [cancel, *self._place(request, now_s)]
+        return [self._send(request, answer.instance_id, answer.dispatch_number)]
+
+    def on_abort(self, request_ids: Iterable[RequestId]) -> list[Effect]:
+        """The clients of these requests have gone; unknown ones have ended already."""
+        effects: list[Effect] = []
+        sent = []
+        for request_id in request_ids:
+            if self._asked.pop(request_id, None) is not None:
+                effects.append(ToScheduler(CancelDispatch(request_id)))
+            elif self._held.pop(request_id, None) is None:
+                sent.append(request_id)
+        return effects + self._ownership.on_abort(sent)
+
+    def on_ended(self, request_id: RequestId) -> None:
+        """The request's stream has ended."""
+        self._ownership.on_ended(request_id)
+
+    def on_news(self, instance_id: InstanceId) -> None:
+        """The instance has told something of requests: tokens, or where they are."""
+        self._num_heard[instance_id] += 1
+        if instance_id in self._left:
+            # It was on its way when the farewell was said, which is void.
+            self._not_left[instance_id] = self._left.pop(instance_id)
+
+    def on_moved(self, moved: RequestsMoved, now_s: float) -> list[Effect]:
+        """An instance says that it has adopted requests."""
+        return self._ownership.on_moved(moved, now_s)
+
+    def on_tokens(self, instance_id: InstanceId, spans: Iterable[TokenSpan]) -> None:
+        """The instance sent these tokens, later ones of their requests than all before."""
+        self._ownership.on_tokens(instance_id, spans)
+
+    def on_owner_reply(self, reply: OwnerReply, now_s: float) -> list[Effect]:
+        """An instance claims these of the requests that it was asked for."""
+        return self._ownership.on_owner_reply(reply, now_s)
+
+    def on_membership(self, membership: Membership, now_s: float) -> list[Effect]:
+        """Somebody came or went; a version that was overtaken is ignored."""
+        if membership.version <= self._version:
+            return []
+        self._version = membership.version
+        for instance_id in self._instances.keys() - {i.instance_id for i in membership.instances}:
+            self._num_heard.pop(instance_id, None)
+        self._instances = {each.instance_id: each.is_terminating for each in membership.instances}
+        emptied = {
+            each.instance_id: each.emptied_since
+            for each in membership.instances
+            if each.is_terminating
+        }
+        self._left = {each: since for each, since in self._left.items() if each in emptied}
+        self._not_left = {
+            each: since for each, since in emptied.items() if self._left.get(each) != since
+        }
+        effects = self._ownership.on_instances(tuple(self._instances), now_s, self._version)
+        if membership.scheduler != self._scheduler:
+            self._scheduler = membership.scheduler
+            self._silent_until_s = None
+            effects += self._ask_again(now_s)
+        held, self._held = self._held, {}
+        for request in held.values():
+            effects += self._send_or_hold(request)
+        return effects
+
+    def on_time(self, now_s: float) -> list[Effect]:
+        """Deal with everything whose deadline has come."""
+        effects: list[Effect] = []
+        for request_id in _due(self._asked, now_s):
+            self._silent_until_s = now_s + self._config.scheduler_retry_s
+            request = self._asked.pop(request_id)
+            effects.append(ToScheduler(CancelDispatch(request_id)))
+            effects += self._place(request, now_s)
+        for request_id in _due(self._held, now_s):
+            del self._held[request_id]
+            effects.append(Fail(request_id, Failure.NO_INSTANCE))
+        return effects + self._ownership.on_time(now_s)
+
+    def farewells(self) -> list[Effect]:
+        """What instances that are being emptied are to be told, once nothing of here is with them.
+
+        To be asked for after every event. An instance ends only when it has heard this of every
+        front end: no request is on its way to it then. What is on its way from it voids this, and
+        is answered with another one.
+        """
+        if not self._not_left:
+            return []
+        left = [each for each in sorted(self._not_left) if not self._ownership.num_owned(each)]
+        effects: list[Effect] = []
+        for instance_id in left:
+            since = self._left[instance_id] = self._not_left.pop(instance_id)
+            farewell = Farewell(self._frontend_id, since, self._num_heard[instance_id])
+            effects.append(ToInstance(instance_id, farewell, None))
+        return effects
+
+    def _is_silent(self, now_s: float) -> bool:
+        return self._silent_until_s is not None and now_s < self._silent_until_s
+
+    def _place(self, request: _Unsent, now_s: float) -> list[Effect]:
+        deadline_s = now_s + self._config.hold_timeout_s
+        return self._send_or_hold(replace(request, deadline_s=deadline_s))
+
+    def _send_or_hold(self, request: _Unsent) -> list[Effect]:
+        """Send by the local rule; an instance that is being emptied gets nothing."""
+        candidates = [
+            each for each, is_terminating in self._instances.items() if not is_terminating
+        ]
+        if not candidates:
+            self._held[request.ask.request_id] = request
+            return []
+        return [self._send(request, min(candidates, key=self._ownership.num_owned), 0)]
+
+    def _send(self, request: _Unsent, instance_id: InstanceId, dispatch_number: int) -> Effect:
+        request_id = request.ask.request_id
+        self._ownership.on_sent(request_id, instance_id)
+        message = AddRequest(
+            self._frontend_id, request_id, dispatch_number, request.output_token_ids
+        )
+        return ToInstance(instance_id, message, request.payload)
+
+    def _ask_again(self, now_s: float) -> list[Effect]:
+        """Ask another scheduler for what its predecessor has not answered."""
+        if self._scheduler is not None:
+            return [ToScheduler(request.ask) for request in self._asked.values()]
+        asked, self._asked = self._asked, {}
+        return [effect for request in asked.values() for effect in self._place(request, now_s)]
+
+
+def _due(unsent: dict[RequestId, _Unsent], now_s: float) -> list[RequestId]:
+    return [request_id for request_id, each in unsent.items() if each.deadline_s <= now_s]

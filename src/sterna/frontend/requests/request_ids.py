@@ -1,0 +1,70 @@
+"""Which requests an operator means: engines know other ids than clients. Pure.
+
+A client knows its response's id (`chatcmpl-...`, `cmpl-...`) or the `X-Request-Id` that it sent.
+vLLM derives from it one engine request for each prompt and each of `n` choices:
+
+    X-Request-Id     tern
+    response id      chatcmpl-tern                    cmpl-tern
+    a prompt                                          cmpl-tern-0       (prompt 0 of a batch)
+    engine request   chatcmpl-tern-9f86d081           cmpl-tern-0-9f86d081
+    of n choices     2_chatcmpl-tern-9f86d081         2_cmpl-tern-0-9f86d081
+    sent again       chatcmpl-tern-9f86d081+1         (`histories`: its instance died)
+
+Any of these names is understood; one that stands for several engine requests means all of them.
+"""
+
+import re
+from collections.abc import Iterable
+
+from sterna.frontend.requests.attempts import ATTEMPT_MARK
+from sterna.types import RequestId
+
+_CHOICE = re.compile(r"^(\d+)_")
+_RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
+_PROMPT_NUMBER = re.compile(r"-\d+$")
+_ATTEMPT = re.compile(r"(?<=-[0-9a-f]{8})" + re.escape(ATTEMPT_MARK) + r"\d+$")
+_KIND = re.compile(r"^(?:[a-z]+-|resp_)")
+
+
+def names_of(request_id: RequestId) -> set[str]:
+    """Return every name by which somebody may mean this engine request."""
+    original = _ATTEMPT.sub("", request_id)
+    parent = _CHOICE.sub("", original)
+    prompt = _RANDOM_SUFFIX.sub("", parent)
+    names = {request_id, original, parent, prompt}
+    if prompt.startswith("cmpl-"):
+        names.add(_PROMPT_NUMBER.sub("", prompt))
+    names |= {_KIND.sub("", name) for name in names if name not in (request_id, original)}
+    return {name for name in names if name}
+
+
+def client_id(request_id: RequestId) -> str:
+    """Return the id by which vLLM's server asked its engine for this engine request."""
+    return _RANDOM_SUFFIX.sub("", _CHOICE.sub("", request_id))
+
+
+def choice_of(request_id: RequestId) -> int:
+    """Return the index of the choice that this engine request computes."""
+    of_several = _CHOICE.match(request_id)
+    return int(of_several[1]) if of_several else 0
+
+
+def slot_of(request_id: RequestId) -> str:
+    """Return a name of the engine request that is the same whenever its HTTP request is run."""
+    return _RANDOM_SUFFIX.sub("", request_id)
+
+
+def name_of_slot(slot: str) -> str:
+    """Return the id by which vLLM's server asked its engine for the slot's request."""
+    return _CHOICE.sub("", slot)
+
+
+def meant(name: str, request_ids: Iterable[RequestId]) -> list[RequestId]:
+    """Return the requests that the name stands for, in the given order.
+
+    A name that is an engine request's own id means that one alone.
+    """
+    ids = list(request_ids)
+    if name in ids:
+        return [RequestId(name)]
+    return [request_id for request_id in ids if name in names_of(request_id)]

@@ -1,0 +1,172 @@
+"""Token streams in order, each token once, each stream ended once. Pure.
+
+A migrating request's tokens come from two instances over two connections, between which there is
+no order, and a request that an instance takes over after a death repeats tokens that were already
+delivered. Every span says with which token it begins, and that is all that is needed: a span
+that begins at the next expected token is delivered, one that begins later waits, one that is
+behind is dropped, and of one that is partly behind only the rest is delivered.
+"""
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sterna.frontend.requests.request_effects import Deliver
+from sterna.messages.actors import TokenSpan
+from sterna.types import RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Tokens that the stream has already, from an instance that may have others in their place.
+
+    Attributes:
+        payload: its first token is that of `first_index`.
+        num_before: how many deliveries of the batch come before it; the next one is its rest,
+            if it has one.
+    """
+
+    request_id: RequestId
+    first_index: int
+    payload: bytes
+    num_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What becomes of a batch.
+
+    Attributes:
+        deliveries: in the order in which they must reach the client.
+        repeats: what was cut or dropped, in order.
+        advanced: the batch's spans with tokens later than all of their streams that came before.
+        ended: streams of which the batch holds the end, behind tokens that are still to come.
+        strays: requests of the batch without an open stream that their instance still steps.
+    """
+
+    deliveries: list[Deliver]
+    advanced: list[TokenSpan]
+    ended: list[RequestId]
+    strays: list[RequestId]
+    repeats: list[Repeat]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One open stream.
+
+    Attributes:
+        next_index: the first token that was not delivered yet.
+        seen_index: one past the last token of any span that came, delivered or held.
+        held: spans behind a gap, as (first token, one past the last, is finished, payload),
+            sorted.
+    """
+
+    next_index: int = 0
+    seen_index: int = 0
+    held: list[tuple[int, int, bool, bytes]] = field(default_factory=list)
+
+
+class Streams:
+    """The open streams of one front end."""
+
+    def __init__(self, gap_timeout_s: float) -> None:
+        self._gap_timeout_s = gap_timeout_s
+        self._streams: dict[RequestId, _Stream] = {}
+        # In the order of their deadlines, because each is entered with the same time-out.
+        self._gap_deadlines_s: dict[RequestId, float] = {}
+
+    def open(self, request_id: RequestId, first_index: int = 0) -> None:
+        """Expect the request's tokens from this one on."""
+        self._streams[request_id] = _Stream(first_index, first_index)
+
+    def close(self, request_id: RequestId) -> None:
+        """Deliver nothing of this request any more; no effect when its stream has ended."""
+        self._streams.pop(request_id, None)
+        self._gap_deadlines_s.pop(request_id, None)
+
+    def num_delivered(self, request_id: RequestId) -> int | None:
+        """Return how many tokens the client has, or None when there is no such open stream."""
+        stream = self._streams.get(request_id)
+        return None if stream is None else stream.next_index
+
+    def on_batch(
+        self, spans: Sequence[TokenSpan], payloads: Sequence[bytes], now_s: float
+    ) -> Outcome:
+        """Take in a batch, one payload for each span, and return what to do with it."""
+        outcome = Outcome([], [], [], [], [])
+        for span, payload in zip(spans, payloads, strict=True):
+            stream = self._streams.get(span.request_id)
+            if stream is None:
+                if not span.is_finished:
+                    outcome.strays.append(span.request_id)
+                continue
+            self._take(stream, span, payload, now_s, outcome)
+        return outcome
+
+    def expired(self, now_s: float) -> list[RequestId]:
+        """Return the streams whose gap has been open too long: its tokens were lost."""
+        return [
+            request_id
+            for request_id, deadline_s in self._gap_deadlines_s.items()
+            if deadline_s <= now_s
+        ]
+
+    def next_deadline_s(self) -> float | None:
+        """Return when `expired` may next return something, or None when no gap is open."""
+        return next(iter(self._gap_deadlines_s.values()), None)
+
+    def _take(
+        self, stream: _Stream, span: TokenSpan, payload: bytes, now_s: float, outcome: Outcome
+    ) -> None:
+        request_id = span.request_id
+        end = span.first_index + span.num_tokens
+        if end > stream.seen_index:
+            stream.seen_index = end
+            outcome.advanced.append(span)
+
+        arrived = (span.first_index, end, span.is_finished, payload)
+        if span.first_index > stream.next_index:
+            if arrived not in stream.held:
+                insort(stream.held, arrived)
+            self._gap_deadlines_s.setdefault(request_id, now_s + self._gap_timeout_s)
+            if span.is_finished:
+                outcome.ended.append(request_id)
+            return
+
+        num_before = len(outcome.deliveries)
+        is_open = self._deliver(stream, request_id, arrived, outcome)
+        while is_open and stream.held and stream.held[0][0] <= stream.next_index:
+            is_open = self._deliver(stream, request_id, stream.held.pop(0), outcome)
+        if not is_open:
+            self.close(request_id)
+        elif len(outcome.deliveries) > num_before and request_id in self._gap_deadlines_s:
+            del self._gap_deadlines_s[request_id]
+            if stream.held:
+                self._gap_deadlines_s[request_id] = now_s + self._gap_timeout_s
+
+    @staticmethod
+    def _deliver(
+        stream: _Stream,
+        request_id: RequestId,
+        span: tuple[int, int, bool, bytes],
+        outcome: Outcome,
+    ) -> bool:
+        """Deliver what is not a repeat, and return whether the stream goes on.
+
+        An end that comes with tokens which the stream already has still ends it. An output
+        without tokens that does not end the stream (a notice) is delivered at its place.
+        """
+        first, end, is_finished, payload = span
+        if first < min(end, stream.next_index):
+            repeat = Repeat(request_id, first, payload, len(outcome.deliveries))
+            outcome.repeats.append(repeat)
+        is_behind = end < stream.next_index or (
+            end == stream.next_index and first < end and not is_finished
+        )
+        if is_behind:
+            return True
+        num_repeated = stream.next_index - first
+        outcome.deliveries.append(Deliver(request_id, payload, num_repeated, is_finished))
+        stream.next_index = end
+        return not is_finished

@@ -1,0 +1,372 @@
+"""The front end's asyncio shell: vLLM's engine-core client on one side, the cluster on the other.
+
+To vLLM's server in this process the router poses as its one engine core, over the two ZeroMQ
+sockets of an external engine: it receives requests, aborts and utility calls, and sends outputs.
+To the cluster it is a mailbox. What goes where is decided by the pure `FrontendCore`; here its
+effects are carried out.
+
+Outputs go one way: from the core to the sockets, and with `--resumable-streams` those of a stream
+through the exchange between the two, which may hold them.
+
+The scheduler's `ClusterStats` become vLLM's own metrics of one engine (the sum over instances)
+and Sterna's, one for each instance.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from vllm.v1.engine import EngineCoreReadyResponse, EngineCoreRequest, EngineCoreRequestType
+
+from sterna.config import FrontendConfig
+from sterna.engine.payload_parts import pack_frames
+from sterna.engine.vllm.payload import (
+    cut_leading_tokens,
+    decode_request,
+    encode_cluster_stats,
+    encode_failure,
+)
+from sterna.frontend.http.queue_limit import QueueLimit
+from sterna.frontend.metrics.latencies import Latencies
+from sterna.frontend.metrics.prometheus import FrontendMetrics
+from sterna.frontend.operators.questions import Operators
+from sterna.frontend.peers import Peers
+from sterna.frontend.requests.core import FrontendCore, RequestMessage
+from sterna.frontend.requests.request_effects import (
+    Deliver,
+    Effect,
+    Fail,
+    Failure,
+    SendAgain,
+    ToInstance,
+    ToScheduler,
+)
+from sterna.frontend.requests.request_ids import client_id
+from sterna.frontend.vllm_server.engine_sockets import EngineSockets
+from sterna.frontend.vllm_server.utility_calls import Utilities
+from sterna.messages.actors import (
+    HEARTBEAT_INTERVAL_S,
+    MAX_FRAME_BYTES,
+    AddRequest,
+    AdminReply,
+    ClusterStats,
+    DispatchRequest,
+    Heartbeat,
+    Membership,
+    UtilityResult,
+    WireMessage,
+    frontend_name,
+)
+from sterna.messages.streams import StreamMessage
+from sterna.messaging.mailbox import Mailbox
+from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
+from sterna.types import FrontendId, RequestId
+
+if TYPE_CHECKING:
+    # Of what resumable streams need, nothing is imported without them.
+    from sterna.frontend.resumable.exchange import StreamExchange
+
+SendToFrontend = Callable[[FrontendId, StreamMessage, Sequence[bytes]], bool]
+MakeExchange = Callable[[SendToFrontend, Callable[[list[bytes]], None]], "StreamExchange"]
+
+logger = logging.getLogger(__name__)
+
+
+class Router:
+    """Connects one AsyncLLM to the instances.
+
+    Args:
+        ready: an instance's EngineCoreReadyResponse, in msgpack, which vLLM's client awaits.
+        folder: a private folder for the sockets that vLLM's client binds.
+        classes: what requests' priorities mean.
+        queue: told which requests have begun, and how many queue on all instances.
+        make_exchange: of resumable streams, from what sends to other front ends and what hands
+            outputs to vLLM's client; None: there is none.
+
+    Attributes:
+        streams: the exchange, if there is one.
+    """
+
+    def __init__(
+        self,
+        frontend_id: FrontendId,
+        config: FrontendConfig,
+        mailbox: Mailbox,
+        ready: bytes,
+        folder: Path,
+        classes: PriorityClasses = DEFAULT_CLASSES,
+        queue: QueueLimit | None = None,
+        make_exchange: MakeExchange | None = None,
+    ) -> None:
+        self._frontend_id = frontend_id
+        self._mailbox = mailbox
+        self._block_size = _block_size(ready)
+        self._classes = classes
+        self._num_unshown: Counter[str] = Counter()
+        self._num_sent_again = 0
+        self._latencies = Latencies()
+        self.peers = Peers(mailbox)
+        self.operators = Operators(self.peers, config.admin_timeout_s, classes)
+        self._sockets = EngineSockets(folder, ready)
+        self.streams: StreamExchange | None = None
+        if make_exchange is not None:
+            self.streams = make_exchange(self.peers.send_to_frontend, self._sockets.push_outputs)
+        self._core = FrontendCore(frontend_id, config)
+        self._metrics: FrontendMetrics | None = None
+        self._utilities = Utilities(frontend_id, self.peers, config.utility_timeout_s)
+        self._utility_calls: set[asyncio.Task[None]] = set()
+        # vLLM ends a pooling request in another way than a generating one.
+        self._pooling: set[RequestId] = set()
+        self._queue = queue or QueueLimit(None, 0.0)
+        self._unstarted: set[RequestId] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tick_at_s = 0.0
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def client_addresses(self) -> dict[str, str]:
+        """Where vLLM's client must bind its sockets."""
+        return self._sockets.client_addresses
+
+    async def run(self) -> None:
+        """Route until cancelled; raises when something breaks, which is a bug."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._mailbox.deliver(self._on_message))
+            group.create_task(self._serve_client())
+            group.create_task(self._beat())
+            await self._broken
+
+    async def _beat(self) -> None:
+        """Tell the supervisor that everything of this loop gets its turn, forever."""
+        heartbeat = Heartbeat(frontend_name(self._frontend_id), 0, False)
+        while True:
+            self.peers.send_to_supervisor(heartbeat)
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+
+    def close(self) -> None:
+        """Close the sockets towards vLLM; the mailbox belongs to the caller."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.streams is not None:
+            self.streams.close()
+        for task in self._utility_calls:
+            task.cancel()
+        self._sockets.close()
+
+    # --------------------------------------------------------------- from vLLM's client
+
+    async def _serve_client(self) -> None:
+        while True:
+            kind, *frames = await self._sockets.receive()
+            match EngineCoreRequestType(kind):
+                case EngineCoreRequestType.ADD:
+                    self._on_add(pack_frames(frames))
+                case EngineCoreRequestType.ABORT:
+                    self._on_abort(msgspec.msgpack.decode(frames[0], type=list[RequestId]))
+                case EngineCoreRequestType.UTILITY:
+                    task = asyncio.create_task(self._answer_utility(pack_frames(frames)))
+                    self._utility_calls.add(task)
+                    task.add_done_callback(self._on_utility_answered)
+                case other:
+                    logger.error("unexpected message of vLLM's client kind=%s", other)
+            await asyncio.sleep(0)
+
+    def _on_add(self, payload: bytes) -> None:
+        request = decode_request(payload)
+        request_id = RequestId(request.request_id)
+        if request.pooling_params is not None:
+            self._pooling.add(request_id)
+        if request.resumable:
+            self._carry_out([Fail(request_id, Failure.RESUMABLE)])
+            return
+        if len(payload) > MAX_FRAME_BYTES:
+            self._carry_out([Fail(request_id, Failure.TOO_LARGE)])
+            return
+        begun = None if self.streams is None else self.streams.on_begun(request_id)
+        if begun is not None and begun.has_ended:
+            return
+        its_class = self._classes.of_vllm_priority(request.priority)
+        self._num_unshown[its_class.name] += 1
+        self._unstarted.add(request_id)
+        ask = DispatchRequest(
+            frontend_id=self._frontend_id,
+            request_id=request_id,
+            demand_tokens=_in_blocks(_num_prompt_tokens(request), self._block_size),
+            arrival_s=request.arrival_time,
+            scheduling_priority=its_class.scheduling_priority,
+            execution_priority=its_class.execution_priority,
+        )
+        token_ids = () if begun is None else begun.output_token_ids
+        if not token_ids:
+            # Of one that goes on here nobody knows when it began.
+            self._latencies.begin(request_id, its_class.name, _now_s())
+        self._carry_out(self._core.on_request(ask, payload, _now_s(), token_ids))
+
+    def _on_abort(self, request_ids: list[RequestId]) -> None:
+        self._pooling.difference_update(request_ids)
+        self._unstarted.difference_update(request_ids)
+        for request_id in request_ids:
+            self._latencies.forget(request_id)
+        self._carry_out(self._core.on_abort(request_ids, _now_s()))
+        if self.streams is not None:
+            self.streams.on_abort(request_ids)
+
+    async def _answer_utility(self, payload: bytes) -> None:
+        self._sockets.push(await self._utilities.answer(payload))
+
+    def _on_utility_answered(self, task: asyncio.Task[None]) -> None:
+        self._utility_calls.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._break(error)
+
+    # ----------------------------------------------------------------- from the cluster
+
+    def _on_message(self, message: WireMessage, frames: list[bytes]) -> None:
+        match message:
+            case Membership():
+                self.on_membership(message)
+            case message if isinstance(message, RequestMessage):
+                self._carry_out(self._core.on_message(message, frames, _now_s()))
+            case UtilityResult(_, call_id):
+                self._utilities.on_result(call_id, frames[0])
+            case ClusterStats():
+                self._show(message)
+            case AdminReply():
+                self.operators.on_reply(message)
+            case message if self.streams is not None and isinstance(message, StreamMessage):
+                self.streams.on_message(message, frames)
+            case _:
+                logger.error("unexpected message type=%s", type(message).__name__)
+
+    def _show(self, stats: ClusterStats) -> None:
+        if self._metrics is None:
+            # A process can have its metrics once; it may have had another router before.
+            self._metrics = FrontendMetrics()
+        self._metrics.show(stats)
+        self._metrics.count(self._num_unshown)
+        self._num_unshown.clear()
+        self._metrics.observe(self._latencies.take())
+        self._metrics.count_sent_again(self._num_sent_again)
+        self._num_sent_again = 0
+        self._sockets.push(encode_cluster_stats(stats))
+        self._queue.on_queuing(sum(each.num_queuing for each in stats.instances), _now_s())
+
+    def on_membership(self, membership: Membership) -> None:
+        """Learn who is there; whoever was and is not is dead for good."""
+        if not self.peers.on_membership(membership):
+            return
+        self._utilities.on_instances(self.peers.instances)
+        self.operators.on_membership(membership)
+        self._carry_out(self._core.on_message(membership, (), _now_s()))
+        if self.streams is not None:
+            self.streams.on_frontends([each.frontend_id for each in membership.frontends])
+
+    # -------------------------------------------------------------------------- effects
+
+    def _carry_out(self, effects: Iterable[Effect]) -> None:
+        now_s = _now_s()
+        outputs: list[bytes] = []
+        unsent: list[RequestId] = []
+        for effect in effects:
+            match effect:
+                case ToScheduler(message):
+                    self.peers.send_to_scheduler(message)
+                case ToInstance(instance_id, message, payload):
+                    frames = () if payload is None else (payload,)
+                    is_sent = self.peers.send_to_instance(instance_id, message, frames)
+                    if isinstance(message, AddRequest) and not is_sent:
+                        unsent.append(message.request_id)
+                case Deliver(request_id, payload, num_repeated, is_finished):
+                    if num_repeated:
+                        payload = cut_leading_tokens(payload, num_repeated)
+                    if not self._holds(request_id, payload, is_finished=is_finished):
+                        outputs.append(payload)
+                    self._latencies.on_output(request_id, now_s, is_finished=is_finished)
+                    if request_id in self._unstarted:
+                        self._unstarted.discard(request_id)
+                        self._queue.on_first_token(client_id(request_id), now_s)
+                    if is_finished:
+                        self._pooling.discard(request_id)
+                case SendAgain(request_id, attempt_id, num_tokens):
+                    self._num_sent_again += 1
+                    logger.info(
+                        "request sent again request=%s attempt=%s num_tokens=%d",
+                        request_id,
+                        attempt_id,
+                        num_tokens,
+                    )
+                case Fail(request_id, failure):
+                    payload = self._failed(request_id, failure)
+                    if not self._holds(request_id, payload, is_finished=True):
+                        outputs.append(payload)
+        self._sockets.push_outputs(outputs)
+        if self.streams is not None:
+            self.streams.flush()
+        if unsent:
+            self._carry_out(self._core.on_unsent(unsent, _now_s()))
+        self._schedule_tick()
+
+    def _holds(self, request_id: RequestId, payload: bytes, *, is_finished: bool) -> bool:
+        """Whether the exchange has taken the output, and hands it on itself."""
+        if self.streams is None:
+            return False
+        return self.streams.on_output(request_id, payload, is_finished=is_finished)
+
+    def _failed(self, request_id: RequestId, failure: Failure) -> bytes:
+        logger.warning("request failed request=%s reason=%s", request_id, failure.value)
+        payload = encode_failure(request_id, failure.value, is_pooling=request_id in self._pooling)
+        self._pooling.discard(request_id)
+        self._unstarted.discard(request_id)
+        self._latencies.forget(request_id)
+        return payload
+
+    def _break(self, error: BaseException) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(error)
+
+    # ----------------------------------------------------------------------------- time
+
+    def _schedule_tick(self) -> None:
+        """Wake at the next deadline, or earlier: a deadline that has moved back costs one
+        needless wake-up, which is cheaper than a timer made anew at every token."""
+        next_s = self._core.next_deadline_s
+        # A timer's own time is not asked for: for one that is due already, uvloop gives a handle
+        # that has none.
+        if next_s is None or (self._timer is not None and self._tick_at_s <= next_s):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._tick_at_s = next_s
+        self._timer = asyncio.get_running_loop().call_at(next_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        try:
+            self._carry_out(self._core.on_time(_now_s()))
+        except Exception as error:
+            self._break(error)
+
+
+def _now_s() -> float:
+    """Return the time of the loop's own clock, by which timers are set."""
+    return asyncio.get_running_loop().time()
+
+
+def _block_size(ready: bytes) -> int:
+    response = msgspec.msgpack.decode(ready, type=EngineCoreReadyResponse)
+    return int(response.effective_attention_block_size or response.block_size)
+
+
+def _num_prompt_tokens(request: EngineCoreRequest) -> int:
+    if request.prompt_token_ids is not None:
+        return len(request.prompt_token_ids)
+    return 0 if request.prompt_embeds is None else len(request.prompt_embeds)
+
+
+def _in_blocks(num_tokens: int, block_size: int) -> int:
+    """Return the tokens of the whole blocks that hold so many."""
+    return -(-num_tokens // block_size) * block_size

@@ -1,0 +1,476 @@
+"""One front end: vLLM's own OpenAI server, unpatched, in front of the router.
+
+Built from vLLM's own functions instead of its `run_server`, for two reasons: that one installs
+signal handlers, which only a process's main thread may and an actor must not; and it starts or
+awaits engines, where here the router stands in for one.
+"""
+
+import asyncio
+import logging
+import resource
+import secrets
+import socket
+import ssl
+import sys
+from argparse import Namespace
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import vllm.envs as envs
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import propagate_flash_late_interaction
+from vllm.entrypoints.launchers.launcher import NoSignalServer, setup_server, watchdog_loop
+from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
+from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
+from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
+from vllm.exceptions import GracefulHTTPError, VLLMValidationError
+from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.executor import Executor
+
+from sterna.config import FrontendConfig
+from sterna.engine.emulated.refusals import refusal
+from sterna.engine.vllm.arguments import HARMLESS_OPTIONS, one_line, with_options
+from sterna.engine.vllm.hosted_core import engine_config
+from sterna.errors import ConfigurationError
+from sterna.folders import private_folder
+from sterna.frontend.http.api_keys import ApiKeys
+from sterna.frontend.http.door import build_door
+from sterna.frontend.http.overload import expected, reserved
+from sterna.frontend.http.queue_limit import QueueLimit
+from sterna.frontend.http.request_errors import telling_why
+from sterna.frontend.http.service_tier import admitted_priority
+from sterna.frontend.http.shutdown_gate import Gate
+from sterna.frontend.http.slow_clients import Places, patient
+from sterna.frontend.http.tls import behind_tls
+from sterna.frontend.operators.admin_routes import add_admin_routes
+from sterna.frontend.vllm_server.router import MakeExchange, Router
+from sterna.messages.actors import Membership
+from sterna.messaging.mailbox import Mailbox
+from sterna.priority_classes import PriorityClasses
+from sterna.types import FrontendId
+
+logger = logging.getLogger(__name__)
+
+OWN_DESCRIPTORS = 256
+"""Of a front end: files, sockets to the instances, what vLLM and Ray hold."""
+
+ADAPTERS_APART = 1 << 20
+"""More than the LoRA adapters that one front end ever numbers."""
+
+
+class ClusterClient(AsyncLLM):  # type: ignore[misc]
+    """vLLM's engine client, whose health is that of the cluster.
+
+    Args:
+        of_vllm: AsyncLLM's own.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        queue: QueueLimit,
+        classes: PriorityClasses,
+        *,
+        is_emulated: bool,
+        **of_vllm: Any,
+    ) -> None:
+        self._router = router
+        self._queue = queue
+        self._classes = classes
+        self._is_emulated = is_emulated
+        super().__init__(client_addresses=router.client_addresses, **of_vllm)
+
+    async def add_request(self, *args: Any, priority: int = 0, **kwargs: Any) -> Any:
+        """See AsyncLLM; the priority is that of the class that the request gets."""
+        admitted = admitted_priority(priority, self._classes)
+        return await super().add_request(*args, priority=admitted, **kwargs)
+
+    def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        """See AsyncLLM.
+
+        Raises:
+            VLLMValidationError: the engine, which is emulated, cannot do what is asked. Raised
+                here and not at the first output, so that streams get a status of 400 as well.
+            GracefulHTTPError: too many engine requests would wait.
+        """
+        if self._is_emulated and (refused := refusal(prompt, sampling_params)) is not None:
+            parameter, reason = refused
+            raise VLLMValidationError(reason, parameter=parameter)
+        outputs: AsyncGenerator[Any, None] = super().generate(
+            prompt, sampling_params, request_id, *args, **kwargs
+        )
+        outputs = self._waiting(request_id, telling_why(outputs), sampling_params.n)
+        streams = self._router.streams
+        if streams is None:
+            return outputs
+        is_repeatable = _is_repeatable(sampling_params, self.vllm_config.scheduler_config)
+        return streams.paced(request_id, outputs, is_repeatable=is_repeatable)
+
+    def encode(
+        self, prompt: Any, pooling_params: Any, request_id: str, *args: Any, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        """See AsyncLLM.
+
+        Raises:
+            GracefulHTTPError: too many engine requests would wait.
+        """
+        outputs: AsyncGenerator[Any, None] = super().encode(
+            prompt, pooling_params, request_id, *args, **kwargs
+        )
+        return self._waiting(request_id, outputs, 1)
+
+    def _waiting(
+        self, name: str, outputs: AsyncGenerator[Any, None], num_choices: int
+    ) -> AsyncGenerator[Any, None]:
+        if reserved(self._queue, num_choices) is not None:
+            raise GracefulHTTPError("too many requests wait", HTTPStatus.TOO_MANY_REQUESTS)
+        return expected(self._queue, name, outputs, num_choices)
+
+    async def check_health(self) -> None:
+        """See AsyncLLM.
+
+        Raises:
+            EngineDeadError: no instance lives, so `/health` answers 503.
+        """
+        await super().check_health()
+        if not self._router.peers.instances:
+            raise EngineDeadError
+
+
+class FrontendServer:
+    """Answers HTTP until stopped.
+
+    Args:
+        args: the options of `vllm serve`; `frontends`: how many servers share the port;
+            `emulated`: the engine that instances emulate, or None; `classes` of requests; and
+            `api_key_table`: everybody's keys, those of `api_key` among them.
+        mailbox: where the cluster's messages for this front end arrive; the membership is
+            expected there.
+        ready: what an instance's engine says of itself (`EngineFacts.ready_response`).
+    """
+
+    def __init__(
+        self,
+        frontend_id: FrontendId,
+        args: Namespace,
+        config: FrontendConfig,
+        mailbox: Mailbox,
+        ready: bytes,
+    ) -> None:
+        self._frontend_id = frontend_id
+        self._args = args
+        self._config = config
+        self._mailbox = mailbox
+        self._ready = ready
+        self._listening = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
+        self._gate: Gate | None = None
+        self._router: Router | None = None
+        self._queue = QueueLimit(config.door.max_queued_requests, config.door.urgent_reserve)
+
+    @property
+    def membership(self) -> Membership | None:
+        """The newest that has been heard of; None while nothing is answered."""
+        if self._router is None or not self._listening.is_set():
+            return None
+        return self._router.peers.membership
+
+    async def start(self) -> None:
+        """Return when HTTP requests are answered, or raise what prevented it."""
+        self._serving = asyncio.create_task(self._serve())
+        listening = asyncio.create_task(self._listening.wait())
+        await asyncio.wait({self._serving, listening}, return_when=asyncio.FIRST_COMPLETED)
+        if not self._listening.is_set():
+            listening.cancel()
+            await self._serving
+
+    async def wait(self) -> None:
+        """Return when the server was stopped; raise what else ended it."""
+        assert self._serving is not None, "start() comes first"
+        await asyncio.shield(self._serving)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Let no more requests in, and wait for the answers under way; returns how many are left
+        after so long."""
+        if self._gate is None:
+            return 0
+        self._gate.close()
+        return 0 if await self._gate.emptied(timeout_s) else self._gate.num_inside
+
+    async def stop(self) -> None:
+        """Stop answering: open connections have `shutdown_timeout_s` left to end."""
+        self._stopping.set()
+        if self._serving is not None:
+            if not self._listening.is_set():
+                self._serving.cancel()
+            await asyncio.wait({self._serving})
+
+    async def _serve(self) -> None:
+        with private_folder("frontend") as folder:
+            router = Router(
+                self._frontend_id,
+                self._config,
+                self._mailbox,
+                self._ready,
+                Path(folder),
+                self._args.classes,
+                self._queue,
+                self._make_exchange(),
+            )
+            self._router = router
+            try:
+                await _until_first_ends(router.run(), self._serve_http(router))
+            finally:
+                router.close()
+
+    async def _serve_http(self, router: Router) -> None:
+        _, sock = setup_server(self._args, reuse_port=self._args.frontends > 1)
+        with sock:
+            # vLLM's client begins with a utility call, which needs somebody to answer it.
+            await router.peers.served()
+            client = make_client(self._args, router, self._queue)
+            try:
+                await client.reset_mm_cache()
+                tasks = await client.get_supported_tasks()
+                keys = ApiKeys(self._args.api_key_table)
+                app = _vllms_app(self._args, tasks, client, keys)
+                only = None if keys.are_needed else HARMLESS_OPTIONS
+                add_admin_routes(
+                    app,
+                    router.operators,
+                    check_options=partial(self._check_engine_options, only),
+                )
+                await init_app_state(client, app.state, self._args, tasks)
+                number_adapters_apart(app.state.openai_serving_models, self._frontend_id)
+                door = build_door(
+                    app,
+                    AuthenticationMiddleware,
+                    keys,
+                    self._args.classes,
+                    self._queue,
+                    self._config.door,
+                    self._args.root_path or "",
+                    self._keep_streams(router),
+                )
+                self._gate = door.gate
+                await self._answer(door.app, app, client, sock)
+            finally:
+                client.shutdown(timeout=0)
+
+    def _make_exchange(self) -> MakeExchange | None:
+        """Return what makes the exchange of streams; None where they stay at their front end."""
+        door = self._config.door
+        if door.resume_window_s is None or self._args.frontends == 1:
+            return None
+        # Of what resumable streams need, nothing is imported without them.
+        from sterna.frontend.resumable.exchange import StreamExchange
+
+        return partial(StreamExchange, self._frontend_id, door.max_kept_bytes)
+
+    def _keep_streams(self, router: Router) -> Callable[[ASGIApp], ASGIApp] | None:
+        """Return what keeps the streams of an application; None without the option."""
+        door = self._config.door
+        if door.resume_window_s is None:
+            return None
+        from sterna.frontend.resumable.middleware import ResumableStreams
+
+        return partial(
+            ResumableStreams,
+            window_s=door.resume_window_s,
+            max_bytes=door.max_kept_bytes,
+            exchange=router.streams,
+        )
+
+    def _check_engine_options(self, only: frozenset[str] | None, options: Sequence[str]) -> None:
+        """Raises ConfigurationError: instances could not be restarted with these."""
+        if options and self._args.emulated is not None:
+            raise ConfigurationError("an emulated engine has no options that could be changed")
+        try:
+            engine_config(with_options(self._args, options, only=only))
+        except (TypeError, ValueError, OSError) as error:
+            raise ConfigurationError(one_line(error)) from error
+
+    async def _answer(
+        self, door: ASGIApp, app: FastAPI, client: AsyncLLM, sock: socket.socket
+    ) -> None:
+        config, context = _http_config(door, self._args, self._config)
+        app.state.server = server = _Server(config, self._listening)
+        companions = [
+            asyncio.create_task(watchdog_loop(server, client)),
+            asyncio.create_task(self._stop_when_told(server)),
+        ]
+        refresher = _certificate_refresher(context, self._args)
+        try:
+            await server.serve(sockets=[sock])
+        finally:
+            for task in companions:
+                task.cancel()
+            if refresher is not None:
+                refresher.stop()
+        if not self._stopping.is_set():
+            raise RuntimeError("vLLM's server ended by itself; its log says why")
+
+    async def _stop_when_told(self, server: uvicorn.Server) -> None:
+        await self._stopping.wait()
+        server.should_exit = True
+
+
+def _vllms_app(args: Namespace, tasks: tuple[Any, ...], client: AsyncLLM, keys: ApiKeys) -> FastAPI:
+    """Return vLLM's application; where there are keys, with its own check of keys, whose place is
+    ours."""
+    if keys.are_needed:
+        # vLLM's check is there only with a key of its own: one that nobody knows, so that
+        # nobody could get in if the check were not ours in the end.
+        args = Namespace(**{**vars(args), "api_key": [secrets.token_urlsafe()]})
+    app: FastAPI = build_app(args, tasks, client.model_config)
+    return app
+
+
+def number_adapters_apart(models: Any, frontend_id: FrontendId) -> None:
+    """Have vLLM's server number the LoRA adapters that it loads from now on as no other front end
+    does.
+
+    Engines keep adapters by number, and ask for no name: one that is loaded under the number of
+    another, which a front end before this one had loaded, would be answered by that one's weights.
+    Those of the start (`--lora-modules`) have the same numbers everywhere.
+    """
+    models.lora_id_counter.inc(frontend_id * ADAPTERS_APART)
+
+
+class _Server(NoSignalServer):  # type: ignore[misc]
+    """Tells when it listens."""
+
+    def __init__(self, config: uvicorn.Config, listening: asyncio.Event) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listening.set()
+
+
+def make_client(args: Namespace, router: Router, queue: QueueLimit) -> ClusterClient:
+    """Return vLLM's client, connected to the router instead of an engine; it loads the tokenizer
+    and no weights.
+
+    Raises:
+        ValueError: vLLM refuses the options; the message is vLLM's.
+    """
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    propagate_flash_late_interaction(args, engine_args)
+    # Ranks are the instances' matter; here they would only be checked against this process's
+    # devices, of which it needs none.
+    engine_args.tensor_parallel_size = engine_args.pipeline_parallel_size = 1
+    engine_args.distributed_executor_backend = None
+    # With one client and one engine vLLM keeps what it has sent of images in step between the
+    # two, and sends references. No instance has seen all of them, so each must be sent whole.
+    engine_args._api_process_count = max(2, args.frontends)
+    engine_args._api_process_rank = 0
+    vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    return ClusterClient(
+        router,
+        queue,
+        args.classes,
+        is_emulated=args.emulated is not None,
+        vllm_config=vllm_config,
+        executor_class=Executor.get_class(vllm_config),
+        usage_context=UsageContext.OPENAI_API_SERVER,
+        log_requests=engine_args.enable_log_requests,
+        log_stats=not engine_args.disable_log_stats,
+        aggregate_engine_logging=engine_args.aggregate_engine_logging,
+        client_count=args.frontends,
+    )
+
+
+def _http_config(
+    app: ASGIApp, args: Namespace, ours: FrontendConfig
+) -> tuple[uvicorn.Config, ssl.SSLContext | None]:
+    """Return uvicorn's configuration as vLLM makes it, with limits to heads and to its patience,
+    and what TLS is begun with, which uvicorn does not do here."""
+    log_config = get_uvicorn_log_config(args)
+    config = uvicorn.Config(
+        app,
+        host=args.host,
+        port=args.port,
+        log_level=args.uvicorn_log_level,
+        access_log=not args.disable_uvicorn_access_log,
+        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        timeout_graceful_shutdown=ours.shutdown_timeout_s,
+        ssl_keyfile=args.ssl_keyfile,
+        ssl_certfile=args.ssl_certfile,
+        ssl_ca_certs=args.ssl_ca_certs,
+        ssl_cert_reqs=args.ssl_cert_reqs,
+        ssl_ciphers=args.ssl_ciphers,
+        **({} if log_config is None else {"log_config": log_config}),
+    )
+    config.h11_max_incomplete_event_size = args.h11_max_incomplete_event_size
+    config.h11_max_header_count = args.h11_max_header_count
+    config.load()
+    door = ours.door
+    places = Places(_max_connections())
+    config.http_protocol_class = patient(
+        config.http_protocol_class, places, door.head_timeout_s, door.reader_timeout_s
+    )
+    context, config.ssl = config.ssl, None
+    if context is not None:
+        config.http_protocol_class = behind_tls(
+            config.http_protocol_class, context, places, door.handshake_timeout_s
+        )
+    return config, context
+
+
+def _is_repeatable(sampling_params: Any, scheduler: Any) -> bool:
+    """Return whether each output of the engine becomes one of `generate`'s."""
+    is_delta = sampling_params.output_kind is RequestOutputKind.DELTA
+    interval = max(sampling_params.stream_interval or 1, scheduler.stream_interval)
+    return is_delta and interval == 1
+
+
+def _max_connections() -> int:
+    """Return how many clients may be connected: the process needs descriptors of its own, and a
+    peer that cannot be reached for want of one is worse than a client that is turned away."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(1, soft - OWN_DESCRIPTORS)
+
+
+def _certificate_refresher(
+    context: ssl.SSLContext | None, args: Namespace
+) -> SSLCertRefresher | None:
+    if context is None or not args.enable_ssl_refresh:
+        return None
+    return SSLCertRefresher(
+        ssl_context=context,
+        key_path=args.ssl_keyfile,
+        cert_path=args.ssl_certfile,
+        ca_path=args.ssl_ca_certs,
+    )
+
+
+async def _until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run these side by side; when one ends, cancel the others, and raise what ended it."""
+    tasks = [asyncio.create_task(each) for each in coroutines]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()

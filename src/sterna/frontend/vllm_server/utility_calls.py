@@ -1,0 +1,128 @@
+"""Calls of the engine's methods by vLLM's server: one engine to it, several instances in truth.
+
+What changes or asks for the state of an engine goes to every instance, and their results become
+one; what any instance can answer goes to one. Instances that join later are not told of earlier
+calls.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from sterna.engine.vllm.payload import (
+    UtilityCall,
+    decode_outputs,
+    decode_utility_call,
+    encode_utility_result,
+)
+from sterna.errors import UnansweredError
+from sterna.frontend.peers import Peers, Questions
+from sterna.messages.actors import CallUtility
+from sterna.types import FrontendId, InstanceId
+
+logger = logging.getLogger(__name__)
+
+Merge = Callable[[str, Sequence[Any]], Any]
+
+
+class UtilityError(Exception):
+    """The call failed; the message goes to vLLM's server, which raises it to its caller."""
+
+
+def _all_true(method: str, results: Sequence[Any]) -> Any:
+    """Whether it succeeded everywhere; None for a method without a result."""
+    return None if results[0] is None else all(results)
+
+
+def _concatenated(method: str, results: Sequence[Any]) -> Any:
+    """The workers of all instances, in the order of the instances."""
+    return [each for result in results for each in result]
+
+
+def _common(method: str, results: Sequence[Any]) -> Any:
+    """What every instance has."""
+    return sorted(set.intersection(*map(set, results)))
+
+
+def _agreed(method: str, results: Sequence[Any]) -> Any:
+    if any(result != results[0] for result in results):
+        raise UtilityError(f"the instances answer {method} differently: {list(results)}")
+    return results[0]
+
+
+# Methods of vLLM's engine-core client; None: any one instance can answer. Those of its development
+# mode that pause the engine or put it to sleep are left out: only the process that vLLM runs an
+# engine in tells the clients of requests that end by them.
+_METHODS: Mapping[str, Merge | None] = MappingProxyType(
+    {
+        "add_lora": _all_true,
+        "collective_rpc": _concatenated,
+        "compute_weight_checksums": _concatenated,
+        "execute_dummy_batch": _all_true,
+        "get_supported_tasks": None,
+        "get_weight_version": _agreed,
+        "is_scheduler_paused": _agreed,
+        "is_sleeping": _agreed,
+        "list_loras": _common,
+        "pin_lora": _all_true,
+        "profile": _all_true,
+        "release_kv_cache_memory": _all_true,
+        "remove_lora": _all_true,
+        "reset_encoder_cache": _all_true,
+        "reset_mm_cache": _all_true,
+        "reset_prefix_cache": _all_true,
+        "save_sharded_state": None,
+        "set_weight_version": _all_true,
+    }
+)
+
+
+class Utilities:
+    """Carries out one front end's utility calls."""
+
+    def __init__(self, frontend_id: FrontendId, peers: Peers, timeout_s: float) -> None:
+        self._frontend_id = frontend_id
+        self._peers = peers
+        self._questions: Questions[bytes] = Questions(timeout_s)
+
+    async def answer(self, payload: bytes) -> bytes:
+        """Return the outputs that answer the call; there always is an answer, also a failure."""
+        call = decode_utility_call(payload)
+        try:
+            result = await self._call(call, payload)
+        except (UtilityError, UnansweredError) as error:
+            logger.warning("utility call failed method=%s reason=%s", call.method, error)
+            return encode_utility_result(call.call_id, failure=str(error))
+        return encode_utility_result(call.call_id, result)
+
+    def on_result(self, call_id: int, payload: bytes) -> None:
+        """An instance answered."""
+        self._questions.on_answer(call_id, payload)
+
+    def on_instances(self, live: Sequence[InstanceId]) -> None:
+        """Give up what was asked of instances that are not among these."""
+        self._questions.on_instances(live)
+
+    async def _call(self, call: UtilityCall, payload: bytes) -> Any:
+        if call.method not in _METHODS:
+            raise UtilityError(f"{call.method} cannot be called on the instances of a cluster")
+        instances = self._peers.instances
+        if not instances:
+            raise UtilityError(f"there is no instance to call {call.method} on")
+        merge = _METHODS[call.method]
+        if merge is None:
+            return await self._call_one(instances[0], call.method, payload)
+        calls = (self._call_one(each, call.method, payload) for each in instances)
+        return merge(call.method, await asyncio.gather(*calls))
+
+    async def _call_one(self, instance_id: InstanceId, method: str, payload: bytes) -> Any:
+        def send(call_id: int) -> None:
+            message = CallUtility(self._frontend_id, call_id, method)
+            self._peers.send_to_instance(instance_id, message, [payload])
+
+        output = decode_outputs(await self._questions.ask(instance_id, send)).utility_output
+        if output.failure_message is not None:
+            raise UtilityError(f"instance {instance_id}: {output.failure_message}")
+        return output.result.result

@@ -1,0 +1,496 @@
+"""One instance without its sockets, engine and clock: messages and outcomes in, effects out. Pure.
+
+`Llumlet` decides about load and migrations (Section 4.3). Here is what surrounds it: which
+requests are on the instance and whose they are, who is there to talk to, what front ends and
+operators are answered, and when an instance that is being emptied may end. `runtime.instance`
+carries the effects out on asyncio and a real engine, `hostile` in virtual time.
+
+Every `on_...` method returns effects, which are to be carried out in order. Effects of `migration`
+go by the contract of `sterna.migration.messages`.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from sterna.config import LlumletConfig
+from sterna.instance.admissions import Arrivals
+from sterna.instance.llumlet import ForwardAbort, Llumlet, LlumletEffect, Report
+from sterna.instance.termination import Emptying
+from sterna.messages.actors import (
+    AbortRequests,
+    AddRequest,
+    AdminReply,
+    CallUtility,
+    Emptied,
+    Farewell,
+    HandedBack,
+    ListRequests,
+    LoadReport,
+    Membership,
+    MigrateRequest,
+    MigrationMessage,
+    OwnerQuery,
+    OwnerReply,
+    RequestNews,
+    RequestsMoved,
+    SetDestination,
+    TokenBatch,
+    TokenSpan,
+    UtilityResult,
+    WireMessage,
+)
+from sterna.messages.actors import Instance as Member
+from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
+from sterna.migration.messages import (
+    AbortDrained,
+    AbortRequest,
+    Drained,
+    Effect,
+    Ended,
+    Event,
+    Reason,
+)
+from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId, RequestView
+
+MAX_KEPT_MESSAGES = 10_000
+"""For front ends that are not known yet; beyond, the oldest are dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddToEngine:
+    """Have the engine queue the request that a front end sent."""
+
+    frontend_id: FrontendId
+    message: AddRequest
+    frames: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class CallEngine:
+    """Call a method of the engine; the result comes by `on_utility_result`."""
+
+    message: CallUtility
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SetTerminating:
+    """Have the engine's views say whether the instance is being emptied."""
+
+    is_terminating: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendGone:
+    """A fact for the log: a front end is gone for good, and its requests end."""
+
+    frontend_id: FrontendId
+
+
+@dataclass(frozen=True, slots=True)
+class MovedOut:
+    """A fact for the log: a migration from here has ended, one way or the other.
+
+    Attributes:
+        suspended_s: from the drain to the verdict; 0 when it was not drained.
+    """
+
+    ended: Ended
+    suspended_s: float
+
+
+InstanceEffect = (
+    Effect
+    | ToMailbox
+    | KeepOnly
+    | AddToEngine
+    | CallEngine
+    | SetTerminating
+    | FrontendGone
+    | MovedOut
+    | Unexpected
+)
+
+
+class InstanceCore:
+    """The decisions of one instance."""
+
+    def __init__(self, instance_id: InstanceId, config: LlumletConfig) -> None:
+        self._instance_id = instance_id
+        self._hands_back = config.hands_back
+        self._migrates = config.policy.migrates
+        self._llumlet = self._new_llumlet(config)
+        self._membership = Membership(0, (), (), None)
+        self._addresses: dict[InstanceId, str] = {}
+        self._frontends: dict[FrontendId, str] = {}
+        # Ids of the dead are never used again.
+        self._dead_instances: set[InstanceId] = set()
+        self._gone_frontends: set[FrontendId] = set()
+        # A front end may have heard of this instance before this instance hears of it.
+        self._kept: deque[tuple[FrontendId, WireMessage, Sequence[bytes]]] = deque(
+            maxlen=MAX_KEPT_MESSAGES
+        )
+        self._requests: dict[RequestId, FrontendId] = {}
+        self._arrivals = Arrivals()
+        self._orders: dict[MigrationId, MigrateRequest] = {}
+        self._drained_s: dict[MigrationId, float] = {}
+        self._num_committed = 0
+        self._num_aborted = 0
+        self._emptying = Emptying()
+
+    # -------------------------------------------------------------------------- what is asked
+
+    @property
+    def membership(self) -> Membership:
+        """The newest that it has heard of."""
+        return self._membership
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `on_tick` is due, or None."""
+        return self._llumlet.next_deadline_s
+
+    @property
+    def has_open_migrations(self) -> bool:
+        """See `Llumlet.has_open_migrations`."""
+        return self._llumlet.has_open_migrations
+
+    def requests(self) -> frozenset[RequestId]:
+        """The requests that it answers for."""
+        return frozenset(self._requests)
+
+    def address_of(self, instance_id: InstanceId) -> str | None:
+        """A live peer's mailbox; None: what it would be told is void."""
+        return self._addresses.get(instance_id)
+
+    # ----------------------------------------------------------------------------- messages
+
+    def on_message(
+        self, message: WireMessage, frames: Sequence[bytes], now_s: float
+    ) -> list[InstanceEffect]:
+        """Take a message of another actor in.
+
+        Raises:
+            ProtocolError: a correct peer cannot have sent it.
+        """
+        return [*self._handle(message, frames, now_s), *self._tell_if_emptied()]
+
+    def _handle(
+        self, message: WireMessage, frames: Sequence[bytes], now_s: float
+    ) -> list[InstanceEffect]:
+        match message:
+            case AddRequest(frontend_id) if frontend_id in self._gone_frontends:
+                return []
+            case AddRequest(frontend_id, request_id, dispatch_number, _):
+                self._requests[request_id] = frontend_id
+                self._arrivals.add(request_id, dispatch_number)
+                self._llumlet.on_request_arrived(request_id)
+                return [AddToEngine(frontend_id, message, frames)]
+            case AbortRequests(request_ids):
+                return self._abort(request_ids, now_s)
+            case MigrationMessage(sender) if sender in self._dead_instances:
+                # It was still under way when its sender died. The request goes on elsewhere.
+                return []
+            case MigrationMessage(sender, inner):
+                return self._translate(self._llumlet.on_message(sender, inner, now_s), now_s)
+            case SetDestination(destination):
+                return self._translate(self._llumlet.on_destination(destination, now_s), now_s)
+            case CallUtility():
+                return [CallEngine(message, frames[0])]
+            case OwnerQuery(frontend_id, query_id, request_ids):
+                return self._answer_owner_query(frontend_id, query_id, request_ids)
+            case ListRequests(reply_to, query_id):
+                body = msgspec.json.encode(self._describe_requests())
+                return [ToMailbox(reply_to, AdminReply(query_id, body))]
+            case MigrateRequest():
+                return self._order(message, now_s)
+            case Farewell(frontend_id, emptied_since, num_heard):
+                self._emptying.on_farewell(frontend_id, emptied_since, num_heard)
+                return []
+            case Membership():
+                return self.on_membership(message, now_s)
+            case _:
+                return [Unexpected(message)]
+
+    def on_membership(self, membership: Membership, now_s: float) -> list[InstanceEffect]:
+        """Learn who is there; whoever is not there any more is dead for good."""
+        if membership.version <= self._membership.version:
+            return []
+        has_other_scheduler = membership.scheduler != self._membership.scheduler
+        self._membership = membership
+        instances = {i.instance_id: i.address for i in membership.instances}
+        frontends = {f.frontend_id: f.address for f in membership.frontends}
+        dead = self._addresses.keys() - instances.keys()
+        gone = self._frontends.keys() - frontends.keys()
+        self._addresses = instances
+        self._frontends = frontends
+        self._gone_frontends |= gone
+        self._dead_instances |= dead
+        others = (membership.scheduler, membership.supervisor)
+        known = {*instances.values(), *frontends.values(), *(x for x in others if x is not None)}
+        effects: list[InstanceEffect] = [KeepOnly(frozenset(known))]
+        if has_other_scheduler:
+            # Migration is disabled while the scheduler is gone (Section 5).
+            effects += self._translate(self._llumlet.on_scheduler(now_s), now_s)
+        effects += self._send_kept()
+        for instance_id in sorted(dead):
+            effects += self._translate(self._llumlet.on_peer_dead(instance_id, now_s), now_s)
+        for frontend_id in sorted(gone):
+            effects.append(FrontendGone(frontend_id))
+            effects += self._abort(
+                [r for r, f in self._requests.items() if f == frontend_id], now_s
+            )
+        for instance in membership.instances:
+            if instance.instance_id == self._instance_id:
+                effects += self._on_membership_of_itself(instance, now_s)
+        return effects
+
+    def _on_membership_of_itself(self, instance: Member, now_s: float) -> list[InstanceEffect]:
+        self._llumlet.set_strangers(
+            each.instance_id
+            for each in self._membership.instances
+            if each.kv_format != instance.kv_format
+        )
+        self._emptying.on_membership(instance.emptied_since if instance.is_terminating else None)
+        self._llumlet.set_terminating(instance.is_terminating, now_s)
+        return [SetTerminating(instance.is_terminating), *self.on_tick(now_s)]
+
+    def _tell_if_emptied(self) -> list[InstanceEffect]:
+        """Tell the supervisor when the instance may end: nothing is here, nothing will come, and
+        no peer waits for an answer from here."""
+        if self._requests or self._llumlet.has_open_migrations:
+            return []
+        since = self._emptying.to_tell(self._frontends, self._membership.version)
+        if since is None or self._membership.supervisor is None:
+            return []
+        return [ToMailbox(self._membership.supervisor, Emptied(self._instance_id, since))]
+
+    def _abort(self, request_ids: Iterable[RequestId], now_s: float) -> list[InstanceEffect]:
+        return [
+            effect
+            for request_id in request_ids
+            for effect in self._translate(self._llumlet.on_client_abort(request_id, now_s), now_s)
+        ]
+
+    def _answer_owner_query(
+        self, frontend_id: FrontendId, query_id: int, request_ids: Iterable[RequestId]
+    ) -> list[InstanceEffect]:
+        # What is committed may be the peer's already, and have died with it: to claim it would end
+        # the doubt, and the verdict of the dead, still under way, would free it here.
+        committing = self._llumlet.committing_requests()
+        sure = self._requests.keys() - committing
+        unsure = (self._llumlet.arriving_requests() | committing) - sure
+        here = tuple(each for each in request_ids if each in sure)
+        arriving = tuple(each for each in request_ids if each in unsure)
+        reply = OwnerReply(self._instance_id, query_id, here, arriving)
+        return self._to_frontend(frontend_id, reply)
+
+    def on_unsent(self, address: str, message: WireMessage) -> None:
+        """The mailbox has dropped this: nobody is to wait for its arrival."""
+        if isinstance(message, RequestNews):
+            for frontend_id, each in self._frontends.items():
+                if each == address:
+                    self._emptying.on_untold(frontend_id)
+
+    # ---------------------------------------------------------------------------- operators
+
+    def _order(self, order: MigrateRequest, now_s: float) -> list[InstanceEffect]:
+        """Begin a migration that an operator wants; the answer goes out when it has ended."""
+        if order.destination not in self._addresses:
+            return [_error(order, f"no instance is called {order.destination}")]
+        outcome = self._llumlet.on_order(order.request_id, order.destination, order.mode, now_s)
+        if isinstance(outcome, Reason):
+            return [_error(order, outcome.value)]
+        migration_id, effects = outcome
+        self._orders[migration_id] = order
+        return self._translate(effects, now_s)
+
+    def _describe_requests(self) -> list[dict[str, object]]:
+        if (view := self._llumlet.view) is None:
+            return []
+        return [self._describe(request) for request in (*view.running, *view.queuing)]
+
+    def _describe(self, request: RequestView) -> dict[str, object]:
+        return {
+            "id": request.request_id,
+            "instance": self._instance_id,
+            "status": request.status.value,
+            "num_tokens": request.num_tokens,
+            "num_output_tokens": request.num_output_tokens,
+            "used_tokens": request.physical_usage_tokens,
+            "demand_tokens": request.demand_tokens,
+            "priority": int(request.scheduling_priority),
+            "num_preemptions": request.num_preemptions,
+            "arrival_s": request.arrival_s,
+            "immovable": None if request.immovable is None else request.immovable.value,
+        }
+
+    # ---------------------------------------------------------------------- from the engine
+
+    def on_outcome(
+        self, migration_id: MigrationId, event: Event, now_s: float
+    ) -> list[InstanceEffect]:
+        """An effect of a migration had this outcome, or something happened to its transfer."""
+        if isinstance(event, Drained):
+            self._drained_s[migration_id] = now_s
+        return self._translate(self._llumlet.on_outcome(migration_id, event, now_s), now_s)
+
+    def on_outputs(
+        self,
+        frontend_id: FrontendId,
+        spans: tuple[TokenSpan, ...],
+        payloads: Sequence[bytes],
+        now_s: float,
+    ) -> list[InstanceEffect]:
+        """A step produced these tokens for this front end; one payload a span."""
+        effects = self._to_frontend(frontend_id, TokenBatch(self._instance_id, spans), payloads)
+        for span in spans:
+            if span.is_finished:
+                self._forget(span.request_id)
+                ended = self._llumlet.on_request_ended(
+                    span.request_id, Reason.REQUEST_FINISHED, now_s
+                )
+                effects += self._translate(ended, now_s)
+        # A request that the engine refuses ends here, without any view that would show it.
+        return [*effects, *self._tell_if_emptied()]
+
+    def on_view(self, view: InstanceView, now_s: float) -> list[InstanceEffect]:
+        """The state has changed, at the beginning of a step or between two."""
+        for dispatch_number in self._arrivals.seen(view):
+            self._llumlet.on_request_admitted(dispatch_number)
+        effects = self._translate(self._llumlet.on_view(view, now_s), now_s)
+        return [*effects, *self._hand_back(), *self._tell_if_emptied()]
+
+    def _forget(self, request_id: RequestId) -> None:
+        """The request is not here any more, whether the engine has ever shown it or not."""
+        self._requests.pop(request_id, None)
+        self._llumlet.on_request_gone(request_id)
+        for dispatch_number in self._arrivals.ended(request_id):
+            self._llumlet.on_request_admitted(dispatch_number)
+
+    def on_utility_result(
+        self, frontend_id: FrontendId, call_id: int, payload: bytes
+    ) -> list[InstanceEffect]:
+        """A utility call ended."""
+        result = UtilityResult(self._instance_id, call_id)
+        return self._to_frontend(frontend_id, result, [payload])
+
+    def on_adopted(
+        self, frontend_id: FrontendId, request_id: RequestId, first_index: int, now_s: float
+    ) -> list[InstanceEffect]:
+        """The engine steps this migrated request of this front end, from this token on."""
+        self._requests[request_id] = frontend_id
+        if frontend_id in self._gone_frontends:
+            # Its source may have died before it could say so.
+            return self._abort([request_id], now_s)
+        version = self._membership.version
+        moved = RequestsMoved(self._instance_id, (request_id,), (first_index,), version)
+        return self._to_frontend(frontend_id, moved)
+
+    def on_tick(self, now_s: float) -> list[InstanceEffect]:
+        """Time has passed; due at `next_deadline_s`, harmless at any other time."""
+        effects = self._translate(self._llumlet.on_tick(now_s), now_s)
+        return [*effects, *self._hand_back()]
+
+    def _hand_back(self) -> list[InstanceEffect]:
+        """Part from the requests that keep the instance from being emptied, and will for as long
+        as they run; but not where no other instance could have them."""
+        view = self._llumlet.view
+        is_due = self._hands_back and self._llumlet.has_overstayed and self._has_successor()
+        if view is None or not is_due:
+            return []
+        migrating = self._llumlet.migrating_requests()
+        effects: list[InstanceEffect] = []
+        for request in (*view.running, *view.queuing):
+            request_id = request.request_id
+            is_lasting = request.immovable is not None and request.immovable.is_lasting
+            is_stuck = is_lasting or not self._migrates
+            if not is_stuck or request_id in migrating or request_id not in self._requests:
+                continue
+            frontend_id = self._requests[request_id]
+            self._forget(request_id)
+            handed_back = HandedBack(self._instance_id, (request_id,))
+            effects += [AbortRequest(request_id), *self._to_frontend(frontend_id, handed_back)]
+        return effects
+
+    def _has_successor(self) -> bool:
+        return any(
+            not each.is_terminating and each.instance_id != self._instance_id
+            for each in self._membership.instances
+        )
+
+    # ------------------------------------------------------------------------------ effects
+
+    def _new_llumlet(self, config: LlumletConfig) -> Llumlet:
+        return Llumlet(self._instance_id, config)
+
+    def _translate(self, effects: Iterable[LlumletEffect], now_s: float) -> list[InstanceEffect]:
+        """What the llumlet wants done, with the names of instances and roles as addresses."""
+        translated: list[InstanceEffect] = []
+        for effect in effects:
+            match effect:
+                case Report(load):
+                    if self._membership.scheduler is not None:
+                        report = LoadReport(load, self._num_committed, self._num_aborted)
+                        translated.append(ToMailbox(self._membership.scheduler, report))
+                case ForwardAbort(instance_id, request_id):
+                    if (address := self._addresses.get(instance_id)) is not None:
+                        translated.append(ToMailbox(address, AbortRequests((request_id,))))
+                case AbortRequest(request_id) | AbortDrained(_, request_id):
+                    self._forget(request_id)
+                    translated.append(effect)
+                case Ended():
+                    translated += [effect, *self._note_end(effect, now_s)]
+                case _:
+                    translated.append(effect)
+        return translated
+
+    def _note_end(self, ended: Ended, now_s: float) -> list[InstanceEffect]:
+        drained_s = self._drained_s.pop(ended.migration_id, None)
+        order = self._orders.pop(ended.migration_id, None)
+        if not ended.is_outgoing:
+            return []
+        suspended_s = 0.0 if drained_s is None else now_s - drained_s
+        effects: list[InstanceEffect] = [MovedOut(ended, suspended_s)]
+        if ended.aborted is not None:
+            self._num_aborted += 1
+            return effects if order is None else [*effects, _error(order, ended.aborted.value)]
+        self._num_committed += 1
+        self._forget(ended.request_id)
+        if order is None:
+            return effects
+        body = {
+            "request": ended.request_id,
+            "from": self._instance_id,
+            "to": order.destination,
+            "stages": ended.stages,
+            "suspended_ms": suspended_s * 1e3,
+        }
+        reply = AdminReply(order.query_id, msgspec.json.encode(body))
+        return [*effects, ToMailbox(order.reply_to, reply)]
+
+    def _to_frontend(
+        self, frontend_id: FrontendId, message: WireMessage, frames: Sequence[bytes] = ()
+    ) -> list[InstanceEffect]:
+        address = self._frontends.get(frontend_id)
+        if address is not None:
+            if isinstance(message, RequestNews):
+                self._emptying.on_told(frontend_id)
+            return [ToMailbox(address, message, frames)]
+        if frontend_id not in self._gone_frontends:
+            self._kept.append((frontend_id, message, frames))
+        return []
+
+    def _send_kept(self) -> list[InstanceEffect]:
+        """Send what was kept for front ends that are known by now."""
+        kept = list(self._kept)
+        self._kept.clear()
+        return [effect for each in kept for effect in self._to_frontend(*each)]
+
+
+def _error(order: MigrateRequest, reason: str) -> ToMailbox:
+    body = msgspec.json.encode({"request": order.request_id, "reason": reason})
+    return ToMailbox(order.reply_to, AdminReply(order.query_id, body, reason))

@@ -1,0 +1,226 @@
+"""One instance: its core, an engine and a mailbox, driven by asyncio (Section 4.3).
+
+Everything is decided by the pure `InstanceCore`; here messages, views and outcomes go in and
+effects come out, to the engine, to peers, to the scheduler and to the front ends.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Sequence
+
+from sterna.config import LlumletConfig
+from sterna.engine.interface import Engine, EngineFacts
+from sterna.instance.core import (
+    AddToEngine,
+    CallEngine,
+    FrontendGone,
+    InstanceCore,
+    InstanceEffect,
+    MovedOut,
+    SetTerminating,
+)
+from sterna.instance.effect_runner import EffectRunner
+from sterna.instance.lease_guard import LeaseGuard
+from sterna.messages.actors import (
+    HeartbeatAnswer,
+    Membership,
+    MigrationMessage,
+    TokenSpan,
+    WireMessage,
+)
+from sterna.messaging.mailbox import Mailbox
+from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
+from sterna.migration.messages import Event
+from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
+
+logger = logging.getLogger(__name__)
+
+
+class Instance:
+    """Drives one engine and its instance's core; is the engine's listener."""
+
+    def __init__(self, instance_id: InstanceId, config: LlumletConfig, mailbox: Mailbox) -> None:
+        self._instance_id = instance_id
+        self._mailbox = mailbox
+        self._lease: LeaseGuard | None = None
+        self._supervisor: str | None = None
+        self._core = InstanceCore(instance_id, config)
+        self._timer: asyncio.TimerHandle | None = None
+        self.failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    @property
+    def membership(self) -> Membership:
+        """The newest that it has heard of."""
+        return self._core.membership
+
+    async def start(self, engine: Engine) -> EngineFacts:
+        """Start the engine and begin to serve messages.
+
+        Raises:
+            InstanceStartError: the engine could not be started.
+        """
+        self._engine = engine
+        self._effects = EffectRunner(
+            self._instance_id,
+            engine,
+            send=self._send_to_peer,
+            on_outcome=self._on_outcome,
+            on_failure=self.on_failure,
+        )
+        facts = await engine.start()
+        if facts.immovable_features:
+            logger.warning(
+                "instance serves without migration instance=%s because of: %s",
+                self._instance_id,
+                "; ".join(facts.immovable_features),
+            )
+        self._delivery = asyncio.create_task(self._mailbox.deliver(self._handle))
+        self._delivery.add_done_callback(self._on_delivery_ended)
+        self._tick()
+        return facts
+
+    def hold(self, lease: LeaseGuard) -> None:
+        """Act from now on only as long as this lease lasts."""
+        self._lease = lease
+
+    async def close(self) -> None:
+        """Stop serving and give the engine's resources back."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._delivery.cancel()
+        await self._effects.close()
+        await self._engine.close()
+        self._mailbox.close()
+
+    # ----------------------------------------------------------------------------- messages
+
+    def _handle(self, message: WireMessage, frames: list[bytes]) -> None:
+        if isinstance(message, HeartbeatAnswer):
+            self._supervisor = message.supervisor
+            if self._lease is not None and message.asked_s is not None:
+                self._lease.on_answer(message.asked_s)
+        elif isinstance(message, Membership):
+            self.on_membership(message)
+        else:
+            self._carry_out(self._core.on_message(message, frames, _now_s()))
+
+    def on_membership(self, membership: Membership) -> None:
+        """Learn who is there; whoever is not there any more is dead for good."""
+        effects = self._core.on_message(membership, [], _now_s())
+        if self.membership is membership and membership.supervisor is not None:
+            # A supervisor's successor makes itself known by its first one.
+            self._supervisor = membership.supervisor
+        self._carry_out(effects)
+
+    def tell_supervisor(self, message: WireMessage) -> None:
+        """Send it to the supervisor, if one is known."""
+        if self._supervisor is not None:
+            self._send(self._supervisor, message)
+
+    def _send(self, address: str, message: WireMessage, frames: Sequence[bytes] = ()) -> None:
+        # Whatever an instance does to others, it does by its mailbox.
+        if self._lease is not None:
+            self._lease.check()
+        if not self._mailbox.send(address, message, frames):
+            self._core.on_unsent(address, message)
+
+    # ------------------------------------------------------------------------------ effects
+
+    def _carry_out(self, effects: Iterable[InstanceEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case ToMailbox(address, message, frames):
+                    self._send(address, message, frames)
+                case KeepOnly(addresses):
+                    self._mailbox.keep_only(set(addresses))
+                case AddToEngine(frontend_id, message, frames):
+                    self._engine.add(frontend_id, frames[0], message.output_token_ids)
+                case CallEngine(call, payload):
+                    self._engine.call_utility(call.frontend_id, call.call_id, call.method, payload)
+                case SetTerminating(is_terminating):
+                    self._engine.set_terminating(is_terminating)
+                case FrontendGone(frontend_id):
+                    logger.info("front end gone, its requests end frontend=%s", frontend_id)
+                case MovedOut():
+                    _log(effect)
+                case Unexpected(message):
+                    logger.error("unexpected message type=%s", type(message).__name__)
+                case _:
+                    self._effects.run(effect)
+        self._schedule_tick()
+
+    def _on_outcome(self, migration_id: MigrationId, event: Event) -> None:
+        self._carry_out(self._core.on_outcome(migration_id, event, _now_s()))
+
+    def _send_to_peer(self, peer: InstanceId, message: MigrationMessage) -> None:
+        address = self._core.address_of(peer)
+        if address is not None:
+            self._send(address, message)
+
+    # ------------------------------------------------------------------------ EngineListener
+
+    def on_outputs(
+        self, frontend_id: FrontendId, spans: tuple[TokenSpan, ...], payloads: list[bytes]
+    ) -> None:
+        self._carry_out(self._core.on_outputs(frontend_id, spans, payloads, _now_s()))
+
+    def on_view(self, view: InstanceView) -> None:
+        self._carry_out(self._core.on_view(view, _now_s()))
+
+    def on_transfer(self, migration_id: MigrationId, event: Event) -> None:
+        self._carry_out(self._core.on_outcome(migration_id, event, _now_s()))
+
+    def on_utility_result(self, frontend_id: FrontendId, call_id: int, payload: bytes) -> None:
+        self._carry_out(self._core.on_utility_result(frontend_id, call_id, payload))
+
+    def on_adopted(self, frontend_id: FrontendId, request_id: RequestId, first_index: int) -> None:
+        self._carry_out(self._core.on_adopted(frontend_id, request_id, first_index, _now_s()))
+
+    def on_failure(self, error: BaseException) -> None:
+        if not self.failure.done():
+            self.failure.set_result(error)
+
+    # --------------------------------------------------------------------------------- time
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._carry_out(self._core.on_tick(_now_s()))
+
+    def _schedule_tick(self) -> None:
+        deadline_s = self._core.next_deadline_s
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, deadline_s - _now_s()), self._tick)
+
+    def _on_delivery_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("instance failed instance=%s", self._instance_id, exc_info=error)
+            self.on_failure(error)
+
+
+def _log(moved: MovedOut) -> None:
+    ended = moved.ended
+    if ended.aborted is None:
+        logger.info(
+            "migration committed request=%s migration=%s stages=%d downtime_ms=%.1f",
+            ended.request_id,
+            ended.migration_id,
+            ended.stages,
+            moved.suspended_s * 1e3,
+        )
+    else:
+        logger.info(
+            "migration aborted request=%s migration=%s stages=%d reason=%s",
+            ended.request_id,
+            ended.migration_id,
+            ended.stages,
+            ended.aborted.name,
+        )
+
+
+def _now_s() -> float:
+    return time.monotonic()

@@ -1,0 +1,29 @@
+"""What the cores of actors want sent, by the address of the receiver's mailbox. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sterna.messages.actors import WireMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ToMailbox:
+    """Send this to the mailbox at the address, with the payload frames if there are any."""
+
+    address: str
+    message: WireMessage
+    frames: Sequence[bytes] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeepOnly:
+    """Close the connections to all mailboxes but these."""
+
+    addresses: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Unexpected:
+    """A fact for the log: this message is not for that actor."""
+
+    message: WireMessage

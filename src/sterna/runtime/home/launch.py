@@ -1,0 +1,362 @@
+"""Runs a cluster from the command line: Ray up, everything started, everything ended.
+
+The process of `sterna serve` owns what a run needs on its machine (Ray, the fork server, the
+reaper), and keeps alive what may die of it: Ray's GCS, the fork server, and the driver, which does
+all that concerns the cluster. When this process ends, however it comes about, everything does.
+"""
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from dataclasses import replace
+from types import FrameType
+from typing import Self, TypeVar
+
+import psutil
+import ray
+
+from sterna.config import ClusterConfig
+from sterna.errors import ConfigurationError, SternaError
+from sterna.folders import RUN_FOLDER_VARIABLE
+from sterna.messaging.mailbox import draw_keys
+from sterna.runtime.actors.actor_classes import configure_logging
+from sterna.runtime.actors.packed_args import PackedArgs
+from sterna.runtime.fork_server.launcher import METRICS_FOLDER_VARIABLE, ForkServer
+from sterna.runtime.home.driver_messages import NAMESPACE, Serve, say
+from sterna.runtime.home.driver_process import DriverProcess
+from sterna.runtime.home.gcs import Gcs
+from sterna.runtime.home.raylet import Raylet
+from sterna.runtime.processes import open_files
+from sterna.runtime.processes.disk_watch import DiskWatch, NoRoomError, check_room
+from sterna.runtime.processes.reaper import Reaper
+
+NUM_RAY_STARTS = 3
+"""Ray gives its processes 30 s to come up, which a busy machine may exceed."""
+
+OBJECT_STORE_BYTES = 80 * 1024 * 1024
+"""Ray's smallest object store: no payload goes through it."""
+
+NODE_HEALTH = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "8",
+}
+"""How soon Ray gives up a node: 8 s after it ended, for connections to it are refused then; 24 s
+after it was cut off, for then nobody answers (measured: 7.8 and 23.4 s). That is longer than the
+lease of an instance: a node that is there again before goes on as it was."""
+
+POLL_INTERVAL_S = 0.2
+"""How soon a signal is seen while something else is waited for."""
+
+MIN_READ_S = 1.0
+"""What reading options may take where vLLM is imported already; else it takes ten times that."""
+
+logger = logging.getLogger("sterna.launch")
+
+T = TypeVar("T")
+
+
+class RayStartError(SternaError):
+    """Ray could not be started; the message has its reason."""
+
+
+class Stop:
+    """Whether a signal has asked for the end, and whether it may take its time.
+
+    SIGTERM lets requests finish; SIGINT, or a second signal, does not. A signal's handler may
+    interrupt another one in the middle, so that it must not take a lock, as that of
+    `threading.Event` does.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._is_urgent = False
+
+    def on_signal(self, number: int) -> None:
+        """A signal came."""
+        self._is_urgent = self._is_set or number == signal.SIGINT
+        self._is_set = True
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def is_urgent(self) -> bool:
+        return self._is_urgent
+
+
+class Run:
+    """One run of `sterna serve`: what it starts has ended when its context is left.
+
+    Ray's processes share this process's fate: also when it is killed they end.
+
+    Args:
+        environment: environment variables of processes that run vLLM.
+        has_fork_server: whether vLLM is imported once for all of them.
+        cluster_host: the address at which other nodes reach this one; None: there are none.
+    """
+
+    def __init__(
+        self,
+        environment: dict[str, str],
+        *,
+        has_fork_server: bool = False,
+        cluster_host: str | None = None,
+    ) -> None:
+        self._environment = environment
+        self._has_fork_server = has_fork_server
+        self._fork_server: ForkServer | None = None
+        self._cluster_host = cluster_host
+        self._open = ExitStack()
+        self._stop = Stop()
+        self._gcs = Gcs()
+        self._driver: DriverProcess | None = None
+
+    def __enter__(self) -> Self:
+        # First, for who enters in vain never leaves.
+        _check_room()
+        configure_logging("INFO")
+        open_files.raise_limit()
+        _on_signal(self._stop.on_signal)
+        self._reaper = Reaper()
+        if self._has_fork_server:
+            metrics = {METRICS_FOLDER_VARIABLE: self._reaper.memory_folder}
+            fork_server = ForkServer({**self._environment, **metrics})
+            self._fork_server = self._open.enter_context(fork_server)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _ignore_signals()
+        self._reaper.note_descendants()
+        if self._driver is not None:
+            self._driver.close()
+        ray.shutdown()
+        self._open.close()
+        self._reaper.close()
+        self._gcs.close()
+
+    def read_and_serve(self, read: Callable[[], tuple[ClusterConfig, Namespace]]) -> int:
+        """Serve until SIGINT, SIGTERM or the supervisor's end; returns the exit status.
+
+        Args:
+            read: returns what to serve, the options of `vllm serve` with `emulated` among them:
+                the engine that instances emulate, or None. It runs in a thread while Ray starts,
+                for either takes seconds; what it refuses at once starts nothing.
+
+        Raises:
+            SternaError: whatever `read` raises, or what did not start.
+        """
+        reading = _in_background(read)
+        wait([reading], timeout=MIN_READ_S)
+        if not (reading.done() and reading.exception()):
+            self._start_ray()
+        if (configuration := self._wait(reading)) is None:
+            return 0
+        config, args = configuration
+        config = replace(config, mailbox_keys=draw_keys())
+        logging.getLogger("sterna").setLevel(config.log_level)
+        _check_resources(config)
+        say(f"starting {config.num_instances} instances of {_engine_name(args)}")
+        assert self._driver is not None
+        self._driver.serve(
+            Serve(config, PackedArgs.of(args), args.emulated, float(args.shutdown_timeout))
+        )
+        return self._keep_up(self._driver, lambda: _print_ready(config, args))
+
+    def _keep_up(self, driver: DriverProcess, on_ready: Callable[[], None]) -> int:
+        """Keep up what may die, until the driver ends; returns its exit status.
+
+        Raises:
+            RayletDiedError: nothing can be kept up any more.
+        """
+        raylet = Raylet()
+        session_folder = ray._private.worker._global_node.get_session_dir_path()
+        disks = DiskWatch((session_folder, os.environ[RUN_FOLDER_VARIABLE]))
+        while True:
+            disks.look(time.monotonic())
+            raylet.check()
+            if self._stop.is_set():
+                driver.stop(is_urgent=self._stop.is_urgent())
+            for news in driver.news(POLL_INTERVAL_S):
+                self._reaper.note_descendants()
+                if news.is_ready:
+                    on_ready()
+            now_s = time.monotonic()
+            if self._gcs.keep_up(now_s):
+                driver.listen_again()
+            if self._fork_server is not None and self._fork_server.keep_up(now_s):
+                self._reaper.note_descendants()
+            if (status := driver.keep_up()) is not None:
+                return status
+
+    def _start_ray(self) -> None:
+        """Ray's own start cannot be told to end, so a signal breaks it off."""
+        # It imports what it needs meanwhile.
+        self._driver = DriverProcess(self._environment, self._reaper.memory_folder)
+        _on_signal(self._break_off)
+        try:
+            start_ray(self._stop, self._reaper, self._gcs, self._cluster_host)
+        except (KeyboardInterrupt, SystemExit):
+            # Ray puts a handler of its own for SIGTERM before it has started.
+            self._stop.on_signal(signal.SIGTERM)
+        finally:
+            _on_signal(self._stop.on_signal)
+        self._reaper.note_descendants()
+        if not self._stop.is_set():
+            address = ray.get_runtime_context().gcs_address
+            if self._cluster_host is not None:
+                say(f"nodes join with: ray start --address={address}")
+            self._driver.use_ray(address)
+
+    def _break_off(self, number: int) -> None:
+        self._stop.on_signal(number)
+        raise KeyboardInterrupt
+
+    def _wait(self, future: "Future[T]") -> T | None:
+        """Return the future's result; None when a signal came first."""
+        while not self._stop.is_set():
+            wait([future], timeout=POLL_INTERVAL_S)
+            if future.done():
+                return future.result()
+        return None
+
+
+def _in_background(function: Callable[[], T]) -> "Future[T]":
+    """Run the function in a thread that a process which ends does not wait for."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="read-options", daemon=True).start()
+    return future
+
+
+def _on_signal(act: Callable[[int], None]) -> None:
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, lambda number, _: act(number))
+
+
+def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> None:
+    """Start a Ray on this machine, again when its processes came up too slowly.
+
+    Args:
+        host: see `Run`.
+
+    Raises:
+        RayStartError: it does not start.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray would have engines yield to every other process of the machine.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # A worker that is to be a fork waits for the fork server's imports.
+    os.environ.setdefault("RAY_worker_register_timeout_seconds", "300")
+    for option, value in NODE_HEALTH.items():
+        os.environ.setdefault(option, value)
+    # What has been started before (the driver, the fork server) waits for a Ray, whichever it is.
+    before = {each.pid for each in psutil.Process().children(recursive=True)}
+    for attempt in range(1, NUM_RAY_STARTS + 1):
+        gcs.prepare()
+        try:
+            with reaper.noting():
+                ray.init(
+                    # Its own, also where another Ray runs on this machine.
+                    address="local",
+                    _node_ip_address=host,
+                    namespace=NAMESPACE,
+                    include_dashboard=False,
+                    # The driver shows what actors print.
+                    log_to_driver=False,
+                    logging_level="warning",
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    configure_logging=True,
+                )
+            break
+        except Exception as error:
+            # Ray has no error class of its own for this.
+            ray.shutdown()
+            if attempt == NUM_RAY_STARTS or stop.is_set():
+                raise RayStartError(
+                    f"Ray does not start on this machine, which may be overloaded: {error}"
+                ) from error
+            logger.warning("Ray came up too slowly, trying again reason=%s", error)
+            reaper.reap_now(spared=before)
+
+
+def _check_room() -> None:
+    """Raises NoRoomError: there is no room for the files of this run, or of its Ray."""
+    try:
+        own = tempfile.gettempdir()
+    except FileNotFoundError as error:
+        # It has tried all that there are.
+        raise NoRoomError(f"{error.strerror}: make room in one") from error
+    check_room((os.environ.get("RAY_TMPDIR") or own, own))
+
+
+def _check_resources(config: ClusterConfig) -> None:
+    cpus = config.num_instances * config.cpus_per_instance
+    present = ray.cluster_resources().get("CPU", 0) if cpus else 0
+    if cpus > present:
+        raise ConfigurationError(
+            f"{config.num_instances} instances of {config.cpus_per_instance:g} CPUs need {cpus:g} "
+            f"CPUs, and there are {present:g}; lower --instances or --cpus-per-instance"
+        )
+    needed = config.num_instances * config.num_gpus_per_instance
+    available = ray.cluster_resources().get("GPU", 0) if needed else 0
+    if needed > available:
+        raise ConfigurationError(
+            f"{config.num_instances} instances of {config.num_gpus_per_instance} GPUs need "
+            f"{needed} GPUs, and there are {available:.0f}; lower --instances"
+        )
+
+
+def _print_ready(config: ClusterConfig, args: Namespace) -> None:
+    elapsed_s = time.time() - psutil.Process().create_time()
+    host = {None: "127.0.0.1", "": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(
+        args.host, args.host
+    )
+    if ":" in host:
+        host = f"[{host}]"
+    scheme = "https" if args.ssl_certfile else "http"
+    key = ' -H "Authorization: Bearer $API_KEY"' if args.api_key_table else ""
+    say(
+        f"ready after {elapsed_s:.0f} s: {config.num_instances} instances, "
+        f"try: curl {scheme}://{host}:{args.port}/v1/chat/completions{key} "
+        "-H 'Content-Type: application/json' "
+        f'-d \'{{"model": "{_model_name(args)}", '
+        '"messages": [{"role": "user", "content": "Hello!"}]}\'',
+        sys.stdout,
+    )
+
+
+def _model_name(args: Namespace) -> str:
+    return str(args.served_model_name[0] if args.served_model_name else args.model)
+
+
+def _engine_name(args: Namespace) -> str:
+    if args.emulated is None:
+        return _model_name(args)
+    vocabulary = args.emulated.vocabulary
+    return (
+        f"an emulated engine ({args.profile}) that answers with the {vocabulary.num_ids} tokens "
+        f"of {_model_name(args)} from id {vocabulary.first_id} on"
+    )
+
+
+def _ignore_signals() -> None:
+    def ignore(signal_number: int, frame: FrameType | None) -> None:
+        return
+
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, ignore)

@@ -1,0 +1,231 @@
+"""The actors that host instances: placed, started, watched, ended (Section 5)."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from sterna.config import ClusterConfig
+from sterna.engine.emulated.driver import EmulatedOptions
+from sterna.engine.interface import EngineFacts
+from sterna.errors import InstanceStartError
+from sterna.runtime.actors.actor_classes import InstanceActor, InstanceSpec
+from sterna.runtime.actors.addresses import is_gcs_up, own_node
+from sterna.runtime.actors.member_status import MemberStatus
+from sterna.runtime.fork_server.launcher import forked_runtime_env
+from sterna.runtime.supervisor.placement import Place, find_place
+from sterna.runtime.supervisor.recovery import INSTANCE
+from sterna.runtime.supervisor.tasks import Tasks
+from sterna.runtime.supervisor.watch import (
+    START_TIMEOUT_S,
+    NotStartedError,
+    Watch,
+    forget,
+    process_of,
+)
+from sterna.supervisor.core import Hosted
+from sterna.supervisor.failure_detector import ProcessIdentity
+from sterna.types import InstanceId
+
+CLOSE_TIMEOUT_S = 10.0
+"""What an empty instance has for giving everything back; then its process is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hosted:
+    """An instance.
+
+    Attributes:
+        actor: None: its supervisor died, and the successor cannot reach it.
+    """
+
+    actor: Any | None
+    address: str
+    kv_format: str
+    place: Place | None
+    process: ProcessIdentity
+
+
+class InstanceActors:
+    """All instances that are up.
+
+    Args:
+        args: the pickled options of `vllm serve`.
+        emulated: the engine that instances emulate; None for vLLM.
+        environment: environment variables of processes that run vLLM.
+        watch: by which it is learnt of their ends.
+        tasks: what is left to do about those that have ended runs there.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        args: bytes,
+        emulated: EmulatedOptions | None,
+        environment: dict[str, str],
+        watch: Watch,
+        tasks: Tasks,
+    ) -> None:
+        self._config = config
+        self._args = args
+        self._emulated = emulated
+        self._environment = environment
+        self._watch = watch
+        self._tasks = tasks
+        self._hosted: dict[InstanceId, _Hosted] = {}
+
+    def hosted(self) -> dict[InstanceId, Hosted]:
+        """Every instance that is up."""
+        return {
+            each: Hosted(hosted.address, hosted.kv_format, hosted.process)
+            for each, hosted in self._hosted.items()
+        }
+
+    @property
+    def compute_on_cpu(self) -> bool:
+        """Whether engines compute, and do so on the CPU."""
+        return self._emulated is None and self._config.num_gpus_per_instance == 0
+
+    async def start(
+        self,
+        instance_id: InstanceId,
+        options: tuple[str, ...],
+        on_pending: Callable[[str | None], None],
+    ) -> EngineFacts:
+        """Start an instance as soon as there is a place for it.
+
+        Args:
+            options: further options of vLLM, which overrule those of `vllm serve`.
+            on_pending: see `find_place`.
+
+        Raises:
+            InstanceStartError: it did not start, and nothing is left of it.
+        """
+        config = self._config
+        if not is_gcs_up():
+            raise InstanceStartError(f"instance {instance_id}: Ray's GCS does not answer")
+        place = await find_place(
+            instance_id,
+            config.cpus_per_instance,
+            config.num_gpus_per_instance,
+            on_pending,
+            self._tasks,
+        )
+        # An emulated engine needs nothing of what a fork would bring.
+        runtime_env = forked_runtime_env() if self._emulated is None else {}
+        name = f"{INSTANCE}{instance_id}"
+        actor = None
+        facts: EngineFacts
+        try:
+            actor = InstanceActor.options(
+                **place.options(), runtime_env=runtime_env, **surviving_as(name)
+            ).remote(name)
+            process = await process_of(instance_id, actor, START_TIMEOUT_S)
+            start = actor.start.remote(self._spec(instance_id, options))
+            # How long a model takes to load, nobody knows.
+            address, facts = await self._watch.until_started(instance_id, process, start)
+        except (ray.exceptions.RayError, NotStartedError) as error:
+            if actor is not None:
+                await kill(actor)
+            await place.give_back()
+            if isinstance(error, NotStartedError):
+                raise InstanceStartError(f"instance {error}") from error
+            is_told = isinstance(error, ray.exceptions.RayTaskError)
+            reason = f": {error.cause}" if is_told else " died while starting"
+            raise InstanceStartError(f"instance {instance_id}{reason}") from error
+        self._hosted[instance_id] = _Hosted(actor, address, facts.kv_format, place, process)
+        return facts
+
+    def _spec(self, instance_id: InstanceId, options: tuple[str, ...]) -> InstanceSpec:
+        config = self._config
+        return InstanceSpec(
+            instance_id,
+            packed_args=self._args,
+            options=options,
+            llumlet=config.llumlet,
+            transport=config.transport,
+            host=config.internal_host,
+            environment=self._environment,
+            log_level=config.log_level,
+            emulated=self._emulated,
+            keys=config.mailbox_keys,
+            lease=(own_node(), config.watch.lease_s),
+        )
+
+    def take_over(
+        self, instance_id: InstanceId, actor: Any, status: MemberStatus, place: Place
+    ) -> None:
+        """Host an instance that another supervisor has started."""
+        assert status.facts is not None
+        self._hosted[instance_id] = _Hosted(
+            actor, status.address, status.facts.kv_format, place, status.process
+        )
+
+    def take_over_unheard(
+        self, instance_id: InstanceId, unheard: Hosted, place: Place | None
+    ) -> None:
+        """Take an instance over that another supervisor has started, and that does not answer from
+        its node: it is to end."""
+        assert unheard.process is not None
+        self._hosted[instance_id] = _Hosted(
+            None, unheard.address, unheard.kv_format, place, unheard.process
+        )
+
+    def address(self, instance_id: InstanceId) -> str | None:
+        """Return the mailbox of an instance that is up; None where there is none of this name."""
+        hosted = self._hosted.get(instance_id)
+        return None if hosted is None else hosted.address
+
+    async def ended(self, instance_id: InstanceId) -> str:
+        """Wait until the instance has ended, by itself or by `close`, or works no more; returns
+        why, when nothing of it can act any more."""
+        hosted = self._hosted[instance_id]
+        reason = await self._watch.until_ended(instance_id, hosted.actor, hosted.process)
+        del self._hosted[instance_id]
+        # Nobody who waits for the news has to wait for Ray.
+        self._tasks.begin(_clear_away(hosted))
+        return reason
+
+    async def close(self, instance_id: InstanceId) -> None:
+        """End an instance in good order; `ended` returns then."""
+        hosted = self._hosted.get(instance_id)
+        if hosted is None or hosted.actor is None:
+            return  # It has died meanwhile, or ends already.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await settle(hosted.actor.close.remote())
+        await forget(hosted.actor)
+
+    async def close_all(self) -> None:
+        """End all engines in good order; their processes end with Ray."""
+        actors = [hosted.actor for hosted in self._hosted.values()]
+        await settle(*(actor.close.remote() for actor in actors if actor is not None))
+
+
+async def _clear_away(hosted: _Hosted) -> None:
+    """Let Ray know that an instance has ended, and others have its place."""
+    if hosted.actor is not None:
+        await forget(hosted.actor)
+    if hosted.place is not None:
+        await hosted.place.give_back()
+
+
+def surviving_as(name: str) -> dict[str, Any]:
+    """Return the options with which an actor outlives the supervisor that has started it, for a
+    successor to find it by this name."""
+    return {"name": name, "lifetime": "detached"}
+
+
+async def kill(actor: Any) -> None:
+    """Kill the actor; returns when Ray knows that it is dead."""
+    ray.kill(actor)
+    with contextlib.suppress(ray.exceptions.RayError):
+        await actor.process.remote()
+
+
+async def settle(*references: Any) -> None:
+    """Wait for calls whose callee may already be dead."""
+    await asyncio.gather(*references, return_exceptions=True)

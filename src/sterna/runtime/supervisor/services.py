@@ -1,0 +1,309 @@
+"""The global scheduler and the front ends of a cluster: started, watched, and replaced when one
+dies."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from sterna.config import ClusterConfig
+from sterna.messages.actors import SCHEDULER_NAME, Frontend, frontend_name
+from sterna.runtime.actors.actor_classes import FrontendActor, SchedulerActor
+from sterna.runtime.actors.addresses import is_gcs_up, staying_here
+from sterna.runtime.fork_server.launcher import METRICS_FOLDER_VARIABLE, forked_runtime_env
+from sterna.runtime.supervisor.instance_actors import settle, surviving_as
+from sterna.runtime.supervisor.ray_errors import reason_of
+from sterna.runtime.supervisor.recovery import SCHEDULER, Found
+from sterna.runtime.supervisor.tasks import Tasks
+from sterna.runtime.supervisor.watch import (
+    START_TIMEOUT_S,
+    NotStartedError,
+    Watch,
+    forget,
+    process_of,
+)
+from sterna.supervisor.core import Others
+from sterna.supervisor.failure_detector import ProcessIdentity
+from sterna.supervisor.fleet import RETRY_DELAYS_S
+from sterna.types import FrontendId
+
+FRONTEND_PATIENCE = 3.0
+"""A front end may be silent so many times as long as an instance."""
+
+RESERVE_DELAY_S = 3.0
+"""A scheduler in reserve is started so long after the one that schedules: what a death has begun
+comes first."""
+
+RESERVE_TIMEOUT_S = 20.0
+"""What the one in reserve has for beginning to schedule, its imports included; then another one is
+started."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    actor: Any
+    address: str
+    process: ProcessIdentity
+
+
+class Services:
+    """One scheduler, another in reserve, and some front ends.
+
+    To start a process and import what a scheduler needs takes seconds where all processors are
+    busy with engines. The one in reserve has that behind it.
+
+    Args:
+        environment: environment variables of processes that run vLLM.
+        metrics_folder: where front ends keep their counters.
+        tasks: what watches and replaces them runs there.
+        on_change: called when one has come or gone.
+    """
+
+    _config: ClusterConfig
+    _args: bytes
+    _watch: Watch
+
+    def __init__(
+        self,
+        environment: dict[str, str],
+        metrics_folder: str,
+        tasks: Tasks,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._environment = {**environment, METRICS_FOLDER_VARIABLE: metrics_folder}
+        self._tasks = tasks
+        self._on_change = on_change
+        self._frontends: dict[FrontendId, _Member] = {}
+        self._imported: tuple[FrontendId, Any] | None = None
+        self._scheduler: _Member | None = None
+        self._reserve: Any = None
+        self._has_reserve = False
+        self._is_draining = False
+        self.num_frontends_begun = 0
+        self.num_schedulers_begun = 0
+        self.ready_response: bytes | None = None
+
+    def others(self) -> Others:
+        """Who is there, and what a successor of the supervisor needs to start more."""
+        return Others(
+            tuple(Frontend(each, member.address) for each, member in self._frontends.items()),
+            None if self._scheduler is None else self._scheduler.address,
+            self.num_frontends_begun,
+            self.num_schedulers_begun,
+            self.ready_response,
+        )
+
+    def configure(self, config: ClusterConfig, args: bytes, watch: Watch) -> None:
+        """Say what is served, and who watches it; comes before anything is started but the
+        imports."""
+        self._config = config
+        self._args = args
+        self._watch = watch
+
+    def begin_imports(self) -> None:
+        """Have the first front end import what it needs."""
+        self._imported = self._import_frontend()
+
+    async def prepare(self) -> list[tuple[FrontendId, _Member]]:
+        """Return the front ends when all have imported what they need."""
+        assert self._imported is not None
+        more = [self._import_frontend() for _ in range(self._config.num_frontends - 1)]
+        return list(
+            await asyncio.gather(*(self._prepare(*each) for each in (self._imported, *more)))
+        )
+
+    async def start_frontends(self, prepared: list[tuple[FrontendId, _Member]]) -> None:
+        """Return when all of them answer."""
+        await asyncio.gather(*(self._start_frontend(*each) for each in prepared))
+
+    async def start_scheduler(self) -> None:
+        """Start the scheduler, the one in reserve if there is one; returns when it schedules."""
+        reserve, self._reserve = self._reserve, None
+        actor = self._begin_scheduler() if reserve is None else reserve
+        timeout_s = START_TIMEOUT_S if reserve is None else RESERVE_TIMEOUT_S
+        config = self._config
+        try:
+            process = await process_of(SCHEDULER_NAME, actor, timeout_s)
+            start = actor.start.remote(
+                config.llumlet.policy,
+                config.internal_host,
+                config.log_level,
+                config.scaling,
+                config.mailbox_keys,
+            )
+            address = await self._watch.until_started(
+                SCHEDULER_NAME, process, start, timeout_s=timeout_s
+            )
+        except (ray.exceptions.RayError, NotStartedError):
+            await forget(actor)
+            raise
+        self._host_scheduler(_Member(actor, address, process))
+        self._on_change()
+
+    def keep_reserve(self) -> None:
+        """Have a scheduler in reserve from now on; to be called when everything is up."""
+        self._has_reserve = True
+        if self._scheduler is not None:
+            self._tasks.begin(self._keep_reserve(self._scheduler))
+
+    def take_over(self, found: Found) -> None:
+        """Go on with those that another supervisor has started, and replace those that lack."""
+        for frontend_id, (actor, status) in found.frontends.items():
+            self._host_frontend(frontend_id, _Member(actor, status.address, status.process))
+        for _ in range(self._config.num_frontends - len(self._frontends)):
+            self._tasks.begin(self._replace("front end", self._replace_frontend))
+        if found.scheduler is None:
+            self._tasks.begin(self._replace("global scheduler", self.start_scheduler))
+        else:
+            actor, status = found.scheduler
+            self._host_scheduler(_Member(actor, status.address, status.process))
+
+    async def drain(self, timeout_s: float) -> int:
+        """Let no more requests in, and wait for the answers under way; returns how many are left
+        after so long."""
+        # One that would be started now would let requests in.
+        self._is_draining = True
+        left = await asyncio.gather(
+            *(member.actor.drain.remote(timeout_s) for member in self._frontends.values()),
+            return_exceptions=True,
+        )
+        return sum(each for each in left if isinstance(each, int))
+
+    async def stop_frontends(self) -> None:
+        """Have them answer nothing any more."""
+        await settle(*(member.actor.stop.remote() for member in self._frontends.values()))
+
+    # ----------------------------------------------------------------------------- scheduler
+
+    def _begin_scheduler(self) -> Any:
+        """Start a process for a scheduler."""
+        name = f"{SCHEDULER}{self.num_schedulers_begun}"
+        self.num_schedulers_begun += 1
+        return SchedulerActor.options(**surviving_as(name), **staying_here()).remote()
+
+    def _host_scheduler(self, member: _Member) -> None:
+        self._scheduler = member
+        self._tasks.begin(self._watch_scheduler(member))
+        if self._has_reserve:
+            self._tasks.begin(self._keep_reserve(member))
+
+    async def _keep_reserve(self, scheduler: _Member) -> None:
+        """Keep a process up that is to follow this scheduler; returns when it does."""
+        while True:
+            await asyncio.sleep(RESERVE_DELAY_S)
+            if self._scheduler is not scheduler or self._reserve is not None:
+                return
+            if not is_gcs_up():
+                continue
+            reserve = None
+            try:
+                reserve = self._reserve = self._begin_scheduler()
+                # A successor of this supervisor must not give its name to another one.
+                self._on_change()
+                await reserve.stand_by.remote()
+            except ray.exceptions.RayError:
+                # It has died, or there was nobody to start it.
+                if self._reserve is reserve:
+                    self._reserve = None
+            else:
+                return
+
+    async def _watch_scheduler(self, member: _Member) -> None:
+        reason = await self._watch.until_ended(SCHEDULER_NAME, member.actor, member.process)
+        logger.error("global scheduler lost, front ends go on without reason=%s", reason)
+        self._scheduler = None
+        self._on_change()
+        self._tasks.begin(forget(member.actor))
+        await self._replace("global scheduler", self.start_scheduler)
+
+    # ---------------------------------------------------------------------------- front ends
+
+    def _import_frontend(self) -> tuple[FrontendId, Any]:
+        frontend_id = FrontendId(self.num_frontends_begun)
+        self.num_frontends_begun += 1
+        name = frontend_name(frontend_id)
+        options = {"runtime_env": forked_runtime_env(), **surviving_as(name), **staying_here()}
+        return frontend_id, FrontendActor.options(**options).remote(name, self._environment)
+
+    async def _prepare(self, frontend_id: FrontendId, actor: Any) -> tuple[FrontendId, _Member]:
+        config = self._config
+        name = frontend_name(frontend_id)
+        process = await process_of(name, actor, START_TIMEOUT_S)
+        preparing = actor.prepare.remote(
+            config.internal_host, config.log_level, config.mailbox_keys
+        )
+        address = await self._watch.until_started(
+            name, process, preparing, timeout_s=START_TIMEOUT_S
+        )
+        return frontend_id, _Member(actor, address, process)
+
+    async def _start_frontend(self, frontend_id: FrontendId, member: _Member) -> None:
+        # It hears of the instances by the membership, which it needs to start.
+        self._frontends[frontend_id] = member
+        self._on_change()
+        assert self.ready_response is not None
+        start = member.actor.start.remote(
+            frontend_id, self._args, self._config.frontend, self.ready_response
+        )
+        await self._watch.until_started(
+            frontend_name(frontend_id), member.process, start, timeout_s=START_TIMEOUT_S
+        )
+        self._host_frontend(frontend_id, member)
+
+    def _host_frontend(self, frontend_id: FrontendId, member: _Member) -> None:
+        self._frontends[frontend_id] = member
+        self._tasks.begin(self._watch_frontend(frontend_id, member))
+
+    async def _watch_frontend(self, frontend_id: FrontendId, member: _Member) -> None:
+        reason = await self._watch.until_ended(
+            frontend_name(frontend_id),
+            member.actor,
+            member.process,
+            # Its end would cut its clients' streams, which a pause only delays.
+            stopped_timeout_s=self._config.watch.instance_timeout_s,
+            silence_timeout_s=FRONTEND_PATIENCE * self._config.watch.instance_timeout_s,
+        )
+        logger.error("front end lost frontend=%d reason=%s", frontend_id, reason)
+        del self._frontends[frontend_id]
+        self._on_change()
+        self._tasks.begin(forget(member.actor))
+        if not self._is_draining:
+            await self._replace("front end", self._replace_frontend)
+
+    async def _replace_frontend(self) -> None:
+        frontend_id, actor = self._import_frontend()
+        try:
+            prepared = await self._prepare(frontend_id, actor)
+            if self._is_draining:
+                return
+            await self._start_frontend(*prepared)
+            if self._is_draining:
+                # It was told to let nobody in before it had a door.
+                await actor.drain.remote(0.0)
+        except (ray.exceptions.RayError, NotStartedError):
+            await forget(actor)
+            if self._frontends.pop(frontend_id, None) is not None:
+                self._on_change()
+            raise
+
+    async def _replace(self, what: str, start: Callable[[], Awaitable[None]]) -> None:
+        """Start a successor, and try again for as long as it does not come up."""
+        delays_s = itertools.chain(RETRY_DELAYS_S, itertools.repeat(RETRY_DELAYS_S[-1]))
+        while True:
+            try:
+                if not is_gcs_up():
+                    raise TimeoutError("Ray's GCS does not answer")
+                await start()
+            except (ray.exceptions.RayError, NotStartedError, TimeoutError) as error:
+                delay_s = next(delays_s)
+                reason = reason_of(error) if str(error).strip() else "it does not answer"
+                logger.error("%s not replaced, again in %.0f s reason=%s", what, delay_s, reason)
+                await asyncio.sleep(delay_s)
+            else:
+                return

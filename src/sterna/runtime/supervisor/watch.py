@@ -1,0 +1,332 @@
+"""Watches the members of a cluster for its supervisor, and ends those that work no more.
+
+Which those are is decided by the pure `Progress`; here their processes are looked at, on the
+nodes where they run, and killed there. Members on other nodes hold leases (`lease`): one that
+cannot be reached to be killed has ended when its lease has.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from sterna.config import WatchConfig
+from sterna.errors import SternaError
+from sterna.log_throttle import FILES_ADVICE, Complaint
+from sterna.messages.actors import Heartbeat
+from sterna.runtime.actors.addresses import own_node
+from sterna.runtime.processes.process import end_process, state_of_process
+from sterna.runtime.supervisor.ray_errors import reason_of
+from sterna.runtime.supervisor.tasks import Tasks
+from sterna.supervisor.core import Hosted
+from sterna.supervisor.failure_detector import ProcessIdentity, ProcessState, Progress
+from sterna.supervisor.lease import GrantedLeases
+from sterna.types import InstanceId
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOOK_INTERVAL_S = 0.1
+"""Time between two looks at the processes of a node."""
+
+RETRY_DELAY_S = 1.0
+"""What a node that did not answer has until it is asked again."""
+
+START_TIMEOUT_S = 600.0
+"""What an actor has for its process and imports, whatever else the machine does meanwhile."""
+
+
+class _NodeActor:
+    """Looks at, and ends, the processes of a node that is not the supervisor's."""
+
+    def __repr__(self) -> str:
+        # Ray puts it before each line that the actor prints.
+        return "watcher"
+
+    async def look(self, processes: list[ProcessIdentity]) -> list[ProcessState]:
+        """Say how these processes are."""
+        return list(map(state_of_process, processes))
+
+    async def end(self, process: ProcessIdentity) -> None:
+        """See `end_process`."""
+        await end_process(process)
+
+
+class NotStartedError(SternaError):
+    """A member works no more, or does not answer, before it has started."""
+
+
+class Watch:
+    """All members that one supervisor watches.
+
+    Args:
+        tasks: where it looks from.
+    """
+
+    def __init__(self, config: WatchConfig, tasks: Tasks) -> None:
+        self._progress = Progress(config)
+        self._leases = GrantedLeases(config.lease_s)
+        self._tasks = tasks
+        self._own_node = own_node()
+        self._processes: dict[str, ProcessIdentity] = {}
+        self._halted: dict[str, asyncio.Future[str]] = {}
+        self._nodes: dict[str, Any] = {}
+        tasks.begin(self._judge())
+        tasks.begin(self._look_at(self._own_node))
+
+    def on_heartbeat(self, heartbeat: Heartbeat) -> bool:
+        """A member says how it gets on; returns whether it must be answered, which extends its
+        lease."""
+        self._progress.on_heartbeat(heartbeat, _now_s())
+        if heartbeat.asked_s is None:
+            return False
+        return self._leases.may_answer(heartbeat.member, _now_s())
+
+    async def until_started(
+        self,
+        member: str,
+        process: ProcessIdentity,
+        start: Awaitable[T],
+        *,
+        timeout_s: float | None = None,
+    ) -> T:
+        """Wait until the member has started; returns what its start does.
+
+        Args:
+            timeout_s: what it has for that; None: as long as it takes.
+
+        Raises:
+            NotStartedError: it works no more, or took too long. Its process has ended if it is on
+                this node; elsewhere Ray ends it, for nobody knows of it yet.
+        """
+        starting = asyncio.ensure_future(start)
+        try:
+            with self._watched(member, process) as halted:
+                await asyncio.wait(
+                    (starting, halted), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if starting.done():
+                    return starting.result()
+                reason = halted.result() if halted.done() else f"it took {timeout_s:g} s"
+                if process.node_id == self._own_node:
+                    await end_process(process)
+        finally:
+            starting.cancel()
+        raise NotStartedError(f"{member} did not start: {reason}")
+
+    async def until_ended(
+        self,
+        member: str,
+        actor: Any | None,
+        process: ProcessIdentity,
+        *,
+        stopped_timeout_s: float | None = None,
+        silence_timeout_s: float | None = None,
+    ) -> str:
+        """Wait until the member's `run` ends, or it has died or works no more; returns why, when
+        its process has ended for certain.
+
+        Args:
+            actor: None: it cannot be reached, and is to end.
+            stopped_timeout_s, silence_timeout_s: see `Progress.on_joined`.
+        """
+        is_remote = process.node_id != self._own_node
+        with self._watched(member, process, stopped_timeout_s, silence_timeout_s) as halted:
+            if is_remote:
+                # It has begun before; or a supervisor that is dead by now may just have answered
+                # it.
+                self._leases.grant(member, _now_s())
+            run = asyncio.ensure_future(_end_of(actor))
+            try:
+                await asyncio.wait((run, halted), return_when=asyncio.FIRST_COMPLETED)
+                reason = run.result() if run.done() else halted.result()
+                if is_remote:
+                    await self._end_there(member, process)
+                else:
+                    await end_process(process)
+            finally:
+                run.cancel()
+        return reason
+
+    async def end_here(self, silent: Mapping[InstanceId, Hosted]) -> dict[InstanceId, Hosted]:
+        """Kill those of these instances that are on this node; returns the others when they have
+        ended."""
+        elsewhere = {}
+        for instance_id, hosted in silent.items():
+            assert hosted.process is not None
+            if hosted.process.node_id == self._own_node:
+                await end_process(hosted.process)
+            else:
+                elsewhere[instance_id] = hosted
+        return elsewhere
+
+    # ---------------------------------------------------------------------------- internals
+
+    @contextmanager
+    def _watched(
+        self,
+        member: str,
+        process: ProcessIdentity,
+        stopped_timeout_s: float | None = None,
+        silence_timeout_s: float | None = None,
+    ) -> Iterator[asyncio.Future[str]]:
+        """Watch a member; the future has the reason when it works no more."""
+        self._progress.on_joined(
+            member,
+            stopped_timeout_s=stopped_timeout_s,
+            silence_timeout_s=silence_timeout_s,
+            is_remote=process.node_id != self._own_node,
+        )
+        self._processes[member] = process
+        self._halted[member] = asyncio.get_running_loop().create_future()
+        if process.node_id not in (self._own_node, *self._nodes):
+            self._nodes[process.node_id] = None
+            self._tasks.begin(self._look_at(process.node_id))
+        try:
+            yield self._halted[member]
+        finally:
+            self._progress.on_left(member)
+            self._leases.forget(member)
+            del self._processes[member], self._halted[member]
+
+    async def _end_there(self, member: str, process: ProcessIdentity) -> None:
+        """Kill a process on its node; returns when it has ended, or must have ended by itself."""
+        self._leases.end(member)
+        killing = asyncio.ensure_future(self._kill_there(process))
+        try:
+            left_s = self._leases.certain_s(member) - _now_s()
+            await asyncio.wait((killing,), timeout=max(0.0, left_s))
+            if killing.done():
+                killing.result()
+            else:
+                logger.warning("killed by nobody, but its lease has ended member=%s", member)
+        finally:
+            killing.cancel()
+
+    async def _kill_there(self, process: ProcessIdentity) -> None:
+        """Return when the process has been killed on its node; never when the node is lost."""
+        while True:
+            try:
+                await self._node_actor(process.node_id).end.remote(process)
+            except ray.exceptions.RayError as error:
+                if not await self._is_back(process.node_id, error):
+                    # That Ray has lost it says nothing of its processes.
+                    await asyncio.get_running_loop().create_future()
+            else:
+                return
+
+    async def _judge(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            now_s = _now_s()
+            for each in self._progress.on_time(now_s):
+                self._halt(each.member, each.reason)
+            for member in self._leases.ended(now_s):
+                self._halt(member, "it is out of reach, and its lease has ended")
+
+    def _halt(self, member: str, reason: str) -> None:
+        halted = self._halted[member]
+        if not halted.done():
+            halted.set_result(reason)
+
+    async def _look_at(self, node_id: str) -> None:
+        """Look at a node's processes, for as long as there is the node."""
+        complaint = Complaint()
+        while True:
+            members = [each for each, p in self._processes.items() if p.node_id == node_id]
+            processes = [self._processes[each] for each in members]
+            try:
+                states = await self._states(node_id, processes)
+            except ray.exceptions.RayError as error:
+                if await self._is_back(node_id, error):
+                    continue
+                logger.error("node lost node=%s", node_id)
+                return
+            if ProcessState.UNSEEN in states and complaint.is_due():
+                logger.error(
+                    "processes cannot be looked at, and count as running node=%s unseen=%d; %s",
+                    node_id,
+                    states.count(ProcessState.UNSEEN),
+                    FILES_ADVICE,
+                )
+            now_s = _now_s()
+            for member, process, state in zip(members, processes, states, strict=True):
+                if self._processes.get(member) == process:
+                    self._progress.on_state(member, state, now_s)
+            await asyncio.sleep(LOOK_INTERVAL_S)
+
+    async def _states(self, node_id: str, processes: list[ProcessIdentity]) -> list[ProcessState]:
+        if not processes or node_id == self._own_node:
+            return list(map(state_of_process, processes))
+        states: list[ProcessState] = await self._node_actor(node_id).look.remote(processes)
+        return states
+
+    def _node_actor(self, node_id: str) -> Any:
+        if self._nodes.get(node_id) is None:
+            place = NodeAffinitySchedulingStrategy(node_id, soft=False)
+            self._nodes[node_id] = _NODE_ACTOR.options(scheduling_strategy=place).remote()
+        return self._nodes[node_id]
+
+    async def _is_back(self, node_id: str, error: ray.exceptions.RayError) -> bool:
+        """Whether a node, whose watcher was lost, may be asked again; if not, Ray has lost it."""
+        logger.warning("watcher lost node=%s reason=%s", node_id, reason_of(error))
+        await asyncio.sleep(RETRY_DELAY_S)
+        is_alive = await asyncio.to_thread(_is_alive, node_id)
+        if is_alive:
+            self._nodes[node_id] = None
+        else:
+            self._nodes.pop(node_id, None)
+        return is_alive
+
+
+async def process_of(member: str, actor: Any, timeout_s: float) -> ProcessIdentity:
+    """Return the process of an actor that was just asked for; it answers while it starts, too.
+
+    Raises:
+        NotStartedError: it has not answered in time.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            process: ProcessIdentity = await actor.process.remote()
+    except TimeoutError:
+        reason = f"it has not answered within {timeout_s:g} s"
+        raise NotStartedError(f"{member} did not start: {reason}") from None
+    return process
+
+
+async def _end_of(actor: Any | None) -> str:
+    """Wait until the actor's `run` ends or the actor dies; returns why."""
+    if actor is None:
+        return "it did not answer the supervisor's successor"
+    while True:
+        try:
+            return str(await actor.run.remote())
+        except ray.exceptions.ActorUnavailableError:
+            # The connection to it broke; it may well be alive, and who looks at it will know.
+            await asyncio.sleep(RETRY_DELAY_S)
+        except ray.exceptions.RayError as error:
+            return reason_of(error)
+
+
+async def forget(actor: Any) -> None:
+    """Let Ray know that an actor whose process has ended is dead. Ray may be away for a while."""
+    with contextlib.suppress(ray.exceptions.RayError):
+        await asyncio.to_thread(ray.kill, actor)
+
+
+def _is_alive(node_id: str) -> bool:
+    return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# An actor that dies is replaced by another.
+_NODE_ACTOR = ray.remote(max_restarts=0, num_cpus=0)(_NodeActor)

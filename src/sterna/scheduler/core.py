@@ -1,0 +1,190 @@
+"""The scheduler actor without its sockets and clock: messages in, effects out. Pure.
+
+`GlobalScheduler` decides about dispatching, pairing and scaling (Section 4.3). Here is what
+surrounds it: who is there by the newest `Membership`, and where they are. `runtime.scheduler`
+carries the effects out on asyncio, `hostile` in virtual time.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from sterna.config import PolicyConfig, ScalingConfig
+from sterna.messages.actors import (
+    AddInstances,
+    CancelDispatch,
+    ClusterStats,
+    Dispatched,
+    DispatchRequest,
+    Instance,
+    InstanceStats,
+    LoadReport,
+    Membership,
+    SetDestination,
+    TerminateInstance,
+    WireMessage,
+)
+from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
+from sterna.policy.scaling import ScaleUp, Terminate
+from sterna.policy.virtual_usage import freeness_of
+from sterna.scheduler import global_scheduler as core
+from sterna.types import FrontendId, InstanceId
+
+SchedulerEffect = ToMailbox | KeepOnly | Unexpected | ScaleUp | Terminate
+"""ScaleUp and Terminate are facts for the log: the message to the supervisor comes along."""
+
+
+class SchedulerCore:
+    """The decisions of one scheduler.
+
+    Args:
+        now_s: the time of the clock whose times all methods are given.
+        scaling: None where the number of instances is left alone.
+        first_dispatch_number: above any that a predecessor gave.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyConfig,
+        *,
+        now_s: float,
+        scaling: ScalingConfig | None = None,
+        first_dispatch_number: int = 1,
+    ) -> None:
+        self._core = core.GlobalScheduler(
+            policy, now_s=now_s, scaling=scaling, first_dispatch_number=first_dispatch_number
+        )
+        self._membership = Membership(0, (), (), None)
+        self._instances: dict[InstanceId, Instance] = {}
+        self._everybody: set[InstanceId] = set()
+        self._joined: set[InstanceId] = set()
+        self._frontends: dict[FrontendId, str] = {}
+        self._reports: dict[InstanceId, LoadReport] = {}
+
+    # -------------------------------------------------------------------------- what is asked
+
+    @property
+    def membership(self) -> Membership:
+        """The newest that it has heard of."""
+        return self._membership
+
+    @property
+    def reports(self) -> Mapping[InstanceId, LoadReport]:
+        """The newest of each instance that is there."""
+        return self._reports
+
+    @property
+    def destinations(self) -> Mapping[InstanceId, InstanceId]:
+        """See `GlobalScheduler.destinations`."""
+        return self._core.destinations
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `on_tick` is due, or None."""
+        return self._core.next_deadline_s
+
+    def stats(self) -> list[ToMailbox]:
+        """What the front ends' metrics are to be told from time to time."""
+        stats = ClusterStats(tuple(map(_stats, self._reports.values())))
+        return [ToMailbox(address, stats) for address in self._frontends.values()]
+
+    # -------------------------------------------------------------------------- what happens
+
+    def on_message(self, message: WireMessage, now_s: float) -> list[SchedulerEffect]:
+        """Take a message in; none has payload that concerns the scheduler."""
+        match message:
+            case LoadReport(load):
+                # A report may arrive after the instance's end, or before its membership.
+                if load.instance_id in self._instances:
+                    self._reports[load.instance_id] = message
+                return self._translate(self._core.on_load(load, now_s))
+            case DispatchRequest():
+                return self._translate(self._core.on_request(message, now_s))
+            case CancelDispatch(request_id):
+                return self._translate(self._core.on_cancel(request_id, now_s))
+            case Membership():
+                return self.on_membership(message, now_s)
+            case _:
+                return [Unexpected(message)]
+
+    def on_membership(self, membership: Membership, now_s: float) -> list[SchedulerEffect]:
+        """Learn who is there."""
+        if membership.version <= self._membership.version:
+            return []
+        self._membership = membership
+        instances = {i.instance_id: i for i in membership.instances}
+        frontends = {f.frontend_id: f.address for f in membership.frontends}
+        warm = {a.instance_id for a in membership.absent if a.state == "warm"}
+        # Those that start count where it is decided how many more are needed; warm ones do not.
+        coming = {a.instance_id for a in membership.absent} - warm
+        everybody = instances.keys() | coming | warm
+        gone_instances = sorted(self._everybody - everybody)
+        new_instances = sorted((instances.keys() | coming) - self._joined)
+        withdrawn = sorted(self._joined & warm)
+        gone_frontends = sorted(self._frontends.keys() - frontends.keys())
+        addresses = {i.address for i in membership.instances} | set(frontends.values())
+        if membership.supervisor is not None:
+            addresses.add(membership.supervisor)
+        self._instances = instances
+        self._everybody = everybody
+        self._joined = instances.keys() | coming
+        self._frontends = frontends
+        effects: list[core.Effect] = []
+        for instance_id in new_instances:
+            effects += self._core.on_instance_joined(instance_id, now_s)
+        for instance_id in withdrawn:
+            self._core.on_instance_withdrawn(instance_id)
+        self._core.set_pending(a.instance_id for a in membership.absent if a.state == "pending")
+        for instance in membership.instances:
+            self._core.set_terminating(instance.instance_id, instance.is_terminating)
+        for instance_id in gone_instances:
+            self._reports.pop(instance_id, None)
+            effects += self._core.on_instance_left(instance_id, now_s)
+        for frontend_id in gone_frontends:
+            effects += self._core.on_frontend_left(frontend_id, now_s)
+        return [KeepOnly(frozenset(addresses)), *self._translate(effects)]
+
+    def on_tick(self, now_s: float) -> list[SchedulerEffect]:
+        """Time has passed; due at `next_deadline_s`, harmless at any other time."""
+        return self._translate(self._core.on_tick(now_s))
+
+    # ------------------------------------------------------------------------------ effects
+
+    def _translate(self, effects: Iterable[core.Effect]) -> list[SchedulerEffect]:
+        translated: list[SchedulerEffect] = []
+        for effect in effects:
+            match effect:
+                case core.Dispatch(request_id, frontend_id, instance_id, number):
+                    address = self._frontends.get(frontend_id)
+                    if address is not None:
+                        answer = Dispatched(request_id, instance_id, number)
+                        translated.append(ToMailbox(address, answer))
+                case core.SetDestination(source, destination):
+                    if source in self._instances:
+                        address = self._instances[source].address
+                        translated.append(ToMailbox(address, SetDestination(destination)))
+                case ScaleUp(num_instances):
+                    translated += [effect, *self._to_supervisor(AddInstances(num_instances))]
+                case Terminate(instance_id):
+                    translated += [effect, *self._to_supervisor(TerminateInstance(instance_id))]
+        return translated
+
+    def _to_supervisor(self, message: AddInstances | TerminateInstance) -> list[ToMailbox]:
+        """Where there is no supervisor, the decision falls again after another period."""
+        supervisor = self._membership.supervisor
+        return [] if supervisor is None else [ToMailbox(supervisor, message)]
+
+
+def _stats(report: LoadReport) -> InstanceStats:
+    load = report.load
+    return InstanceStats(
+        instance_id=load.instance_id,
+        num_running=load.num_running,
+        num_queuing=load.num_queuing,
+        used_tokens=load.used_tokens,
+        total_tokens=load.total_tokens,
+        freeness_steps=freeness_of(load),
+        num_migrating_out=load.num_migrating_out,
+        num_migrating_in=load.num_migrating_in,
+        num_committed=report.num_committed,
+        num_aborted=report.num_aborted,
+        num_preemptions=load.num_preemptions,
+    )

@@ -1,0 +1,117 @@
+"""The instances as operators see them: `sterna instances`. Pure."""
+
+import math
+from collections.abc import Collection, Mapping
+
+from sterna.messages.actors import Absent, Instance, LoadReport, Membership
+from sterna.policy.virtual_usage import freeness_of
+from sterna.types import InstanceId
+
+Description = dict[str, object]
+
+UNKNOWN: Description = {
+    "total_tokens": 0,
+    "used_tokens": 0,
+    "freeness": None,
+    "running": 0,
+    "queuing": 0,
+    "migrating": 0,
+    "head_demand_tokens": 0,
+    "preemptions": 0,
+    "migrations_committed": 0,
+    "migrations_aborted": 0,
+}
+"""The load of an instance that has not reported one."""
+
+
+def describe_instances(
+    membership: Membership,
+    reports: Mapping[InstanceId, LoadReport],
+    sources: Collection[InstanceId],
+    *,
+    migrates: bool = True,
+) -> list[Description]:
+    """One entry an instance, those to come last; the names are stable (docs/operations.md).
+
+    Args:
+        sources: instances that have a destination to move requests to.
+        migrates: whether the policy moves requests at all.
+    """
+    return [
+        *(
+            _describe(each, reports.get(each.instance_id), sources, migrates=migrates)
+            for each in membership.instances
+        ),
+        *(_describe_absent(each) for each in membership.absent),
+    ]
+
+
+def _describe(
+    instance: Instance,
+    report: LoadReport | None,
+    sources: Collection[InstanceId],
+    *,
+    migrates: bool,
+) -> Description:
+    state = "terminating" if instance.is_terminating else "running"
+    if report is None:
+        state = "starting"
+    return {
+        "id": instance.instance_id,
+        "state": state,
+        **(UNKNOWN if report is None else _load(report)),
+        "generation": instance.generation,
+        "note": _note(instance, report, sources, migrates=migrates),
+    }
+
+
+def _describe_absent(absent: Absent) -> Description:
+    return {
+        "id": absent.instance_id,
+        "state": absent.state,
+        **UNKNOWN,
+        "generation": absent.generation,
+        "note": absent.note,
+    }
+
+
+def _load(report: LoadReport) -> Description:
+    load = report.load
+    freeness = freeness_of(load)
+    return {
+        "total_tokens": load.total_tokens,
+        "used_tokens": load.used_tokens,
+        # JSON knows no infinity; a terminating instance has no freeness to speak of.
+        "freeness": freeness if math.isfinite(freeness) else None,
+        "running": load.num_running,
+        "queuing": load.num_queuing,
+        "migrating": load.num_migrating_out + load.num_migrating_in,
+        "head_demand_tokens": load.head_demand_tokens,
+        "preemptions": load.num_preemptions,
+        "migrations_committed": report.num_committed,
+        "migrations_aborted": report.num_aborted,
+    }
+
+
+def _note(
+    instance: Instance,
+    report: LoadReport | None,
+    sources: Collection[InstanceId],
+    *,
+    migrates: bool,
+) -> str | None:
+    """Why it is being emptied, and what that waits for."""
+    if instance.note is None or report is None:
+        return instance.note
+    load = report.load
+    num_left = load.num_running + load.num_queuing
+    if num_left == 0:
+        return instance.note
+    left = f"{instance.note}; {num_left} request{'s' if num_left > 1 else ''} left"
+    if not migrates:
+        return f"{left}, which the policy does not move"
+    if instance.instance_id in sources or load.num_migrating_out > 0:
+        return left
+    if load.move_tokens is None:
+        return f"{left}, none of which can move now"
+    return f"{left}, waiting for an instance with room"

@@ -1,0 +1,340 @@
+"""The global scheduler (Section 4.3): loads in; dispatch, pairing and scaling decisions out. Pure.
+
+It sees instances and never their running requests, so that its work does not grow with these.
+Each `on_...` method is one event and returns what is to be done, in order; `on_tick` wants to be
+called at `next_deadline_s`.
+
+It keeps no state that matters. The loads come again with the next reports; the requests that it
+holds are asked for again by their front ends; and each instance is told its destination anew
+when it is first part of a round, also when it has none, since a predecessor may have named one.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from msgspec import structs
+
+from sterna.config import PolicyConfig, ScalingConfig
+from sterna.messages.actors import DispatchRequest
+from sterna.policy.dispatch import choose
+from sterna.policy.headroom import shared
+from sterna.policy.pairing import pair
+from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, decide
+from sterna.policy.virtual_usage import Candidate, NewRequest
+from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Tell the front end to send the request to the instance.
+
+    Attributes:
+        dispatch_number: grows with every dispatch; the instance reports the highest whose
+            request its engine has taken in.
+    """
+
+    request_id: RequestId
+    frontend_id: FrontendId
+    instance_id: InstanceId
+    dispatch_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetDestination:
+    """Tell the source where to migrate requests to; None: start no migration any more."""
+
+    source: InstanceId
+    destination: InstanceId | None
+
+
+Effect = Dispatch | SetDestination | ScaleUp | Terminate
+
+
+class GlobalScheduler:
+    """Places requests and pairs instances by the loads that these report.
+
+    Args:
+        policy: what to decide by.
+        now_s: the time; the first round is one interval later.
+        scaling: None leaves the number of instances alone.
+        scaling_begins_s: no instance is added or terminated before.
+        first_dispatch_number: number of the first dispatch, above any that a predecessor gave.
+        in_flight_lease_s: a dispatch that no report shows after so long is taken for lost, and
+            its demand no longer held against the instance. An engine may compute a step of
+            several seconds before it takes a request in.
+    """
+
+    def __init__(
+        self,
+        policy: PolicyConfig,
+        *,
+        now_s: float,
+        scaling: ScalingConfig | None = None,
+        scaling_begins_s: float = 0.0,
+        first_dispatch_number: int = 1,
+        in_flight_lease_s: float = 30.0,
+    ) -> None:
+        self._policy = policy
+        self._scaling = scaling
+        self._scaling_begins_s = scaling_begins_s
+        self._scaling_state = ScalingState()
+        self._next_number = first_dispatch_number
+        self._in_flight_lease_s = in_flight_lease_s
+        self._next_round_s = now_s + policy.round_interval_s
+        self._instances: dict[InstanceId, _Instance] = {}
+        # The instances by id; None when one came or went since.
+        self._order: list[_Instance] | None = None
+        # A report can arrive after the news of its instance's death; ids are never used again.
+        self._gone: set[InstanceId] = set()
+        self._held: dict[RequestId, DispatchRequest] = {}
+        # No dispatch in flight is taken for lost before.
+        self._first_expiry_s = math.inf
+        self._told: dict[InstanceId, InstanceId | None] = {}
+        self._pending: frozenset[InstanceId] = frozenset()
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `on_tick` is due: the next round, or None when the policy holds no rounds."""
+        has_rounds = self._policy.migrates or self._scaling is not None
+        return self._next_round_s if has_rounds else None
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The instances that have reported, as decisions see them, in order of their ids."""
+        if self._order is None:
+            self._order = [instance for _, instance in sorted(self._instances.items())]
+        policy = self._policy
+        candidates = [
+            instance.known or instance.candidate(instance.load, policy)
+            for instance in self._order
+            if instance.load is not None
+        ]
+        return shared(candidates) if policy.shares_headroom else tuple(candidates)
+
+    @property
+    def destinations(self) -> Mapping[InstanceId, InstanceId]:
+        """The destination of each instance that is set as a source."""
+        return MappingProxyType(
+            {source: each for source, each in self._told.items() if each is not None}
+        )
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait here for an instance."""
+        return len(self._held)
+
+    def on_request(self, request: DispatchRequest, now_s: float) -> list[Effect]:
+        """A front end asks for an instance; without one, the request is held.
+
+        A repeated question for a held request changes nothing but its values.
+        """
+        self._held[request.request_id] = request
+        return self._dispatch_held(now_s)
+
+    def on_cancel(self, request_id: RequestId, now_s: float) -> list[Effect]:
+        """A front end needs no instance for the request any more, or never sent it."""
+        self._held.pop(request_id, None)
+        for instance in self._instances.values():
+            instance.drop(lambda each: each.request_id == request_id)
+        return []
+
+    def on_load(self, load: InstanceLoad, now_s: float) -> list[Effect]:
+        """An instance reports; an overtaken report and one of an instance that left are ignored."""
+        instance = self._instances.get(load.instance_id)
+        if instance is None:
+            if load.instance_id in self._gone:
+                return []
+            instance = self._join(load.instance_id)
+        if instance.load is None:
+            instance.num_dispatched = self._fewest_dispatched()
+        elif load.sequence <= instance.load.sequence:
+            return []
+        instance.load = load
+        instance.known = None
+        if instance.in_flight:
+            instance.drop(lambda each: each.dispatch_number <= load.last_dispatch)
+        # A predecessor's dispatch may still arrive; ours must count as later ones.
+        if load.last_dispatch >= self._next_number:
+            self._next_number = load.last_dispatch + 1
+        return self._dispatch_held(now_s) if self._held else []
+
+    def on_instance_joined(self, instance_id: InstanceId, now_s: float) -> list[Effect]:
+        """An instance starts; it takes part from its first load report on."""
+        if instance_id not in self._gone and instance_id not in self._instances:
+            self._join(instance_id)
+        return []
+
+    def on_instance_withdrawn(self, instance_id: InstanceId) -> None:
+        """An instance that has started is kept ready, without requests, until it joins again."""
+        instance = self._instances.get(instance_id)
+        if instance is not None and instance.load is None:
+            del self._instances[instance_id]
+            self._order = None
+
+    def set_pending(self, instance_ids: Iterable[InstanceId]) -> None:
+        """Say which of the instances that start have no place to start on yet."""
+        self._pending = frozenset(instance_ids)
+
+    def set_terminating(self, instance_id: InstanceId, is_terminating: bool) -> None:
+        """Say that an instance is being emptied, or serves again, before its reports do."""
+        instance = self._instances.get(instance_id)
+        if instance is not None and instance.is_terminating != is_terminating:
+            instance.is_terminating = is_terminating
+            instance.known = None
+
+    def _join(self, instance_id: InstanceId) -> "_Instance":
+        self._order = None
+        instance = self._instances[instance_id] = _Instance()
+        return instance
+
+    def on_instance_left(self, instance_id: InstanceId, now_s: float) -> list[Effect]:
+        """An instance is gone for good; its sources lose their destination at once.
+
+        Requests in flight to it are forgotten: their front ends know what becomes of them.
+        """
+        self._gone.add(instance_id)
+        self._instances.pop(instance_id, None)
+        self._order = None
+        self._told.pop(instance_id, None)
+        effects: list[Effect] = []
+        for source, destination in sorted(self.destinations.items()):
+            if destination == instance_id:
+                self._told[source] = None
+                effects.append(SetDestination(source, None))
+        return effects
+
+    def on_frontend_left(self, frontend_id: FrontendId, now_s: float) -> list[Effect]:
+        """A front end died, and its requests with it, held and in flight."""
+        self._held = {
+            request_id: request
+            for request_id, request in self._held.items()
+            if request.frontend_id != frontend_id
+        }
+        for instance in self._instances.values():
+            instance.drop(lambda each: each.frontend_id == frontend_id)
+        return []
+
+    def on_tick(self, now_s: float) -> list[Effect]:
+        """Holds a round when it is due: pairs instances, then scales their number."""
+        deadline_s = self.next_deadline_s
+        if deadline_s is None or now_s < deadline_s:
+            return []
+        self._next_round_s = deadline_s + self._policy.round_interval_s
+        if self._next_round_s <= now_s:
+            # Missed rounds are not made up for: each would decide by the same loads.
+            self._next_round_s = now_s + self._policy.round_interval_s
+        self._drop_expired(now_s)
+        effects = self._pair() if self._policy.migrates else []
+        return effects + self._scale(now_s)
+
+    def _dispatch_held(self, now_s: float) -> list[Effect]:
+        """Dispatches by scheduling priority, the highest first, then first come, first served
+        (Section 4.4.3)."""
+        self._drop_expired(now_s)
+        effects: list[Effect] = []
+        for request in sorted(self._held.values(), key=self._place_in_line):
+            new = NewRequest(request.demand_tokens, request.execution_priority)
+            instance_id = choose(new, self.candidates, self._policy)
+            if instance_id is None:
+                break
+            del self._held[request.request_id]
+            effects.append(self._send(request, new, instance_id, now_s))
+        return effects
+
+    def _place_in_line(self, request: DispatchRequest) -> tuple[int, float]:
+        # The sort is stable: requests of equal rank and arrival stay in the order of asking.
+        return -self._policy.counts_as(request.scheduling_priority), request.arrival_s
+
+    def _send(
+        self, request: DispatchRequest, new: NewRequest, instance_id: InstanceId, now_s: float
+    ) -> Dispatch:
+        number = self._next_number
+        self._next_number += 1
+        instance = self._instances[instance_id]
+        instance.num_dispatched += 1
+        instance.known = None
+        if self._policy.counts_dispatched:
+            expires_s = now_s + self._in_flight_lease_s
+            self._first_expiry_s = min(self._first_expiry_s, expires_s)
+            instance.in_flight.append(
+                _InFlight(number, request.request_id, request.frontend_id, new, expires_s)
+            )
+        return Dispatch(request.request_id, request.frontend_id, instance_id, number)
+
+    def _pair(self) -> list[Effect]:
+        candidates = self.candidates
+        pairs = pair(candidates, self._policy)
+        effects: list[Effect] = []
+        for candidate in candidates:
+            source = candidate.load.instance_id
+            destination = pairs.get(source)
+            is_told_none = source in self._told and self._told[source] is None
+            if destination is not None or not is_told_none:
+                self._told[source] = destination
+                effects.append(SetDestination(source, destination))
+        return effects
+
+    def _scale(self, now_s: float) -> list[Effect]:
+        if self._scaling is None:
+            return []
+        starting = [each for each, known in self._instances.items() if known.load is None]
+        self._scaling_state, decision = decide(
+            self._scaling_state,
+            self.candidates,
+            self._scaling,
+            num_starting=len(starting),
+            num_pending=len(self._pending.intersection(starting)),
+            now_s=now_s,
+            begins_s=self._scaling_begins_s,
+            num_held=len(self._held),
+        )
+        return [] if decision is None else [decision]
+
+    def _fewest_dispatched(self) -> int:
+        # An instance that begins at zero would get every request until it has caught up.
+        return min(
+            (each.num_dispatched for each in self._instances.values() if each.load is not None),
+            default=0,
+        )
+
+    def _drop_expired(self, now_s: float) -> None:
+        if now_s < self._first_expiry_s:
+            return
+        self._first_expiry_s = math.inf
+        for instance in self._instances.values():
+            instance.drop(lambda each: each.expires_s <= now_s)
+            for each in instance.in_flight:
+                self._first_expiry_s = min(self._first_expiry_s, each.expires_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    dispatch_number: int
+    request_id: RequestId
+    frontend_id: FrontendId
+    request: NewRequest
+    expires_s: float
+
+
+@dataclass(slots=True)
+class _Instance:
+    load: InstanceLoad | None = None
+    in_flight: list[_InFlight] = field(default_factory=list)
+    num_dispatched: int = 0
+    is_terminating: bool = False
+    # What decisions see of it; None when that has changed since.
+    known: Candidate | None = None
+
+    def candidate(self, load: InstanceLoad, policy: PolicyConfig) -> Candidate:
+        in_flight = tuple([each.request for each in self.in_flight]) if self.in_flight else ()
+        if self.is_terminating and not load.is_terminating:
+            load = structs.replace(load, is_terminating=True)
+        self.known = Candidate(load, in_flight, self.num_dispatched, policy)
+        return self.known
+
+    def drop(self, is_over: Callable[[_InFlight], bool]) -> None:
+        if self.in_flight:
+            self.in_flight = [each for each in self.in_flight if not is_over(each)]
+            self.known = None

@@ -1,0 +1,277 @@
+"""One instance of the simulated cluster: the production llumlet over an emulated engine.
+
+Carries out the llumlet's effects in virtual time, as `runtime.effects` does on a real engine:
+those on the engine between two steps, those of one migration one after the other.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol, assert_never
+
+from sterna.config import LlumletConfig
+from sterna.instance.llumlet import ForwardAbort, Llumlet, LlumletEffect, Report
+from sterna.migration.messages import (
+    AbortDrained,
+    AbortRequest,
+    Adopt,
+    Adopted,
+    BlocksReserved,
+    CopyBlocks,
+    Drain,
+    Drained,
+    DrainRefused,
+    Effect,
+    Ended,
+    Event,
+    FreeReservation,
+    Inspect,
+    Inspected,
+    Message,
+    Mode,
+    Reason,
+    Release,
+    ReservationFreed,
+    ReserveBlocks,
+    ReserveFailed,
+    Resume,
+    Send,
+    StageReceived,
+    StopCopying,
+)
+from sterna.simulator.engines import Engines, index_of
+from sterna.types import InstanceId, MigrationId, RequestId
+
+EngineEffect = (
+    Inspect | Drain | ReserveBlocks | FreeReservation | Adopt | Resume | Release | AbortDrained
+)
+"""Effects that are carried out by the engine, between two of its steps."""
+
+UNASKED = (Report, ForwardAbort, AbortRequest)
+"""Effects that only follow from what does not happen here: no client aborts, and loads are asked
+for."""
+
+
+class Surroundings(Protocol):
+    """What an instance asks of the rest of the cluster."""
+
+    def send(self, sender: InstanceId, peer: InstanceId, message: Message, now_s: float) -> None:
+        """Deliver the message to the peer's llumlet, later."""
+
+    def begin_copy(self, source: InstanceId, effect: CopyBlocks, now_s: float) -> None:
+        """Copy blocks to the migration's destination; it is told when they are there."""
+
+    def stop_copy(self, migration_id: MigrationId, now_s: float) -> None:
+        """Drop the migration's copy, if there is one."""
+
+    def on_drained(self, migration_id: MigrationId, now_s: float) -> None:
+        """A running request has left its batch; its downtime begins."""
+
+    def on_adopted(self, migration_id: MigrationId, now_s: float) -> None:
+        """The request runs or queues on its destination from the next step on."""
+
+    def on_ended(self, ended: Ended) -> None:
+        """A migration is over for one of its sides."""
+
+    def on_activity(self, instance: "Instance", now_s: float) -> None:
+        """The instance has been told something, and what followed has been carried out."""
+
+
+class Instance:
+    """Drives one llumlet and its engine."""
+
+    def __init__(
+        self,
+        instance_id: InstanceId,
+        row: int,
+        config: LlumletConfig,
+        engines: Engines,
+        surroundings: Surroundings,
+    ) -> None:
+        self.instance_id = instance_id
+        self.row = row
+        self.llumlet = Llumlet(instance_id, config)
+        self.is_terminating = False
+        self.is_between_steps = False
+        # Migrations in flight from here and to here when they were last asked for.
+        self.num_migrating = (0, 0)
+        self._engines = engines
+        self._surroundings = surroundings
+        self._commands: deque[EngineEffect] = deque()
+        self._waiting: dict[MigrationId, deque[Effect]] = {}
+        # The stage whose blocks each migration to here waits for.
+        self._expected: dict[MigrationId, int] = {}
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether something waits for the engine to be between two steps."""
+        return bool(self._commands)
+
+    # ------------------------------------------------------------------- what happens to it
+
+    def on_destination(self, destination: InstanceId | None, now_s: float) -> None:
+        """The global scheduler has set or unset the destination."""
+        self._carry_out(self.llumlet.on_destination(destination, now_s), now_s)
+        self._surroundings.on_activity(self, now_s)
+
+    def on_message(self, sender: InstanceId, message: Message, now_s: float) -> None:
+        """A message of another llumlet arrived."""
+        self._carry_out(self.llumlet.on_message(sender, message, now_s), now_s)
+        self._surroundings.on_activity(self, now_s)
+
+    def on_stage_copied(self, migration_id: MigrationId, stage: int, now_s: float) -> None:
+        """The blocks of a stage are here; nobody may be waiting for them any more."""
+        if self._expected.get(migration_id) == stage:
+            del self._expected[migration_id]
+            self._tell(migration_id, StageReceived(stage), now_s)
+            self._surroundings.on_activity(self, now_s)
+
+    def on_tick(self, now_s: float) -> None:
+        """A deadline of the llumlet has come."""
+        self._carry_out(self.llumlet.on_tick(now_s), now_s)
+        self._surroundings.on_activity(self, now_s)
+
+    def on_peer_gone(self, peer: InstanceId, now_s: float) -> None:
+        """Another instance has ended."""
+        self._carry_out(self.llumlet.on_peer_dead(peer, now_s), now_s)
+        self._surroundings.on_activity(self, now_s)
+
+    def set_terminating(self, now_s: float) -> None:
+        """The instance is to be emptied."""
+        self.is_terminating = True
+        self.llumlet.set_terminating(True, now_s)
+        self._engines.set_terminating(self.row)
+
+    def run_commands(self, now_s: float) -> None:
+        """The engine is between two steps: carry out what waits for that."""
+        if not self._commands:
+            return
+        self.is_between_steps = True
+        while self._commands:
+            effect = self._commands.popleft()
+            outcome = self._execute(effect, now_s)
+            if outcome is not None:
+                self._tell(effect.migration_id, outcome, now_s)
+                self._continue(effect.migration_id, now_s)
+        self._surroundings.on_activity(self, now_s)
+        self.is_between_steps = False
+
+    # ------------------------------------------------------------------------------ effects
+
+    def _tell(self, migration_id: MigrationId, event: Event, now_s: float) -> None:
+        self._carry_out(self.llumlet.on_outcome(migration_id, event, now_s), now_s)
+
+    def _carry_out(self, effects: Iterable[LlumletEffect], now_s: float) -> None:
+        for effect in effects:
+            self._run(effect, now_s)
+        # A real instance sees its engine after every step; here it looks where that matters.
+        if self.llumlet.wants_view:
+            view = self._engines.view(self.row, now_s)
+            for effect in self.llumlet.on_look(view, now_s):
+                self._run(effect, now_s)
+
+    def _run(self, effect: LlumletEffect, now_s: float) -> None:
+        """Carry the effect out, after all earlier ones of its migration."""
+        if isinstance(effect, Send):
+            migration_id = effect.message.migration_id
+        else:
+            assert not isinstance(effect, UNASKED), f"nobody asked for {effect}"
+            migration_id = effect.migration_id
+        waiting = self._waiting.get(migration_id)
+        if waiting is not None:
+            waiting.append(effect)
+        else:
+            self._begin(effect, migration_id, now_s)
+
+    def _continue(self, migration_id: MigrationId, now_s: float) -> None:
+        """An outcome has been told: go on with the effects that waited behind it."""
+        for effect in self._waiting.pop(migration_id, ()):
+            self._run(effect, now_s)
+
+    def _begin(self, effect: Effect, migration_id: MigrationId, now_s: float) -> None:
+        match effect:
+            case Send(peer, message):
+                self._surroundings.send(self.instance_id, peer, message, now_s)
+            case CopyBlocks():
+                self._surroundings.begin_copy(self.instance_id, effect, now_s)
+            case StopCopying():
+                self._surroundings.stop_copy(migration_id, now_s)
+            case Ended():
+                self._surroundings.on_ended(effect)
+            case Resume() | Release() | AbortDrained():
+                self._commands.append(effect)
+            case Inspect() | Drain() | ReserveBlocks() | FreeReservation() | Adopt():
+                self._commands.append(effect)
+                self._waiting[migration_id] = deque()
+            case AbortRequest():
+                raise AssertionError(f"nobody asked for {effect}")
+            case _:
+                assert_never(effect)
+
+    def _execute(self, effect: EngineEffect, now_s: float) -> Event | None:
+        """Carry out an effect on the engine; returns its outcome, if it has one."""
+        migration_id = effect.migration_id
+        match effect:
+            case Inspect(_, request_id):
+                progress = self._engines.progress(self.row, index_of(request_id))
+                return Inspected(progress, b"")
+            case Drain():
+                return self._drain(effect, now_s)
+            case Resume(_, request_id):
+                self._engines.resume(self.row, index_of(request_id))
+            case Release(_, request_id) | AbortDrained(_, request_id):
+                self._engines.release(self.row, index_of(request_id))
+            case ReserveBlocks():
+                return self._reserve(effect)
+            case FreeReservation():
+                self._expected.pop(migration_id, None)
+                self._engines.free_reservation(self.row, migration_id)
+                return ReservationFreed()
+            case Adopt(_, request_id, num_blocks, state):
+                self._expected.pop(migration_id, None)
+                index = index_of(request_id)
+                self._engines.adopt(self.row, migration_id, index, state, num_blocks)
+                self._surroundings.on_adopted(migration_id, now_s)
+                return Adopted()
+            case _:
+                assert_never(effect)
+        return None
+
+    def _drain(self, effect: Drain, now_s: float) -> Drained | DrainRefused:
+        index = index_of(effect.request_id)
+        is_recompute = effect.mode is Mode.RECOMPUTE
+        outcome = self._engines.begin_drain(
+            self.row,
+            index,
+            effect.num_preemptions,
+            effect.first_block,
+            None if is_recompute else effect.max_blocks,
+        )
+        if outcome is not True:
+            assert outcome is None or isinstance(outcome, Reason)
+            return DrainRefused(outcome)
+        progress = self._engines.progress(self.row, index)
+        assert progress is not None
+        if not progress.is_queuing:
+            self._surroundings.on_drained(effect.migration_id, now_s)
+        num_blocks = 0 if is_recompute else progress.num_blocks
+        return Drained(num_blocks, self._engines.export(self.row, index))
+
+    def _reserve(self, effect: ReserveBlocks) -> BlocksReserved | ReserveFailed:
+        if self._engines.progress(self.row, index_of(effect.request_id)) is not None:
+            return ReserveFailed(effect.stage, Reason.DUPLICATE_REQUEST)
+        refusal = self._engines.reserve(
+            self.row,
+            effect.migration_id,
+            effect.first_block + effect.num_blocks,
+            needs_slot=effect.is_last,
+        )
+        if refusal is not None:
+            return ReserveFailed(effect.stage, refusal)
+        if effect.num_blocks > 0:
+            self._expected[effect.migration_id] = effect.stage
+        return BlocksReserved(effect.stage, (str(self.instance_id),))
+
+    def on_request_admitted(self, request_id: RequestId, dispatch_number: int) -> None:
+        """A dispatched request has reached the engine's queue."""
+        self.llumlet.on_request_arrived(request_id)
+        self.llumlet.on_request_admitted(dispatch_number)

@@ -1,0 +1,291 @@
+"""The supervisor without actors, sockets and clock: messages in, effects out. Pure.
+
+`Fleet` holds which instances there should be. Here is what surrounds it: what other actors and
+operators ask of it, the `Membership` by which everybody is told who is there, and the state that
+this carries, from which a successor goes on. `runtime.cluster` carries the effects out with Ray,
+`hostile` in virtual time.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from sterna.errors import FleetError, SternaError
+from sterna.messages.actors import (
+    Absent,
+    AddInstances,
+    AdminReply,
+    DrainInstance,
+    Emptied,
+    Frontend,
+    Instance,
+    Membership,
+    RestartInstances,
+    StartInstances,
+    TerminateInstance,
+    WireMessage,
+)
+from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
+from sterna.supervisor.failure_detector import ProcessIdentity
+from sterna.supervisor.fleet import Announce, Cause, Fleet, FleetEffect, Phase
+from sterna.types import InstanceId
+
+NUM_INSTANCES_AT_ONCE = 100
+"""What an operator may ask for in one go: more is a slip of the keyboard."""
+
+TAKEOVER_GAP = 1000
+"""By so much a successor's memberships are newer than the newest that anybody knew of: its
+predecessor may have sent a few more, which are still under way and must not count as news."""
+
+Order = DrainInstance | StartInstances | RestartInstances
+
+
+@dataclass(frozen=True, slots=True)
+class NotTerminated:
+    """A fact for the log: the scheduler's wish came too late, for this reason."""
+
+    instance_id: InstanceId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorDrains:
+    """A fact for the log: an operator has an instance emptied, or undoes that."""
+
+    instance_id: InstanceId
+    is_undo: bool
+
+
+SupervisorEffect = FleetEffect | ToMailbox | Unexpected | NotTerminated | OperatorDrains
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """An instance that is up.
+
+    Attributes:
+        kv_format: see `EngineFacts`.
+        process: None where there are no processes, as in a simulation.
+    """
+
+    address: str
+    kv_format: str
+    process: ProcessIdentity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """The actors beside instances, and what a successor needs to start more of them.
+
+    Attributes:
+        scheduler: its mailbox, or None while there is none.
+        ready_response: what front ends need to start (`EngineFacts`).
+    """
+
+    frontends: tuple[Frontend, ...]
+    scheduler: str | None
+    num_frontends_begun: int
+    num_schedulers_begun: int
+    ready_response: bytes | None
+
+
+class SupervisorState(msgspec.Struct, frozen=True):
+    """What a successor needs besides the members themselves.
+
+    Attributes:
+        options: further options of vLLM by generation.
+        emptied_since: of the instances that are being emptied (`Instance`).
+        ready_response: what front ends need to start (`EngineFacts`).
+        hosted: the instances that are up: one that does not answer the successor must be ended for
+            certain.
+    """
+
+    fleet: Fleet
+    options: dict[int, tuple[str, ...]]
+    emptied_since: dict[InstanceId, int]
+    num_frontends_begun: int
+    num_schedulers_begun: int
+    ready_response: bytes | None
+    hosted: dict[InstanceId, Hosted] = msgspec.field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """Return the state that a `Membership` carries."""
+        return msgspec.msgpack.encode(self)
+
+
+def next_number(num_begun: int, numbers_found: Iterable[int]) -> int:
+    """Return the number of the next actor of a kind, so that no name is used twice.
+
+    Args:
+        num_begun: as the predecessor announced it last; it may have begun more since.
+        numbers_found: of all that are there, those that are not up included.
+    """
+    return max([num_begun, *(number + 1 for number in numbers_found)])
+
+
+def state_of(membership: Membership) -> SupervisorState:
+    """The supervisor's state when it announced this."""
+    return msgspec.msgpack.decode(membership.state, type=SupervisorState)
+
+
+@dataclass(slots=True)
+class SupervisorCore:
+    """The decisions of one supervisor.
+
+    Attributes:
+        options: further options of vLLM by generation; later ones overrule those that every
+            engine has.
+        version: of the membership that was announced last.
+        emptied_since: of the instances that are being emptied (`Instance`).
+    """
+
+    fleet: Fleet
+    options: dict[int, tuple[str, ...]] = field(default_factory=lambda: {0: ()})
+    version: int = 0
+    emptied_since: dict[InstanceId, int] = field(default_factory=dict)
+
+    # ----------------------------------------------------------------------------- messages
+
+    def on_message(self, message: WireMessage, now_s: float) -> list[SupervisorEffect]:
+        """Take a message in; none has payload that concerns the supervisor."""
+        match message:
+            case AddInstances(num_instances):
+                return [*self.fleet.on_needed(num_instances, now_s)]
+            case TerminateInstance(instance_id):
+                try:
+                    return [*self.fleet.on_terminate(instance_id, Cause.SCALING, now_s)]
+                except SternaError as error:
+                    # The scheduler's view was older than ours.
+                    return [NotTerminated(instance_id, str(error))]
+            case Emptied(instance_id, emptied_since):
+                # What is said of an earlier emptying, which was undone, is void.
+                if self.emptied_since.get(instance_id) != emptied_since:
+                    return []
+                return [*self.fleet.on_emptied(instance_id, now_s)]
+            case DrainInstance() | StartInstances() | RestartInstances():
+                return self._obey(message, now_s)
+            case _:
+                return [Unexpected(message)]
+
+    def _obey(self, order: Order, now_s: float) -> list[SupervisorEffect]:
+        """Do what an operator wants, and say what was begun."""
+        error = None
+        effects: list[SupervisorEffect] = []
+        try:
+            # Also what nothing can be begun for yet: a successor must know of it.
+            begun: list[FleetEffect] = [Announce(), *self._effects_of(order, now_s)]
+            if isinstance(order, DrainInstance):
+                effects.append(OperatorDrains(order.instance_id, order.is_undo))
+            effects += begun
+        except SternaError as refusal:
+            error = str(refusal)
+        reply = ToMailbox(order.reply_to, AdminReply(order.query_id, b"null", error))
+        return [*effects, reply]
+
+    def _effects_of(self, order: Order, now_s: float) -> list[FleetEffect]:
+        match order:
+            case DrainInstance(_, _, instance_id, is_undo):
+                if is_undo:
+                    return self.fleet.on_undo(instance_id, now_s)
+                return self.fleet.on_terminate(instance_id, Cause.OPERATOR, now_s)
+            case StartInstances(_, _, num_instances):
+                if not 1 <= num_instances <= NUM_INSTANCES_AT_ONCE:
+                    raise FleetError(
+                        f"can start 1 to {NUM_INSTANCES_AT_ONCE} instances, not {num_instances}"
+                    )
+                limit = self.fleet.max_instances
+                if limit is not None and self.fleet.wanted + num_instances > limit:
+                    raise FleetError(
+                        f"{self.fleet.wanted} instances are wanted, and --max-instances is {limit}"
+                    )
+                return self.fleet.on_add(num_instances, now_s)
+            case RestartInstances(_, _, has_surge, options):
+                before = self.options[self.fleet.generation]
+                effects = self.fleet.on_restart(now_s, has_surge=has_surge)
+                self.options[self.fleet.generation] = (*before, *options)
+                return effects
+
+    # ----------------------------------------------------------------------------- takeover
+
+    @classmethod
+    def successor(cls, membership: Membership) -> "SupervisorCore":
+        """The supervisor that goes on where the one that announced this was."""
+        state = state_of(membership)
+        version = membership.version + TAKEOVER_GAP
+        return cls(state.fleet, state.options, version, state.emptied_since)
+
+    def take_over(self, found: Collection[InstanceId], now_s: float) -> list[SupervisorEffect]:
+        """These instances are up, and no others.
+
+        Those that the fleet does not know came up when nobody could tell of them any more: they
+        are to be killed, and their names are not used again.
+        """
+        return [*self.fleet.on_takeover(found, now_s)]
+
+    # --------------------------------------------------------------------------- membership
+
+    def announce(
+        self, hosted: Mapping[InstanceId, Hosted], others: Others, own_address: str
+    ) -> list[ToMailbox | KeepOnly]:
+        """Tell everybody who is there.
+
+        Args:
+            hosted: the instances that are up.
+        """
+        self.version += 1
+        self._note_emptying()
+        serving = self.fleet.in_phase(Phase.SERVING, Phase.TERMINATING, Phase.CLOSING)
+        instances = tuple(self._describe(each, hosted[each]) for each in serving)
+        coming = self.fleet.in_phase(Phase.STARTING, Phase.SPARE)
+        state = SupervisorState(
+            self.fleet,
+            self.options,
+            self.emptied_since,
+            others.num_frontends_begun,
+            others.num_schedulers_begun,
+            others.ready_response,
+            dict(hosted),
+        )
+        membership = Membership(
+            self.version,
+            instances,
+            others.frontends,
+            others.scheduler,
+            tuple(self._describe_absent(each) for each in coming),
+            own_address,
+            state.encode(),
+        )
+        addresses = sorted({i.address for i in instances} | {f.address for f in others.frontends})
+        if others.scheduler is not None:
+            addresses.append(others.scheduler)
+        return [
+            *(ToMailbox(address, membership) for address in addresses),
+            # Those that nobody is told of send heartbeats, and are answered.
+            KeepOnly(frozenset([*addresses, *(each.address for each in hosted.values())])),
+        ]
+
+    def _describe(self, instance_id: InstanceId, hosted: Hosted) -> Instance:
+        member = self.fleet.members[instance_id]
+        is_terminating = member.phase is not Phase.SERVING
+        note = None if member.cause is None else member.cause.value
+        return Instance(
+            instance_id,
+            hosted.address,
+            is_terminating,
+            note,
+            member.generation,
+            hosted.kv_format,
+            self.emptied_since.get(instance_id, 0),
+        )
+
+    def _describe_absent(self, instance_id: InstanceId) -> Absent:
+        member = self.fleet.members[instance_id]
+        state = member.phase.value if member.pending is None else "pending"
+        return Absent(instance_id, state, member.pending, member.generation)
+
+    def _note_emptying(self) -> None:
+        self.emptied_since = {
+            each: self.emptied_since.get(each, self.version)
+            for each in self.fleet.in_phase(Phase.TERMINATING, Phase.CLOSING)
+        }

@@ -1,0 +1,33 @@
+"""What all threads of one plane share."""
+
+from dataclasses import dataclass
+
+from sterna.transport.ledger import Ledger
+from sterna.transport.memory.chunks import Tile, largest_chunk_bytes, plan_tiles
+from sterna.transport.memory.layout import KvLayout
+from sterna.transport.pacer import Pacer
+from sterna.transport.wires.channel import Wire
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneParts:
+    """Attributes:
+    token: the secret of this plane's endpoint.
+    """
+
+    wire: Wire
+    layout: KvLayout
+    ledger: Ledger
+    pacer: Pacer
+    token: str
+    chunk_bytes: int
+    timeout_s: float
+
+    @property
+    def slot_bytes(self) -> int:
+        """A staging buffer of so many bytes holds every chunk."""
+        return largest_chunk_bytes(self.layout.page_bytes, self.chunk_bytes)
+
+    def plan(self, num_blocks: int) -> list[Tile]:
+        """The chunks of a transfer of so many blocks."""
+        return plan_tiles(self.layout.page_bytes, num_blocks, self.chunk_bytes)

@@ -1,0 +1,60 @@
+"""Latencies of each priority class."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sterna.frontend.metrics.latencies import Latencies, Latency
+from sterna.types import RequestId
+
+TERN, GULL = RequestId("tern"), RequestId("gull")
+
+
+def test_a_request_has_a_first_token_gaps_and_an_end() -> None:
+    latencies = Latencies()
+    latencies.begin(TERN, "high", 10.0)
+    latencies.on_output(TERN, 10.5, is_finished=False)
+    latencies.on_output(TERN, 10.75, is_finished=False)
+    latencies.on_output(TERN, 11.0, is_finished=True)
+    assert latencies.take() == {
+        (Latency.FIRST_TOKEN, "high"): [0.5],
+        (Latency.INTER_TOKEN, "high"): [0.25, 0.25],
+        (Latency.REQUEST, "high"): [1.0],
+    }
+    assert latencies.take() == {}
+
+
+def test_classes_are_kept_apart() -> None:
+    latencies = Latencies()
+    latencies.begin(TERN, "high", 0.0)
+    latencies.begin(GULL, "normal", 0.0)
+    latencies.on_output(GULL, 2.0, is_finished=False)
+    latencies.on_output(TERN, 1.0, is_finished=False)
+    assert latencies.take() == {
+        (Latency.FIRST_TOKEN, "normal"): [2.0],
+        (Latency.FIRST_TOKEN, "high"): [1.0],
+    }
+
+
+def test_a_request_that_is_forgotten_has_no_end() -> None:
+    latencies = Latencies()
+    latencies.begin(TERN, "high", 0.0)
+    latencies.forget(TERN)
+    latencies.forget(GULL)
+    latencies.on_output(TERN, 1.0, is_finished=True)
+    assert latencies.take() == {}
+
+
+@given(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=20))
+def test_first_token_and_gaps_add_up_to_the_request(waits_s: list[float]) -> None:
+    latencies, now_s = Latencies(), 0.0
+    latencies.begin(TERN, "normal", now_s)
+    for left, wait_s in reversed(list(enumerate(reversed(waits_s)))):
+        now_s += wait_s
+        latencies.on_output(TERN, now_s, is_finished=left == 0)
+    observed = latencies.take()
+    (whole_s,) = observed[Latency.REQUEST, "normal"]
+    (first_s,) = observed[Latency.FIRST_TOKEN, "normal"]
+    gaps_s = observed.get((Latency.INTER_TOKEN, "normal"), [])
+    assert len(gaps_s) == len(waits_s) - 1
+    assert first_s + sum(gaps_s) == pytest.approx(whole_s)

@@ -1,0 +1,117 @@
+"""Sterna's metrics of the instances."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from sterna.frontend.metrics.latencies import Latency
+from sterna.frontend.metrics.prometheus import FrontendMetrics
+from sterna.messages.actors import ClusterStats, InstanceStats
+from sterna.types import InstanceId
+
+
+def stats_of(instance_id: str, used_tokens: int) -> InstanceStats:
+    return InstanceStats(InstanceId(instance_id), 2, 1, used_tokens, 1000, 45.5, 1, 0)
+
+
+def test_every_instance_has_its_own_series_and_the_last_report_holds():
+    registry = CollectorRegistry()
+    metrics = FrontendMetrics(registry)
+
+    metrics.show(ClusterStats((stats_of("i0", 96), stats_of("i1", 64))))
+    metrics.show(ClusterStats((stats_of("i0", 128), stats_of("i1", 64))))
+
+    assert registry.get_sample_value("sterna_instance_used_tokens", {"instance": "i0"}) == 128
+    assert registry.get_sample_value("sterna_instance_used_tokens", {"instance": "i1"}) == 64
+    assert registry.get_sample_value("sterna_instance_freeness_steps", {"instance": "i1"}) == 45.5
+
+
+def test_what_has_happened_since_an_instance_started_is_shown():
+    registry = CollectorRegistry()
+    stats = InstanceStats(
+        InstanceId("i0"), 2, 1, 96, 1000, 45.5, 1, 0, num_committed=5, num_aborted=3,
+        num_preemptions=7,
+    )  # fmt: skip
+
+    FrontendMetrics(registry).show(ClusterStats((stats,)))
+
+    shown = {
+        name: registry.get_sample_value(f"sterna_instance_{name}", {"instance": "i0"})
+        for name in ("committed_migrations", "aborted_migrations", "preemptions")
+    }
+    assert shown == {"committed_migrations": 5, "aborted_migrations": 3, "preemptions": 7}
+
+
+def test_requests_that_went_on_elsewhere_are_counted():
+    registry = CollectorRegistry()
+    metrics = FrontendMetrics(registry)
+    assert registry.get_sample_value("sterna_requests_sent_again_total") == 0
+    metrics.count_sent_again(2)
+    metrics.count_sent_again(3)
+    assert registry.get_sample_value("sterna_requests_sent_again_total") == 5
+
+
+def test_latencies_are_shown_by_class():
+    registry = CollectorRegistry()
+    metrics = FrontendMetrics(registry)
+    metrics.observe(
+        {
+            (Latency.FIRST_TOKEN, "high"): [0.02, 0.2],
+            (Latency.FIRST_TOKEN, "normal"): [3.0],
+            (Latency.INTER_TOKEN, "high"): [0.04],
+            (Latency.REQUEST, "high"): [1.5],
+        }
+    )
+
+    def shown(name: str, class_name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"sterna_{name}", {"class": class_name, **labels})
+
+    assert shown("time_to_first_token_seconds_count", "high") == 2
+    assert shown("time_to_first_token_seconds_bucket", "high", le="0.1") == 1
+    assert shown("time_to_first_token_seconds_sum", "normal") == 3.0
+    assert shown("inter_token_latency_seconds_sum", "high") == 0.04
+    assert shown("request_latency_seconds_count", "high") == 1
+
+
+def test_an_instance_that_is_gone_disappears():
+    registry = CollectorRegistry()
+    metrics = FrontendMetrics(registry)
+
+    metrics.show(ClusterStats((stats_of("i0", 96), stats_of("i1", 64))))
+    metrics.show(ClusterStats((stats_of("i1", 64),)))
+
+    assert registry.get_sample_value("sterna_instance_used_tokens", {"instance": "i0"}) is None
+
+
+def test_where_processes_share_their_metrics_an_instance_that_is_gone_is_not_a_number(
+    tmp_path: Path,
+):
+    """Several front ends answer for each other through files, from which no series can go."""
+    script = textwrap.dedent("""
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.multiprocess import MultiProcessCollector
+        from sterna.frontend.metrics.prometheus import FrontendMetrics
+        from sterna.messages.actors import ClusterStats, InstanceStats
+
+        metrics = FrontendMetrics(CollectorRegistry())
+        i0, i1 = (InstanceStats(name, 2, 1, 96, 1000, 45.5, 1, 0) for name in ("i0", "i1"))
+        metrics.show(ClusterStats((i0, i1)))
+        metrics.show(ClusterStats((i1,)))
+        shown = CollectorRegistry()
+        MultiProcessCollector(shown)
+        for name in ("i0", "i1"):
+            print(shown.get_sample_value("sterna_instance_used_tokens", {"instance": name}))
+    """)
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.split() == ["nan", "96.0"]

@@ -1,0 +1,348 @@
+"""The router towards vLLM's engine-core client: its sockets and its requests."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+pytest.importorskip("vllm")
+
+from vllm.pooling_params import PoolingParams
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, EngineCoreRequestType, FinishReason
+from vllm.v1.serial_utils import MsgpackEncoder
+
+from sterna.config import OnInstanceFailure
+from sterna.engine.vllm.payload import decode_request
+from sterna.frontend.requests.request_effects import Failure
+from sterna.frontend.vllm_server import router as router_module
+from sterna.frontend.vllm_server.router import Router
+from sterna.messages.actors import (
+    AbortRequests,
+    AddRequest,
+    CancelDispatch,
+    Heartbeat,
+    Membership,
+    OwnerQuery,
+    frontend_name,
+)
+from sterna.messaging.mailbox import Mailbox
+from sterna.messaging.reliable_channel import Outgoing
+from sterna.types import HIGH, NORMAL, RequestId
+from tests.frontend.scripted import ME, Actor, ready_response, within
+from tests.frontend.vllm_server.routed import CONFIG, Client, World, in_worlds_of, world
+
+pytestmark = pytest.mark.vllm
+
+ABORT = OnInstanceFailure.ABORT
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., None]:
+    """Runs a test's coroutine in a world of its own."""
+    return in_worlds_of(tmp_path)
+
+
+def request(
+    request_id: str = "r1", num_prompt_tokens: int = 33, **fields: Any
+) -> EngineCoreRequest:
+    fields.setdefault("sampling_params", SamplingParams(max_tokens=5))
+    fields.setdefault("pooling_params", None)
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(range(num_prompt_tokens)),
+        mm_features=None,
+        arrival_time=12.5,
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+        **fields,
+    )
+
+
+def test_the_client_hears_from_its_engine_although_it_binds_later(tmp_path: Path):
+    async def test() -> None:
+        mailbox = Mailbox("127.0.0.1")
+        router = Router(ME, CONFIG, mailbox, ready_response(block_size=64), tmp_path)
+        client = Client(router.client_addresses)
+        assert (await client.ready()).block_size == 64
+        client.close()
+        router.close()
+        mailbox.close()
+
+    asyncio.run(within(test()))
+
+
+def test_a_request_is_dispatched_by_its_demand_and_priority_and_sent_untouched(run):
+    async def test(world: World) -> None:
+        sent = request(num_prompt_tokens=33, priority=-1)
+        await world.client.add(sent)
+        message, (payload,) = await world.cluster.i0.get(AddRequest)
+        assert message == AddRequest(ME, RequestId("r1"), 1)
+        assert payload == bytes(MsgpackEncoder().encode(sent)[0])
+        (ask,) = world.cluster.scheduler.asked
+        assert (ask.frontend_id, ask.request_id, ask.arrival_s) == (ME, "r1", 12.5)
+        assert ask.demand_tokens == 64
+        assert (ask.scheduling_priority, ask.execution_priority) == (HIGH, HIGH)
+
+    run(test, scheduler_timeout_s=30.0)
+
+
+def test_the_supervisor_hears_that_everything_of_its_loop_gets_its_turn(run):
+    async def test(world: World) -> None:
+        supervisor = Actor(world.router.peers.own_address)
+        supervisor.send(Membership(99, (), (), None, supervisor=supervisor.mailbox.address))
+        try:
+            for _ in range(2):
+                beat, _ = await supervisor.get(Heartbeat)
+                assert beat == Heartbeat(frontend_name(ME), 0, is_busy=False)
+        finally:
+            supervisor.close()
+
+    run(test)
+
+
+def test_deadlines_that_are_over_when_they_are_set_break_nothing(tmp_path: Path):
+    """An overloaded front end has them. Ray's actors run on uvloop, whose timers differ."""
+
+    async def test() -> None:
+        config = replace(CONFIG, scheduler_timeout_s=1e-9, scheduler_retry_s=1e-9)
+        async with world(tmp_path, config) as each:
+            each.cluster.scheduler.target = None
+            for number in range(100):
+                await each.client.add(request(f"r{number}"))
+                each.cluster.announce(each.cluster.i0, each.cluster.i1)
+            for _ in range(50):
+                # The local rule gives each of the two its half.
+                await each.cluster.i0.get(AddRequest)
+                await each.cluster.i1.get(AddRequest)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(within(test()))
+
+
+def test_a_request_without_a_priority_is_normal(run):
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get(AddRequest)
+        assert world.cluster.scheduler.asked[0].execution_priority == NORMAL
+
+    run(test, scheduler_timeout_s=30.0)
+
+
+def test_a_silent_scheduler_is_bypassed(run):
+    async def test(world: World) -> None:
+        world.cluster.scheduler.target = None
+        await world.client.add(request())
+        message, _ = await world.cluster.i0.get(AddRequest)
+        assert message.dispatch_number == 0
+        await world.cluster.scheduler.get(CancelDispatch)
+
+    run(test)
+
+
+def test_tokens_reach_the_client_in_order_and_once_over_a_move(run):
+    async def test(world: World) -> None:
+        i0, i1 = world.cluster.i0, world.cluster.i1
+        await world.client.add(request())
+        await i0.get_request()
+        i1.send_moved("r1", 1)
+        i1.send_tokens("r1", 1, [11, 12])
+        i1.send_tokens("r1", 3, [13], FinishReason.LENGTH)
+        i0.send_tokens("r1", 0, [10])
+        received: list[EngineCoreOutput] = []
+        while len(received) < 3:
+            # Those that waited for the first one may come together with it.
+            received += (await world.client.receive()).outputs
+        assert [output.new_token_ids for output in received] == [[10], [11, 12], [13]]
+        assert received[-1].finish_reason == FinishReason.LENGTH
+
+    run(test, gap_timeout_s=30.0)
+
+
+def test_a_partly_repeated_output_is_cut(run):
+    async def test(world: World) -> None:
+        i0 = world.cluster.i0
+        await world.client.add(request())
+        await i0.get_request()
+        i0.send_tokens("r1", 0, [10, 11])
+        i0.send_tokens("r1", 1, [11, 12])
+        await world.client.receive()
+        assert (await world.client.receive_output()).new_token_ids == [12]
+
+    run(test)
+
+
+def test_an_abort_follows_the_request_to_where_it_moved(run):
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get_request()
+        world.cluster.i1.send_moved("r1", 0)
+        world.cluster.i1.send_tokens("r1", 0, [10])
+        await world.client.receive()
+        await world.client.send(EngineCoreRequestType.ABORT, ["r1"])
+        message, _ = await world.cluster.i1.get(AbortRequests)
+        assert message.request_ids == ("r1",)
+
+    run(test)
+
+
+def test_an_instance_that_steps_a_request_nobody_waits_for_is_told_to_stop(run):
+    async def test(world: World) -> None:
+        world.cluster.i1.send_tokens("gone", 4, [10])
+        message, _ = await world.cluster.i1.get(AbortRequests)
+        assert message.request_ids == ("gone",)
+
+    run(test)
+
+
+def test_a_request_that_dies_with_its_instance_goes_on_behind_what_its_client_has(run):
+    async def test(world: World) -> None:
+        i0, i1 = world.cluster.i0, world.cluster.i1
+        await world.client.add(request(num_prompt_tokens=33))
+        await i0.get_request()
+        i0.send_tokens("r1", 0, [10, 11])
+        await world.client.receive()
+        world.cluster.announce(i1)
+        message, (payload,) = await i1.get(AddRequest)
+        assert message.output_token_ids == (10, 11)
+        sent = decode_request(payload)
+        assert sent.request_id == message.request_id == "r1+1"
+        assert sent.prompt_token_ids == list(range(33))
+        # Of the attempt that died, not of the one that counts.
+        i0.send_tokens("r1", 2, [99])
+        i1.send_tokens("r1+1", 2, [12], FinishReason.LENGTH)
+        output = await world.client.receive_output()
+        assert (output.request_id, output.new_token_ids) == ("r1", [12])
+        assert output.finish_reason == FinishReason.LENGTH
+
+    run(test)
+
+
+def test_an_abort_reaches_the_attempt_that_counts(run):
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get_request()
+        world.cluster.announce(world.cluster.i1)
+        await world.cluster.i1.get_request()
+        await world.client.send(EngineCoreRequestType.ABORT, ["r1"])
+        message, _ = await world.cluster.i1.get(AbortRequests)
+        assert message.request_ids == ("r1+1",)
+
+    run(test)
+
+
+def test_where_nothing_is_continued_a_request_that_dies_with_its_instance_ends_with_an_error(run):
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get_request()
+        world.cluster.announce(world.cluster.i1)
+        output = await world.client.receive_output()
+        why = Failure.OWNER_DIED.value
+        assert output == EngineCoreOutput(
+            "r1", [], finish_reason=FinishReason.ERROR, stop_reason=why
+        )
+
+    run(test, on_instance_failure=ABORT)
+
+
+def test_a_pooling_request_fails_in_the_one_way_that_vllm_knows(run):
+    async def test(world: World) -> None:
+        await world.client.add(request(sampling_params=None, pooling_params=PoolingParams()))
+        await world.cluster.i0.get_request()
+        world.cluster.announce(world.cluster.i1)
+        output = await world.client.receive_output()
+        assert output.finish_reason == FinishReason.ERROR
+        assert output.mm_cache_miss_hashes
+
+    run(test, on_instance_failure=ABORT)
+
+
+def test_a_pooling_request_that_dies_with_its_instance_is_sent_again(run):
+    async def test(world: World) -> None:
+        await world.client.add(request(sampling_params=None, pooling_params=PoolingParams()))
+        await world.cluster.i0.get_request()
+        world.cluster.announce(world.cluster.i1)
+        assert (await world.cluster.i1.get_request()).pooling_params == PoolingParams()
+
+    run(test)
+
+
+def test_a_request_that_was_adopted_before_its_instance_died_goes_on(run):
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get_request()
+        world.cluster.i0.send_tokens("r1", 0, [10])
+        await world.client.receive()
+        world.cluster.i1.arriving.add(RequestId("r1"))
+        world.cluster.announce(world.cluster.i1)
+        # It may never get there, and so is asked for again.
+        await world.cluster.i1.get(OwnerQuery)
+        await world.cluster.i1.get(OwnerQuery)
+        world.cluster.i1.send_tokens("r1", 1, [11], FinishReason.LENGTH)
+        assert (await world.client.receive_output()).new_token_ids == [11]
+
+    run(test)
+
+
+def test_a_request_whose_tokens_got_lost_is_aborted_and_goes_on_behind_those_that_came(run):
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get_request()
+        world.cluster.i0.send_tokens("r1", 0, [10])
+        world.cluster.i0.send_tokens("r1", 2, [12])
+        message, _ = await world.cluster.i0.get(AddRequest)
+        assert (message.request_id, message.output_token_ids) == ("r1+1", (10,))
+        message, _ = await world.cluster.i0.get(AbortRequests)
+        assert message.request_ids == ("r1",)
+
+    run(test)
+
+
+def test_where_nothing_is_continued_a_request_whose_tokens_got_lost_ends_with_an_error(run):
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get_request()
+        world.cluster.i0.send_tokens("r1", 1, [11])
+        output = await world.client.receive_output()
+        assert (output.request_id, output.finish_reason) == ("r1", FinishReason.ERROR)
+        message, _ = await world.cluster.i0.get(AbortRequests)
+        assert message.request_ids == ("r1",)
+
+    run(test, on_instance_failure=ABORT)
+
+
+def test_a_request_that_is_too_large_for_a_message_fails(run, monkeypatch):
+    monkeypatch.setattr(router_module, "MAX_FRAME_BYTES", 1000)
+
+    async def test(world: World) -> None:
+        await world.client.add(request("large", 1000))
+        output = await world.client.receive_output()
+        assert (output.request_id, output.finish_reason) == ("large", FinishReason.ERROR)
+        await world.client.add(request("small"))
+        assert (await world.cluster.i0.get_request()).request_id == "small"
+
+    run(test)
+
+
+def test_a_request_that_its_instance_does_not_take_fails(run, monkeypatch):
+    """It does not read, and what is kept for it is as much as may be."""
+
+    async def test(world: World) -> None:
+        monkeypatch.setattr(Outgoing, "send", lambda *_: None)
+        await world.client.add(request())
+        assert (await world.client.receive_output()).finish_reason == FinishReason.ERROR
+
+    run(test)
+
+
+def test_a_request_with_streamed_input_is_refused(run):
+    async def test(world: World) -> None:
+        await world.client.add(request(resumable=True))
+        assert (await world.client.receive_output()).finish_reason == FinishReason.ERROR
+
+    run(test)

@@ -1,0 +1,108 @@
+"""Calls of vLLM's engine-core client that are no requests: which instances answer them, and how."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from sterna.messages.actors import CallUtility, Membership
+from tests.frontend.vllm_server.routed import World, in_worlds_of
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., None]:
+    """Runs a test's coroutine in a world of its own."""
+    return in_worlds_of(tmp_path)
+
+
+def test_a_utility_call_that_changes_state_reaches_every_instance(run):
+    async def test(world: World) -> None:
+        world.cluster.i0.utility_results["reset_prefix_cache"] = True
+        world.cluster.i1.utility_results["reset_prefix_cache"] = True
+        assert (await world.client.call("reset_prefix_cache", True, False)).result.result is True
+        world.cluster.i1.utility_results["reset_prefix_cache"] = False
+        assert (await world.client.call("reset_prefix_cache", True, False)).result.result is False
+
+    run(test)
+
+
+def test_results_of_all_workers_come_in_the_order_of_the_instances(run):
+    async def test(world: World) -> None:
+        world.cluster.i0.utility_results["collective_rpc"] = ["a", "b"]
+        world.cluster.i1.utility_results["collective_rpc"] = ["c", "d"]
+        output = await world.client.call("collective_rpc", "method", None, (), None)
+        assert output.result.result == ["a", "b", "c", "d"]
+
+    run(test)
+
+
+def test_a_utility_call_that_any_instance_can_answer_goes_to_one(run):
+    async def test(world: World) -> None:
+        world.cluster.i1.utility_results["get_supported_tasks"] = RuntimeError("not asked")
+        output = await world.client.call("get_supported_tasks")
+        assert output.result.result == ["generate"]
+
+    run(test)
+
+
+def test_a_failing_utility_call_says_where_and_why(run):
+    async def test(world: World) -> None:
+        world.cluster.i0.utility_results["profile"] = None
+        world.cluster.i1.utility_results["profile"] = RuntimeError("no trace")
+        output = await world.client.call("profile", True)
+        assert output.failure_message == "instance i1: no trace"
+
+    run(test)
+
+
+def test_instances_that_disagree_fail_the_call(run):
+    async def test(world: World) -> None:
+        world.cluster.i0.utility_results["is_sleeping"] = True
+        world.cluster.i1.utility_results["is_sleeping"] = False
+        output = await world.client.call("is_sleeping")
+        assert "answer is_sleeping differently" in output.failure_message
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "method", ["reinitialize_distributed", "shutdown", "__init__", "sleep", "pause_scheduler"]
+)
+def test_an_unknown_utility_call_is_answered_with_a_failure(run, method: str):
+    async def test(world: World) -> None:
+        output = await world.client.call(method)
+        assert "cannot be called" in output.failure_message
+
+    run(test)
+
+
+def test_a_utility_call_without_instances_is_answered_with_a_failure(run):
+    async def test(world: World) -> None:
+        world.router.on_membership(Membership(99, (), (), None))
+        output = await world.client.call("reset_prefix_cache", False, False)
+        assert "there is no instance" in output.failure_message
+
+    run(test)
+
+
+def test_a_utility_call_on_an_instance_that_dies_is_answered_with_a_failure(run):
+    async def test(world: World) -> None:
+        calling = asyncio.create_task(world.client.call("profile", True))
+        await world.cluster.i1.get(CallUtility)
+        world.cluster.announce(world.cluster.i0)
+        assert "instance i1 died" in (await calling).failure_message
+
+    run(test)
+
+
+def test_a_utility_call_that_is_not_answered_in_time_fails(run):
+    async def test(world: World) -> None:
+        output = await world.client.call("profile", True)
+        assert "did not answer within 0.05 s" in output.failure_message
+
+    run(test, utility_timeout_s=0.05)

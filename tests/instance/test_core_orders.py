@@ -1,0 +1,211 @@
+"""Requests that leave an instance: what operators are answered, and what reports count."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from msgspec import structs
+
+from sterna.config import LlumletConfig
+from sterna.instance.core import InstanceCore, InstanceEffect, MovedOut
+from sterna.messages.actors import (
+    AbortRequests,
+    AddRequest,
+    AdminReply,
+    Frontend,
+    Instance,
+    ListRequests,
+    LoadReport,
+    Membership,
+    MigrateRequest,
+    MigrationMessage,
+    SetDestination,
+)
+from sterna.messaging.send_effects import ToMailbox
+from sterna.migration.messages import (
+    Committed,
+    Drained,
+    Ended,
+    Inspected,
+    Mode,
+    Progress,
+    Reason,
+    ReservationId,
+    Reserve,
+    Reserved,
+    Send,
+)
+from sterna.policy.presets import STERNA
+from sterna.types import HIGH, FrontendId, Immovable, InstanceId, MigrationId, RequestId
+from tests.instance.llumlets import queuing, running, view
+
+I0, I1, I2 = (InstanceId(f"i{k}") for k in range(3))
+F0 = FrontendId(0)
+R = RequestId("r")
+
+
+def addressed(effects: list[InstanceEffect]) -> list[ToMailbox]:
+    return [each for each in effects if isinstance(each, ToMailbox)]
+
+
+TOLD_TO_MOVE = MigrateRequest("operator", 5, R, I1, Mode.RECOMPUTE)
+
+
+def ordered(*others: Instance, order: MigrateRequest | None = TOLD_TO_MOVE) -> InstanceCore:
+    """A core with a request of front end 0, beside i1 and others, which an operator has move."""
+    under_test = InstanceCore(I0, LlumletConfig(policy=STERNA))
+    there = (Instance(I0, "i0"), Instance(I1, "i1"), *others)
+    frontends = (Frontend(F0, "mailbox of 0"),)
+    under_test.on_membership(Membership(1, there, frontends, "scheduler"), 0.0)
+    under_test.on_message(AddRequest(F0, R, 1), [b"request"], 0.0)
+    under_test.on_view(replace(view(running(R)), instance_id=I0), 0.0)
+    if order is not None:
+        under_test.on_message(order, [], 0.0)
+    return under_test
+
+
+ORDERED = MigrationId("i0-1")
+
+
+def moved_out(under_test: InstanceCore, drained_s: float, ended_s: float) -> list[InstanceEffect]:
+    """Let the migration go through; returns what its end brings."""
+    progress = Progress(is_queuing=False, num_full_blocks=1, num_blocks=2, num_preemptions=0)
+    under_test.on_outcome(ORDERED, Inspected(progress, b"request"), 0.0)
+    reserved = Reserved(ORDERED, ReservationId(1), 0, ("i1",))
+    under_test.on_message(MigrationMessage(I1, reserved), [], 0.0)
+    under_test.on_outcome(ORDERED, Drained(2, b"state"), drained_s)
+    committed = MigrationMessage(I1, Committed(ORDERED, ReservationId(1)))
+    return under_test.on_message(committed, [], ended_s)
+
+
+def answers(effects: list[InstanceEffect]) -> list[tuple[int, object, str | None]]:
+    """What operators are answered."""
+    replies = [each.message for each in addressed(effects) if each.address == "operator"]
+    assert all(isinstance(each, AdminReply) for each in replies)
+    return [(each.query_id, msgspec.json.decode(each.body), each.error) for each in replies]
+
+
+def test_an_operator_is_answered_when_the_request_has_moved() -> None:
+    under_test = ordered()
+    effects = moved_out(under_test, drained_s=2.0, ended_s=2.25)
+    assert answers(effects) == [
+        (5, {"request": "r", "from": "i0", "to": "i1", "stages": 1, "suspended_ms": 250.0}, None)
+    ]
+    ended = Ended(ORDERED, R, I1, True, None, 1)
+    assert MovedOut(ended, 0.25) in effects
+    assert under_test.requests() == frozenset()
+
+
+def test_an_operator_is_answered_when_the_migration_has_failed() -> None:
+    under_test = ordered()
+    effects = under_test.on_outcome(ORDERED, Inspected(None), 1.0)
+    (ended,) = [each.ended for each in effects if isinstance(each, MovedOut)]
+    assert ended.aborted is not None
+    reason = ended.aborted.value
+    assert answers(effects) == [(5, {"request": "r", "reason": reason}, reason)]
+    assert MovedOut(ended, 0.0) in effects
+    assert under_test.requests() == {R}
+
+
+@pytest.mark.parametrize(
+    ("destination", "reason"),
+    [("i9", "no instance is called i9"), ("i0", Reason.SAME_INSTANCE.value)],
+)
+def test_an_order_that_cannot_be_carried_out_is_refused_at_once(
+    destination: str, reason: str
+) -> None:
+    under_test = ordered(order=None)
+    order = structs.replace(TOLD_TO_MOVE, destination=InstanceId(destination))
+    effects = under_test.on_message(order, [], 1.0)
+    assert answers(effects) == [(5, {"request": "r", "reason": reason}, reason)]
+    assert not under_test.has_open_migrations
+
+
+def test_a_migration_that_nobody_ordered_is_answered_to_nobody() -> None:
+    under_test = ordered(order=None)
+    under_test.on_message(SetDestination(I1), [], 1.0)
+    assert answers(moved_out(under_test, 1.0, 2.0)) == []
+
+
+def test_reports_count_the_migrations_that_have_ended() -> None:
+    under_test = ordered()
+
+    def counts(effects: list[InstanceEffect]) -> list[tuple[int, int]]:
+        sent = [each.message for each in addressed(effects)]
+        reports = [each for each in sent if isinstance(each, LoadReport)]
+        return [(each.num_committed, each.num_aborted) for each in reports]
+
+    assert counts(under_test.on_outcome(ORDERED, Inspected(None), 0.5)) == [(0, 1)]
+    under_test.on_message(TOLD_TO_MOVE, [], 1.0)
+    again = MigrationId("i0-2")
+    progress = Progress(is_queuing=True, num_full_blocks=0, num_blocks=0, num_preemptions=0)
+    under_test.on_outcome(again, Inspected(progress, b"request"), 1.0)
+    reserved = Reserved(again, ReservationId(1), 0, ("i1",))
+    under_test.on_message(MigrationMessage(I1, reserved), [], 1.0)
+    under_test.on_outcome(again, Drained(0, b"state"), 1.0)
+    committed = MigrationMessage(I1, Committed(again, ReservationId(1)))
+    assert counts(under_test.on_message(committed, [], 1.5)) == [(1, 1)]
+
+
+def test_an_operator_sees_the_requests_that_run_and_those_that_wait() -> None:
+    under_test = InstanceCore(I0, LlumletConfig(policy=STERNA))
+    asked = ListRequests("operator", 6)
+    assert answers(under_test.on_message(asked, [], 0.0)) == [(6, [], None)]
+    some = view(
+        structs.replace(
+            running("r", 96),
+            num_output_tokens=7,
+            scheduling_priority=HIGH,
+            num_preemptions=2,
+            arrival_s=1.5,
+            immovable=Immovable.UNSUPPORTED_REQUEST_FEATURE,
+        ),
+        queuing("q", 48),
+    )
+    under_test.on_view(replace(some, instance_id=I0), 0.0)
+    first = {
+        "id": "r",
+        "instance": "i0",
+        "status": "running",
+        "num_tokens": 96,
+        "num_output_tokens": 7,
+        "used_tokens": 96,
+        "demand_tokens": 0,
+        "priority": 1,
+        "num_preemptions": 2,
+        "arrival_s": 1.5,
+        "immovable": Immovable.UNSUPPORTED_REQUEST_FEATURE.value,
+    }
+    second = {
+        **first,
+        "id": "q",
+        "status": "queuing",
+        "num_tokens": 48,
+        "num_output_tokens": 0,
+        "used_tokens": 0,
+        "demand_tokens": 48,
+        "priority": 0,
+        "num_preemptions": 0,
+        "arrival_s": 0.0,
+        "immovable": None,
+    }
+    assert answers(under_test.on_message(asked, [], 0.0)) == [(6, [first, second], None)]
+
+
+def test_the_abort_of_a_request_that_has_moved_follows_it_to_an_instance_that_lives() -> None:
+    under_test = ordered()
+    moved_out(under_test, 0.0, 0.0)
+    abort = AbortRequests((R,))
+    assert addressed(under_test.on_message(abort, [], 1.0)) == [ToMailbox("i1", abort)]
+
+
+def test_requests_move_without_their_memory_to_instances_of_other_weights() -> None:
+    under_test = ordered(
+        Instance(I2, "i2", kv_format="other"),
+        order=structs.replace(TOLD_TO_MOVE, destination=I2, mode=Mode.LIVE),
+    )
+    progress = Progress(is_queuing=False, num_full_blocks=1, num_blocks=2, num_preemptions=0)
+    effects = under_test.on_outcome(ORDERED, Inspected(progress, b"request"), 0.0)
+    (asked,) = [each.message for each in effects if isinstance(each, Send)]
+    assert isinstance(asked, Reserve)
+    assert asked.num_blocks == 0

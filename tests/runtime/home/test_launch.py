@@ -1,0 +1,80 @@
+"""How a run's Ray is started where the machine is busy."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from sterna.runtime.home import launch
+from sterna.runtime.home.launch import Stop, start_ray
+
+SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+
+
+class Reaper:
+    """Notes who is spared, and ends nobody."""
+
+    def __init__(self) -> None:
+        self.spared: list[set[int]] = []
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        yield
+
+    def reap_now(self, spared: Collection[int]) -> None:
+        self.spared.append(set(spared))
+
+
+class Gcs:
+    def prepare(self) -> None:
+        """Nothing is to be found again."""
+
+
+class BusyRay:
+    """A Ray whose first processes come up too slowly."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def init(self, **_: Any) -> None:
+        self.processes.append(subprocess.Popen(SLEEPS))
+        if len(self.processes) == 1:
+            raise ConnectionError("Ray's processes do not come up")
+
+
+@pytest.fixture
+def busy_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[BusyRay]:
+    environment = dict(os.environ)
+    busy_ray = BusyRay()
+    monkeypatch.setattr(launch.ray, "init", busy_ray.init)
+    monkeypatch.setattr(launch.ray, "shutdown", lambda: None)
+    yield busy_ray
+    for each in busy_ray.processes:
+        each.kill()
+        each.wait()
+    # It has options of its own for Ray.
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+@pytest.fixture
+def driver() -> Iterator[subprocess.Popen[bytes]]:
+    """What is begun before Ray is, and waits for it."""
+    driver = subprocess.Popen(SLEEPS)
+    yield driver
+    driver.kill()
+    driver.wait()
+
+
+def test_what_was_begun_before_ray_is_spared_where_ray_is_begun_again(
+    driver: subprocess.Popen[bytes], busy_ray: BusyRay
+) -> None:
+    reaper = Reaper()
+    start_ray(Stop(), reaper, Gcs())  # type: ignore[arg-type]
+    (spared,) = reaper.spared
+    assert driver.pid in spared
+    assert not spared & {each.pid for each in busy_ray.processes}

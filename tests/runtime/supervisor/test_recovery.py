@@ -1,0 +1,55 @@
+"""A supervisor's successor goes by the newest membership that anybody knows."""
+
+import pytest
+
+from sterna.messages.actors import Membership
+from sterna.runtime.actors.member_status import MemberStatus
+from sterna.runtime.supervisor.recovery import (
+    FRONTEND,
+    SCHEDULER,
+    Found,
+    NothingFoundError,
+    numbers_in,
+)
+from sterna.supervisor.core import Hosted, SupervisorState, state_of
+from sterna.supervisor.failure_detector import ProcessIdentity
+from sterna.supervisor.fleet import Fleet
+from sterna.types import FrontendId, InstanceId
+
+I0 = InstanceId("i0")
+PROCESS = ProcessIdentity("node", 4711, 123456)
+HOSTED = Hosted("tcp://127.0.0.1:4711", "kv", PROCESS)
+
+
+def membership(version: int, wanted: int) -> Membership:
+    options: dict[int, tuple[str, ...]] = {0: (), 1: ("--max-num-seqs", "8")}
+    state = SupervisorState(Fleet(wanted), options, {I0: 3}, 2, 1, b"ready", {I0: HOSTED})
+    return Membership(version, (), (), None, state=state.encode())
+
+
+def test_the_newest_membership_holds() -> None:
+    found = Found()
+    found.instances[InstanceId("i0")] = (None, MemberStatus("a", membership(4, 2), PROCESS))
+    found.frontends[FrontendId(0)] = (None, MemberStatus("b", membership(6, 3), PROCESS))
+    found.scheduler = (None, MemberStatus("c", membership(5, 4), PROCESS))
+    state = state_of(found.membership())
+    assert state.fleet == Fleet(3)
+    assert state.options == {0: (), 1: ("--max-num-seqs", "8")}
+    assert (state.emptied_since, state.ready_response) == ({"i0": 3}, b"ready")
+    # One that does not answer is ended by this.
+    assert state.hosted == {I0: HOSTED}
+    assert (state.num_frontends_begun, state.num_schedulers_begun) == (2, 1)
+
+
+def test_where_nobody_knows_anything_there_is_nothing_to_take_over() -> None:
+    with pytest.raises(NothingFoundError):
+        Found().membership()
+    found = Found()
+    found.scheduler = (None, MemberStatus("c", Membership(0, (), (), None), PROCESS))
+    with pytest.raises(NothingFoundError):
+        found.membership()
+
+
+def test_the_numbers_of_all_that_are_there_are_known() -> None:
+    names = ["front end 0", "scheduler 7", "front end 12", "instance i3"]
+    assert numbers_in(names) == {FRONTEND: [0, 12], SCHEDULER: [7]}

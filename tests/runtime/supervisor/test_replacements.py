@@ -1,0 +1,118 @@
+"""Another instance starts in place of one that died: at once, unless its start takes the cores on
+which the streams of the dead one are to go on."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sterna.config import ClusterConfig, FrontendConfig, LlumletConfig, TransportConfig
+from sterna.engine.interface import EngineFacts
+from sterna.messages.actors import Membership
+from sterna.policy.presets import STERNA
+from sterna.runtime.actors.member_status import MemberStatus
+from sterna.runtime.actors.packed_args import PackedArgs
+from sterna.runtime.supervisor import instance_actors, services, watch
+from sterna.runtime.supervisor import shell as cluster
+from sterna.runtime.supervisor.instance_actors import InstanceActors
+from sterna.runtime.supervisor.recovery import FRONTEND, SCHEDULER, Found
+from sterna.runtime.supervisor.shell import Cluster
+from sterna.supervisor.core import Hosted, SupervisorState
+from sterna.supervisor.failure_detector import ProcessIdentity
+from sterna.supervisor.fleet import Fleet
+from sterna.types import InstanceId
+
+PROCESS = ProcessIdentity("node", 4711, 123456)
+FACTS = EngineFacts(16, 1000, b"kv", "")
+UP = Hosted("tcp://127.0.0.1:4711", "kv", PROCESS)
+ON_CPU = ClusterConfig(LlumletConfig(STERNA), TransportConfig(), FrontendConfig())
+ON_GPU = replace(ON_CPU, num_gpus_per_instance=1)
+RECOVERY_S = 0.05
+HANG_TIMEOUT_S = 30.0
+"""No wait of a test takes so long unless something hangs."""
+
+
+class Instances:
+    """What the instances of a cluster do, in place of their actors: the last one is dead."""
+
+    def __init__(self, num_up: int) -> None:
+        self.up = [InstanceId(f"i{number}") for number in range(num_up)]
+        self.ended_s = float("nan")
+        self.starts: asyncio.Queue[InstanceId] = asyncio.Queue()
+
+    async def find_members(self) -> Found:
+        fleet = Fleet(len(self.up))
+        fleet.begin(0.0)
+        for each in self.up:
+            fleet.on_started(each, 0.0)
+        hosted = dict.fromkeys(self.up, UP)
+        state = SupervisorState(fleet, {0: ()}, {}, 1, 1, b"ready", hosted)
+        membership = Membership(3, (), (), None, state=state.encode())
+        found = Found(numbers={FRONTEND: [], SCHEDULER: []})
+        for each in self.up:
+            status = MemberStatus(UP.address, membership, PROCESS, FACTS)
+            found.instances[each] = SimpleNamespace(), status
+        return found
+
+    async def ended(self, actors: InstanceActors, instance_id: InstanceId) -> str:
+        if instance_id != self.up[-1]:
+            await asyncio.Event().wait()
+        del actors._hosted[instance_id]
+        self.ended_s = asyncio.get_running_loop().time()
+        return "it was killed"
+
+    async def start(self, instance_id: InstanceId, *_: object) -> EngineFacts:
+        self.starts.put_nowait(instance_id)
+        await asyncio.Event().wait()
+        return FACTS
+
+
+@pytest.mark.parametrize(
+    ("num_up", "config", "emulated", "delay_s"),
+    [
+        pytest.param(2, ON_CPU, None, RECOVERY_S, id="streams compute on these cores"),
+        pytest.param(1, ON_CPU, None, 0.0, id="streams have nowhere to go"),
+        pytest.param(2, ON_GPU, None, 0.0, id="they compute on a GPU"),
+        pytest.param(2, ON_CPU, object(), 0.0, id="nothing is computed"),
+    ],
+)
+def test_a_replacement_leaves_the_cores_to_the_streams_of_the_dead_instance_first(
+    num_up: int,
+    config: ClusterConfig,
+    emulated: Any,
+    delay_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster, "RECOVERY_S", RECOVERY_S)
+    monkeypatch.setattr(watch, "own_node", lambda: "node")
+    monkeypatch.setattr(services, "is_gcs_up", lambda: False)
+    monkeypatch.setattr(instance_actors, "is_gcs_up", lambda: False)
+    slept_s: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(duration_s: float) -> None:
+        slept_s.append(duration_s)
+        await sleep(duration_s)
+
+    async def scenario() -> None:
+        instances = Instances(num_up)
+        places = dict.fromkeys(instances.up, SimpleNamespace())
+        monkeypatch.setattr(cluster, "find_members", instances.find_members)
+        monkeypatch.setattr(cluster, "find_places", lambda: places)
+        monkeypatch.setattr(InstanceActors, "ended", lambda *of: instances.ended(*of))
+        monkeypatch.setattr(InstanceActors, "start", lambda _, *of: instances.start(*of))
+        monkeypatch.setattr(InstanceActors, "close_all", lambda _: sleep(0))
+        successor = Cluster({}, "metrics", is_successor=True)
+        async with asyncio.timeout(HANG_TIMEOUT_S):
+            await successor.take_over(config, PackedArgs(b"args", b"args"), emulated)
+            started = await instances.starts.get()
+            waited_s = asyncio.get_running_loop().time() - instances.ended_s
+            await successor.close()
+        assert started == f"i{num_up}"
+        assert waited_s >= delay_s
+        assert slept_s.count(RECOVERY_S) == bool(delay_s)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    asyncio.run(scenario())

@@ -1,0 +1,182 @@
+"""The front ends of a cluster that is told to end."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import ray
+
+from sterna.config import ClusterConfig, FrontendConfig, LlumletConfig, TransportConfig
+from sterna.policy.presets import STERNA
+from sterna.runtime.supervisor import services
+from sterna.runtime.supervisor.services import Services
+from sterna.runtime.supervisor.tasks import Tasks
+from sterna.supervisor.failure_detector import ProcessIdentity
+from sterna.types import FrontendId
+
+
+class Method:
+    """A method of an actor's handle."""
+
+    def __init__(self, method: Callable[..., Awaitable[Any]]) -> None:
+        self.remote = method
+
+
+class FrontendHandle:
+    """A front end that comes up when it is let."""
+
+    def __init__(self) -> None:
+        self.may_prepare, self.may_start = asyncio.Event(), asyncio.Event()
+        self.is_starting = asyncio.Event()
+        self.drains_s: list[float] = []
+        self.prepare, self.process = Method(self._prepare), Method(self._process)
+        self.start, self.drain = Method(self._start), Method(self._drain)
+
+    async def _prepare(self, *_: object) -> str:
+        await self.may_prepare.wait()
+        return "mailbox"
+
+    async def _process(self) -> ProcessIdentity:
+        return ProcessIdentity("node", 4711, 123456)
+
+    async def _start(self, *_: object) -> None:
+        self.is_starting.set()
+        await self.may_start.wait()
+
+    async def _drain(self, timeout_s: float) -> int:
+        # What does not listen yet has no door that could be closed.
+        if self.may_start.is_set():
+            self.drains_s.append(timeout_s)
+        return 0
+
+
+class NobodyEnds:
+    """A watch of members that live."""
+
+    async def until_ended(self, *_: object, **__: object) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    async def until_started(
+        self, member: str, process: ProcessIdentity, start: Awaitable[Any], **_: object
+    ) -> Any:
+        return await start
+
+
+@pytest.fixture(autouse=True)
+def gcs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether Ray's GCS is up, for each time that somebody looks; the last one holds on."""
+    is_up = [True]
+    monkeypatch.setattr(services, "is_gcs_up", lambda: is_up.pop(0) if is_up[1:] else is_up[0])
+    return is_up
+
+
+class ServicesWith(Services):
+    """Services whose next front end is this one."""
+
+    def __init__(self, handle: FrontendHandle, tasks: Tasks) -> None:
+        super().__init__({}, "metrics", tasks, lambda: None)
+        config = ClusterConfig(LlumletConfig(STERNA), TransportConfig(), FrontendConfig())
+        self.configure(config, b"args", NobodyEnds())  # type: ignore[arg-type]
+        self.ready_response = b"ready"
+        self._handle = handle
+
+    def _import_frontend(self) -> tuple[FrontendId, Any]:
+        return FrontendId(7), self._handle
+
+
+def test_a_front_end_that_comes_up_while_the_server_drains_lets_nobody_in() -> None:
+    """It takes the place of one that died just before: it would answer `/health` with 200, and what
+    it took in would be cut."""
+
+    async def scenario() -> list[float]:
+        handle, tasks = FrontendHandle(), Tasks()
+        services = ServicesWith(handle, tasks)
+        replacing = tasks.begin(services._replace("front end", services._replace_frontend))
+        handle.may_prepare.set()
+        await handle.is_starting.wait()
+        assert await services.drain(25.0) == 0
+        handle.may_start.set()
+        await replacing
+        tasks.cancel()
+        return handle.drains_s
+
+    assert asyncio.run(scenario()) == [0.0]
+
+
+def test_a_front_end_that_has_not_begun_to_listen_when_the_server_drains_does_not() -> None:
+    async def scenario() -> FrontendHandle:
+        handle, tasks = FrontendHandle(), Tasks()
+        services = ServicesWith(handle, tasks)
+        replacing = tasks.begin(services._replace("front end", services._replace_frontend))
+        assert await services.drain(25.0) == 0
+        handle.may_prepare.set()
+        handle.may_start.set()
+        await replacing
+        tasks.cancel()
+        assert services.others().frontends == ()
+        return handle
+
+    assert not asyncio.run(scenario()).is_starting.is_set()
+
+
+class Scheduler:
+    """A scheduler's handle, which stands by."""
+
+    def __init__(self) -> None:
+        self.stand_by = Method(self._stand_by)
+
+    async def _stand_by(self) -> None:
+        return
+
+
+class ServicesWithoutGcs(ServicesWith):
+    """Services whose schedulers cannot be started at first: Ray's GCS dies while it is asked."""
+
+    num_refused = 0
+
+    def _begin_scheduler(self) -> Any:
+        if self.num_refused < 2:
+            self.num_refused += 1
+            raise ray.exceptions.GetTimeoutError("the GCS server is dead")
+        return Scheduler()
+
+
+def test_a_scheduler_in_reserve_is_had_when_rays_gcs_is_there_again(
+    monkeypatch: pytest.MonkeyPatch, gcs: list[bool]
+) -> None:
+    """That there is none yet must not end the supervisor."""
+    monkeypatch.setattr(services, "RESERVE_DELAY_S", 0.0)
+    gcs[:] = [False, False, True]
+
+    async def scenario() -> int:
+        tasks = Tasks()
+        served = ServicesWithoutGcs(FrontendHandle(), tasks)
+        served._scheduler = object()  # type: ignore[assignment]
+        keeping = tasks.begin(served._keep_reserve(served._scheduler))  # type: ignore[arg-type]
+        await keeping
+        assert isinstance(served._reserve, Scheduler)
+        return served.num_refused
+
+    assert asyncio.run(scenario()) == 2
+    assert gcs == [True]
+
+
+def test_nobody_is_replaced_before_rays_gcs_is_there(
+    monkeypatch: pytest.MonkeyPatch, gcs: list[bool]
+) -> None:
+    """To ask for an actor would hold the supervisor up, and all that it has to answer."""
+    monkeypatch.setattr(services, "RETRY_DELAYS_S", (0.0,))
+    gcs[:] = [False, False, True]
+
+    async def scenario() -> list[list[bool]]:
+        starts: list[list[bool]] = []
+
+        async def start() -> None:
+            starts.append(list(gcs))
+
+        await ServicesWith(FrontendHandle(), Tasks())._replace("front end", start)
+        return starts
+
+    assert asyncio.run(scenario()) == [[True]]

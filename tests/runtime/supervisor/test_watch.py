@@ -1,0 +1,169 @@
+"""Who is on another node counts as dead when it has ended for certain, whatever Ray says."""
+
+import asyncio
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import ray
+
+from sterna.config import WatchConfig
+from sterna.runtime.processes.process import identity_of
+from sterna.runtime.supervisor import watch
+from sterna.runtime.supervisor.tasks import Tasks
+from sterna.runtime.supervisor.watch import NotStartedError, Watch, process_of
+from sterna.supervisor.failure_detector import ProcessIdentity, ProcessState
+from sterna.supervisor.lease import DRIFT, MARGIN_S
+from tests.clocks import SkippingLoop, run_skipping, stands
+
+LEASE_S = 20.0
+CERTAIN_S = LEASE_S * (1 + DRIFT) + MARGIN_S
+THERE = ProcessIdentity("another node", 4711, 123456)
+
+NUM_TURNS = 20
+"""More turns of the loop than anything here takes."""
+
+
+class Method:
+    """A method of an actor's handle."""
+
+    def __init__(self, method: Callable[..., Awaitable[Any]]) -> None:
+        self.remote = method
+
+
+class LostInstance:
+    """The handle of an instance whose node Ray has given up."""
+
+    def __init__(self) -> None:
+        self.run = Method(self._run)
+
+    async def _run(self) -> str:
+        raise ray.exceptions.NodeDiedError("its node is dead")
+
+
+class NodeActor:
+    """What looks at the processes of another node, and ends them there, while it can be reached."""
+
+    def __init__(self, *, is_within_reach: bool) -> None:
+        self._is_within_reach = is_within_reach
+        self.look, self.end = Method(self._look), Method(self._end)
+
+    async def _look(self, processes: list[ProcessIdentity]) -> list[ProcessState]:
+        self._answer()
+        return [ProcessState.RUNNING] * len(processes)
+
+    async def _end(self, process: ProcessIdentity) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        if not self._is_within_reach:
+            raise ray.exceptions.NodeDiedError("its node is dead")
+
+
+class WatchOf(Watch):
+    """One that asks this actor about other nodes; Ray has lost those that cannot be reached."""
+
+    def __init__(self, actor: NodeActor, tasks: Tasks) -> None:
+        super().__init__(WatchConfig(lease_s=LEASE_S), tasks)
+        self._actor = actor
+
+    def _node_actor(self, node_id: str) -> Any:
+        return self._actor
+
+    async def _is_back(self, node_id: str, error: ray.exceptions.RayError) -> bool:
+        return False
+
+
+def ended_after(
+    monkeypatch: pytest.MonkeyPatch, *looks_s: float, is_within_reach: bool
+) -> list[bool]:
+    """Whether an instance counts as dead so long after Ray has said that it is."""
+    monkeypatch.setattr(watch, "own_node", lambda: "this node")
+
+    async def scenario(loop: SkippingLoop) -> list[bool]:
+        tasks = Tasks()
+        watching = WatchOf(NodeActor(is_within_reach=is_within_reach), tasks)
+        ended = asyncio.ensure_future(watching.until_ended("i1", LostInstance(), THERE))
+        found = []
+        for look_s in looks_s:
+            loop.skipped_s = look_s
+            for _ in range(NUM_TURNS):
+                await asyncio.sleep(0)
+            found.append(ended.done())
+        ended.cancel()
+        tasks.cancel()
+        return found
+
+    return run_skipping(scenario, clock=stands)
+
+
+def test_an_instance_whose_node_ray_has_given_up_is_dead_when_its_lease_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may be cut off, and live: its requests would be computed in two places."""
+    looks_s = (0.0, LEASE_S, CERTAIN_S - 0.1, CERTAIN_S + 0.1)
+    found = ended_after(monkeypatch, *looks_s, is_within_reach=False)
+    assert found == [False, False, False, True]
+
+
+def test_an_instance_that_is_killed_on_its_node_is_dead_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ended_after(monkeypatch, 0.0, is_within_reach=True) == [True]
+
+
+class Silent:
+    """The handle of an actor that never says which process it has."""
+
+    def __init__(self) -> None:
+        self.process = Method(self._process)
+
+    async def _process(self) -> ProcessIdentity:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_one_that_hangs_while_it_starts_is_ended_after_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "own_node", lambda: "this node")
+    hanging = subprocess.Popen(["sleep", "1000"])
+
+    async def scenario() -> None:
+        tasks = Tasks()
+        process = identity_of(hanging.pid, "this node")
+        assert process is not None
+        watching = Watch(WatchConfig(), tasks)
+        with pytest.raises(NotStartedError, match=r"^scheduler did not start: it took 0 s$"):
+            await watching.until_started(
+                "scheduler", process, asyncio.Event().wait(), timeout_s=0.0
+            )
+        tasks.cancel()
+
+    asyncio.run(scenario())
+    assert hanging.wait() == -signal.SIGKILL
+
+
+def test_a_start_ends_as_what_was_started_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "own_node", lambda: "this node")
+
+    async def fail() -> str:
+        raise ray.exceptions.ActorDiedError
+
+    async def scenario() -> None:
+        tasks = Tasks()
+        watching = WatchOf(NodeActor(is_within_reach=True), tasks)
+        with pytest.raises(ray.exceptions.ActorDiedError):
+            await watching.until_started("i1", THERE, fail())
+        # It can be watched again: its lease begins when it is up.
+        assert await watching.until_started("i1", THERE, asyncio.sleep(0, "up")) == "up"
+        tasks.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_an_actor_that_does_not_say_which_process_it_has_has_not_started() -> None:
+    with pytest.raises(NotStartedError, match=r"^i1 did not start: it has not answered within 0 s"):
+        asyncio.run(process_of("i1", Silent(), 0.0))

@@ -1,0 +1,78 @@
+"""What operators see of the instances."""
+
+from sterna.messages.actors import Absent, Instance, LoadReport, Membership
+from sterna.scheduler.description import describe_instances
+from sterna.types import InstanceId, InstanceLoad
+
+I0, I1 = InstanceId("i0"), InstanceId("i1")
+
+
+def report(instance_id: InstanceId, **changes: object) -> LoadReport:
+    values: dict[str, object] = {
+        "sequence": 1,
+        "total_tokens": 1000,
+        "used_tokens": 100,
+        "free_tokens": 900.0,
+        "normal_free_tokens": 900.0,
+        "num_running": 2,
+        "num_queuing": 1,
+        **changes,
+    }
+    return LoadReport(InstanceLoad(instance_id=instance_id, **values))
+
+
+def described(
+    membership: Membership,
+    *reports: LoadReport,
+    sources: tuple[InstanceId, ...] = (),
+    migrates: bool = True,
+):
+    by_id = {each.load.instance_id: each for each in reports}
+    return describe_instances(membership, by_id, sources, migrates=migrates)
+
+
+def test_an_instance_is_described_by_its_last_report() -> None:
+    (row,) = described(Membership(1, (Instance(I0, "a"),), (), None), report(I0))
+    assert row["id"] == "i0"
+    assert row["state"] == "running"
+    assert (row["total_tokens"], row["used_tokens"], row["running"]) == (1000, 100, 2)
+    # Two run, and one in line counts: 900 / 3.
+    assert row["freeness"] == 300.0
+    assert row["note"] is None
+
+
+def test_one_that_has_not_reported_starts() -> None:
+    (row,) = described(Membership(1, (Instance(I0, "a"),), (), None))
+    assert (row["state"], row["freeness"]) == ("starting", None)
+
+
+def test_instances_to_come_say_what_they_wait_for() -> None:
+    membership = Membership(1, (), (), None, (Absent(I0, "pending", "no node has 1 GPUs free", 2),))
+    (row,) = described(membership)
+    assert (row["state"], row["note"], row["generation"]) == (
+        "pending",
+        "no node has 1 GPUs free",
+        2,
+    )
+
+
+def test_a_drain_says_how_many_requests_it_waits_for_and_why() -> None:
+    membership = Membership(1, (Instance(I0, "a", True, "an operator drains it"),), (), None)
+
+    def note(**changes: object) -> object:
+        sources = (I0,) if changes.pop("is_source", False) else ()
+        migrates = bool(changes.pop("migrates", True))
+        leaving = report(I0, is_terminating=True, **changes)
+        (row,) = described(membership, leaving, sources=sources, migrates=migrates)
+        assert (row["state"], row["freeness"]) == ("terminating", None)
+        return row["note"]
+
+    assert note(move_tokens=64, is_source=True) == "an operator drains it; 3 requests left"
+    assert note(move_tokens=64) == (
+        "an operator drains it; 3 requests left, waiting for an instance with room"
+    )
+    assert note() == "an operator drains it; 3 requests left, none of which can move now"
+    assert note(num_running=0, num_queuing=0) == "an operator drains it"
+    assert note(move_tokens=64, migrates=False) == (
+        "an operator drains it; 3 requests left, which the policy does not move"
+    )
