@@ -5,7 +5,7 @@ import signal
 
 from hypothesis import settings
 
-from sterna.runtime.home.protection import protect_ray
+from sterna.runtime.home.ray_environment import protect_ray
 
 # A shell has what it starts in the background ignore Ctrl-C, and all that is started from there:
 # tests that press it would wait in vain.

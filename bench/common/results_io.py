@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from sterna.engine.profiling.hardware import cpu_model
+from sterna.engine.profiling.profile_file import cpu_model
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sterna.types import HIGH
 from sterna.workload.arrivals import Step, curve_arrivals_s, gamma_arrivals_s, recorded_arrivals_s
 from sterna.workload.class_mix import mix_priorities
-from sterna.workload.draws import Draws
+from sterna.workload.randomness import Draws
 from sterna.workload.trace import Trace
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from bench.serving.client import Outcome
 from bench.serving.observer import ClusterSample, InstanceSample
-from sterna.metrics.fragmentation import fragmentation_proportion
 from sterna.metrics.records import ClusterRecord, Records
+from sterna.metrics.summary import fragmentation_proportion
 from sterna.workload.trace import Trace
 
 PENDING = "pending"

@@ -11,11 +11,9 @@ from sterna.frontend.requests.ownership import Ownership
 from sterna.frontend.requests.request_effects import Deliver
 from sterna.frontend.requests.request_effects import Effect as FrontendEffect
 from sterna.frontend.requests.token_streams import Outcome, Streams
-from sterna.frontend.resumable.pacing import Pacing
-from sterna.frontend.resumable.pacing_effects import Begun
-from sterna.frontend.resumable.records import Record
-from sterna.frontend.resumable.replicas import Replicas
-from sterna.frontend.resumable.telling import Telling
+from sterna.frontend.resumable.pacing import Begun, Pacing
+from sterna.frontend.resumable.replica_link import Telling
+from sterna.frontend.resumable.replicas import Record, Replicas
 from sterna.messages.actors import Emptied, HandedBack, Membership, WireMessage
 from sterna.supervisor.core import SupervisorCore, SupervisorEffect
 from sterna.types import FrontendId, InstanceId, RequestId

@@ -36,11 +36,10 @@ from fault_simulation.virtual.violations import Violation
 from fault_simulation.virtual.world import World
 from sterna.frontend.requests.request_ids import client_id
 from sterna.frontend.resumable.event_log import EventLog, EventLogs
-from sterna.frontend.resumable.horizon import Horizon, Knowledge
-from sterna.frontend.resumable.pacing_effects import CaughtUp, Hand, Parted, RunAgain
-from sterna.frontend.resumable.records import Record
-from sterna.frontend.resumable.replicas import buddy_of
-from sterna.frontend.resumable.telling import ToBuddy
+from sterna.frontend.resumable.pacing import CaughtUp, Hand, Parted, RunAgain
+from sterna.frontend.resumable.replica_link import ToBuddy
+from sterna.frontend.resumable.replicas import Record, buddy_of
+from sterna.frontend.resumable.resume_validity import Horizon, Knowledge
 from sterna.messages.streams import ReplicaMessage, ReplicasKept, StreamHead, StreamMessage
 from sterna.types import FrontendId, RequestId
 

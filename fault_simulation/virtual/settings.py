@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from sterna.config import FrontendConfig, LlumletConfig, MigrationConfig, PolicyConfig
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
-from sterna.engine.emulated.step_time import StepTime
+from sterna.engine.emulated.durations import StepTime
 from sterna.policy.presets import STERNA
 
 ENGINE = EmulatedEngineConfig(

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
+import msgspec
+
 
 class SternaError(Exception):
     """The root of all errors that Sterna raises on purpose."""
@@ -94,3 +96,8 @@ class UnansweredError(SternaError):
 
 class ImmovableError(SternaError):
     """A request could not be migrated; the message has the reason."""
+
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""They are no message of the kind that was asked for, their text is not UTF-8, or they are nested
+so deeply that nobody can read them."""

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from sterna.metrics.fragmentation import fragmentation_proportion
+from sterna.metrics.summary import fragmentation_proportion
 
 
 def test_the_example_of_the_paper_is_37_5_percent() -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from bench.serving.ports import free_port
-from sterna.runtime.home.protection import IS_SPREAD
+from sterna.runtime.home.ray_environment import IS_SPREAD
 from tests.models import small_model
 from tests.serve.server import (
     HANG_TIMEOUT_S,

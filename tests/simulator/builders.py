@@ -7,8 +7,7 @@ import numpy as np
 
 from sterna.config import PolicyConfig
 from sterna.engine.emulated.config import EmulatedEngineConfig
-from sterna.engine.emulated.copy_time import CopyTime
-from sterna.engine.emulated.step_time import StepTime
+from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.metrics.records import ClusterRecord, Records
 from sterna.policy.presets import LLUMNIX
 from sterna.simulator import SimulationConfig, simulate

@@ -16,8 +16,7 @@ from sterna.config import (
     Victim,
 )
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
-from sterna.engine.emulated.copy_time import CopyTime
-from sterna.engine.emulated.step_time import StepTime
+from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, ROUND_ROBIN
 from sterna.simulator import Report, SimulationConfig, simulate
 from sterna.simulator.fast_tables import VICTIMS

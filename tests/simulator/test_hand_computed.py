@@ -9,8 +9,7 @@ import pytest
 
 from sterna.config import DispatchRule
 from sterna.engine.emulated.config import EmulatedEngineConfig
-from sterna.engine.emulated.copy_time import CopyTime
-from sterna.engine.emulated.step_time import StepTime
+from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.metrics.summary import summarize
 from sterna.policy.presets import INFAAS_PP, LLUMNIX
 from sterna.simulator import simulate

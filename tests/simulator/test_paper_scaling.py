@@ -7,10 +7,9 @@ import pytest
 
 from sterna.config import ScalingConfig
 from sterna.engine.emulated.config import EmulatedEngineConfig
-from sterna.engine.emulated.copy_time import CopyTime
-from sterna.engine.emulated.step_time import StepTime
+from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.errors import ConfigurationError
-from sterna.metrics.fragmentation import fragmentation_proportion
+from sterna.metrics.summary import fragmentation_proportion
 from sterna.policy.presets import LLUMNIX
 from sterna.simulator import SimulationConfig, simulate
 from sterna.workload.trace import Trace

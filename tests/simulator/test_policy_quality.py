@@ -13,8 +13,7 @@ import pytest
 
 from sterna.config import PolicyConfig, QueueDemand
 from sterna.engine.emulated.config import EmulatedEngineConfig
-from sterna.engine.emulated.copy_time import CopyTime
-from sterna.engine.emulated.step_time import StepTime
+from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.metrics.summary import Summary, summarize
 from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, ROUND_ROBIN, STERNA
 from sterna.simulator import SimulationConfig, simulate

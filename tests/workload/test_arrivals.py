@@ -26,7 +26,7 @@ from sterna.workload.arrivals import (
     uniform_arrivals_s,
 )
 from sterna.workload.curves import RateCurve
-from sterna.workload.draws import Draws
+from sterna.workload.randomness import Draws
 
 SEEDS = st.integers(0, 2**32 - 1)
 RATES = st.floats(0.01, 1000.0)

@@ -9,9 +9,9 @@ import numpy as np
 from bench.paper.cells import rounded
 from bench.paper.figures.scheduling_costs import NUM_INSTANCES, NUM_TOKENS, Costs
 from bench.paper.points import Row
-from sterna.engine.emulated.step_time import StepTime
+from sterna.engine.emulated.durations import StepTime
 from sterna.simulator.paper import paper_config
-from sterna.workload.seed import PAPER_SEED
+from sterna.workload.randomness import PAPER_SEED
 
 LLUMLETS, CENTRALIZED, NO_SCHEDULING = "llumlets", "centralized", "none"
 WARM_UP_S = 10.0

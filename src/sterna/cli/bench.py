@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from sterna.cli.checkout import become
-from sterna.runtime.home.protection import protect_ray
+from sterna.runtime.home.ray_environment import protect_ray
 
 BENCHMARKS = {
     "serve": (

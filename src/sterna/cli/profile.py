@@ -171,9 +171,9 @@ def _results(
     decodes: "Sequence[Decode]",
     proposal: "Proposal",
 ) -> "tuple[Profile, Measurement]":
+    from sterna.engine.emulated.durations import StepTime
     from sterna.engine.emulated.fitting import fit_step_time
     from sterna.engine.emulated.profiles import Profile, estimated_copy_time
-    from sterna.engine.emulated.step_time import StepTime
     from sterna.engine.profiling.profile_file import FORMAT, FitError, Measurement
 
     fit = fit_step_time(prefills, [each.point() for each in decodes])

@@ -23,6 +23,8 @@ from sterna.instance.core import (
 from sterna.instance.effect_runner import EffectRunner
 from sterna.instance.lease_guard import LeaseGuard
 from sterna.messages.actors import (
+    HEARTBEAT_INTERVAL_S,
+    Heartbeat,
     HeartbeatAnswer,
     Membership,
     MigrationMessage,
@@ -224,3 +226,20 @@ def _log(moved: MovedOut) -> None:
 
 def _now_s() -> float:
     return time.monotonic()
+
+
+async def beat(
+    instance_id: InstanceId, instance: Instance, engine: Engine, lease: LeaseGuard | None
+) -> None:
+    """Tell the supervisor how the engine gets on, forever.
+
+    It runs in the same loop as everything else of the instance, for a loop that hangs must not
+    look alive; the engine itself is only looked at.
+    """
+    while True:
+        progress = engine.progress()
+        asked_s = None if lease is None else lease.now_s()
+        instance.tell_supervisor(
+            Heartbeat(instance_id, progress.num_ended, progress.is_busy, asked_s)
+        )
+        await asyncio.sleep(HEARTBEAT_INTERVAL_S)

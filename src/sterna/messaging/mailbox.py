@@ -29,7 +29,7 @@ import zmq.asyncio
 import zmq.utils.z85
 
 from sterna.config import MailboxKeys
-from sterna.decoding import UNREADABLE
+from sterna.errors import UNREADABLE
 from sterna.log_throttle import FILES_ADVICE, Complaint
 from sterna.messages.actors import MAX_FRAME_BYTES, WireMessage
 from sterna.messaging.framing import PART_BYTES, cut, join

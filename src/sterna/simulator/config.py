@@ -5,8 +5,7 @@ from enum import Enum
 
 from sterna.config import MigrationConfig, PolicyConfig, ScalingConfig
 from sterna.engine.emulated.config import EmulatedEngineConfig
-from sterna.engine.emulated.copy_time import CopyTime
-from sterna.engine.emulated.step_time import StepTime
+from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.errors import ConfigurationError
 
 

@@ -18,7 +18,7 @@ from sterna.config import (
     Victim,
 )
 from sterna.engine.emulated.config import EmulatedEngineConfig
-from sterna.engine.emulated.copy_time import CopyTime
+from sterna.engine.emulated.durations import CopyTime
 from sterna.engine.emulated.profiles import A10_LLAMA_7B, with_serving
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import preset

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sterna.engine.emulated.core import EmulatedCore
+from sterna.engine.emulated.durations import whole_nanoseconds
 from sterna.engine.emulated.requests import RequestState, decode_state
-from sterna.engine.emulated.step_time import whole_nanoseconds
 from sterna.engine.emulated.steps import Step
 from sterna.metrics.records import Records
 from sterna.migration.messages import Progress, Reason

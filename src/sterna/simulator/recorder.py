@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from sterna.metrics.fragmentation import fragmentation_proportion
+from sterna.metrics.summary import fragmentation_proportion
 from sterna.types import InstanceId, MigrationId
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sterna.errors import ConfigurationError
 from sterna.workload.curves import RateCurve
-from sterna.workload.draws import Draws
+from sterna.workload.randomness import Draws
 
 GRAMMAR = "poisson, gamma:CV, uniform, recorded, step:RATE@TIME,... or daily[:MODEL][@DAY]"
 

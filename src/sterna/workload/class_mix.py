@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from sterna.errors import ConfigurationError
 from sterna.types import NORMAL, Priority
-from sterna.workload.draws import Draws
+from sterna.workload.randomness import Draws
 
 _ROUNDING = 1e-9
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sterna.errors import ConfigurationError
-from sterna.workload.draws import Draws
+from sterna.workload.randomness import Draws
 
 MAX_LENGTH_TOKENS = 6144
 MAX_LENGTH_MEANS = 12

@@ -4,7 +4,7 @@ import pytest
 
 from sterna.cli.serve.cluster_address import ClusterAddress, cluster_address
 from sterna.errors import ConfigurationError
-from sterna.runtime.home.protection import IS_SPREAD, protect_ray
+from sterna.runtime.home.ray_environment import IS_SPREAD, protect_ray
 from tests.addresses import own_address
 
 

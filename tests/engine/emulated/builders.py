@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from sterna.engine.emulated.config import EmulatedEngineConfig, StepMode
 from sterna.engine.emulated.core import EmulatedCore, Step, Token
+from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.requests import EmulatedRequest, RequestState
-from sterna.engine.emulated.step_time import StepTime
 from sterna.types import NORMAL, InstanceId, Priority, RequestId
 
 STEP_TIME = StepTime(

@@ -16,9 +16,8 @@ import msgspec
 from sterna.config import LlumletConfig, MigrationConfig
 from sterna.engine.emulated import wire
 from sterna.engine.emulated.config import EmulatedEngineConfig
-from sterna.engine.emulated.copy_time import CopyTime
 from sterna.engine.emulated.driver import EmulatedEngine, EmulatedOptions
-from sterna.engine.emulated.step_time import StepTime
+from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.engine.emulated.tokens import Vocabulary, stream_key, token_at
 from sterna.frontend.requests.token_streams import Streams
 from sterna.instance.shell import Instance as RunningInstance

@@ -17,8 +17,8 @@ import pytest
 
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
 from sterna.engine.emulated.core import EmulatedCore
+from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.requests import RequestState
-from sterna.engine.emulated.step_time import StepTime
 from sterna.types import Priority, RequestId
 from tests.engine.vllm_cores import tiny_core
 

@@ -10,7 +10,7 @@ import pytest
 
 from sterna.engine.emulated.config import StepMode
 from sterna.engine.emulated.driver import MAX_LAG_S
-from sterna.engine.emulated.step_time import StepTime
+from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.tokens import Vocabulary, first_stop, stream_key, token_at
 from sterna.engine.emulated.wire import EventType, FinishReason
 from sterna.types import InstanceId

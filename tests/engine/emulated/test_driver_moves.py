@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from sterna.engine.emulated.copies import DROPPED, LENGTH_BYTES, MAX_STRANGERS, Copies
-from sterna.engine.emulated.copy_time import CopyTime
+from sterna.engine.emulated.durations import CopyTime
 from sterna.engine.emulated.wire import FinishReason
 from sterna.migration.messages import (
     CopyFailed,

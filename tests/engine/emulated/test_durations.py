@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sterna.engine.emulated.config import EmulatedEngineConfig
-from sterna.engine.emulated.copy_time import CopyTime
-from sterna.engine.emulated.step_time import StepTime, whole_nanoseconds
+from sterna.engine.emulated.durations import CopyTime, StepTime, whole_nanoseconds
 from sterna.errors import ConfigurationError
 from tests.engine.emulated.builders import STEP_TIME, add, chunked, engine, request, step, steps
 

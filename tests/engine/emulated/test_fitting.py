@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sterna.engine.emulated.copy_time import CopyTime
+from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.engine.emulated.fitting import (
     CopyPoint,
     DecodePoint,
@@ -13,7 +13,6 @@ from sterna.engine.emulated.fitting import (
     fit_copy_time,
     fit_step_time,
 )
-from sterna.engine.emulated.step_time import StepTime
 from sterna.errors import ConfigurationError
 
 TRUE = StepTime(

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import yaml
 
+from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.fitting import (
     CopyPoint,
     DecodePoint,
@@ -19,7 +20,6 @@ from sterna.engine.emulated.fitting import (
     fit_step_time,
 )
 from sterna.engine.emulated.profiles import PROFILES, Profile, profile, with_serving
-from sterna.engine.emulated.step_time import StepTime
 from sterna.errors import ConfigurationError
 
 DATA = resources.files("sterna.engine.emulated") / "data"

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from sterna.frontend.http.request_context import is_taken_over, tell_let_in
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.middleware import ResumableStreams
-from sterna.frontend.resumable.paced import paced
+from sterna.frontend.resumable.paced_outputs import paced
 from sterna.messages.streams import StreamMessage
 from sterna.types import FrontendId, RequestId
 from tests.frontend.http.opened import opened

@@ -1,6 +1,6 @@
 """How much of a stream clients can know."""
 
-from sterna.frontend.resumable.horizon import Horizon, Knowledge
+from sterna.frontend.resumable.resume_validity import Horizon, Knowledge
 
 
 def test_of_its_own_stream_a_front_end_knows_what_it_has_said() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from sterna.frontend.resumable.insisting import AGAIN_S, Insisting
+from sterna.frontend.resumable.relays import AGAIN_S, Insisting
 from sterna.messages.streams import StopReading, StreamMessage
 from sterna.types import FrontendId
 from tests.clocks import SkippingLoop, run_skipping, stands

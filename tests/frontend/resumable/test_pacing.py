@@ -3,11 +3,9 @@
 import pytest
 
 from sterna.frontend.resumable.paced_stream import MAX_WAITING
-from sterna.frontend.resumable.pacing import Pacing
-from sterna.frontend.resumable.pacing_effects import Begun, CaughtUp, Hand, Parted, RunAgain
-from sterna.frontend.resumable.records import Record
-from sterna.frontend.resumable.replicas import Replicas
-from sterna.frontend.resumable.telling import ToBuddy
+from sterna.frontend.resumable.pacing import Begun, CaughtUp, Hand, Pacing, Parted, RunAgain
+from sterna.frontend.resumable.replica_link import ToBuddy
+from sterna.frontend.resumable.replicas import Record, Replicas
 from sterna.messages.streams import DropStream, ExtendStreams, KeepStream, StreamOver
 from sterna.types import RequestId
 from tests.frontend.resumable.outputs import BUDDY, HOLDER, PATIENCE_S, THIRD, head, output, pacing

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.frontend.requests.request_ids import client_id, slot_of
-from sterna.frontend.resumable.pacing import Pacing
-from sterna.frontend.resumable.pacing_effects import CaughtUp, Hand, Parted
-from sterna.frontend.resumable.records import Record
-from sterna.frontend.resumable.replicas import Replicas
-from sterna.frontend.resumable.telling import ToBuddy
+from sterna.frontend.resumable.pacing import CaughtUp, Hand, Pacing, Parted
+from sterna.frontend.resumable.replica_link import ToBuddy
+from sterna.frontend.resumable.replicas import Record, Replicas
 from sterna.messages.streams import KeepStream
 from sterna.types import RequestId
 from tests.frontend.resumable.outputs import BUDDY, HOLDER, THIRD, head, output, pacing

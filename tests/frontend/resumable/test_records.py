@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.engine import payload_parts
-from sterna.frontend.resumable.records import GROUP_BYTES, Record, dated, record_of
+from sterna.frontend.resumable.replicas import GROUP_BYTES, Record, dated, record_of
 from sterna.messages.streams import Group, StreamHead
 
 HEAD = StreamHead("tern", b"owner", "/v1/completions", b"", (), 7)

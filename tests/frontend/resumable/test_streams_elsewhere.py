@@ -167,7 +167,7 @@ def test_a_long_answer_passes_through_in_pieces(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_many_events_are_more_than_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sterna.frontend.resumable.runs.EVENTS_AT_ONCE", 4)
+    monkeypatch.setattr("sterna.frontend.resumable.answers.EVENTS_AT_ONCE", 4)
 
     async def scenario() -> None:
         cluster = Cluster()
@@ -215,7 +215,7 @@ def _is_last(message: StreamMessage) -> bool:
 def test_what_a_mailbox_refuses_is_said_later_and_nothing_before_it(
     kind: type[StreamMessage], first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sterna.frontend.resumable.insisting.AGAIN_S", 0.001)
+    monkeypatch.setattr("sterna.frontend.resumable.relays.AGAIN_S", 0.001)
     monkeypatch.setattr("sterna.frontend.resumable.relays.WINDOW_BYTES", 100)
 
     async def scenario() -> None:
@@ -237,7 +237,7 @@ def test_what_a_mailbox_refuses_is_said_later_and_nothing_before_it(
 def test_a_reader_that_leaves_is_forgotten_when_its_mailbox_refuses_to_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sterna.frontend.resumable.insisting.AGAIN_S", 0.001)
+    monkeypatch.setattr("sterna.frontend.resumable.relays.AGAIN_S", 0.001)
 
     async def scenario() -> None:
         cluster = Cluster(window_s=0.05)

@@ -1,6 +1,6 @@
 """What a buddy is told of streams, in which messages, and for how long it is waited for."""
 
-from sterna.frontend.resumable.telling import Telling, ToBuddy
+from sterna.frontend.resumable.replica_link import Telling, ToBuddy
 from sterna.messages.streams import DropStream, ExtendStreams, Group, StreamOver
 from sterna.types import FrontendId
 from tests.frontend.resumable.outputs import BUDDY, HOLDER, PATIENCE_S, THIRD

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from sterna.runtime.home.gcs import DEAF_TIMEOUT_S, RESTART_DELAYS_S, SHORT_LIFE_S, Gcs
+from sterna.runtime.home.ray_head import DEAF_TIMEOUT_S, RESTART_DELAYS_S, SHORT_LIFE_S, Gcs
 
 DELAYS_S = RESTART_DELAYS_S[1:]
 

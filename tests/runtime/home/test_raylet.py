@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from sterna.runtime.home.raylet import Raylet, RayletDiedError
+from sterna.runtime.home.ray_head import Raylet, RayletDiedError
 
 
 @pytest.fixture

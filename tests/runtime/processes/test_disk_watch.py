@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from sterna.runtime.home.launch import Run
-from sterna.runtime.processes import disk_watch
-from sterna.runtime.processes.disk_watch import (
+from sterna.runtime.processes import limits as disk_watch
+from sterna.runtime.processes.limits import (
     INTERVAL_S,
     LOW_BYTES,
     LOW_INODES,
@@ -78,7 +78,7 @@ SCRIPT = """
 import os, tempfile
 from pathlib import Path
 from sterna.runtime.home.launch import Run
-from sterna.runtime.processes.disk_watch import NoRoomError
+from sterna.runtime.processes.limits import NoRoomError
 from tests.small_disk import fill
 
 fill(Path(os.environ["TMPDIR"]))

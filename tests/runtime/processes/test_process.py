@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from sterna.runtime.home.driver_process import DriverProcess
-from sterna.runtime.home.gcs import Gcs
+from sterna.runtime.home.ray_head import Gcs
 from sterna.runtime.processes.process import ProcessWatch, end_process, state_of_process
 from sterna.supervisor.failure_detector import ProcessIdentity, ProcessState
 from tests.descriptors import descriptors_left

@@ -23,8 +23,7 @@ from sterna.cli.simulate.simulate_options import DEFAULT_PROFILE
 from sterna.config import ClusterConfig
 from sterna.engine.vllm.guard import is_cpu_build, vllm_imports
 from sterna.errors import ConfigurationError
-from sterna.runtime.home.gcs_patience import wait_for_gcs
-from sterna.runtime.home.protection import protect_ray
+from sterna.runtime.home.ray_environment import protect_ray, wait_for_gcs
 from sterna.runtime.processes.log_filters import (
     VLLM_LOG_LEVEL,
     drop_noise,

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from sterna.decoding import UNREADABLE
-from sterna.engine.emulated.copy_time import CopyTime
+from sterna.engine.emulated.durations import CopyTime
+from sterna.errors import UNREADABLE
 from sterna.migration.messages import CopyFailed, Event, StageFailed, StageReceived
 from sterna.types import MigrationId
 

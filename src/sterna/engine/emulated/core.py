@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
+from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.requests import EmulatedRequest, RequestState
-from sterna.engine.emulated.step_time import StepTime
 from sterna.engine.emulated.steps import Step, Token
 from sterna.errors import UnknownRequestError
 from sterna.migration.messages import Progress, Reason

@@ -21,17 +21,16 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
-from sterna.decoding import UNREADABLE
 from sterna.engine.emulated import wire
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.copies import Copies
-from sterna.engine.emulated.copy_time import CopyTime
 from sterna.engine.emulated.core import EmulatedCore
+from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.engine.emulated.requests import RequestState, decode_state
-from sterna.engine.emulated.step_time import StepTime
 from sterna.engine.emulated.steps import Step, Token
 from sterna.engine.emulated.tokens import Vocabulary, first_stop, stream_key, token_at
 from sterna.engine.interface import EngineFacts, EngineListener, EngineProgress
+from sterna.errors import UNREADABLE
 from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
     Adopt,

@@ -34,8 +34,7 @@ import msgspec
 import yaml
 
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
-from sterna.engine.emulated.copy_time import CopyTime
-from sterna.engine.emulated.step_time import StepTime
+from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.errors import ConfigurationError
 
 Section = TypeVar("Section")

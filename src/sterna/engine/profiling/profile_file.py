@@ -9,6 +9,7 @@ whole key is compared when a file is found, so that a file of another engine is 
 
 import hashlib
 import json
+import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -191,4 +192,17 @@ def _broken(path: Path, reason: object) -> ConfigurationError:
     return ConfigurationError(
         f"the saved profile {path} cannot be used: {' '.join(str(reason).split())}; remove it or "
         "run `sterna profile` again"
+    )
+
+
+def cpu_model() -> str:
+    """The name of the processor as it calls itself, or what kind it is; "" where neither is
+    known."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
     )

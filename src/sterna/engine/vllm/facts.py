@@ -10,7 +10,7 @@ import vllm
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 
-from sterna.engine.profiling.hardware import cpu_model
+from sterna.engine.profiling.profile_file import cpu_model
 
 
 def profile_key(config: VllmConfig) -> dict[str, str]:

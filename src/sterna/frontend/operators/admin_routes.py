@@ -28,8 +28,8 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 
-from sterna.decoding import UNREADABLE
 from sterna.errors import (
+    UNREADABLE,
     ConfigurationError,
     FleetError,
     ImmovableError,

@@ -11,14 +11,11 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Send
 
-from sterna.frontend.resumable.insisting import SendTo
-from sterna.frontend.resumable.paced import paced
-from sterna.frontend.resumable.pacing import Pacing
-from sterna.frontend.resumable.pacing_effects import Begun, CaughtUp, Hand, Parted, RunAgain
-from sterna.frontend.resumable.records import Record
-from sterna.frontend.resumable.relays import Reading, RelayMessage, Relays
-from sterna.frontend.resumable.replicas import Replicas, buddy_of
-from sterna.frontend.resumable.telling import ToBuddy
+from sterna.frontend.resumable.paced_outputs import paced
+from sterna.frontend.resumable.pacing import Begun, CaughtUp, Hand, Pacing, Parted, RunAgain
+from sterna.frontend.resumable.relays import Reading, RelayMessage, Relays, SendTo
+from sterna.frontend.resumable.replica_link import ToBuddy
+from sterna.frontend.resumable.replicas import Record, Replicas, buddy_of
 from sterna.messages.streams import ReplicaMessage, ReplicasKept, StreamHead, StreamMessage
 from sterna.types import FrontendId, RequestId
 

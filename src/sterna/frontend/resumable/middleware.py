@@ -30,7 +30,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sterna.decoding import UNREADABLE
+from sterna.errors import UNREADABLE
 from sterna.frontend.http.body_limit import replaying, whole_body
 from sterna.frontend.http.request_context import (
     LAST_EVENT_ID,
@@ -41,12 +41,7 @@ from sterna.frontend.http.request_context import (
     entered,
 )
 from sterna.frontend.http.request_errors import error_response
-from sterna.frontend.resumable.event_log import EventLogs
-from sterna.frontend.resumable.exchange import StreamExchange
-from sterna.frontend.resumable.horizon import Knowledge
-from sterna.frontend.resumable.records import Record, dated
-from sterna.frontend.resumable.relays import Reading
-from sterna.frontend.resumable.runs import (
+from sterna.frontend.resumable.answers import (
     REQUEST_ID,
     Run,
     head_of,
@@ -54,6 +49,11 @@ from sterna.frontend.resumable.runs import (
     scope_of,
     until_gone,
 )
+from sterna.frontend.resumable.event_log import EventLogs
+from sterna.frontend.resumable.exchange import StreamExchange
+from sterna.frontend.resumable.relays import Reading
+from sterna.frontend.resumable.replicas import Record, dated
+from sterna.frontend.resumable.resume_validity import Knowledge
 
 logger = logging.getLogger(__name__)
 

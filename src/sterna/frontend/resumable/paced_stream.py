@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
-from sterna.frontend.resumable.records import Payloads, Record
+from sterna.frontend.resumable.replicas import Payloads, Record
 from sterna.types import RequestId
 
 MAX_WAITING = 4

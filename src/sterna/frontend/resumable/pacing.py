@@ -25,6 +25,7 @@ of that choice says so.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from sterna.engine import payload_parts
 from sterna.frontend.requests.request_ids import client_id, name_of_slot, slot_of
@@ -35,16 +36,8 @@ from sterna.frontend.resumable.paced_stream import (
     PacedStream,
     Waiting,
 )
-from sterna.frontend.resumable.pacing_effects import (
-    Begun,
-    CaughtUp,
-    Hand,
-    PacingEffect,
-    Parted,
-    RunAgain,
-)
-from sterna.frontend.resumable.records import Payloads, Record
-from sterna.frontend.resumable.telling import Telling
+from sterna.frontend.resumable.replica_link import Telling, ToBuddy
+from sterna.frontend.resumable.replicas import Payloads, Record
 from sterna.messages.streams import (
     DropStream,
     Group,
@@ -53,6 +46,56 @@ from sterna.messages.streams import (
     StreamOver,
 )
 from sterna.types import FrontendId, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """Give vLLM's server this output."""
+
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """The events so far are all those of the record that was taken over; what follows was not
+    known to the front end that had the stream."""
+
+    stream_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunAgain:
+    """All outputs of the record that was taken over are with vLLM's server."""
+
+    stream_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """A fact for the log: the stream has no replica any more.
+
+    Attributes:
+        reason: in words.
+    """
+
+    stream_id: str
+    reason: str
+
+
+PacingEffect = Hand | ToBuddy | RunAgain | CaughtUp | Parted
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An engine request of a stream has come.
+
+    Attributes:
+        output_token_ids: what its client has already.
+        has_ended: all its outputs are there; no instance is needed.
+    """
+
+    output_token_ids: tuple[int, ...]
+    has_ended: bool
 
 
 class Pacing:

@@ -192,9 +192,8 @@ class _InstanceActor:
         started_s = time.monotonic()
         configure_logging(spec.log_level)
         _engine_environment(spec.environment)
-        from sterna.instance.heartbeat import beat
         from sterna.instance.lease_guard import LeaseGuard
-        from sterna.instance.shell import Instance
+        from sterna.instance.shell import Instance, beat
         from sterna.messaging.mailbox import Mailbox
 
         instance_id, host = spec.instance_id, own_host(spec.host)

@@ -32,10 +32,9 @@ from sterna.runtime.actors.packed_args import PackedArgs
 from sterna.runtime.fork_server.launcher import METRICS_FOLDER_VARIABLE, ForkServer
 from sterna.runtime.home.driver_messages import NAMESPACE, Serve, say
 from sterna.runtime.home.driver_process import DriverProcess
-from sterna.runtime.home.gcs import Gcs
-from sterna.runtime.home.raylet import Raylet
-from sterna.runtime.processes import open_files
-from sterna.runtime.processes.disk_watch import DiskWatch, NoRoomError, check_room
+from sterna.runtime.home.ray_head import Gcs, Raylet
+from sterna.runtime.processes import disk_watch as open_files
+from sterna.runtime.processes.limits import DiskWatch, NoRoomError, check_room
 from sterna.runtime.processes.reaper import Reaper
 
 NUM_RAY_STARTS = 3

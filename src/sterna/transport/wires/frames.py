@@ -28,8 +28,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from sterna.decoding import UNREADABLE
-from sterna.errors import TransportError
+from sterna.errors import UNREADABLE, TransportError
 
 VERSION = 1
 _LENGTH = struct.Struct(">I")

@@ -18,7 +18,7 @@ from sterna.engine.emulated.compiled.tables import (
     REPORTED,
     Tables,
 )
-from sterna.engine.emulated.step_time import step_duration_s, whole_nanoseconds
+from sterna.engine.emulated.durations import step_duration_s, whole_nanoseconds
 
 duration_s = njit(cache=True)(step_duration_s)
 nanoseconds = njit(cache=True)(whole_nanoseconds)

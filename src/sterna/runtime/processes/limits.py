@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 from collections.abc import Iterable
 
 from sterna.errors import SternaError
@@ -76,3 +77,26 @@ def _is_low(folder: str, low_bytes: int) -> bool:
     # Some file systems do not count files.
     has_inodes = status.f_files == 0 or status.f_favail >= LOW_INODES
     return status.f_bavail * status.f_frsize < low_bytes or not has_inodes
+
+
+ENOUGH = 65_536
+"""Descriptors for tens of thousands of clients; also what vLLM's own server asks for."""
+
+FEW = 8_192
+"""With fewer, clients may be turned away: worth a word at the start."""
+
+
+def raise_limit() -> None:
+    """Let this process, and what it starts, open as many files as it may; the usual 1,024 are used
+    up by some hundred clients."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(ENOUGH, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if wanted < FEW:
+        logger.warning(
+            "few files may be open, each client takes one limit=%d; raise it with ulimit -Hn %d",
+            wanted,
+            ENOUGH,
+        )

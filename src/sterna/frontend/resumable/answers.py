@@ -7,8 +7,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from sterna.frontend.resumable.event_log import COMMENT, EventLog
-from sterna.frontend.resumable.horizon import Horizon, Knowledge
-from sterna.frontend.resumable.records import Record
+from sterna.frontend.resumable.replicas import Record
+from sterna.frontend.resumable.resume_validity import Horizon, Knowledge
 from sterna.messages.streams import StreamHead
 
 REQUEST_ID = "X-Request-Id"

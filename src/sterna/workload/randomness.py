@@ -23,3 +23,10 @@ class Draws(Protocol):
     def gamma(self, shape: float, scale: float, size: int, /) -> NDArray[np.float64]:
         """Draw numbers with mean `shape * scale` and variance `shape * scale**2`."""
         ...
+
+
+PAPER_SEED = 0xCADE
+"""Of the paper's lengths and arrivals, as its artifact draws them; the default."""
+
+MAX_SEED = 2**32 - 1
+"""The largest that numpy's legacy generator takes; the smallest is 0."""

@@ -95,3 +95,28 @@ def step_duration_s(
 def whole_nanoseconds(duration_s: float) -> int:
     """The duration in nanoseconds: sums of it do not depend on their order."""
     return int(duration_s * 1e9 + 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTime:
+    """The constants, in seconds.
+
+    A stage of n blocks takes `stage_s + n * block_s` when no other copy shares a link with it.
+
+    Attributes:
+        block_s: a block.
+        stage_s: a stage, whatever it holds: gathering, the first bytes' way, scattering.
+    """
+
+    block_s: float
+    stage_s: float
+
+    def __post_init__(self) -> None:
+        for option in ("block_s", "stage_s"):
+            value = getattr(self, option)
+            if value <= 0:
+                raise ConfigurationError(f"{option} must be positive, not {value!r}")
+
+    def stage_duration_s(self, num_blocks: int) -> float:
+        """A stage of so many blocks, alone on its links."""
+        return self.stage_s + num_blocks * self.block_s
