@@ -30,8 +30,8 @@ from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     AdminReply,
-    Frontend,
-    Instance,
+    FrontendMember,
+    InstanceMember,
     LoadReport,
     Membership,
     MigrateRequest,
@@ -174,8 +174,8 @@ class Driver:
         scheduler = self._scheduler or self._mailbox.address
         membership = Membership(
             self._version,
-            tuple(Instance(i, address) for i, address in self._addresses.items()),
-            (Frontend(FRONTEND, self._mailbox.address),),
+            tuple(InstanceMember(i, address) for i, address in self._addresses.items()),
+            (FrontendMember(FRONTEND, self._mailbox.address),),
             scheduler,
         )
         for address in {*self._addresses.values(), scheduler}:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.paper.points import Row
 from sterna.metrics.summary import Distribution, Summary
 from sterna.simulator.config import SimulationConfig
-from sterna.simulator.runs import Job, Run, map_runs
+from sterna.simulator.runs import Job, SimulationRun, map_runs
 from sterna.workload.catalog import Workload
 from sterna.workload.randomness import PAPER_SEED
 
@@ -75,7 +75,7 @@ def run_cells(
     name: str,
     cells: Sequence[Cell],
     options: Options,
-    reduce: Callable[[Run], list[Row]] | None = None,
+    reduce: Callable[[SimulationRun], list[Row]] | None = None,
 ) -> list[Row]:
     """The rows of all cells with all seeds, the paper's seed first.
 
@@ -110,7 +110,7 @@ def run_cells(
     ]
 
 
-def serving_row(run: Run) -> list[Row]:
+def serving_row(run: SimulationRun) -> list[Row]:
     """One row with the columns of the paper's figures, and some of our own."""
     summary = run.summary()
     return [{"n": summary.num_requests, **latency_columns(summary), **_cluster_columns(summary)}]

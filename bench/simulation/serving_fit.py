@@ -23,7 +23,7 @@ from bench.paper.figures.figure11 import GENERATED
 from bench.paper.points import paper_points
 from sterna.engine.emulated.profiles import A10_LLAMA_7B, with_serving
 from sterna.simulator.paper import paper_config
-from sterna.simulator.runs import Job, Run, map_runs
+from sterna.simulator.runs import Job, SimulationRun, map_runs
 from sterna.workload.catalog import Workload
 from sterna.workload.randomness import PAPER_SEED
 
@@ -73,7 +73,7 @@ def _log_latencies(
     return logs
 
 
-def _decode_mean_s(run: Run) -> float:
+def _decode_mean_s(run: SimulationRun) -> float:
     tpot_s = run.summary().tpot_s
     assert tpot_s is not None
     return tpot_s.mean

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sterna.frontend.requests.attempts import Attempt, Histories
+from sterna.frontend.requests.attempts import Attempt, Attempts
 from sterna.frontend.requests.core import FrontendCore
 from sterna.frontend.requests.dispatcher import Dispatcher
 from sterna.frontend.requests.ownership import Ownership
 from sterna.frontend.requests.request_effects import Deliver
 from sterna.frontend.requests.request_effects import Effect as FrontendEffect
-from sterna.frontend.requests.token_streams import Outcome, Streams
+from sterna.frontend.requests.token_streams import Outcome, TokenStreams
 from sterna.frontend.resumable.pacing import Begun, Pacing
-from sterna.frontend.resumable.replica_link import Telling
+from sterna.frontend.resumable.replica_link import ReplicaLink
 from sterna.frontend.resumable.replicas import Record, Replicas
 from sterna.messages.actors import Emptied, HandedBack, Membership, WireMessage
 from sterna.supervisor.core import SupervisorCore, SupervisorEffect
@@ -43,7 +43,7 @@ class TakesNothingBack(FrontendCore):
         return []
 
 
-class _Repeating(Streams):
+class _Repeating(TokenStreams):
     @staticmethod
     def _deliver(stream: Any, request_id: RequestId, span: Any, outcome: Any) -> bool:
         _, end, is_finished, payload = span
@@ -60,7 +60,7 @@ class DeliversRepeats(FrontendCore):
         self._streams.__class__ = _Repeating
 
 
-class _Unordered(Streams):
+class _Unordered(TokenStreams):
     def _take(self, stream: Any, span: Any, *args: Any) -> None:
         stream.next_index = max(stream.next_index, span.first_index)
         super()._take(stream, span, *args)
@@ -128,7 +128,7 @@ class BelievesOldEmptyings(SupervisorCore):
         return super().on_message(message, now_s)
 
 
-class _NeverAwaited(Telling):
+class _NeverAwaited(ReplicaLink):
     def is_waited_for(self, number: int) -> bool:
         return False
 
@@ -166,7 +166,7 @@ class TakesNothingOver(Replicas):
         return []
 
 
-class _NeverCleared(Histories):
+class _NeverCleared(Attempts):
     def extend(self, request_id: RequestId, token_ids: Iterable[int]) -> None:
         self._histories[request_id].token_ids.extend(token_ids)
 
@@ -179,7 +179,7 @@ class NeverClearsSuspects(FrontendCore):
         self._histories.__class__ = _NeverCleared
 
 
-class _Distrustful(Histories):
+class _Distrustful(Attempts):
     def on_death(self, attempt_ids: Sequence[RequestId]) -> tuple[list[Attempt], list[RequestId]]:
         for each in map(self.request_of, attempt_ids):
             if self.has(each):
@@ -195,7 +195,7 @@ class HoldsFirstDeathsAgainst(FrontendCore):
         self._histories.__class__ = _Distrustful
 
 
-class _Elsewhere(Histories):
+class _Elsewhere(Attempts):
     def _suspects_elsewhere(self, attempt_ids: Sequence[RequestId]) -> list[RequestId]:
         """Those that this death has not found, if it has found any request."""
         here = {*map(self.request_of, attempt_ids), *self._suspects}
@@ -233,7 +233,7 @@ class SendsSuspectsAgain(FrontendCore):
         self._histories.__class__ = _Anxious
 
 
-class _Severe(Histories):
+class _Severe(Attempts):
     def on_death(self, attempt_ids: Sequence[RequestId]) -> tuple[list[Attempt], list[RequestId]]:
         found = [each for each in map(self.request_of, attempt_ids) if self.has(each)]
         guilty = [each for each in found if self._histories[each].num_at_death is not None]
@@ -250,7 +250,7 @@ class JudgesAllSuspects(FrontendCore):
         self._histories.__class__ = _Severe
 
 
-class _Unanswering(Streams):
+class _Unanswering(TokenStreams):
     def on_batch(self, *args: Any) -> Outcome:
         return replace(super().on_batch(*args), strays=[])
 

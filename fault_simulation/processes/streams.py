@@ -39,7 +39,7 @@ from sterna.frontend.resumable.event_log import EventLog, EventLogs
 from sterna.frontend.resumable.pacing import CaughtUp, Hand, Parted, RunAgain
 from sterna.frontend.resumable.replica_link import ToBuddy
 from sterna.frontend.resumable.replicas import Record, buddy_of
-from sterna.frontend.resumable.resume_validity import Horizon, Knowledge
+from sterna.frontend.resumable.resume_validity import Knowledge, ResumeValidity
 from sterna.messages.streams import ReplicaMessage, ReplicasKept, StreamHead, StreamMessage
 from sterna.types import FrontendId, RequestId
 
@@ -93,7 +93,7 @@ class Served:
 
     ask: Ask
     log: EventLog
-    horizon: Horizon
+    horizon: ResumeValidity
     given: Given
     record: Record | None = None
     serial: int = 0
@@ -162,7 +162,7 @@ class FrontendStreams:
         """A client's stream begins here."""
         log = self._logs.open(ask.request_id, OWNER)
         assert log is not None
-        horizon, given = Horizon(is_taken_over=False), Given(ask.request_id)
+        horizon, given = ResumeValidity(is_taken_over=False), Given(ask.request_id)
         served = self._served[ask.request_id] = Served(ask, log, horizon, given)
         head = StreamHead(ask.request_id, OWNER, "/v1/completions", b"", (), 0)
         self.pacing.begin(head, encode(ask), self._host.now_s)
@@ -379,7 +379,7 @@ class FrontendStreams:
         if log is None:
             raise Violation(f"{self._host.name} takes {stream_id} over and has it already")
         self._world.counts["stream taken over"] += 1
-        horizon, given = Horizon(is_taken_over=True), Given(stream_id, len(record.groups))
+        horizon, given = ResumeValidity(is_taken_over=True), Given(stream_id, len(record.groups))
         served = Served(decode_ask(record.body), log, horizon, given)
         self._served[stream_id] = served
         self._logs.on_unread(log, now_s)

@@ -15,7 +15,7 @@ from fault_simulation.processes.schedulers import SchedulerProcess
 from fault_simulation.virtual.timeline import Process
 from fault_simulation.virtual.violations import Violation
 from fault_simulation.virtual.world import World
-from sterna.messages.actors import Frontend, Heartbeat, WireMessage
+from sterna.messages.actors import FrontendMember, Heartbeat, WireMessage
 from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
 from sterna.supervisor.core import (
     Hosted,
@@ -164,7 +164,7 @@ class SupervisorProcess(Actor):
 
     def _announce(self) -> None:
         others = Others(
-            tuple(Frontend(each, name) for each, name in self._frontends.items()),
+            tuple(FrontendMember(each, name) for each, name in self._frontends.items()),
             self._scheduler,
             self._num_frontends_begun,
             self._num_schedulers_begun,

@@ -8,7 +8,7 @@ FILES_ADVICE = "file descriptors are short: see ulimit -n of this process, and f
 """What to do where no file, and no socket, can be opened."""
 
 
-class Complaint:
+class LogThrottle:
     """When the log is to have a line of something that lasts.
 
     Args:

@@ -77,9 +77,9 @@ class _ProbedInstance(_InstanceActor):
 
     async def start(self, *args: Any) -> Any:
         from sterna.engine.vllm import step_thread
-        from sterna.instance import shell as instance
+        from sterna.instance import shell
 
-        vars(instance)["EffectRunner"] = HoldingEffectRunner
+        vars(shell)["EffectRunner"] = HoldingEffectRunner
         self._pauses: dict[str, int] = {}
         vars(step_thread)["_has_work"] = self._pausing(step_thread._has_work)
         self._undo: Callable[[], None] | None = None

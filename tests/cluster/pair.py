@@ -24,13 +24,13 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 
 from sterna.config import LlumletConfig, MigrationConfig, PolicyConfig, TransportConfig
 from sterna.engine.vllm.payload import cut_leading_tokens, decode_outputs, encode_request
-from sterna.frontend.requests.token_streams import Streams
+from sterna.frontend.requests.token_streams import TokenStreams
 from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     AdminReply,
-    Frontend,
-    Instance,
+    FrontendMember,
+    InstanceMember,
     ListRequests,
     LoadReport,
     Membership,
@@ -169,7 +169,7 @@ class InstancePair:
     async def start(self) -> None:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._mailbox = Mailbox("127.0.0.1")
-        self._streams = Streams(gap_timeout_s=HANG_TIMEOUT_S)
+        self._streams = TokenStreams(gap_timeout_s=HANG_TIMEOUT_S)
         self._load_changed = asyncio.Condition()
         self._delivery = asyncio.create_task(self._mailbox.deliver(self._handle))
         ids = [InstanceId(f"i{number}") for number in range(self._num_instances)]
@@ -232,8 +232,8 @@ class InstancePair:
     def announce(self) -> None:
         """Tell the instances who is there; the test is their scheduler and front end."""
         self._version += 1
-        instances = tuple(Instance(i, address) for i, address in self.addresses.items())
-        frontends = (Frontend(FRONTEND, self._mailbox.address),)
+        instances = tuple(InstanceMember(i, address) for i, address in self.addresses.items())
+        frontends = (FrontendMember(FRONTEND, self._mailbox.address),)
         membership = Membership(self._version, instances, frontends, self._mailbox.address)
         for address in self.addresses.values():
             self._mailbox.send(address, membership)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from sterna.runtime.home.supervisor_handle import Supervisor, find_supervisors
+from sterna.runtime.home.supervisor_handle import SupervisorHandle, find_supervisors
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -20,7 +20,8 @@ def test_one_in_reserve_that_was_silent_is_not_taken_for_the_one_that_acts(
 ) -> None:
     """Both are silent on a machine that is too busy; nobody would replace the dead for ever."""
     started = [
-        Supervisor.begin({}, str(tmp_path), is_successor=True, is_reserve=True) for _ in range(2)
+        SupervisorHandle.begin({}, str(tmp_path), is_successor=True, is_reserve=True)
+        for _ in range(2)
     ]
     processes = [ray.get(each.actor.process.remote(), timeout=PATIENCE_S) for each in started]
     try:

@@ -9,7 +9,7 @@ from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     DispatchRequest,
-    Instance,
+    InstanceMember,
     Membership,
     OwnerReply,
     TokenBatch,
@@ -42,7 +42,9 @@ def membership(
     scheduler: str | None = None,
 ) -> Membership:
     members = tuple(
-        Instance(each, f"tcp://{each}", each == emptied, emptied_since=version * (each == emptied))
+        InstanceMember(
+            each, f"tcp://{each}", each == emptied, emptied_since=version * (each == emptied)
+        )
         for each in instances
     )
     return Membership(version, members, (), scheduler)

@@ -25,7 +25,7 @@ from sterna.messages.actors import (
     CallUtility,
     Dispatched,
     DispatchRequest,
-    Instance,
+    InstanceMember,
     ListInstances,
     ListRequests,
     Membership,
@@ -225,7 +225,9 @@ class ScriptedCluster:
     def announce(self, *instances: ScriptedInstance, has_scheduler: bool = True) -> None:
         """Tell the front end that these live, and nobody else."""
         self._version += 1
-        members = tuple(Instance(each.instance_id, each.mailbox.address) for each in instances)
+        members = tuple(
+            InstanceMember(each.instance_id, each.mailbox.address) for each in instances
+        )
         scheduler = self.scheduler.mailbox.address if has_scheduler else None
         self.i0.send(Membership(self._version, members, (), scheduler))
 

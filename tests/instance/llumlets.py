@@ -12,7 +12,7 @@ from sterna.migration.messages import (
     Drained,
     Inspect,
     Inspected,
-    Progress,
+    RequestPosition,
     ReservationId,
     Reserve,
     Reserved,
@@ -106,7 +106,7 @@ def without_reports(effects: Iterable[LlumletEffect]) -> list[LlumletEffect]:
     return [effect for effect in effects if not isinstance(effect, Report)]
 
 
-PROGRESS = Inspected(Progress(False, 1, 2, 0), b"request")
+PROGRESS = Inspected(RequestPosition(False, 1, 2, 0), b"request")
 
 
 def until_reserve(llumlet: Llumlet, migration_id: str, now_s: float = 0.0) -> None:

@@ -20,9 +20,9 @@ from sterna.messages.actors import (
     CallUtility,
     Emptied,
     Farewell,
-    Frontend,
+    FrontendMember,
     HandedBack,
-    Instance,
+    InstanceMember,
     ListRequests,
     LoadReport,
     Membership,
@@ -44,7 +44,7 @@ from sterna.migration.messages import (
     Inspect,
     Inspected,
     Mode,
-    Progress,
+    RequestPosition,
     ReservationFreed,
     ReservationId,
     Reserve,
@@ -72,13 +72,13 @@ def core() -> InstanceCore:
 
 
 def membership(version: int, *frontends: FrontendId) -> Membership:
-    there = tuple(Frontend(each, f"mailbox of {each}") for each in frontends)
-    return Membership(version, (Instance(I0, "i0"),), there, None)
+    there = tuple(FrontendMember(each, f"mailbox of {each}") for each in frontends)
+    return Membership(version, (InstanceMember(I0, "i0"),), there, None)
 
 
 def with_scheduler(version: int, scheduler: str | None) -> Membership:
     """Two instances."""
-    there = (Instance(I0, "i0"), Instance(InstanceId("i1"), "i1"))
+    there = (InstanceMember(I0, "i0"), InstanceMember(InstanceId("i1"), "i1"))
     return Membership(version, there, (), scheduler)
 
 
@@ -166,9 +166,9 @@ def test_an_end_does_not_take_older_dispatches_out_of_flight(is_shown: bool) -> 
 def committing(config: LlumletConfig | None = None) -> InstanceCore:
     """A core with a request of front end 0, which is drained, and waits for the verdict of i1."""
     under_test = InstanceCore(I0, config or LlumletConfig(policy=STERNA))
-    peer, there = InstanceId("i1"), Instance(InstanceId("i1"), "i1")
+    peer, there = InstanceId("i1"), InstanceMember(InstanceId("i1"), "i1")
     under_test.on_membership(
-        structs.replace(membership(1, F0), instances=(Instance(I0, "i0"), there)), 0.0
+        structs.replace(membership(1, F0), instances=(InstanceMember(I0, "i0"), there)), 0.0
     )
     under_test.on_message(AddRequest(F0, R, 1), [b"request"], 0.0)
     order = MigrateRequest("mailbox of 0", 1, R, peer, Mode.RECOMPUTE)
@@ -176,7 +176,7 @@ def committing(config: LlumletConfig | None = None) -> InstanceCore:
         each for each in under_test.on_message(order, [], 0.0) if isinstance(each, Inspect)
     ]
     migration_id = inspect.migration_id
-    progress = Progress(is_queuing=True, num_full_blocks=0, num_blocks=0, num_preemptions=0)
+    progress = RequestPosition(is_queuing=True, num_full_blocks=0, num_blocks=0, num_preemptions=0)
     under_test.on_outcome(migration_id, Inspected(progress, b"request"), 0.0)
     reserved = Reserved(migration_id, ReservationId(1), 0, ("i1",))
     under_test.on_message(MigrationMessage(peer, reserved), [], 0.0)
@@ -375,7 +375,7 @@ LAST = TokenSpan(R, 0, 1, True)
 
 
 def terminating(version: int, *frontends: FrontendId) -> Membership:
-    itself = Instance(I0, "i0", is_terminating=True, emptied_since=3)
+    itself = InstanceMember(I0, "i0", is_terminating=True, emptied_since=3)
     return structs.replace(
         membership(version, *frontends), instances=(itself,), supervisor=SUPERVISOR
     )
@@ -399,13 +399,13 @@ def test_the_engine_hears_when_the_emptying_begins_and_ends() -> None:
 
 def test_an_instance_that_is_not_being_emptied_does_not_end() -> None:
     under_test = core()
-    news = structs.replace(terminating(3), instances=(Instance(I0, "i0", emptied_since=3),))
+    news = structs.replace(terminating(3), instances=(InstanceMember(I0, "i0", emptied_since=3),))
     assert EMPTIED not in under_test.on_message(news, [], 0.0)
 
 
 def test_an_instance_does_not_end_while_one_of_its_peers_waits_for_an_answer() -> None:
     under_test = core()
-    others = (*terminating(3).instances, Instance(I1, "i1"))
+    others = (*terminating(3).instances, InstanceMember(I1, "i1"))
     under_test.on_message(structs.replace(with_scheduler(2, None), instances=others[1:]), [], 0.0)
     reserve = Reserve(MigrationId("i1-1"), R, 0, 0, 1, True, None, b"request")
     under_test.on_message(MigrationMessage(I1, reserve), [], 0.0)
@@ -466,7 +466,7 @@ LIMIT_S = 60.0
 
 def emptied(
     immovable: Immovable | None,
-    *others: Instance,
+    *others: InstanceMember,
     hands_back: bool = True,
     policy: PolicyConfig = STERNA,
 ) -> tuple[InstanceCore, list[InstanceEffect]]:
@@ -474,8 +474,8 @@ def emptied(
     others; and what it does when the limit has come."""
     config = LlumletConfig(policy=policy, drain_limit_s=LIMIT_S, hands_back=hands_back)
     under_test = InstanceCore(I0, config)
-    frontend = Frontend(F0, "mailbox of 0")
-    itself = Instance(I0, "i0", is_terminating=True, emptied_since=1)
+    frontend = FrontendMember(F0, "mailbox of 0")
+    itself = InstanceMember(I0, "i0", is_terminating=True, emptied_since=1)
     under_test.on_membership(Membership(1, (itself, *others), (frontend,), None), 0.0)
     under_test.on_message(AddRequest(F0, R, 0), [b"payload"], 0.0)
     assert parted(under_test.on_view(seen(immovable), 1.0)) == []
@@ -495,7 +495,7 @@ def parted(effects: list[InstanceEffect]) -> list[InstanceEffect]:
     ]
 
 
-SUCCESSOR = Instance(I1, "i1")
+SUCCESSOR = InstanceMember(I1, "i1")
 LASTING = Immovable.UNSUPPORTED_REQUEST_FEATURE
 
 
@@ -527,7 +527,7 @@ def test_what_an_operator_has_move_is_not_handed_back_meanwhile() -> None:
     """It would be begun at another instance while its destination has it already."""
     config = LlumletConfig(policy=INFAAS_PP, drain_limit_s=LIMIT_S)
     under_test = committing(config)
-    itself = Instance(I0, "i0", is_terminating=True, emptied_since=2)
+    itself = InstanceMember(I0, "i0", is_terminating=True, emptied_since=2)
     news = structs.replace(membership(2, F0), instances=(itself, SUCCESSOR))
     under_test.on_membership(news, 0.0)
     under_test.on_view(seen(None), 1.0)
@@ -536,10 +536,12 @@ def test_what_an_operator_has_move_is_not_handed_back_meanwhile() -> None:
 
 
 @pytest.mark.parametrize(
-    "others", [(), (Instance(I1, "i1", is_terminating=True),)], ids=["alone", "both are to end"]
+    "others",
+    [(), (InstanceMember(I1, "i1", is_terminating=True),)],
+    ids=["alone", "both are to end"],
 )
 def test_nothing_is_handed_back_where_no_other_instance_could_have_it(
-    others: tuple[Instance, ...],
+    others: tuple[InstanceMember, ...],
 ) -> None:
     under_test, effects = emptied(LASTING, *others)
     assert parted(effects) == []
@@ -555,8 +557,8 @@ def test_nothing_is_handed_back_to_front_ends_that_continue_nothing() -> None:
 def test_what_came_back_from_an_instance_that_died_is_handed_back() -> None:
     """It moves no more, so that it would keep the instance from its end for as long as it runs."""
     under_test = committing(LlumletConfig(policy=STERNA, drain_limit_s=LIMIT_S))
-    itself = Instance(I0, "i0", is_terminating=True, emptied_since=2)
-    others = (itself, Instance(InstanceId("i2"), "i2"))
+    itself = InstanceMember(I0, "i0", is_terminating=True, emptied_since=2)
+    others = (itself, InstanceMember(InstanceId("i2"), "i2"))
     under_test.on_membership(structs.replace(membership(2, F0), instances=others), 0.0)
     assert owned(under_test) == OwnerReply(I0, 7, (R,))
     under_test.on_view(seen(None), 1.0)

@@ -12,8 +12,8 @@ from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     AdminReply,
-    Frontend,
-    Instance,
+    FrontendMember,
+    InstanceMember,
     ListRequests,
     LoadReport,
     Membership,
@@ -28,8 +28,8 @@ from sterna.migration.messages import (
     Ended,
     Inspected,
     Mode,
-    Progress,
     Reason,
+    RequestPosition,
     ReservationId,
     Reserve,
     Reserved,
@@ -51,11 +51,11 @@ def addressed(effects: list[InstanceEffect]) -> list[ToMailbox]:
 TOLD_TO_MOVE = MigrateRequest("operator", 5, R, I1, Mode.RECOMPUTE)
 
 
-def ordered(*others: Instance, order: MigrateRequest | None = TOLD_TO_MOVE) -> InstanceCore:
+def ordered(*others: InstanceMember, order: MigrateRequest | None = TOLD_TO_MOVE) -> InstanceCore:
     """A core with a request of front end 0, beside i1 and others, which an operator has move."""
     under_test = InstanceCore(I0, LlumletConfig(policy=STERNA))
-    there = (Instance(I0, "i0"), Instance(I1, "i1"), *others)
-    frontends = (Frontend(F0, "mailbox of 0"),)
+    there = (InstanceMember(I0, "i0"), InstanceMember(I1, "i1"), *others)
+    frontends = (FrontendMember(F0, "mailbox of 0"),)
     under_test.on_membership(Membership(1, there, frontends, "scheduler"), 0.0)
     under_test.on_message(AddRequest(F0, R, 1), [b"request"], 0.0)
     under_test.on_view(replace(view(running(R)), instance_id=I0), 0.0)
@@ -69,7 +69,7 @@ ORDERED = MigrationId("i0-1")
 
 def moved_out(under_test: InstanceCore, drained_s: float, ended_s: float) -> list[InstanceEffect]:
     """Let the migration go through; returns what its end brings."""
-    progress = Progress(is_queuing=False, num_full_blocks=1, num_blocks=2, num_preemptions=0)
+    progress = RequestPosition(is_queuing=False, num_full_blocks=1, num_blocks=2, num_preemptions=0)
     under_test.on_outcome(ORDERED, Inspected(progress, b"request"), 0.0)
     reserved = Reserved(ORDERED, ReservationId(1), 0, ("i1",))
     under_test.on_message(MigrationMessage(I1, reserved), [], 0.0)
@@ -138,7 +138,7 @@ def test_reports_count_the_migrations_that_have_ended() -> None:
     assert counts(under_test.on_outcome(ORDERED, Inspected(None), 0.5)) == [(0, 1)]
     under_test.on_message(TOLD_TO_MOVE, [], 1.0)
     again = MigrationId("i0-2")
-    progress = Progress(is_queuing=True, num_full_blocks=0, num_blocks=0, num_preemptions=0)
+    progress = RequestPosition(is_queuing=True, num_full_blocks=0, num_blocks=0, num_preemptions=0)
     under_test.on_outcome(again, Inspected(progress, b"request"), 1.0)
     reserved = Reserved(again, ReservationId(1), 0, ("i1",))
     under_test.on_message(MigrationMessage(I1, reserved), [], 1.0)
@@ -201,10 +201,10 @@ def test_the_abort_of_a_request_that_has_moved_follows_it_to_an_instance_that_li
 
 def test_requests_move_without_their_memory_to_instances_of_other_weights() -> None:
     under_test = ordered(
-        Instance(I2, "i2", kv_format="other"),
+        InstanceMember(I2, "i2", kv_format="other"),
         order=structs.replace(TOLD_TO_MOVE, destination=I2, mode=Mode.LIVE),
     )
-    progress = Progress(is_queuing=False, num_full_blocks=1, num_blocks=2, num_preemptions=0)
+    progress = RequestPosition(is_queuing=False, num_full_blocks=1, num_blocks=2, num_preemptions=0)
     effects = under_test.on_outcome(ORDERED, Inspected(progress, b"request"), 0.0)
     (asked,) = [each.message for each in effects if isinstance(each, Send)]
     assert isinstance(asked, Reserve)

@@ -13,9 +13,9 @@ from sterna.migration.messages import (
     Inspect,
     Inspected,
     Mode,
-    Progress,
     Reason,
     Released,
+    RequestPosition,
     Reserve,
     ReserveBlocks,
     Reserved,
@@ -273,7 +273,9 @@ def test_the_next_deadline_is_the_earliest_of_migrations_and_reports() -> None:
 
 def test_a_request_whose_migration_aborted_is_not_retried_at_once() -> None:
     llumlet = paired(running("a", 16), running("b", 32))
-    effects = llumlet.on_outcome(MigrationId("A-1"), Inspected(Progress(False, 1, 2, 0, True)), 0.0)
+    effects = llumlet.on_outcome(
+        MigrationId("A-1"), Inspected(RequestPosition(False, 1, 2, 0, True)), 0.0
+    )
     assert inspects(effects) == ["b"]
     llumlet.on_outcome(MigrationId("A-2"), Inspected(None), 0.5)
     assert inspects(llumlet.on_tick(0.9)) == []

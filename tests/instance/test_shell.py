@@ -4,12 +4,12 @@ import asyncio
 
 from sterna.config import LlumletConfig
 from sterna.engine.interface import EngineFacts
-from sterna.instance import shell as driver
+from sterna.instance import shell
 from sterna.messages.actors import (
     Emptied,
     Farewell,
-    Frontend,
-    Instance,
+    FrontendMember,
+    InstanceMember,
     Membership,
     TokenBatch,
     TokenSpan,
@@ -61,10 +61,10 @@ def test_no_farewell_is_waited_for_that_tells_of_dropped_tokens() -> None:
 
     async def scenario() -> list[WireMessage]:
         mailbox = FullOutbox()
-        under_test = driver.Instance(I0, LlumletConfig(policy=STERNA), mailbox)
+        under_test = shell.InstanceMember(I0, LlumletConfig(policy=STERNA), mailbox)
         await under_test.start(IdleEngine())
-        itself = Instance(I0, "i0", is_terminating=True, emptied_since=3)
-        frontends = (Frontend(F0, "front end"),)
+        itself = InstanceMember(I0, "i0", is_terminating=True, emptied_since=3)
+        frontends = (FrontendMember(F0, "front end"),)
         membership = Membership(3, (itself,), frontends, None, supervisor="supervisor")
         under_test.on_membership(membership)
         under_test.on_outputs(F0, (TokenSpan(RequestId("r"), 0, 1, True),), [b"token"])

@@ -1,13 +1,13 @@
 """An instance ends only when every front end has said farewell."""
 
-from sterna.instance.termination import Emptying
+from sterna.instance.termination import Termination
 from sterna.types import FrontendId
 
 F0, F1 = FrontendId(0), FrontendId(1)
 
 
-def emptying(since_version: int) -> Emptying:
-    result = Emptying()
+def emptying(since_version: int) -> Termination:
+    result = Termination()
     result.on_membership(since_version)
     return result
 
@@ -35,7 +35,7 @@ def test_it_is_told_once_for_each_membership() -> None:
 
 
 def test_a_farewell_may_come_before_the_instance_knows_that_it_is_emptied() -> None:
-    under_test = Emptying()
+    under_test = Termination()
     under_test.on_farewell(F0, 3)
     assert under_test.to_tell([F0], 2) is None
     under_test.on_membership(3)

@@ -15,17 +15,17 @@ from sterna.messaging.reliable_channel import (
     RECEIPT_AFTER_S,
     Frames,
     Head,
-    Incoming,
-    Outgoing,
+    ReceivingEnd,
+    SendingEnd,
     earliest,
 )
 
 CHANNEL = b"0123456789abcdef"
 
 
-def outgoing(*contents: bytes, capacity: int = 100) -> Outgoing:
+def outgoing(*contents: bytes, capacity: int = 100) -> SendingEnd:
     """With these messages sent at 0 s."""
-    channel = Outgoing(CHANNEL, capacity, capacity_bytes=10_000)
+    channel = SendingEnd(CHANNEL, capacity, capacity_bytes=10_000)
     for each in contents:
         channel.send([each], 0.0)
     return channel
@@ -57,7 +57,7 @@ def test_messages_are_numbered_and_kept_until_their_receipt() -> None:
 
 
 def test_messages_are_kept_up_to_so_many_bytes_but_one_at_least() -> None:
-    channel = Outgoing(CHANNEL, 100, capacity_bytes=10)
+    channel = SendingEnd(CHANNEL, 100, capacity_bytes=10)
     assert channel.send([bytes(8), bytes(8)], 0.0) == Head(MESSAGE, CHANNEL, 0)
     assert channel.send([b""], 0.0) is None
     channel.on_receipt(Head(RECEIPT, CHANNEL, 1), 0.1)
@@ -100,7 +100,7 @@ def test_without_a_receipt_the_sender_asks_again_and_again() -> None:
 
 
 def test_a_receipt_waits_for_more_messages_to_speak_of() -> None:
-    channel = Incoming(CHANNEL)
+    channel = ReceivingEnd(CHANNEL)
     assert channel.on_message(0, 0.0)
     assert channel.on_message(1, 0.01)
     assert channel.receipt(RECEIPT_AFTER_S / 2) is None
@@ -112,7 +112,7 @@ def test_a_receipt_waits_for_more_messages_to_speak_of() -> None:
 
 
 def test_a_gap_is_asked_for_at_once_and_only_once() -> None:
-    channel = Incoming(CHANNEL)
+    channel = ReceivingEnd(CHANNEL)
     channel.on_message(0, 0.0)
     assert not channel.on_message(2, 0.0)
     assert channel.receipt(0.0) == Head(GAP, CHANNEL, 1)
@@ -121,7 +121,7 @@ def test_a_gap_is_asked_for_at_once_and_only_once() -> None:
 
 
 def test_a_probe_shows_that_the_last_messages_were_lost() -> None:
-    channel = Incoming(CHANNEL)
+    channel = ReceivingEnd(CHANNEL)
     channel.on_message(0, 0.0)
     channel.on_probe(1, 0.5)
     assert channel.receipt(0.5) == Head(RECEIPT, CHANNEL, 1)
@@ -136,7 +136,7 @@ class AChannel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
-        self.sender, self.receiver = Outgoing(CHANNEL, 50, 10_000), Incoming(CHANNEL)
+        self.sender, self.receiver = SendingEnd(CHANNEL, 50, 10_000), ReceivingEnd(CHANNEL)
         self.forth: list[tuple[Head, Frames]] = []
         self.back: list[Head] = []
         self.num_sent = 0

@@ -19,8 +19,8 @@ from sterna.migration.messages import (
     DrainRefused,
     Inspected,
     Mode,
-    Progress,
     Reason,
+    RequestPosition,
     ReserveBlocks,
     ReserveFailed,
 )
@@ -175,7 +175,7 @@ class Engine:
         if request is None:
             return Inspected(None)
         is_queuing = request.where is Where.QUEUING
-        progress = Progress(
+        progress = RequestPosition(
             is_queuing=is_queuing,
             num_full_blocks=0 if is_queuing else request.num_tokens // BLOCK_SIZE,
             num_blocks=0 if is_queuing else request.num_blocks,

@@ -29,11 +29,11 @@ from sterna.migration.messages import (
     Inspected,
     Mode,
     PeerDead,
-    Progress,
     Reason,
     Received,
     Released,
     RequestEnded,
+    RequestPosition,
     ReservationFreed,
     ReservationId,
     Reserve,
@@ -77,9 +77,9 @@ def name(effect: Effect) -> str:
 
 def progress(
     num_blocks: int, *, num_preemptions: int = 0, is_queuing: bool = False, immovable: bool = False
-) -> Progress:
+) -> RequestPosition:
     """A request whose last block is partial."""
-    return Progress(
+    return RequestPosition(
         is_queuing=is_queuing,
         num_full_blocks=max(0, num_blocks - 1),
         num_blocks=num_blocks,

@@ -23,10 +23,10 @@ from sterna.migration.messages import (
     Event,
     FreeReservation,
     Inspected,
-    Progress,
     Reason,
     Received,
     Release,
+    RequestPosition,
     Resume,
     Send,
     Tick,
@@ -141,7 +141,9 @@ def test_an_engine_that_tells_presence_but_not_preemption_is_noticed() -> None:
             progress = outcome.progress
             if progress is None:
                 return outcome
-            hidden = Progress(progress.is_queuing, progress.num_full_blocks, progress.num_blocks, 0)
+            hidden = RequestPosition(
+                progress.is_queuing, progress.num_full_blocks, progress.num_blocks, 0
+            )
             return Inspected(hidden, outcome.request)
 
         def drain(self, effect: Drain) -> Drained | DrainRefused:

@@ -14,8 +14,8 @@ from sterna.messages.actors import (
     Dispatched,
     DispatchRequest,
     Emptied,
-    Frontend,
-    Instance,
+    FrontendMember,
+    InstanceMember,
     InstanceStats,
     LoadReport,
     Membership,
@@ -41,8 +41,8 @@ def membership(
     frontends: tuple[FrontendId, ...] = (F0,),
     supervisor: str | None = SUPERVISOR,
 ) -> Membership:
-    members = tuple(Instance(each, f"mailbox of {each}") for each in serving)
-    there = tuple(Frontend(each, f"front end {each}") for each in frontends)
+    members = tuple(InstanceMember(each, f"mailbox of {each}") for each in serving)
+    there = tuple(FrontendMember(each, f"front end {each}") for each in frontends)
     return Membership(version, members, there, "scheduler", absent, supervisor)
 
 

@@ -1,6 +1,6 @@
 """What operators see of the instances."""
 
-from sterna.messages.actors import Absent, Instance, LoadReport, Membership
+from sterna.messages.actors import Absent, InstanceMember, LoadReport, Membership
 from sterna.scheduler.description import describe_instances
 from sterna.types import InstanceId, InstanceLoad
 
@@ -32,7 +32,7 @@ def described(
 
 
 def test_an_instance_is_described_by_its_last_report() -> None:
-    (row,) = described(Membership(1, (Instance(I0, "a"),), (), None), report(I0))
+    (row,) = described(Membership(1, (InstanceMember(I0, "a"),), (), None), report(I0))
     assert row["id"] == "i0"
     assert row["state"] == "running"
     assert (row["total_tokens"], row["used_tokens"], row["running"]) == (1000, 100, 2)
@@ -42,7 +42,7 @@ def test_an_instance_is_described_by_its_last_report() -> None:
 
 
 def test_one_that_has_not_reported_starts() -> None:
-    (row,) = described(Membership(1, (Instance(I0, "a"),), (), None))
+    (row,) = described(Membership(1, (InstanceMember(I0, "a"),), (), None))
     assert (row["state"], row["freeness"]) == ("starting", None)
 
 
@@ -57,7 +57,7 @@ def test_instances_to_come_say_what_they_wait_for() -> None:
 
 
 def test_a_drain_says_how_many_requests_it_waits_for_and_why() -> None:
-    membership = Membership(1, (Instance(I0, "a", True, "an operator drains it"),), (), None)
+    membership = Membership(1, (InstanceMember(I0, "a", True, "an operator drains it"),), (), None)
 
     def note(**changes: object) -> object:
         sources = (I0,) if changes.pop("is_source", False) else ()

@@ -11,9 +11,9 @@ from sterna.messages.actors import (
     AddInstances,
     Dispatched,
     DispatchRequest,
-    Frontend,
+    FrontendMember,
     Heartbeat,
-    Instance,
+    InstanceMember,
     LoadReport,
     Membership,
     SetDestination,
@@ -27,7 +27,7 @@ from sterna.scheduler.shell import Scheduler
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
 
 I0, I1 = InstanceId("i0"), InstanceId("i1")
-FRONTEND = Frontend(FrontendId(0), "front end")
+FRONTEND = FrontendMember(FrontendId(0), "front end")
 
 
 class Outbox:
@@ -56,7 +56,7 @@ class Outbox:
 
 
 def membership(version: int, *serving: InstanceId, absent: tuple[Absent, ...] = ()) -> Membership:
-    members = tuple(Instance(each, f"mailbox of {each}") for each in serving)
+    members = tuple(InstanceMember(each, f"mailbox of {each}") for each in serving)
     return Membership(version, members, (FRONTEND,), "scheduler", absent, "supervisor")
 
 

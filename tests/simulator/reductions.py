@@ -4,10 +4,10 @@ import os
 import signal
 import threading
 
-from sterna.simulator.runs import Run
+from sterna.simulator.runs import SimulationRun
 
 
-def fingerprint(run: Run) -> tuple[int, bytes, bytes, bytes, int]:
+def fingerprint(run: SimulationRun) -> tuple[int, bytes, bytes, bytes, int]:
     """Where the run was, and its records bit for bit."""
     records = run.records
     return (
@@ -19,17 +19,17 @@ def fingerprint(run: Run) -> tuple[int, bytes, bytes, bytes, int]:
     )
 
 
-def be_killed(run: Run) -> None:
+def be_killed(run: SimulationRun) -> None:
     """As the kernel does when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def say_and_stay(run: Run) -> None:
+def say_and_stay(run: SimulationRun) -> None:
     """Name this process on the standard output that it shares with its parent, and never end."""
     os.write(1, f"{os.getpid()}\n".encode())
     threading.Event().wait()
 
 
-def stumble(run: Run) -> None:
+def stumble(run: SimulationRun) -> None:
     """A bug."""
     raise ZeroDivisionError("a bug in the reduction")

@@ -11,8 +11,8 @@ from sterna.messages.actors import (
     AdminReply,
     DrainInstance,
     Emptied,
-    Frontend,
-    Instance,
+    FrontendMember,
+    InstanceMember,
     Membership,
     RestartInstances,
     SetDestination,
@@ -24,7 +24,7 @@ from sterna.supervisor.core import (
     TAKEOVER_GAP,
     Hosted,
     NotTerminated,
-    OperatorDrains,
+    OperatorTerminations,
     Others,
     SupervisorCore,
     SupervisorState,
@@ -36,7 +36,7 @@ from sterna.types import FrontendId, InstanceId
 from tests.supervisor.fleets import started
 
 I0, I1, I2 = InstanceId("i0"), InstanceId("i1"), InstanceId("i2")
-OTHERS = Others((Frontend(FrontendId(0), "f0"),), "scheduler", 1, 1, b"ready")
+OTHERS = Others((FrontendMember(FrontendId(0), "f0"),), "scheduler", 1, 1, b"ready")
 HOSTED = {each: Hosted(f"mailbox of {each}", "kv") for each in (I0, I1, I2)}
 
 
@@ -67,8 +67,8 @@ def test_everybody_is_told_who_is_there_and_what_a_successor_needs() -> None:
     message = effects[0].message
     assert message.version == 7
     assert message.instances == (
-        Instance(I0, "mailbox of i0", kv_format="kv"),
-        Instance(I1, "mailbox of i1", True, Cause.OPERATOR.value, 0, "kv", emptied_since=7),
+        InstanceMember(I0, "mailbox of i0", kv_format="kv"),
+        InstanceMember(I1, "mailbox of i1", True, Cause.OPERATOR.value, 0, "kv", emptied_since=7),
     )
     state = SupervisorState(core.fleet, {0: ()}, {I1: 7}, 1, 1, b"ready", HOSTED)
     assert state_of(message) == state
@@ -97,11 +97,11 @@ def test_one_that_is_empty_and_ends_is_told_of_until_it_is_gone() -> None:
     announced(core)
     assert core.on_message(Emptied(I1, 7), 0.0) == [Announce(), Close(I1)]
     assert announced(core).instances == (
-        Instance(I0, "mailbox of i0", kv_format="kv"),
-        Instance(I1, "mailbox of i1", True, Cause.SCALING.value, 0, "kv", emptied_since=7),
+        InstanceMember(I0, "mailbox of i0", kv_format="kv"),
+        InstanceMember(I1, "mailbox of i1", True, Cause.SCALING.value, 0, "kv", emptied_since=7),
     )
     core.fleet.on_gone(I1, 1.0)
-    assert announced(core).instances == (Instance(I0, "mailbox of i0", kv_format="kv"),)
+    assert announced(core).instances == (InstanceMember(I0, "mailbox of i0", kv_format="kv"),)
     assert core.emptied_since == {}
 
 
@@ -159,7 +159,7 @@ def test_an_operator_is_answered_also_when_nothing_was_begun() -> None:
 def test_a_drain_that_is_refused_is_not_told_to_the_log() -> None:
     core = SupervisorCore(serving(I0, I1))
     order = DrainInstance("operator", 3, I1, False)
-    assert core.on_message(order, 0.0)[0] == OperatorDrains(I1, is_undo=False)
+    assert core.on_message(order, 0.0)[0] == OperatorTerminations(I1, is_undo=False)
     (reply,) = core.on_message(structs.replace(order, instance_id=I0), 0.0)
     assert isinstance(reply, ToMailbox)
     assert isinstance(reply.message, AdminReply)
@@ -170,7 +170,7 @@ def test_an_operator_undoes_a_drain() -> None:
     core = SupervisorCore(serving(I0, I1))
     core.fleet.on_terminate(I1, Cause.OPERATOR, 0.0)
     effects = core.on_message(DrainInstance("operator", 3, I1, True), 1.0)
-    assert effects[0] == OperatorDrains(I1, is_undo=True)
+    assert effects[0] == OperatorTerminations(I1, is_undo=True)
     assert effects[-1] == ToMailbox("operator", AdminReply(3, b"null", None))
     assert core.fleet == serving(I0, I1)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sterna.config import WatchConfig
 from sterna.errors import ConfigurationError
 from sterna.messages.actors import Heartbeat
-from sterna.supervisor.failure_detector import Halted, ProcessState, Progress
+from sterna.supervisor.failure_detector import FailureDetector, Halted, ProcessState
 
 CONFIG = WatchConfig(
     instance_timeout_s=10.0, step_timeout_s=60.0, stopped_timeout_s=0.5, own_pause_s=1.0
@@ -15,15 +15,17 @@ CONFIG = WatchConfig(
 BEAT_S = 0.25
 
 
-def watching(*members: str) -> Progress:
-    progress = Progress(CONFIG)
+def watching(*members: str) -> FailureDetector:
+    progress = FailureDetector(CONFIG)
     for member in members or ("i0",):
         progress.on_joined(member)
     progress.on_time(0.0)
     return progress
 
 
-def pass_time(progress: Progress, now_s: float, until_s: float) -> list[tuple[float, Halted]]:
+def pass_time(
+    progress: FailureDetector, now_s: float, until_s: float
+) -> list[tuple[float, Halted]]:
     """Look every tenth of a second; returns who was found when."""
     found = []
     while now_s < until_s:
@@ -79,7 +81,7 @@ def test_a_process_that_cannot_be_looked_at_counts_as_running() -> None:
 
 
 def test_a_member_may_be_given_longer_to_be_stopped() -> None:
-    progress = Progress(CONFIG)
+    progress = FailureDetector(CONFIG)
     progress.on_joined("front end 0", stopped_timeout_s=3.0)
     progress.on_time(0.0)
     progress.on_state("front end 0", ProcessState.STOPPED, 0.0)
@@ -98,7 +100,9 @@ def test_silence_counts_from_the_first_heartbeat_on() -> None:
     assert pass_time(watching(), 0.0, 100.0) == []
 
 
-def beats(progress: Progress, until_s: float, *, num_ended: int, is_busy: bool) -> list[Halted]:
+def beats(
+    progress: FailureDetector, until_s: float, *, num_ended: int, is_busy: bool
+) -> list[Halted]:
     """An instance that answers, and always says the same."""
     now_s, found = 0.0, []
     while now_s < until_s:
@@ -142,7 +146,7 @@ def test_a_step_that_is_under_way_at_the_first_heartbeat_has_the_whole_time() ->
 
 def test_a_hang_from_before_a_pause_of_the_watcher_is_found_after_the_time_out() -> None:
     """What waited for it during the pause is handed on before it looks, and counts from then."""
-    progress = Progress(CONFIG)
+    progress = FailureDetector(CONFIG)
     for member in ("silent", "stopped"):
         progress.on_joined(member)
     progress.on_time(0.0)
@@ -202,7 +206,7 @@ def test_what_came_while_the_watcher_did_not_run_is_held_against_nobody() -> Non
     assert progress.on_time(3600.5) == [Halted("i1", "its process is stopped, for 0.6 s")]
 
 
-def look(progress: Progress, now_s: float, until_s: float) -> list[tuple[float, Halted]]:
+def look(progress: FailureDetector, now_s: float, until_s: float) -> list[tuple[float, Halted]]:
     """As `pass_time`, with the node of `i0` in sight."""
     found = []
     while now_s < until_s:
@@ -212,8 +216,8 @@ def look(progress: Progress, now_s: float, until_s: float) -> list[tuple[float, 
     return found
 
 
-def watching_remote() -> Progress:
-    progress = Progress(CONFIG)
+def watching_remote() -> FailureDetector:
+    progress = FailureDetector(CONFIG)
     progress.on_joined("i0", is_remote=True)
     progress.on_time(0.0)
     progress.on_heartbeat(Heartbeat("i0", 5, is_busy=True), 0.0)
@@ -297,7 +301,7 @@ def test_a_pause_of_the_watcher_brings_no_node_into_sight() -> None:
 
 
 def test_a_remote_member_is_not_stopped_while_its_node_is_out_of_sight() -> None:
-    progress = Progress(CONFIG)
+    progress = FailureDetector(CONFIG)
     progress.on_joined("i0", is_remote=True, stopped_timeout_s=30.0)
     progress.on_time(0.0)
     progress.on_state("i0", ProcessState.STOPPED, 0.0)
@@ -374,7 +378,7 @@ def test_a_time_out_that_would_kill_the_healthy_is_refused(
 
 def test_a_member_may_be_given_longer_to_be_silent() -> None:
     """A front end that hangs may go on, and its end would cut its streams."""
-    progress = Progress(CONFIG)
+    progress = FailureDetector(CONFIG)
     progress.on_joined("scheduler")
     progress.on_joined("front end 0", silence_timeout_s=30.0)
     for member in ("scheduler", "front end 0"):

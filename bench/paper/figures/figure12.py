@@ -12,7 +12,7 @@ from bench.paper.experiment import Experiment
 from bench.paper.points import Row, matching
 from bench.paper.tables import markdown_table
 from sterna.simulator.paper import paper_config
-from sterna.simulator.runs import Run
+from sterna.simulator.runs import SimulationRun
 from sterna.workload.catalog import Workload
 from sterna.workload.randomness import PAPER_SEED
 
@@ -32,7 +32,7 @@ def cells() -> list[Cell]:
     ]
 
 
-def fragmentation_row(run: Run) -> list[Row]:
+def fragmentation_row(run: SimulationRun) -> list[Row]:
     """While requests arrive; the series only of the paper's seed."""
     cluster = run.cluster
     is_arriving = cluster.fragmentation_time_s <= run.records.arrival_s[-1]

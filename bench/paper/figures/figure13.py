@@ -20,7 +20,7 @@ from bench.paper.experiment import Experiment
 from bench.paper.points import Row, paper_points
 from bench.paper.tables import points_table
 from sterna.simulator.paper import paper_config
-from sterna.simulator.runs import Run
+from sterna.simulator.runs import SimulationRun
 from sterna.types import HIGH, NORMAL
 from sterna.workload.catalog import Workload
 
@@ -58,7 +58,7 @@ def cells() -> list[Cell]:
     ]
 
 
-def rows_of_both(run: Run) -> list[Row]:
+def rows_of_both(run: SimulationRun) -> list[Row]:
     """One row a priority; the paper's decode computation is a request's whole, not a token's."""
     rows = []
     for name, priority in (("high", HIGH), ("normal", NORMAL)):

@@ -12,7 +12,7 @@ from bench.paper.experiment import Experiment
 from bench.paper.points import Row, matching
 from bench.paper.tables import markdown_table, number
 from sterna.simulator.paper import paper_config
-from sterna.simulator.runs import Run
+from sterna.simulator.runs import SimulationRun
 from sterna.workload.catalog import Workload
 
 RATE = 0.42
@@ -35,7 +35,7 @@ def cells() -> list[Cell]:
     ]
 
 
-def percentile_row(run: Run) -> list[Row]:
+def percentile_row(run: SimulationRun) -> list[Row]:
     """The decode latency's percentiles, and what preemption cost the requests there."""
     records, cluster = run.records, run.cluster
     decoded = np.flatnonzero(records.output_tokens > 1)

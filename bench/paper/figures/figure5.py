@@ -13,7 +13,7 @@ from bench.paper.experiment import Experiment
 from bench.paper.points import Row
 from bench.paper.tables import markdown_table, number
 from sterna.simulator.paper import paper_config
-from sterna.simulator.runs import Run
+from sterna.simulator.runs import SimulationRun
 from sterna.workload.catalog import Workload
 from sterna.workload.randomness import PAPER_SEED
 
@@ -31,7 +31,7 @@ def cells() -> list[Cell]:
     return [Cell({}, Workload(trace="M-M", rate=RATE, num_requests=NUM_REQUESTS), config)]
 
 
-def memory_row(run: Run) -> list[Row]:
+def memory_row(run: SimulationRun) -> list[Row]:
     """How often requests that are blocked would fit into the free memory of all instances."""
     cluster = run.cluster
     sampled = list(zip(cluster.room_tokens.tolist(), cluster.blocked_demands_tokens, strict=True))

@@ -24,7 +24,7 @@ from bench.paper.experiment import Experiment
 from bench.paper.points import Row, matching
 from bench.paper.tables import markdown_table, number
 from sterna.simulator.paper import paper_config
-from sterna.simulator.runs import Run
+from sterna.simulator.runs import SimulationRun
 from sterna.workload.catalog import Workload
 
 TRACE = "M-M"
@@ -45,7 +45,7 @@ def cells() -> list[Cell]:
     ]
 
 
-def loaded_row(run: Run) -> list[Row]:
+def loaded_row(run: SimulationRun) -> list[Row]:
     """The serving columns, and the share of the memory in use while requests arrive."""
     cluster = run.cluster
     is_arriving = cluster.fragmentation_time_s <= run.records.arrival_s[-1]

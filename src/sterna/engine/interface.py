@@ -49,7 +49,7 @@ class EngineFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineProgress:
+class EngineActivity:
     """How an engine gets on.
 
     Attributes:
@@ -96,7 +96,7 @@ class Engine(Protocol):
             InstanceStartError: the engine refused; the message carries its reason.
         """
 
-    def progress(self) -> EngineProgress:
+    def progress(self) -> EngineActivity:
         """Say how the engine gets on; also when it hangs this returns at once."""
 
     def add(

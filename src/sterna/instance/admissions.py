@@ -3,7 +3,7 @@
 from sterna.types import InstanceView, RequestId
 
 
-class Arrivals:
+class Admissions:
     """The requests that came to an instance and are in no view of its engine yet.
 
     An engine takes requests in when its step has ended. Until then they are in none of the numbers

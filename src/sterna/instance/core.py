@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import msgspec
 
 from sterna.config import LlumletConfig
-from sterna.instance.admissions import Arrivals
+from sterna.instance.admissions import Admissions
 from sterna.instance.llumlet import ForwardAbort, Llumlet, LlumletEffect, Report
-from sterna.instance.termination import Emptying
+from sterna.instance.termination import Termination
 from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
@@ -42,7 +42,7 @@ from sterna.messages.actors import (
     UtilityResult,
     WireMessage,
 )
-from sterna.messages.actors import Instance as Member
+from sterna.messages.actors import InstanceMember as Member
 from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
 from sterna.migration.messages import (
     AbortDrained,
@@ -134,12 +134,12 @@ class InstanceCore:
             maxlen=MAX_KEPT_MESSAGES
         )
         self._requests: dict[RequestId, FrontendId] = {}
-        self._arrivals = Arrivals()
+        self._arrivals = Admissions()
         self._orders: dict[MigrationId, MigrateRequest] = {}
         self._drained_s: dict[MigrationId, float] = {}
         self._num_committed = 0
         self._num_aborted = 0
-        self._emptying = Emptying()
+        self._emptying = Termination()
 
     # -------------------------------------------------------------------------- what is asked
 

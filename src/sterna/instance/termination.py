@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from sterna.types import FrontendId
 
 
-class Emptying:
+class Termination:
     """Keeps the farewells of one instance's front ends."""
 
     def __init__(self) -> None:

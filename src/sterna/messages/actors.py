@@ -112,7 +112,7 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
     will come. What the front end had sent before has arrived before.
 
     Attributes:
-        emptied_since: of the instance (`Instance`); the farewell is void for another emptying.
+        emptied_since: of the instance (`InstanceMember`); the farewell is void for another emptying.
         num_heard: how many messages about its requests (`RequestNews`) the front end has had from
             the instance, ever; the farewell is void while others are on their way.
     """
@@ -217,7 +217,7 @@ class Emptied(msgspec.Struct, frozen=True, tag=True):
     """Instance -> supervisor: nothing is here, and nothing more will come.
 
     Attributes:
-        emptied_since: of the instance (`Instance`); what is said of another emptying is void.
+        emptied_since: of the instance (`InstanceMember`); what is said of another emptying is void.
     """
 
     instance_id: InstanceId
@@ -377,7 +377,7 @@ class AdminReply(msgspec.Struct, frozen=True, tag=True):
 # -------------------------------------------------------------------------------- membership
 
 
-class Instance(msgspec.Struct, frozen=True, array_like=True):
+class InstanceMember(msgspec.Struct, frozen=True, array_like=True):
     """One member of the cluster; `address` is its mailbox.
 
     Attributes:
@@ -412,7 +412,7 @@ class Absent(msgspec.Struct, frozen=True, array_like=True):
     generation: int = 0
 
 
-class Frontend(msgspec.Struct, frozen=True, array_like=True):
+class FrontendMember(msgspec.Struct, frozen=True, array_like=True):
     """One front end; `address` is its mailbox."""
 
     frontend_id: FrontendId
@@ -432,8 +432,8 @@ class Membership(msgspec.Struct, frozen=True, tag=True):
     """
 
     version: int
-    instances: tuple[Instance, ...]
-    frontends: tuple[Frontend, ...]
+    instances: tuple[InstanceMember, ...]
+    frontends: tuple[FrontendMember, ...]
     scheduler: str | None
     absent: tuple[Absent, ...] = ()
     supervisor: str | None = None

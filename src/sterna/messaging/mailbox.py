@@ -30,7 +30,7 @@ import zmq.utils.z85
 
 from sterna.config import MailboxKeys
 from sterna.errors import UNREADABLE
-from sterna.log_throttle import FILES_ADVICE, Complaint
+from sterna.log_throttle import FILES_ADVICE, LogThrottle
 from sterna.messages.actors import MAX_FRAME_BYTES, WireMessage
 from sterna.messaging.framing import PART_BYTES, cut, join
 from sterna.messaging.reliable_channel import (
@@ -40,8 +40,8 @@ from sterna.messaging.reliable_channel import (
     MESSAGE,
     PROBE,
     Head,
-    Incoming,
-    Outgoing,
+    ReceivingEnd,
+    SendingEnd,
 )
 
 logger = logging.getLogger(__name__)
@@ -90,14 +90,14 @@ class _Outbox:
     """The way to another mailbox; without a socket until there is a descriptor for one."""
 
     socket: zmq.Socket[bytes] | None
-    channel: Outgoing
+    channel: SendingEnd
 
 
 @dataclass(slots=True)
 class _Origin:
     """A way from another mailbox; its address is known from the first probe on."""
 
-    channel: Incoming
+    channel: ReceivingEnd
     address: str | None = None
 
 
@@ -129,7 +129,7 @@ class Mailbox:
         self.address = f"tcp://{host}:{port}"
         self._burst: zmq.Socket[bytes] = zmq.Socket.shadow(self._inbox)
         self._send_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context)
-        self._complaint = Complaint()
+        self._complaint = LogThrottle()
         self._outboxes: dict[str, _Outbox] = {}
         self._addresses: dict[bytes, str] = {}
         self._origins: OrderedDict[bytes, _Origin] = OrderedDict()
@@ -242,7 +242,7 @@ class Mailbox:
         if outbox is None:
             channel = os.urandom(CHANNEL_BYTES)
             outbox = _Outbox(
-                self._connect(address), Outgoing(channel, SEND_QUEUE_LIMIT, SEND_QUEUE_BYTES)
+                self._connect(address), SendingEnd(channel, SEND_QUEUE_LIMIT, SEND_QUEUE_BYTES)
             )
             self._outboxes[address] = outbox
             self._addresses[channel] = address
@@ -252,7 +252,7 @@ class Mailbox:
     def _origin(self, channel: bytes) -> _Origin:
         origin = self._origins.get(channel)
         if origin is None:
-            origin = self._origins[channel] = _Origin(Incoming(channel))
+            origin = self._origins[channel] = _Origin(ReceivingEnd(channel))
             if len(self._origins) > MAX_ORIGINS:
                 self._origins.popitem(last=False)
         # Each asks now and then, so that the order is that of the last signs of life, nearly.

@@ -71,7 +71,7 @@ class Head(NamedTuple):
         return head
 
 
-class Outgoing:
+class SendingEnd:
     """The sender's side of a channel.
 
     Args:
@@ -144,7 +144,7 @@ class Outgoing:
         return Head(PROBE, self._channel, self._first + len(self._kept))
 
 
-class Incoming:
+class ReceivingEnd:
     """The receiver's side of a channel."""
 
     def __init__(self, channel: bytes) -> None:

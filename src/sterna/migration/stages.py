@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sterna.config import MigrationConfig
-from sterna.migration.messages import Mode, Progress, Reason
+from sterna.migration.messages import Mode, Reason, RequestPosition
 
 NUM_SPARE_BLOCKS = 1
 """Blocks that a last stage reserves beyond those there are: decoding goes on until the drain."""
@@ -30,7 +30,7 @@ class Stage:
 
 
 def plan_stage(
-    unplanned: Stage, progress: Progress, mode: Mode, config: MigrationConfig
+    unplanned: Stage, progress: RequestPosition, mode: Mode, config: MigrationConfig
 ) -> Stage | Reason:
     """The stage with its blocks, for a request that stands at `progress`; or why none may follow.
 

@@ -14,7 +14,7 @@ from sterna.messages.actors import (
     ClusterStats,
     Dispatched,
     DispatchRequest,
-    Instance,
+    InstanceMember,
     InstanceStats,
     LoadReport,
     Membership,
@@ -25,7 +25,7 @@ from sterna.messages.actors import (
 from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
 from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.policy.virtual_usage import freeness_of
-from sterna.scheduler import global_scheduler as core
+from sterna.scheduler import global_scheduler as rules
 from sterna.types import FrontendId, InstanceId
 
 SchedulerEffect = ToMailbox | KeepOnly | Unexpected | ScaleUp | Terminate
@@ -49,11 +49,11 @@ class SchedulerCore:
         scaling: ScalingConfig | None = None,
         first_dispatch_number: int = 1,
     ) -> None:
-        self._core = core.GlobalScheduler(
+        self._core = rules.GlobalScheduler(
             policy, now_s=now_s, scaling=scaling, first_dispatch_number=first_dispatch_number
         )
         self._membership = Membership(0, (), (), None)
-        self._instances: dict[InstanceId, Instance] = {}
+        self._instances: dict[InstanceId, InstanceMember] = {}
         self._everybody: set[InstanceId] = set()
         self._joined: set[InstanceId] = set()
         self._frontends: dict[FrontendId, str] = {}
@@ -127,7 +127,7 @@ class SchedulerCore:
         self._everybody = everybody
         self._joined = instances.keys() | coming
         self._frontends = frontends
-        effects: list[core.Effect] = []
+        effects: list[rules.Effect] = []
         for instance_id in new_instances:
             effects += self._core.on_instance_joined(instance_id, now_s)
         for instance_id in withdrawn:
@@ -148,16 +148,16 @@ class SchedulerCore:
 
     # ------------------------------------------------------------------------------ effects
 
-    def _translate(self, effects: Iterable[core.Effect]) -> list[SchedulerEffect]:
+    def _translate(self, effects: Iterable[rules.Effect]) -> list[SchedulerEffect]:
         translated: list[SchedulerEffect] = []
         for effect in effects:
             match effect:
-                case core.Dispatch(request_id, frontend_id, instance_id, number):
+                case rules.Dispatch(request_id, frontend_id, instance_id, number):
                     address = self._frontends.get(frontend_id)
                     if address is not None:
                         answer = Dispatched(request_id, instance_id, number)
                         translated.append(ToMailbox(address, answer))
-                case core.SetDestination(source, destination):
+                case rules.SetDestination(source, destination):
                     if source in self._instances:
                         address = self._instances[source].address
                         translated.append(ToMailbox(address, SetDestination(destination)))

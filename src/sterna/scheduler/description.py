@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 
-from sterna.messages.actors import Absent, Instance, LoadReport, Membership
+from sterna.messages.actors import Absent, InstanceMember, LoadReport, Membership
 from sterna.policy.virtual_usage import freeness_of
 from sterna.types import InstanceId
 
@@ -47,7 +47,7 @@ def describe_instances(
 
 
 def _describe(
-    instance: Instance,
+    instance: InstanceMember,
     report: LoadReport | None,
     sources: Collection[InstanceId],
     *,
@@ -94,7 +94,7 @@ def _load(report: LoadReport) -> Description:
 
 
 def _note(
-    instance: Instance,
+    instance: InstanceMember,
     report: LoadReport | None,
     sources: Collection[InstanceId],
     *,

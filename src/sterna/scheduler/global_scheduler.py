@@ -83,9 +83,9 @@ class GlobalScheduler:
         self._next_number = first_dispatch_number
         self._in_flight_lease_s = in_flight_lease_s
         self._next_round_s = now_s + policy.round_interval_s
-        self._instances: dict[InstanceId, _Instance] = {}
+        self._instances: dict[InstanceId, _InstanceState] = {}
         # The instances by id; None when one came or went since.
-        self._order: list[_Instance] | None = None
+        self._order: list[_InstanceState] | None = None
         # A report can arrive after the news of its instance's death; ids are never used again.
         self._gone: set[InstanceId] = set()
         self._held: dict[RequestId, DispatchRequest] = {}
@@ -184,9 +184,9 @@ class GlobalScheduler:
             instance.is_terminating = is_terminating
             instance.known = None
 
-    def _join(self, instance_id: InstanceId) -> "_Instance":
+    def _join(self, instance_id: InstanceId) -> "_InstanceState":
         self._order = None
-        instance = self._instances[instance_id] = _Instance()
+        instance = self._instances[instance_id] = _InstanceState()
         return instance
 
     def on_instance_left(self, instance_id: InstanceId, now_s: float) -> list[Effect]:
@@ -319,7 +319,7 @@ class _InFlight:
 
 
 @dataclass(slots=True)
-class _Instance:
+class _InstanceState:
     load: InstanceLoad | None = None
     in_flight: list[_InFlight] = field(default_factory=list)
     num_dispatched: int = 0

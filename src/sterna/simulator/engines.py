@@ -9,7 +9,7 @@ notice.
 from typing import Protocol
 
 from sterna.metrics.records import Records
-from sterna.migration.messages import Progress, Reason
+from sterna.migration.messages import Reason, RequestPosition
 from sterna.types import InstanceId, InstanceLoad, InstanceView, MigrationId, RequestId
 
 
@@ -89,7 +89,7 @@ class Engines(Protocol):
     def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
         """Queue a request of the trace."""
 
-    def progress(self, row: int, index: int) -> Progress | None:
+    def progress(self, row: int, index: int) -> RequestPosition | None:
         """Where the request stands, or None when it is not here."""
 
     def begin_drain(

@@ -22,7 +22,7 @@ from sterna.engine.emulated.compiled.tables import (
     with_more_rows,
 )
 from sterna.metrics.records import Records
-from sterna.migration.messages import Progress, Reason
+from sterna.migration.messages import Reason, RequestPosition
 from sterna.policy.virtual_usage import free_tokens_of, is_source_by_memory, lowest_with_headroom
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.engines import request_id_of
@@ -329,14 +329,14 @@ class FastEngines:
     def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
         entries.add(self._places, row, index, dispatch_number, now_s)
 
-    def progress(self, row: int, index: int) -> Progress | None:
+    def progress(self, row: int, index: int) -> RequestPosition | None:
         is_drained = index in self._engines[row].drained
         is_here, is_queuing, num_valid_tokens, num_preemptions, is_prefilling = entries.progress_of(
             self._places, row, index
         )
         if not (is_drained or is_here):
             return None
-        return Progress(
+        return RequestPosition(
             is_queuing=is_queuing,
             num_full_blocks=num_valid_tokens // self._block_size,
             num_blocks=-(-num_valid_tokens // self._block_size),

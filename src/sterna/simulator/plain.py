@@ -12,7 +12,7 @@ from sterna.engine.emulated.durations import whole_nanoseconds
 from sterna.engine.emulated.requests import RequestState, decode_state
 from sterna.engine.emulated.steps import Step
 from sterna.metrics.records import Records
-from sterna.migration.messages import Progress, Reason
+from sterna.migration.messages import Reason, RequestPosition
 from sterna.policy.load_report import load
 from sterna.simulator.config import Report, SimulationConfig
 from sterna.simulator.engines import index_of, request_id_of
@@ -232,7 +232,7 @@ class PlainEngines:
         engine.last_dispatch = dispatch_number
         self._changed.add(row)
 
-    def progress(self, row: int, index: int) -> Progress | None:
+    def progress(self, row: int, index: int) -> RequestPosition | None:
         return self._engines[row].core.progress(request_id_of(index))
 
     def begin_drain(

@@ -55,7 +55,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class SimulationRun:
     """One run, done."""
 
     job: Job
@@ -67,7 +67,7 @@ class Run:
         return summarize(self.records, self.cluster, priority=priority)
 
 
-def run(job: Job, *, on_progress: Callable[[float], None] | None = None) -> Run:
+def run(job: Job, *, on_progress: Callable[[float], None] | None = None) -> SimulationRun:
     """Run one job, here.
 
     Args:
@@ -79,12 +79,12 @@ def run(job: Job, *, on_progress: Callable[[float], None] | None = None) -> Run:
     """
     trace = build_trace(job.workload)
     if on_progress is None or job.config.has_checks:
-        return Run(job, *simulate(trace, job.config))
+        return SimulationRun(job, *simulate(trace, job.config))
 
     def report(num_ended: int) -> None:
         on_progress(num_ended / len(trace))
 
-    return Run(job, *simulate_reporting(trace, job.config, report))
+    return SimulationRun(job, *simulate_reporting(trace, job.config, report))
 
 
 def run_all(
@@ -93,7 +93,7 @@ def run_all(
     num_processes: int | None = None,
     on_done: Callable[[int], None] | None = None,
     on_progress: Callable[[float], None] | None = None,
-) -> list[Run]:
+) -> list[SimulationRun]:
     """Run all jobs; returns their runs in the order of the jobs. See `map_runs`."""
     return map_runs(
         jobs, _whole, num_processes=num_processes, on_done=on_done, on_progress=on_progress
@@ -102,7 +102,7 @@ def run_all(
 
 def map_runs(
     jobs: Sequence[Job],
-    reduce: Callable[[Run], T],
+    reduce: Callable[[SimulationRun], T],
     *,
     num_processes: int | None = None,
     on_done: Callable[[int], None] | None = None,
@@ -139,7 +139,7 @@ def map_runs(
     return results
 
 
-def _whole(done: Run) -> Run:
+def _whole(done: SimulationRun) -> SimulationRun:
     return done
 
 
@@ -148,7 +148,7 @@ def _whole(done: Run) -> Run:
 
 def _map_in_processes(
     jobs: Sequence[Job],
-    reduce: Callable[[Run], T],
+    reduce: Callable[[SimulationRun], T],
     num_processes: int,
     on_done: Callable[[int], None] | None,
 ) -> list[T]:
@@ -188,7 +188,9 @@ def _receive(connection: Connection) -> Any:
 
 
 @contextmanager
-def _workers(num_processes: int, reduce: Callable[[Run], Any]) -> Iterator[list[Connection]]:
+def _workers(
+    num_processes: int, reduce: Callable[[SimulationRun], Any]
+) -> Iterator[list[Connection]]:
     """Processes that wait for jobs; they are gone afterwards, whatever they were doing."""
     # Forked processes would inherit whatever the threads of a progress display hold locked.
     context = multiprocessing.get_context("spawn")
@@ -208,7 +210,9 @@ def _workers(num_processes: int, reduce: Callable[[Run], Any]) -> Iterator[list[
             process.join()
 
 
-def _start(context: SpawnContext, reduce: Callable[[Run], Any]) -> tuple[SpawnProcess, Connection]:
+def _start(
+    context: SpawnContext, reduce: Callable[[SimulationRun], Any]
+) -> tuple[SpawnProcess, Connection]:
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs, reduce), daemon=True)
     process.start()
@@ -217,7 +221,7 @@ def _start(context: SpawnContext, reduce: Callable[[Run], Any]) -> tuple[SpawnPr
     return process, ours
 
 
-def _work(connection: Connection, reduce: Callable[[Run], Any]) -> None:
+def _work(connection: Connection, reduce: Callable[[SimulationRun], Any]) -> None:
     """A worker's whole life: run jobs until it is killed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # The other end is closed only when nobody wants results any more.
@@ -226,7 +230,7 @@ def _work(connection: Connection, reduce: Callable[[Run], Any]) -> None:
             connection.send(_outcome(connection.recv(), reduce))
 
 
-def _outcome(job: Job, reduce: Callable[[Run], T]) -> tuple[T | None, Exception | None]:
+def _outcome(job: Job, reduce: Callable[[SimulationRun], T]) -> tuple[T | None, Exception | None]:
     try:
         return reduce(run(job)), None
     except SternaError as error:

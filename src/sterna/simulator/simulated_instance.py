@@ -72,11 +72,11 @@ class Surroundings(Protocol):
     def on_ended(self, ended: Ended) -> None:
         """A migration is over for one of its sides."""
 
-    def on_activity(self, instance: "Instance", now_s: float) -> None:
+    def on_activity(self, instance: "SimulatedInstance", now_s: float) -> None:
         """The instance has been told something, and what followed has been carried out."""
 
 
-class Instance:
+class SimulatedInstance:
     """Drives one llumlet and its engine."""
 
     def __init__(

@@ -29,7 +29,7 @@ from sterna.simulator.fast_tables import VICTIMS
 from sterna.simulator.links import Copy, Links
 from sterna.simulator.plain import PlainEngines
 from sterna.simulator.recorder import Recorder
-from sterna.simulator.simulated_instance import Instance
+from sterna.simulator.simulated_instance import SimulatedInstance
 from sterna.types import FrontendId, InstanceId, MigrationId, Priority
 from sterna.workload.trace import Trace
 
@@ -75,8 +75,8 @@ class Simulation:
         )
         self._events = EventQueue()
         self._links = Links()
-        self._instances: dict[InstanceId, Instance] = {}
-        self._rows: dict[int, Instance] = {}
+        self._instances: dict[InstanceId, SimulatedInstance] = {}
+        self._rows: dict[int, SimulatedInstance] = {}
         self._num_started = 0
         self._next_arrival = 0
         self._arrivals_s: list[float] = trace.arrival_s.tolist()
@@ -222,15 +222,15 @@ class Simulation:
 
     # -------------------------------------------------------------------------------- steps
 
-    def _step_if_idle(self, instance: Instance, now_s: float) -> None:
+    def _step_if_idle(self, instance: SimulatedInstance, now_s: float) -> None:
         if self._engines.step_end_s(instance.row, now_s) is None:
             self._between_steps(instance, now_s)
 
-    def _end_step(self, instance: Instance, now_s: float) -> None:
+    def _end_step(self, instance: SimulatedInstance, now_s: float) -> None:
         self._engines.end_step(instance.row, now_s)
         self._between_steps(instance, now_s)
 
-    def _between_steps(self, instance: Instance, now_s: float) -> None:
+    def _between_steps(self, instance: SimulatedInstance, now_s: float) -> None:
         instance.run_commands(now_s)
         end_s = self._engines.begin_step(instance.row, now_s)
         if end_s is None:
@@ -240,14 +240,14 @@ class Simulation:
         elif instance.is_terminating:
             self._stop_after_step(instance, end_s)
 
-    def _stop_after_step(self, instance: Instance, end_s: float) -> None:
+    def _stop_after_step(self, instance: SimulatedInstance, end_s: float) -> None:
         """Be there when the step under way ends, where engines step alone."""
         if self._stops_s.get(instance.row) != end_s:
             self._stops_s[instance.row] = end_s
             self._engines.hold(instance.row)
             self._plan_step_end(instance, end_s)
 
-    def _plan_step_end(self, instance: Instance, end_s: float) -> None:
+    def _plan_step_end(self, instance: SimulatedInstance, end_s: float) -> None:
         action = partial(self._end_step, instance)
         self._events.push(end_s, Rank.STEP_END, action, instance.row)
 
@@ -316,7 +316,7 @@ class Simulation:
             self._recorder.num_aborted += 1
             self._recorder.drained_s.pop(ended.migration_id, None)
 
-    def on_activity(self, instance: Instance, now_s: float) -> None:
+    def on_activity(self, instance: SimulatedInstance, now_s: float) -> None:
         """The instance has been told something, and what followed has been carried out."""
         num_migrating = instance.llumlet.num_outgoing, instance.llumlet.num_incoming
         if num_migrating != instance.num_migrating:
@@ -327,7 +327,7 @@ class Simulation:
             self._plan_commands(instance, now_s)
         self._plan_tick(instance)
 
-    def _plan_commands(self, instance: Instance, now_s: float) -> None:
+    def _plan_commands(self, instance: SimulatedInstance, now_s: float) -> None:
         if self._stops_s.get(instance.row, -math.inf) > now_s:
             return  # When the step under way ends, they are run.
         end_s = self._engines.step_end_s(instance.row, now_s)
@@ -338,12 +338,12 @@ class Simulation:
         elif self._engines.steps_alone:
             self._stop_after_step(instance, end_s)
 
-    def _settle(self, instance: Instance, now_s: float) -> None:
+    def _settle(self, instance: SimulatedInstance, now_s: float) -> None:
         """Run the commands of an engine that has nothing to compute."""
         if instance.instance_id in self._instances:
             self._step_if_idle(instance, now_s)
 
-    def _plan_tick(self, instance: Instance) -> None:
+    def _plan_tick(self, instance: SimulatedInstance) -> None:
         deadline_s = instance.llumlet.next_deadline_s
         planned_s = self._tick_at_s.get(instance.instance_id)
         if deadline_s is not None and (planned_s is None or deadline_s < planned_s):
@@ -351,7 +351,7 @@ class Simulation:
             action = partial(self._tick, instance, deadline_s)
             self._events.push(deadline_s, Rank.MESSAGE, action)
 
-    def _tick(self, instance: Instance, planned_s: float, now_s: float) -> None:
+    def _tick(self, instance: SimulatedInstance, planned_s: float, now_s: float) -> None:
         if self._tick_at_s.get(instance.instance_id) != planned_s:
             return
         del self._tick_at_s[instance.instance_id]
@@ -367,7 +367,7 @@ class Simulation:
         instance_id = InstanceId(f"i{self._num_started:05d}")
         self._num_started += 1
         row = next(row for row in range(len(self._rows) + 1) if row not in self._rows)
-        instance = Instance(instance_id, row, self._llumlet_config, self._engines, self)
+        instance = SimulatedInstance(instance_id, row, self._llumlet_config, self._engines, self)
         self._instances[instance_id] = instance
         self._rows[row] = instance
         self._recorder.set_num_instances(now_s, len(self._instances))
@@ -378,14 +378,14 @@ class Simulation:
             action = partial(self._ready, instance)
             self._events.push(now_s + delay_s, Rank.MESSAGE, action)
 
-    def _ready(self, instance: Instance, now_s: float) -> None:
+    def _ready(self, instance: SimulatedInstance, now_s: float) -> None:
         self._engines.start(instance.row, instance.instance_id)
 
-    def _terminate(self, instance: Instance, now_s: float) -> None:
+    def _terminate(self, instance: SimulatedInstance, now_s: float) -> None:
         instance.set_terminating(now_s)
         self._plan_commands(instance, now_s)
 
-    def _end_if_empty(self, instance: Instance, now_s: float) -> None:
+    def _end_if_empty(self, instance: SimulatedInstance, now_s: float) -> None:
         """An instance that was emptied ends as soon as nobody needs to ask it anything."""
         if not instance.is_terminating:
             return

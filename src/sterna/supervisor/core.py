@@ -18,8 +18,8 @@ from sterna.messages.actors import (
     AdminReply,
     DrainInstance,
     Emptied,
-    Frontend,
-    Instance,
+    FrontendMember,
+    InstanceMember,
     Membership,
     RestartInstances,
     StartInstances,
@@ -50,14 +50,14 @@ class NotTerminated:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorDrains:
+class OperatorTerminations:
     """A fact for the log: an operator has an instance emptied, or undoes that."""
 
     instance_id: InstanceId
     is_undo: bool
 
 
-SupervisorEffect = FleetEffect | ToMailbox | Unexpected | NotTerminated | OperatorDrains
+SupervisorEffect = FleetEffect | ToMailbox | Unexpected | NotTerminated | OperatorTerminations
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Others:
         ready_response: what front ends need to start (`EngineFacts`).
     """
 
-    frontends: tuple[Frontend, ...]
+    frontends: tuple[FrontendMember, ...]
     scheduler: str | None
     num_frontends_begun: int
     num_schedulers_begun: int
@@ -95,7 +95,7 @@ class SupervisorState(msgspec.Struct, frozen=True):
 
     Attributes:
         options: further options of vLLM by generation.
-        emptied_since: of the instances that are being emptied (`Instance`).
+        emptied_since: of the instances that are being emptied (`InstanceMember`).
         ready_response: what front ends need to start (`EngineFacts`).
         hosted: the instances that are up: one that does not answer the successor must be ended for
             certain.
@@ -137,7 +137,7 @@ class SupervisorCore:
         options: further options of vLLM by generation; later ones overrule those that every
             engine has.
         version: of the membership that was announced last.
-        emptied_since: of the instances that are being emptied (`Instance`).
+        emptied_since: of the instances that are being emptied (`InstanceMember`).
     """
 
     fleet: Fleet
@@ -176,7 +176,7 @@ class SupervisorCore:
             # Also what nothing can be begun for yet: a successor must know of it.
             begun: list[FleetEffect] = [Announce(), *self._effects_of(order, now_s)]
             if isinstance(order, DrainInstance):
-                effects.append(OperatorDrains(order.instance_id, order.is_undo))
+                effects.append(OperatorTerminations(order.instance_id, order.is_undo))
             effects += begun
         except SternaError as refusal:
             error = str(refusal)
@@ -265,11 +265,11 @@ class SupervisorCore:
             KeepOnly(frozenset([*addresses, *(each.address for each in hosted.values())])),
         ]
 
-    def _describe(self, instance_id: InstanceId, hosted: Hosted) -> Instance:
+    def _describe(self, instance_id: InstanceId, hosted: Hosted) -> InstanceMember:
         member = self.fleet.members[instance_id]
         is_terminating = member.phase is not Phase.SERVING
         note = None if member.cause is None else member.cause.value
-        return Instance(
+        return InstanceMember(
             instance_id,
             hosted.address,
             is_terminating,

@@ -98,7 +98,7 @@ class _Watched:
             self.seen_s = min(now_s, self.seen_s + delay_s)
 
 
-class Progress:
+class FailureDetector:
     """The members that one watcher watches."""
 
     def __init__(self, config: WatchConfig) -> None:

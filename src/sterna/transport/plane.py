@@ -21,9 +21,9 @@ from sterna.transport.ledger import Copy, Ledger, Side
 from sterna.transport.memory.chunks import largest_chunk_bytes
 from sterna.transport.memory.layout import KvLayout
 from sterna.transport.pacer import Pacer
-from sterna.transport.plane_context import PlaneParts
-from sterna.transport.receiver import Incoming
-from sterna.transport.sender import Outgoing, Peer
+from sterna.transport.plane_context import PlaneContext
+from sterna.transport.receiver import Receiver
+from sterna.transport.sender import Peer, Sender
 from sterna.transport.wires.channel import Wire
 from sterna.transport.wires.shm import ShmWire
 from sterna.transport.wires.tcp import TcpWire
@@ -58,7 +58,7 @@ class _Plane:
         self._wire = _make_wire(config, layout)
         self._listener, address = self._wire.listen()
         self._listener.setblocking(False)
-        self._parts = PlaneParts(
+        self._parts = PlaneContext(
             wire=self._wire,
             layout=layout,
             ledger=Ledger(notify, config.timeout_s),
@@ -70,9 +70,9 @@ class _Plane:
         )
         self._endpoint = f"{self._wire.kind}://{address}/{self._parts.token}"
         self._lock = threading.Lock()
-        self._outgoing: dict[str, Outgoing] = {}
+        self._outgoing: dict[str, Sender] = {}
         # In the order in which they came.
-        self._incoming: dict[Incoming, None] = {}
+        self._incoming: dict[Receiver, None] = {}
         self._is_closed = False
         self._waker = Waker()
         self._thread = threading.Thread(target=self._listen, name="sterna-kv-listen", daemon=True)
@@ -98,7 +98,7 @@ class _Plane:
             if self._is_closed or (outgoing is not None and outgoing.submit(copy)):
                 return
             try:
-                outgoing = Outgoing(peer, self._parts, self._forget_outgoing)
+                outgoing = Sender(peer, self._parts, self._forget_outgoing)
                 outgoing.submit(copy)
                 outgoing.start()
             except (OSError, RuntimeError) as error:
@@ -122,7 +122,7 @@ class _Plane:
             if self._is_closed:
                 return
             self._is_closed = True
-            connections: list[Incoming | Outgoing] = [*self._incoming, *self._outgoing.values()]
+            connections: list[Receiver | Sender] = [*self._incoming, *self._outgoing.values()]
         # From here on no block is touched, except by a chunk in progress; its thread is joined.
         self._parts.ledger.close()
         self._waker.set()
@@ -186,15 +186,15 @@ class _Plane:
                 _logger.warning("kv connection cut, it did not say the token in time")
                 strangers[0].close()
                 del self._incoming[strangers[0]]
-            incoming = Incoming(sock, self._parts, self._forget_incoming)
+            incoming = Receiver(sock, self._parts, self._forget_incoming)
             incoming.start()
             self._incoming[incoming] = None
 
-    def _forget_incoming(self, incoming: Incoming) -> None:
+    def _forget_incoming(self, incoming: Receiver) -> None:
         with self._lock:
             self._incoming.pop(incoming, None)
 
-    def _forget_outgoing(self, outgoing: Outgoing) -> None:
+    def _forget_outgoing(self, outgoing: Sender) -> None:
         with self._lock:
             for endpoint, known in list(self._outgoing.items()):
                 if known is outgoing:

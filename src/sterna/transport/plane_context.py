@@ -10,7 +10,7 @@ from sterna.transport.wires.channel import Wire
 
 
 @dataclass(frozen=True, slots=True)
-class PlaneParts:
+class PlaneContext:
     """Attributes:
     token: the secret of this plane's endpoint.
     """

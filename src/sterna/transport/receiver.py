@@ -13,7 +13,7 @@ from sterna.transport.data_plane import Arrived, Transfer
 from sterna.transport.ledger import Copy
 from sterna.transport.memory.chunks import Tile
 from sterna.transport.memory.staging import make_copier
-from sterna.transport.plane_context import PlaneParts
+from sterna.transport.plane_context import PlaneContext
 from sterna.transport.wires.channel import ReceiveChannel
 from sterna.transport.wires.frames import (
     VERSION,
@@ -45,7 +45,7 @@ class _Inbound:
     next_tile: int = 0
 
 
-class Incoming:
+class Receiver:
     """All transfers of one source. `close` is for any thread and does not block.
 
     Attributes:
@@ -53,7 +53,7 @@ class Incoming:
     """
 
     def __init__(
-        self, sock: socket.socket, plane: PlaneParts, on_over: "Callable[[Incoming], None]"
+        self, sock: socket.socket, plane: PlaneContext, on_over: "Callable[[Receiver], None]"
     ) -> None:
         self._plane = plane
         self._on_over = on_over
@@ -142,7 +142,7 @@ class _Connection:
     """The transfers on one open connection; for its thread only."""
 
     def __init__(
-        self, stream: FrameStream, channel: ReceiveChannel, plane: PlaneParts, waker: Waker
+        self, stream: FrameStream, channel: ReceiveChannel, plane: PlaneContext, waker: Waker
     ) -> None:
         self._stream = stream
         self._channel = channel

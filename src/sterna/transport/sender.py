@@ -21,7 +21,7 @@ from sterna.transport.data_plane import Sent
 from sterna.transport.ledger import Copy
 from sterna.transport.memory.chunks import Tile
 from sterna.transport.memory.staging import make_copier
-from sterna.transport.plane_context import PlaneParts
+from sterna.transport.plane_context import PlaneContext
 from sterna.transport.wires.frames import (
     VERSION,
     Begin,
@@ -59,11 +59,11 @@ class Peer:
     token: str
 
 
-class Outgoing:
+class Sender:
     """All transfers to one peer. Its methods are for any thread and never block."""
 
     def __init__(
-        self, peer: Peer, plane: PlaneParts, on_over: "Callable[[Outgoing], None]"
+        self, peer: Peer, plane: PlaneContext, on_over: "Callable[[Sender], None]"
     ) -> None:
         """
         Args:
@@ -173,7 +173,7 @@ class Outgoing:
 class _Connection:
     """The transfers on one open connection; for its thread only."""
 
-    def __init__(self, stream: FrameStream, peer: Peer, plane: PlaneParts, waker: Waker) -> None:
+    def __init__(self, stream: FrameStream, peer: Peer, plane: PlaneContext, waker: Waker) -> None:
         self._stream = stream
         self._peer = peer
         self._plane = plane

@@ -19,14 +19,14 @@ from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.driver import EmulatedEngine, EmulatedOptions
 from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.engine.emulated.tokens import Vocabulary, stream_key, token_at
-from sterna.frontend.requests.token_streams import Streams
+from sterna.frontend.requests.token_streams import TokenStreams
 from sterna.instance.shell import Instance as RunningInstance
 from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     AdminReply,
-    Frontend,
-    Instance,
+    FrontendMember,
+    InstanceMember,
     LoadReport,
     Membership,
     MigrateRequest,
@@ -120,7 +120,7 @@ class EmulatedCluster:
         self._config = config
         self._mailbox = Mailbox(HOST)
         self._changed = asyncio.Condition()
-        self._streams = Streams(gap_timeout_s=HANG_TIMEOUT_S)
+        self._streams = TokenStreams(gap_timeout_s=HANG_TIMEOUT_S)
         self._numbers = itertools.count(1)
         self._boxes: dict[InstanceId, Mailbox] = {}
         self._running: dict[InstanceId, RunningInstance] = {}
@@ -146,10 +146,10 @@ class EmulatedCluster:
     def announce(self) -> None:
         """Tell the instances who is there."""
         instances = tuple(
-            Instance(each, box.address, each in self._terminating)
+            InstanceMember(each, box.address, each in self._terminating)
             for each, box in self._boxes.items()
         )
-        frontends = (Frontend(FRONTEND, self._mailbox.address),)
+        frontends = (FrontendMember(FRONTEND, self._mailbox.address),)
         version = next(self._numbers)
         for box in self._boxes.values():
             self._mailbox.send(

@@ -6,7 +6,7 @@ from sterna.engine.emulated.config import Preemption
 from sterna.engine.emulated.core import EmulatedCore, Token
 from sterna.engine.emulated.requests import decode_state
 from sterna.errors import UnknownRequestError
-from sterna.migration.messages import Progress, Reason
+from sterna.migration.messages import Reason, RequestPosition
 from sterna.types import (
     HIGH,
     Immovable,
@@ -43,10 +43,10 @@ def two_running() -> EmulatedCore:
 
 def test_progress_tells_the_tokens_whose_kv_is_there() -> None:
     core = two_running()
-    assert core.progress("a") == Progress(
+    assert core.progress("a") == RequestPosition(
         is_queuing=False, num_full_blocks=1, num_blocks=2, num_preemptions=0, immovable=False
     )
-    assert core.progress("b") == Progress(
+    assert core.progress("b") == RequestPosition(
         is_queuing=False, num_full_blocks=2, num_blocks=2, num_preemptions=0, immovable=False
     )
     assert core.progress("c") is None
@@ -66,7 +66,7 @@ def test_a_queuing_request_has_no_kv_and_can_move() -> None:
     core = engine()
     add(core, request("a", 100))
     step(core)
-    assert core.progress("a") == Progress(
+    assert core.progress("a") == RequestPosition(
         is_queuing=True, num_full_blocks=0, num_blocks=0, num_preemptions=0, immovable=False
     )
 

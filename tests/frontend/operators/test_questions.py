@@ -7,7 +7,7 @@ import pytest
 from sterna.errors import FleetError, UnansweredError, UnknownInstanceError
 from sterna.frontend.operators.questions import Operators
 from sterna.frontend.peers import Peers
-from sterna.messages.actors import Absent, AdminReply, DrainInstance, Instance, Membership
+from sterna.messages.actors import Absent, AdminReply, DrainInstance, InstanceMember, Membership
 from sterna.messaging.mailbox import Mailbox
 
 HANG_S = 60.0
@@ -24,7 +24,7 @@ async def drain(instance_id: str, error: str | None = None) -> DrainInstance:
     peers.on_membership(
         Membership(
             1,
-            (Instance("i0", "tcp://127.0.0.1:1"),),
+            (InstanceMember("i0", "tcp://127.0.0.1:1"),),
             (),
             None,
             absent=(Absent("i1", "starting"),),
@@ -104,7 +104,7 @@ def test_without_a_supervisor_there_is_no_answer() -> None:
     async def ask() -> None:
         mailbox = Mailbox("127.0.0.1")
         peers = Peers(mailbox)
-        peers.on_membership(Membership(1, (Instance("i0", "tcp://127.0.0.1:1"),), (), None))
+        peers.on_membership(Membership(1, (InstanceMember("i0", "tcp://127.0.0.1:1"),), (), None))
         try:
             await Operators(peers, timeout_s=HANG_S).drain("i0")
         finally:

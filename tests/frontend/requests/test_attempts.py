@@ -1,6 +1,6 @@
 """Which requests go on behind a lost instance, and when (for clients: `test_core_deaths`)."""
 
-from sterna.frontend.requests.attempts import PROGRESS_TOKENS, Histories
+from sterna.frontend.requests.attempts import PROGRESS_TOKENS, Attempts
 from sterna.messages.actors import DispatchRequest
 from sterna.types import NORMAL, FrontendId, RequestId
 
@@ -11,9 +11,9 @@ def attempt(request_id: RequestId, number: int) -> RequestId:
     return RequestId(f"{request_id}+{number}")
 
 
-def suspected(*request_ids: RequestId) -> Histories:
+def suspected(*request_ids: RequestId) -> Attempts:
     """These requests were on an instance that died, and on the next one that did."""
-    histories = Histories(trial_timeout_s=10.0)
+    histories = Attempts(trial_timeout_s=10.0)
     for each in request_ids:
         histories.open(DispatchRequest(FrontendId(7), each, 64, 0.0, NORMAL, NORMAL), b"")
     again, guilty = histories.on_death(request_ids)
@@ -25,7 +25,7 @@ def suspected(*request_ids: RequestId) -> Histories:
     return histories
 
 
-def due(histories: Histories, now_s: float) -> list[RequestId]:
+def due(histories: Attempts, now_s: float) -> list[RequestId]:
     return [each.ask.request_id for each in histories.due(now_s)]
 
 

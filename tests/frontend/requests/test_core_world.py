@@ -35,13 +35,13 @@ from sterna.frontend.requests.request_effects import (
     SendAgain,
     ToInstance,
 )
-from sterna.instance.termination import Emptying
+from sterna.instance.termination import Termination
 from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     DispatchRequest,
     Farewell,
-    Instance,
+    InstanceMember,
     Membership,
     OwnerQuery,
     OwnerReply,
@@ -83,7 +83,7 @@ class Simulated:
     arriving: dict[RequestId, InstanceId] = field(default_factory=dict)
     inbox: list[AddRequest | AbortRequests | OwnerQuery | Farewell] = field(default_factory=list)
     outbox: list[tuple[object, list[bytes]]] = field(default_factory=list)
-    emptying: Emptying = field(default_factory=Emptying)
+    emptying: Termination = field(default_factory=Termination)
 
 
 class World(RuleBasedStateMachine):
@@ -184,7 +184,7 @@ class World(RuleBasedStateMachine):
         """The instances hear at once who is there."""
         self.version += 1
         members = tuple(
-            Instance(each, "", each in self.emptied, emptied_since=self.emptied.get(each, 0))
+            InstanceMember(each, "", each in self.emptied, emptied_since=self.emptied.get(each, 0))
             for each in self.live
         )
         self.memberships.append(Membership(self.version, members, (), None))

@@ -12,7 +12,7 @@ from sterna.messages.actors import (
     CancelDispatch,
     Dispatched,
     DispatchRequest,
-    Instance,
+    InstanceMember,
     Membership,
     TokenSpan,
 )
@@ -32,7 +32,7 @@ def membership(
     since: int | None = None,
 ) -> Membership:
     members = tuple(
-        Instance(
+        InstanceMember(
             each,
             f"tcp://{each}",
             each in terminating,

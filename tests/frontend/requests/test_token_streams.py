@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.frontend.requests.request_effects import Deliver
-from sterna.frontend.requests.token_streams import Streams
+from sterna.frontend.requests.token_streams import TokenStreams
 from sterna.messages.actors import TokenSpan
 from sterna.types import RequestId
 
 R1 = RequestId("r1")
 
 
-def streams(*request_ids: RequestId) -> Streams:
-    result = Streams(gap_timeout_s=5.0)
+def streams(*request_ids: RequestId) -> TokenStreams:
+    result = TokenStreams(gap_timeout_s=5.0)
     for request_id in request_ids or (R1,):
         result.open(request_id)
     return result
@@ -24,7 +24,7 @@ def span(first: int, num: int, is_finished: bool = False, request_id: RequestId 
     return TokenSpan(request_id, first, num, is_finished)
 
 
-def take(under_test: Streams, *spans: TokenSpan, now_s: float = 0.0) -> list[Deliver]:
+def take(under_test: TokenStreams, *spans: TokenSpan, now_s: float = 0.0) -> list[Deliver]:
     """Hand over spans whose payloads name their tokens."""
     payloads = [bytes(range(s.first_index, s.first_index + s.num_tokens)) for s in spans]
     return under_test.on_batch(spans, payloads, now_s).deliveries

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from sterna.frontend.resumable.relays import AGAIN_S, Insisting
+from sterna.frontend.resumable.relays import AGAIN_S, RetryingSender
 from sterna.messages.streams import StopReading, StreamMessage
 from sterna.types import FrontendId
 from tests.clocks import SkippingLoop, run_skipping, stands
@@ -43,7 +43,7 @@ async def later(loop: SkippingLoop, seconds: float) -> None:
 def test_what_is_taken_is_sent_once_and_at_once() -> None:
     async def scenario(loop: SkippingLoop) -> Mailbox:
         mailbox = Mailbox()
-        Insisting(mailbox.send_to).send(A, message(1), [b"frame"])
+        RetryingSender(mailbox.send_to).send(A, message(1), [b"frame"])
         await later(loop, 2 * AGAIN_S)
         return mailbox
 
@@ -55,7 +55,7 @@ def test_what_is_taken_is_sent_once_and_at_once() -> None:
 def test_what_is_refused_comes_later_in_order_and_holds_up_nobody_else() -> None:
     async def scenario(loop: SkippingLoop) -> None:
         mailbox = Mailbox(A)
-        sending = Insisting(mailbox.send_to)
+        sending = RetryingSender(mailbox.send_to)
         sending.send(A, message(1))
         mailbox.stuck.clear()
         # It must not overtake the first.
@@ -75,7 +75,7 @@ def test_what_is_refused_comes_later_in_order_and_holds_up_nobody_else() -> None
 def test_a_mailbox_that_refuses_again_is_asked_again() -> None:
     async def scenario(loop: SkippingLoop) -> None:
         mailbox = Mailbox(A, B)
-        sending = Insisting(mailbox.send_to)
+        sending = RetryingSender(mailbox.send_to)
         sending.send(A, message(1))
         sending.send(B, message(2))
         mailbox.stuck.remove(B)
@@ -94,7 +94,7 @@ def test_a_mailbox_that_refuses_again_is_asked_again() -> None:
 def test_who_is_stuck_is_asked_once_each_time() -> None:
     async def scenario(loop: SkippingLoop) -> int:
         mailbox = Mailbox(A)
-        sending = Insisting(mailbox.send_to)
+        sending = RetryingSender(mailbox.send_to)
         for number in (1, 2, 3):
             sending.send(A, message(number))
         await later(loop, AGAIN_S)
@@ -107,7 +107,7 @@ def test_who_is_stuck_is_asked_once_each_time() -> None:
 def test_what_is_refused_after_the_end_is_not_sent_again() -> None:
     async def scenario(loop: SkippingLoop) -> Mailbox:
         mailbox = Mailbox(A)
-        sending = Insisting(mailbox.send_to)
+        sending = RetryingSender(mailbox.send_to)
         sending.close()
         sending.send(A, message(1))
         mailbox.stuck.clear()
@@ -120,7 +120,7 @@ def test_what_is_refused_after_the_end_is_not_sent_again() -> None:
 def test_nothing_is_sent_again_after_the_end() -> None:
     async def scenario(loop: SkippingLoop) -> Mailbox:
         mailbox = Mailbox(A)
-        sending = Insisting(mailbox.send_to)
+        sending = RetryingSender(mailbox.send_to)
         sending.send(A, message(1))
         sending.close()
         sending.send(A, message(2))

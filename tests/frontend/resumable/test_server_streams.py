@@ -20,7 +20,7 @@ from vllm.v1.outputs import LogprobsLists
 from sterna.cli.serve.serve_command import parse
 from sterna.config import DoorConfig, FrontendConfig
 from sterna.frontend.vllm_server.server import FrontendServer
-from sterna.messages.actors import AddRequest, Frontend, Instance, Membership
+from sterna.messages.actors import AddRequest, FrontendMember, InstanceMember, Membership
 from sterna.messaging.mailbox import Mailbox
 from sterna.types import FrontendId
 from tests.frontend.calls import folders_called
@@ -70,9 +70,9 @@ class FrontEnd:
         instance = self.cluster.i0
         membership = Membership(
             version=self._version,
-            instances=(Instance(instance.instance_id, instance.mailbox.address),),
+            instances=(InstanceMember(instance.instance_id, instance.mailbox.address),),
             frontends=tuple(
-                Frontend(each._frontend_id, each.mailbox.address) for each in frontends
+                FrontendMember(each._frontend_id, each.mailbox.address) for each in frontends
             ),
             scheduler=self.cluster.scheduler.mailbox.address,
         )

@@ -1,6 +1,6 @@
 """What a buddy is told of streams, in which messages, and for how long it is waited for."""
 
-from sterna.frontend.resumable.replica_link import Telling, ToBuddy
+from sterna.frontend.resumable.replica_link import ReplicaLink, ToBuddy
 from sterna.messages.streams import DropStream, ExtendStreams, Group, StreamOver
 from sterna.types import FrontendId
 from tests.frontend.resumable.outputs import BUDDY, HOLDER, PATIENCE_S, THIRD
@@ -8,13 +8,13 @@ from tests.frontend.resumable.outputs import BUDDY, HOLDER, PATIENCE_S, THIRD
 ONE, OTHER = Group("one", "a", False), Group("other", "b", True)
 
 
-def telling(buddy: FrontendId | None = BUDDY) -> Telling:
-    it = Telling(HOLDER, PATIENCE_S)
+def telling(buddy: FrontendId | None = BUDDY) -> ReplicaLink:
+    it = ReplicaLink(HOLDER, PATIENCE_S)
     it.on_buddy(buddy)
     return it
 
 
-def tell_over(it: Telling, stream_id: str, now_s: float) -> int:
+def tell_over(it: ReplicaLink, stream_id: str, now_s: float) -> int:
     return it.tell(lambda number: StreamOver(HOLDER, number, stream_id), [], now_s)
 
 

@@ -31,7 +31,7 @@ from sterna.messages.actors import (
     frontend_name,
 )
 from sterna.messaging.mailbox import Mailbox
-from sterna.messaging.reliable_channel import Outgoing
+from sterna.messaging.reliable_channel import SendingEnd
 from sterna.types import HIGH, NORMAL, RequestId
 from tests.frontend.scripted import ME, Actor, ready_response, within
 from tests.frontend.vllm_server.routed import CONFIG, Client, World, in_worlds_of, world
@@ -333,7 +333,7 @@ def test_a_request_that_its_instance_does_not_take_fails(run, monkeypatch):
     """It does not read, and what is kept for it is as much as may be."""
 
     async def test(world: World) -> None:
-        monkeypatch.setattr(Outgoing, "send", lambda *_: None)
+        monkeypatch.setattr(SendingEnd, "send", lambda *_: None)
         await world.client.add(request())
         assert (await world.client.receive_output()).finish_reason == FinishReason.ERROR
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sterna.runtime.fork_server import forked_worker as forked
+from sterna.runtime.fork_server import forked_worker
 from sterna.runtime.fork_server.forked_worker import ADDRESS_VARIABLE
 
 HANG_S = 60.0
@@ -26,7 +26,7 @@ def script(tmp_path: Path) -> Path:
 def begin_in_a_removed_folder(script: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
     folder = script.parent / "removed"
     folder.mkdir()
-    worker = [sys.executable, "-SE", forked.__file__, str(script)]
+    worker = [sys.executable, "-SE", forked_worker.__file__, str(script)]
     return subprocess.Popen(
         ["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *worker],
         cwd=folder,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from sterna.runtime.home.launch import Run
-from sterna.runtime.processes import limits as disk_watch
+from sterna.runtime.processes import limits
 from sterna.runtime.processes.limits import (
     INTERVAL_S,
     LOW_BYTES,
@@ -38,7 +38,7 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk = Disk(4 * LOW_BYTES)
-    monkeypatch.setattr(disk_watch, "os", SimpleNamespace(stat=os.stat, statvfs=disk.status))
+    monkeypatch.setattr(limits, "os", SimpleNamespace(stat=os.stat, statvfs=disk.status))
     return disk
 
 

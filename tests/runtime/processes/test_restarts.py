@@ -1,11 +1,11 @@
 """When a process is replaced no more."""
 
-from sterna.runtime.processes.restarts import MAX_SHORT_LIVES, SHORT_LIFE_S, Succession
+from sterna.runtime.processes.restarts import MAX_SHORT_LIVES, SHORT_LIFE_S, RestartLimit
 
 
 def lives(*durations_s: float) -> list[bool]:
     """Whether it is hopeless, after each of these lives."""
-    succession, now_s, found = Succession(), 0.0, []
+    succession, now_s, found = RestartLimit(), 0.0, []
     for duration_s in durations_s:
         succession.on_begun(now_s)
         now_s += duration_s

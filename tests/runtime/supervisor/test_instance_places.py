@@ -17,11 +17,10 @@ from sterna.messages.actors import Membership
 from sterna.policy.presets import STERNA
 from sterna.runtime.actors.member_status import MemberStatus
 from sterna.runtime.actors.packed_args import PackedArgs
-from sterna.runtime.supervisor import instance_actors, placement, services, watch
-from sterna.runtime.supervisor import shell as cluster
+from sterna.runtime.supervisor import instance_actors, placement, services, shell, watch
 from sterna.runtime.supervisor.instance_actors import InstanceActors
 from sterna.runtime.supervisor.recovery import FRONTEND, SCHEDULER, Found
-from sterna.runtime.supervisor.shell import Cluster
+from sterna.runtime.supervisor.shell import Supervisor
 from sterna.runtime.supervisor.tasks import Tasks
 from sterna.supervisor.core import Hosted, SupervisorState
 from sterna.supervisor.failure_detector import ProcessIdentity
@@ -273,13 +272,13 @@ def test_a_supervisors_successor_gives_back_every_place_that_no_instance_has(
         found.instances[I0] = Lasting(), status
         return found
 
-    monkeypatch.setattr(cluster, "find_members", find_members)
+    monkeypatch.setattr(shell, "find_members", find_members)
 
     async def scenario(groups: Groups, tasks: Tasks) -> None:
         for name in ("i0", "i1", "i7"):
             groups.add([], name, "detached")
         groups.num_refused = 1
-        successor = Cluster({}, "metrics", is_successor=True)
+        successor = Supervisor({}, "metrics", is_successor=True)
         await successor.take_over(CONFIG, PackedArgs(b"args", b"args"))
         await groups.until_left("i0")
         await successor.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sterna.runtime.home.supervisor_handle import Supervisor
+from sterna.runtime.home.supervisor_handle import SupervisorHandle
 from sterna.runtime.supervisor.services import Services
 from sterna.runtime.supervisor.tasks import Tasks
 
@@ -39,7 +39,7 @@ def begin_scheduler() -> None:
 
 
 def begin_supervisor() -> None:
-    Supervisor.begin({}, "metrics", is_successor=True)
+    SupervisorHandle.begin({}, "metrics", is_successor=True)
 
 
 def services() -> Services:

@@ -14,11 +14,10 @@ from sterna.messages.actors import Membership
 from sterna.policy.presets import STERNA
 from sterna.runtime.actors.member_status import MemberStatus
 from sterna.runtime.actors.packed_args import PackedArgs
-from sterna.runtime.supervisor import instance_actors, services, watch
-from sterna.runtime.supervisor import shell as cluster
+from sterna.runtime.supervisor import instance_actors, services, shell, watch
 from sterna.runtime.supervisor.instance_actors import InstanceActors
 from sterna.runtime.supervisor.recovery import FRONTEND, SCHEDULER, Found
-from sterna.runtime.supervisor.shell import Cluster
+from sterna.runtime.supervisor.shell import Supervisor
 from sterna.supervisor.core import Hosted, SupervisorState
 from sterna.supervisor.failure_detector import ProcessIdentity
 from sterna.supervisor.fleet import Fleet
@@ -85,7 +84,7 @@ def test_a_replacement_leaves_the_cores_to_the_streams_of_the_dead_instance_firs
     delay_s: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cluster, "RECOVERY_S", RECOVERY_S)
+    monkeypatch.setattr(shell, "RECOVERY_S", RECOVERY_S)
     monkeypatch.setattr(watch, "own_node", lambda: "node")
     monkeypatch.setattr(services, "is_gcs_up", lambda: False)
     monkeypatch.setattr(instance_actors, "is_gcs_up", lambda: False)
@@ -99,12 +98,12 @@ def test_a_replacement_leaves_the_cores_to_the_streams_of_the_dead_instance_firs
     async def scenario() -> None:
         instances = Instances(num_up)
         places = dict.fromkeys(instances.up, SimpleNamespace())
-        monkeypatch.setattr(cluster, "find_members", instances.find_members)
-        monkeypatch.setattr(cluster, "find_places", lambda: places)
+        monkeypatch.setattr(shell, "find_members", instances.find_members)
+        monkeypatch.setattr(shell, "find_places", lambda: places)
         monkeypatch.setattr(InstanceActors, "ended", lambda *of: instances.ended(*of))
         monkeypatch.setattr(InstanceActors, "start", lambda _, *of: instances.start(*of))
         monkeypatch.setattr(InstanceActors, "close_all", lambda _: sleep(0))
-        successor = Cluster({}, "metrics", is_successor=True)
+        successor = Supervisor({}, "metrics", is_successor=True)
         async with asyncio.timeout(HANG_TIMEOUT_S):
             await successor.take_over(config, PackedArgs(b"args", b"args"), emulated)
             started = await instances.starts.get()

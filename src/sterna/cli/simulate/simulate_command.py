@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from sterna.cli.simulate.overrides import Override
     from sterna.simulator.config import SimulationConfig
-    from sterna.simulator.runs import Job, Run
+    from sterna.simulator.runs import Job, SimulationRun
 
 
 BANDWIDTH = "bandwidth"
@@ -86,7 +86,7 @@ def _simulate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _draw(runs: Sequence["Run"], path: Path) -> None:
+def _draw(runs: Sequence["SimulationRun"], path: Path) -> None:
     from sterna.cli.simulate.simulate_report import draw
 
     try:
@@ -95,7 +95,7 @@ def _draw(runs: Sequence["Run"], path: Path) -> None:
         raise ConfigurationError(f"--plot {path} cannot be written: {error.strerror}") from None
 
 
-def as_json(run: "Run") -> dict[str, Any]:
+def as_json(run: "SimulationRun") -> dict[str, Any]:
     """What `--json` prints of a run; its names are stable (docs/simulation.md)."""
     import msgspec
 

@@ -15,7 +15,7 @@ from sterna.engine.emulated.profiles import PROFILES
 from sterna.metrics.summary import Distribution, Summary, summarize_classes
 from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, PRESETS, ROUND_ROBIN, STERNA
 from sterna.simulator.config import SimulationConfig
-from sterna.simulator.runs import Run
+from sterna.simulator.runs import SimulationRun
 from sterna.workload.catalog import PATTERNS, TRACES
 
 DESCRIPTIONS = {
@@ -83,7 +83,7 @@ CLUSTER: Sequence[Metric] = (
 )
 
 
-def print_report(runs: Sequence[Run], *, baseline: str) -> None:
+def print_report(runs: Sequence[SimulationRun], *, baseline: str) -> None:
     """Print one run as a table of its distributions, several as a comparison.
 
     Args:
@@ -98,7 +98,7 @@ def print_report(runs: Sequence[Run], *, baseline: str) -> None:
         _print_comparison(console, runs, baseline)
 
 
-def _headline(runs: Sequence[Run]) -> str:
+def _headline(runs: Sequence[SimulationRun]) -> str:
     """What all runs have in common; variants may differ in more than their names."""
     workload = runs[0].job.workload
     seeds = list(dict.fromkeys(run.job.workload.seed for run in runs))
@@ -116,7 +116,7 @@ def _headline(runs: Sequence[Run]) -> str:
 # --------------------------------------------------------------------------------- comparisons
 
 
-def _print_comparison(console: Console, runs: Sequence[Run], baseline: str) -> None:
+def _print_comparison(console: Console, runs: Sequence[SimulationRun], baseline: str) -> None:
     policies = list(dict.fromkeys(run.job.policy for run in runs))
     summaries = {
         policy: [run.summary() for run in runs if run.job.policy == policy] for policy in policies
@@ -199,7 +199,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 # ---------------------------------------------------------------------------------------- plot
 
 
-def draw(runs: Sequence[Run], path: Path) -> None:
+def draw(runs: Sequence[SimulationRun], path: Path) -> None:
     """Draw the runs into the file, whose suffix says how: see `draw_runs`.
 
     Runs of one policy with several seeds share their lines; what has a time is the first seed's.
@@ -213,7 +213,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
     draw_runs(drawn, _title(runs), path)
 
 
-def _title(runs: Sequence[Run]) -> str:
+def _title(runs: Sequence[SimulationRun]) -> str:
     """What all runs have in common; variants may differ in more than their names."""
     workload = runs[0].job.workload
     rate = "" if workload.rate is None else f" at {workload.rate:g}/s"

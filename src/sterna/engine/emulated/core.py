@@ -17,7 +17,7 @@ from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.requests import EmulatedRequest, RequestState
 from sterna.engine.emulated.steps import Step, Token
 from sterna.errors import UnknownRequestError
-from sterna.migration.messages import Progress, Reason
+from sterna.migration.messages import Reason, RequestPosition
 from sterna.types import (
     Immovable,
     InstanceId,
@@ -124,13 +124,13 @@ class EmulatedCore:
             return Immovable.PREFILLING
         return None
 
-    def progress(self, request_id: RequestId) -> Progress | None:
+    def progress(self, request_id: RequestId) -> RequestPosition | None:
         """Where the request stands, or None when it is not here."""
         request = self._requests.get(request_id)
         if request is None:
             return None
         num_valid_tokens = request.num_computed_tokens
-        return Progress(
+        return RequestPosition(
             is_queuing=request.num_blocks == 0,
             num_full_blocks=num_valid_tokens // self._config.block_size,
             num_blocks=self._config.blocks_of(num_valid_tokens),

@@ -29,7 +29,7 @@ from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.engine.emulated.requests import RequestState, decode_state
 from sterna.engine.emulated.steps import Step, Token
 from sterna.engine.emulated.tokens import Vocabulary, first_stop, stream_key, token_at
-from sterna.engine.interface import EngineFacts, EngineListener, EngineProgress
+from sterna.engine.interface import EngineActivity, EngineFacts, EngineListener
 from sterna.errors import UNREADABLE
 from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
@@ -164,8 +164,8 @@ class EmulatedEngine:
 
         self._do(set_terminating)
 
-    def progress(self) -> EngineProgress:
-        return EngineProgress(self._num_ended, self._core.is_stepping)
+    def progress(self) -> EngineActivity:
+        return EngineActivity(self._num_ended, self._core.is_stepping)
 
     # ----------------------------------------------------------------------------- requests
 

@@ -19,7 +19,7 @@ from vllm.v1.engine import (
 from vllm.v1.request import Request, RequestStatus
 
 from sterna.config import TransportConfig
-from sterna.engine.interface import EngineFacts, EngineListener, EngineProgress
+from sterna.engine.interface import EngineActivity, EngineFacts, EngineListener
 from sterna.engine.vllm.facts import kv_format
 from sterna.engine.vllm.hosted_core import HostedCore, build_core
 from sterna.engine.vllm.payload import (
@@ -150,7 +150,7 @@ class VllmEngine:
         self._views.is_terminating = is_terminating
         self._thread.call(self._views.publish)
 
-    def progress(self) -> EngineProgress:
+    def progress(self) -> EngineActivity:
         return self._thread.progress
 
     # ----------------------------------------------------------------------------- requests

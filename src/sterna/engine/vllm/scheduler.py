@@ -19,7 +19,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from sterna.engine.vllm.support import immovable_engine_features, immovable_request_feature
 from sterna.errors import UnknownRequestError
-from sterna.migration.messages import Progress, Reason
+from sterna.migration.messages import Reason, RequestPosition
 from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.types import (
     Immovable,
@@ -154,13 +154,13 @@ class MigratingScheduler(Scheduler):
             return Immovable.PREFILLING
         return None
 
-    def progress(self, request_id: RequestId) -> Progress | None:
+    def progress(self, request_id: RequestId) -> RequestPosition | None:
         """Return where the request stands, or None when it is not here."""
         request = self.requests.get(request_id)
         if request is None or request.is_finished():
             return None
         num_valid_tokens = self._num_valid_tokens(request)
-        return Progress(
+        return RequestPosition(
             is_queuing=request.status != RequestStatus.RUNNING,
             num_full_blocks=num_valid_tokens // self.block_size,
             num_blocks=cdiv(num_valid_tokens, self.block_size),

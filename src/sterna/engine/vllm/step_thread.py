@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from sterna.engine.interface import EngineProgress
+from sterna.engine.interface import EngineActivity
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +51,9 @@ class StepThread:
         return self._ready
 
     @property
-    def progress(self) -> EngineProgress:
+    def progress(self) -> EngineActivity:
         """How far it is. What it reads is only ever set by the thread."""
-        return EngineProgress(self._num_ended, self._is_busy)
+        return EngineActivity(self._num_ended, self._is_busy)
 
     def call(self, command: Callable[[Core], T], *, may_last: bool = False) -> Future[T]:
         """Run the command between two steps; commands run in the order of the calls.

@@ -73,7 +73,7 @@ class _History:
     num_at_gap: int | None = None
 
 
-class Histories:
+class Attempts:
     """The open requests of one front end.
 
     Args:

@@ -28,7 +28,7 @@ from msgspec import structs
 
 from sterna.config import FrontendConfig, OnInstanceFailure
 from sterna.engine import payload_parts
-from sterna.frontend.requests.attempts import Attempt, Histories
+from sterna.frontend.requests.attempts import Attempt, Attempts
 from sterna.frontend.requests.dispatcher import Dispatcher
 from sterna.frontend.requests.request_effects import (
     Deliver,
@@ -38,7 +38,7 @@ from sterna.frontend.requests.request_effects import (
     SendAgain,
     ToInstance,
 )
-from sterna.frontend.requests.token_streams import Outcome, Streams
+from sterna.frontend.requests.token_streams import Outcome, TokenStreams
 from sterna.messages.actors import (
     AbortRequests,
     Dispatched,
@@ -85,9 +85,9 @@ class FrontendCore:
     ) -> None:
         self._payloads = payloads
         self._dispatcher = Dispatcher(frontend_id, config)
-        self._streams = Streams(config.gap_timeout_s)
+        self._streams = TokenStreams(config.gap_timeout_s)
         is_continued = config.on_instance_failure is OnInstanceFailure.CONTINUE
-        self._histories = Histories(config.trial_timeout_s) if is_continued else None
+        self._histories = Attempts(config.trial_timeout_s) if is_continued else None
 
     # ------------------------------------------------------------------------ what is asked
 
@@ -213,7 +213,7 @@ class FrontendCore:
             effects.append(ToInstance(batch.instance_id, strays))
         return effects
 
-    def _deliver(self, outcome: Outcome, histories: Histories, now_s: float) -> list[Effect]:
+    def _deliver(self, outcome: Outcome, histories: Attempts, now_s: float) -> list[Effect]:
         """Deliver, and note what is delivered; but nothing of an attempt that contradicts it."""
         effects: list[Effect] = []
         contradicting: list[RequestId] = []
@@ -242,7 +242,7 @@ class FrontendCore:
                 effects += self._send_again(histories.anew(attempt_id), now_s)
         return effects
 
-    def _note(self, delivery: Deliver, histories: Histories) -> Deliver:
+    def _note(self, delivery: Deliver, histories: Attempts) -> Deliver:
         """Note the delivered tokens; returns the delivery under the client's id."""
         attempt_id, payload = delivery.request_id, delivery.payload
         request_id = histories.request_of(attempt_id)

@@ -67,7 +67,7 @@ class _Stream:
     held: list[tuple[int, int, bool, bytes]] = field(default_factory=list)
 
 
-class Streams:
+class TokenStreams:
     """The open streams of one front end."""
 
     def __init__(self, gap_timeout_s: float) -> None:

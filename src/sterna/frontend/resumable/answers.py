@@ -8,7 +8,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sterna.frontend.resumable.event_log import COMMENT, EventLog
 from sterna.frontend.resumable.replicas import Record
-from sterna.frontend.resumable.resume_validity import Horizon, Knowledge
+from sterna.frontend.resumable.resume_validity import Knowledge, ResumeValidity
 from sterna.messages.streams import StreamHead
 
 REQUEST_ID = "X-Request-Id"
@@ -17,7 +17,7 @@ EVENTS_AT_ONCE = 1024
 """Go out together: no more than a message to another front end can hold."""
 
 
-class Run:
+class Answer:
     """An answer that is being generated, or was.
 
     Attributes:
@@ -42,7 +42,7 @@ class Run:
         self.log = log
         self.created_s = created_s
         self.record = record
-        self.horizon = Horizon(is_taken_over=record is not None)
+        self.horizon = ResumeValidity(is_taken_over=record is not None)
         self.has_replica = False
         self.task: asyncio.Task[None] | None = None
         self.on_begun: Callable[[], None] = lambda: None
@@ -115,7 +115,7 @@ class Run:
         return receive
 
 
-def head_of(run: Run, scope: Scope) -> StreamHead:
+def head_of(run: Answer, scope: Scope) -> StreamHead:
     """Return what another front end needs to run the request again, besides its body."""
     headers = tuple((bytes(name), bytes(value)) for name, value in scope["headers"])
     return StreamHead(

@@ -43,7 +43,7 @@ from sterna.frontend.http.request_context import (
 from sterna.frontend.http.request_errors import error_response
 from sterna.frontend.resumable.answers import (
     REQUEST_ID,
-    Run,
+    Answer,
     head_of,
     is_event_stream,
     scope_of,
@@ -89,12 +89,12 @@ class ResumableStreams:
     ) -> None:
         self._app = app
         self._logs = EventLogs(window_s, max_bytes)
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, Answer] = {}
         # Answers that are no streams: how many of each id are under way.
         self._plain: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._turns = asyncio.Semaphore(NUM_RUN_AGAIN)
-        self._has_turn: set[Run] = set()
+        self._has_turn: set[Answer] = set()
         self._exchange = exchange
         if exchange is not None:
             exchange.attach(self)
@@ -156,7 +156,7 @@ class ResumableStreams:
             return
         named: MutableMapping[str, Any] = {**scope, "headers": [*scope["headers"]]}
         MutableHeaders(scope=named)[REQUEST_ID] = request_id
-        run = self._runs[request_id] = Run(request_id, log, int(_wall_s()))
+        run = self._runs[request_id] = Answer(request_id, log, int(_wall_s()))
         run.has_replica = self._exchange is not None and caller().route.is_replicated
         run.on_begun = current().keep_body()
         stream = AnsweredStream(request_id, False, partial(self._on_let_in, run, named, body))
@@ -165,13 +165,15 @@ class ResumableStreams:
         async with self._following(run, receive) as gone:
             await run.follow(0, gone, send)
 
-    def _on_let_in(self, run: Run, scope: Scope, body: bytes) -> None:
+    def _on_let_in(self, run: Answer, scope: Scope, body: bytes) -> None:
         """Have the other front end told of it; who is refused costs that one nothing."""
         is_kept = self._runs.get(run.request_id) is run
         if self._exchange is not None and run.has_replica and is_kept:
             self._exchange.begin(head_of(run, scope), body)
 
-    async def _generate(self, run: Run, scope: Scope, body: bytes, context: RequestContext) -> None:
+    async def _generate(
+        self, run: Answer, scope: Scope, body: bytes, context: RequestContext
+    ) -> None:
         """Have the answer generated to its end, whether or not somebody reads it."""
 
         async def send(message: Message) -> None:
@@ -194,7 +196,7 @@ class ResumableStreams:
         finally:
             self._on_over(run)
 
-    def _on_over(self, run: Run) -> None:
+    def _on_over(self, run: Answer) -> None:
         run.is_over = True
         run.on_begun()
         run.horizon.on_over(len(run.log.events))
@@ -262,7 +264,9 @@ class ResumableStreams:
         await error_response(HTTPStatus.BAD_REQUEST, text)(scope, receive, send)
 
     @asynccontextmanager
-    async def _following(self, run: Run, receive: Receive) -> AsyncIterator["asyncio.Task[None]"]:
+    async def _following(
+        self, run: Answer, receive: Receive
+    ) -> AsyncIterator["asyncio.Task[None]"]:
         """Have the client count among those that follow the stream; the task is done when it has
         gone."""
         self._logs.on_follower(run.log)
@@ -283,7 +287,7 @@ class ResumableStreams:
         log = self._logs.open(head.stream_id, head.owner)
         if log is None:
             return False
-        run = self._runs[head.stream_id] = Run(head.stream_id, log, head.created_s, record)
+        run = self._runs[head.stream_id] = Answer(head.stream_id, log, head.created_s, record)
         run.has_replica = True
         self._logs.on_unread(log, _now_s())
         self._exchange.go_on(record)
@@ -305,11 +309,11 @@ class ResumableStreams:
             run.horizon.on_caught_up(len(run.log.events))
             run.tell()
 
-    def _go_on(self, run: Run, record: Record) -> None:
+    def _go_on(self, run: Answer, record: Record) -> None:
         run.record = None
         run.task = asyncio.create_task(self._run_again(run, record))
 
-    async def _run_again(self, run: Run, record: Record) -> None:
+    async def _run_again(self, run: Answer, record: Record) -> None:
         if record.groups:
             await self._turns.acquire()
             self._has_turn.add(run)
@@ -320,7 +324,7 @@ class ResumableStreams:
         context = RequestContext(stream=AnsweredStream(run.request_id, True, _nothing))
         await self._generate(run, scope_of(record.head), record.body, context)
 
-    def _end_turn(self, run: Run) -> None:
+    def _end_turn(self, run: Answer) -> None:
         if run in self._has_turn:
             self._has_turn.discard(run)
             self._turns.release()

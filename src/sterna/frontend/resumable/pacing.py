@@ -36,7 +36,7 @@ from sterna.frontend.resumable.paced_stream import (
     PacedStream,
     Waiting,
 )
-from sterna.frontend.resumable.replica_link import Telling, ToBuddy
+from sterna.frontend.resumable.replica_link import ReplicaLink, ToBuddy
 from sterna.frontend.resumable.replicas import Payloads, Record
 from sterna.messages.streams import (
     DropStream,
@@ -123,7 +123,7 @@ class Pacing:
         self._by_request: dict[RequestId, PacedStream] = {}
         self._num_bytes = 0
         self._next_serial = 1
-        self._telling = Telling(frontend_id, patience_s)
+        self._telling = ReplicaLink(frontend_id, patience_s)
         # Streams of which something may be due, and those that wait for the buddy.
         self._touched: dict[str, PacedStream] = {}
         self._held: dict[str, PacedStream] = {}

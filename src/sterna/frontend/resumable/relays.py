@@ -36,7 +36,7 @@ SendTo = Callable[[FrontendId, StreamMessage, Sequence[bytes]], bool]
 """Sends to another front end; False: it lives, and cannot be sent to."""
 
 
-class Insisting:
+class RetryingSender:
     """Sends to other front ends, to each in order. Whoever sends bounds what may wait here."""
 
     def __init__(self, send_to: SendTo) -> None:
@@ -87,7 +87,7 @@ RelayMessage = (
 )
 
 
-class Streams(Protocol):
+class RelayedStreams(Protocol):
     """The streams that a front end has itself."""
 
     def has(self, stream_id: str, owner: bytes) -> bool:
@@ -126,11 +126,11 @@ class _Reader:
 class Relays:
     """Reads at other front ends, and lets them read here."""
 
-    def __init__(self, frontend_id: FrontendId, streams: Streams, send_to: SendTo) -> None:
+    def __init__(self, frontend_id: FrontendId, streams: RelayedStreams, send_to: SendTo) -> None:
         self._frontend_id = frontend_id
         self._streams = streams
         # Of what it holds, answers are bounded by WINDOW_BYTES, and the rest is small.
-        self._sending = Insisting(send_to)
+        self._sending = RetryingSender(send_to)
         self._live: tuple[FrontendId, ...] = ()
         self._searches = Searches(frontend_id)
         # Of each search that is under way: set when something has changed.

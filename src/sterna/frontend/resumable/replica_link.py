@@ -21,7 +21,7 @@ class ToBuddy:
     frames: list[bytes]
 
 
-class Telling:
+class ReplicaLink:
     """The way from one front end to its buddy."""
 
     def __init__(self, frontend_id: FrontendId, patience_s: float) -> None:

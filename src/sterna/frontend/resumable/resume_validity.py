@@ -18,7 +18,7 @@ class Knowledge(Enum):
 
 
 @dataclass(slots=True)
-class Horizon:
+class ResumeValidity:
     """Of one stream at one front end.
 
     Attributes:

@@ -13,7 +13,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RequestPosition:
     """Where a request stands between two steps.
 
     Attributes:
@@ -39,7 +39,7 @@ class Inspected:
         request: the request as its front end sent it; needed with the first outcome only.
     """
 
-    progress: Progress | None
+    progress: RequestPosition | None
     request: bytes | None = None
 
 

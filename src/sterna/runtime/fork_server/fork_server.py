@@ -22,7 +22,7 @@ import time
 import traceback
 from typing import NoReturn
 
-from sterna.log_throttle import Complaint
+from sterna.log_throttle import LogThrottle
 from sterna.runtime.fork_server.forked_worker import leave_removed_folder
 from sterna.runtime.processes.log_filters import drop_noise
 
@@ -51,7 +51,7 @@ def main(address: str) -> None:
         _import_all()
         selector.register(server, selectors.EVENT_READ)
         selector.register(sys.stdin, selectors.EVENT_READ)
-        complaint = Complaint()
+        complaint = LogThrottle()
         while not any(key.fileobj is sys.stdin for key, _ in selector.select()):
             try:
                 connection, _ = server.accept()

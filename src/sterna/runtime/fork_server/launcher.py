@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from sterna.folders import private_folder
-from sterna.runtime.fork_server import forked_worker as forked
+from sterna.runtime.fork_server import forked_worker
 from sterna.runtime.fork_server.forked_worker import ADDRESS_VARIABLE
 from sterna.runtime.processes.process import ProcessWatch, watch_of_child
 from sterna.runtime.processes.restarts import Restarts
@@ -110,5 +110,5 @@ class ForkServer:
 def forked_runtime_env() -> dict[str, str]:
     """Return the runtime environment of Ray with which an actor is a fork, where there is a fork
     server, and else an ordinary worker."""
-    command = (sys.executable, "-S", "-E", str(Path(forked.__file__).resolve()))
+    command = (sys.executable, "-S", "-E", str(Path(forked_worker.__file__).resolve()))
     return {"py_executable": shlex.join(command)}

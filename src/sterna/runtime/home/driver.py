@@ -32,8 +32,8 @@ from sterna.runtime.home.driver_messages import (
     UseRay,
     say,
 )
-from sterna.runtime.home.supervisor_handle import Supervisor, find_supervisors
-from sterna.runtime.processes.restarts import MAX_SHORT_LIVES, Succession
+from sterna.runtime.home.supervisor_handle import SupervisorHandle, find_supervisors
+from sterna.runtime.processes.restarts import MAX_SHORT_LIVES, RestartLimit
 from sterna.runtime.supervisor.ray_errors import origin_of, reason_of
 
 CLOSE_TIMEOUT_S = 5.0
@@ -96,15 +96,15 @@ class Orders:
 class Driver:
     """Drives one run, from its start or from where another driver died."""
 
-    _supervisor: Supervisor
+    _supervisor: SupervisorHandle
     _ray: UseRay
     _serve: Serve
 
     def __init__(self, orders: Orders, news: Connection) -> None:
         self._orders = orders
         self._news = news
-        self._succession = Succession()
-        self._reserve: Supervisor | None = None
+        self._succession = RestartLimit()
+        self._reserve: SupervisorHandle | None = None
         self._reserve_due_s = 0.0
 
     def run(self) -> int:
@@ -149,8 +149,8 @@ class Driver:
 
     # ---------------------------------------------------------------------------- supervisor
 
-    def _begin(self, *, is_successor: bool, is_reserve: bool = False) -> Supervisor:
-        return Supervisor.begin(
+    def _begin(self, *, is_successor: bool, is_reserve: bool = False) -> SupervisorHandle:
+        return SupervisorHandle.begin(
             self._ray.environment,
             self._ray.metrics_folder,
             is_successor=is_successor,

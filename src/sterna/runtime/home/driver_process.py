@@ -18,7 +18,7 @@ from sterna.runtime.home.driver_messages import (
     UseRay,
 )
 from sterna.runtime.processes.process import ProcessWatch, watch_of_child
-from sterna.runtime.processes.restarts import MAX_SHORT_LIVES, Succession
+from sterna.runtime.processes.restarts import MAX_SHORT_LIVES, RestartLimit
 
 CLOSE_TIMEOUT_S = 8.0
 """What a driver has for ending in a hurry; then it is killed."""
@@ -48,7 +48,7 @@ class DriverProcess:
         self._has_served = False
         self._stop: Stop | None = None
         self._urgent_until_s: float | None = None
-        self._succession = Succession()
+        self._succession = RestartLimit()
         self._again_s: float | None = None
         self._begin()
 

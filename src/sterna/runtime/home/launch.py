@@ -33,7 +33,7 @@ from sterna.runtime.fork_server.launcher import METRICS_FOLDER_VARIABLE, ForkSer
 from sterna.runtime.home.driver_messages import NAMESPACE, Serve, say
 from sterna.runtime.home.driver_process import DriverProcess
 from sterna.runtime.home.ray_head import Gcs, Raylet
-from sterna.runtime.processes import disk_watch as open_files
+from sterna.runtime.processes import limits
 from sterna.runtime.processes.limits import DiskWatch, NoRoomError, check_room
 from sterna.runtime.processes.reaper import Reaper
 
@@ -122,7 +122,7 @@ class Run:
         # First, for who enters in vain never leaves.
         _check_room()
         configure_logging("INFO")
-        open_files.raise_limit()
+        limits.raise_limit()
         _on_signal(self._stop.on_signal)
         self._reaper = Reaper()
         if self._has_fork_server:

@@ -26,7 +26,7 @@ STOPPED_TIMEOUT_S = 2.0
 """A supervisor that is stopped for so long is replaced."""
 
 
-class Supervisor:
+class SupervisorHandle:
     """One supervisor's actor, and its process.
 
     Args:
@@ -94,7 +94,7 @@ class Supervisor:
         ray.kill(self.actor)
 
 
-def find_supervisors(timeout_s: float) -> tuple[Supervisor | None, Supervisor | None]:
+def find_supervisors(timeout_s: float) -> tuple[SupervisorHandle | None, SupervisorHandle | None]:
     """Return the supervisor that acts, and the one in reserve, of those that another driver has
     started; None for one that there is not.
 
@@ -122,6 +122,6 @@ def find_supervisors(timeout_s: float) -> tuple[Supervisor | None, Supervisor | 
     for actor in (*[actor for actor, _ in acting[:-1]], *reserve[:-1]):
         ray.kill(actor)
     return (
-        Supervisor(acting[-1][0], has_begun=acting[-1][1]) if acting else None,
-        Supervisor(reserve[-1], is_reserve=True) if reserve else None,
+        SupervisorHandle(acting[-1][0], has_begun=acting[-1][1]) if acting else None,
+        SupervisorHandle(reserve[-1], is_reserve=True) if reserve else None,
     )

@@ -13,8 +13,8 @@ import psutil
 import ray
 
 from sterna.config import WatchConfig
-from sterna.log_throttle import COMPLAINT_INTERVAL_S, FILES_ADVICE, Complaint
-from sterna.supervisor.failure_detector import ProcessIdentity, ProcessState, Progress
+from sterna.log_throttle import COMPLAINT_INTERVAL_S, FILES_ADVICE, LogThrottle
+from sterna.supervisor.failure_detector import FailureDetector, ProcessIdentity, ProcessState
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +64,9 @@ class ProcessWatch:
 
     def __init__(self, process: ProcessIdentity, stopped_timeout_s: float) -> None:
         self._process = process
-        self._progress = Progress(WatchConfig(stopped_timeout_s=stopped_timeout_s))
+        self._progress = FailureDetector(WatchConfig(stopped_timeout_s=stopped_timeout_s))
         self._progress.on_joined(_ONLY)
-        self._complaint = Complaint()
+        self._complaint = LogThrottle()
 
     def why_halted(self) -> str | None:
         """Say, once, that it has ended or is stopped, and why it counts as lost."""
@@ -101,7 +101,7 @@ async def end_process(process: ProcessIdentity) -> None:
     process, nor while nobody can see whether it has ended: whatever may still act must not be taken
     for dead.
     """
-    complaint = Complaint()
+    complaint = LogThrottle()
     while (family := _family(process)) is None:
         if complaint.is_due():
             _complain_of_unseen(process)
@@ -113,7 +113,7 @@ async def end_process(process: ProcessIdentity) -> None:
 
 
 async def _until_gone(family: Iterable[ProcessIdentity]) -> None:
-    complaint = Complaint(COMPLAINT_INTERVAL_S)
+    complaint = LogThrottle(COMPLAINT_INTERVAL_S)
     for process in family:
         while (state := state_of_process(process)) is not ProcessState.GONE:
             await asyncio.sleep(POLL_INTERVAL_S)

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import psutil
 
 from sterna.folders import RUN_FOLDER_VARIABLE, memory_folder
-from sterna.log_throttle import FILES_ADVICE, Complaint
+from sterna.log_throttle import FILES_ADVICE, LogThrottle
 
 RUN_ID_VARIABLE = "STERNA_RUN_ID"
 GRACE_S = 1.0
@@ -139,7 +139,7 @@ def _processes(
     run_id: str, left_alone: Collection[int], noted: Mapping[int, float]
 ) -> list[psutil.Process]:
     """Return what there is of the run; waits while no file can be opened to see that."""
-    complaint = Complaint()
+    complaint = LogThrottle()
     while True:
         try:
             return _seen_processes(run_id, left_alone, noted)

@@ -9,7 +9,7 @@ MAX_SHORT_LIVES = 4
 """In a row: with so many, another successor would not help."""
 
 
-class Succession:
+class RestartLimit:
     """One process after the other, each in the place of the one before."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from sterna.log_throttle import Complaint
+from sterna.log_throttle import LogThrottle
 from sterna.runtime.actors.addresses import is_gcs_up
 from sterna.runtime.supervisor.ray_errors import reason_of
 from sterna.runtime.supervisor.tasks import Tasks
@@ -57,7 +57,7 @@ class Place:
     async def give_back(self) -> None:
         """Let others have it; whatever still runs here is killed. Returns when Ray's GCS knows,
         however long that is away: what it does not hear of stays taken for good."""
-        complaint = Complaint()
+        complaint = LogThrottle()
         while True:
             # Who asks where there is none is answered after a minute.
             if is_gcs_up():

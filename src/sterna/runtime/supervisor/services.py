@@ -11,7 +11,7 @@ from typing import Any
 import ray
 
 from sterna.config import ClusterConfig
-from sterna.messages.actors import SCHEDULER_NAME, Frontend, frontend_name
+from sterna.messages.actors import SCHEDULER_NAME, FrontendMember, frontend_name
 from sterna.runtime.actors.actor_classes import FrontendActor, SchedulerActor
 from sterna.runtime.actors.addresses import is_gcs_up, staying_here
 from sterna.runtime.fork_server.launcher import METRICS_FOLDER_VARIABLE, forked_runtime_env
@@ -92,7 +92,7 @@ class Services:
     def others(self) -> Others:
         """Who is there, and what a successor of the supervisor needs to start more."""
         return Others(
-            tuple(Frontend(each, member.address) for each, member in self._frontends.items()),
+            tuple(FrontendMember(each, member.address) for each, member in self._frontends.items()),
             None if self._scheduler is None else self._scheduler.address,
             self.num_frontends_begun,
             self.num_schedulers_begun,

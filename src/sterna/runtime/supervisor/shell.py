@@ -30,7 +30,7 @@ from sterna.runtime.supervisor.tasks import Tasks
 from sterna.runtime.supervisor.watch import Watch
 from sterna.supervisor.core import (
     NotTerminated,
-    OperatorDrains,
+    OperatorTerminations,
     SupervisorCore,
     SupervisorEffect,
     next_number,
@@ -55,7 +55,7 @@ RECOVERY_S = 3.0
 the CPU: another one in its place takes its start from the cores that compute their KV again."""
 
 
-class Cluster:
+class Supervisor:
     """Starts the actors of one cluster and keeps them alive.
 
     The first front end begins to import what it needs at once: that takes longer than to find
@@ -255,7 +255,7 @@ class Cluster:
                     self._mailbox.send(address, message)
                 case NotTerminated(instance_id, reason):
                     logger.info("not terminated instance=%s reason=%s", instance_id, reason)
-                case OperatorDrains(instance_id, is_undo):
+                case OperatorTerminations(instance_id, is_undo):
                     logger.info("an operator drains instance=%s undo=%s", instance_id, is_undo)
                 case Unexpected(message):
                     logger.error("unexpected message type=%s", type(message).__name__)
@@ -334,14 +334,14 @@ def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-class _ClusterActor:
+class _SupervisorActor:
     """Hosts the supervisor."""
 
     def __init__(
         self, environment: dict[str, str], metrics_folder: str, *, is_successor: bool = False
     ) -> None:
         self._process = own_identity()
-        self._cluster = Cluster(environment, metrics_folder, is_successor=is_successor)
+        self._cluster = Supervisor(environment, metrics_folder, is_successor=is_successor)
         self._has_begun = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -359,7 +359,7 @@ class _ClusterActor:
     async def start(
         self, config: ClusterConfig, args: PackedArgs, emulated: EmulatedOptions | None = None
     ) -> None:
-        """See `Cluster.start`."""
+        """See `Supervisor.start`."""
         self._has_begun.set()
         configure_logging(config.log_level)
         await self._cluster.start(config, args, emulated)
@@ -367,7 +367,7 @@ class _ClusterActor:
     async def take_over(
         self, config: ClusterConfig, args: PackedArgs, emulated: EmulatedOptions | None = None
     ) -> None:
-        """See `Cluster.take_over`."""
+        """See `Supervisor.take_over`."""
         self._has_begun.set()
         configure_logging(config.log_level)
         await self._cluster.take_over(config, args, emulated)
@@ -381,12 +381,12 @@ class _ClusterActor:
         return self._process
 
     async def drain(self, timeout_s: float) -> int:
-        """See `Cluster.drain`."""
+        """See `Supervisor.drain`."""
         return await self._cluster.drain(timeout_s)
 
     async def close(self) -> None:
-        """See `Cluster.close`."""
+        """See `Supervisor.close`."""
         await self._cluster.close()
 
 
-ClusterActor = remote_class(_ClusterActor)
+ClusterActor = remote_class(_SupervisorActor)

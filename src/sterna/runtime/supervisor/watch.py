@@ -1,6 +1,6 @@
 """Watches the members of a cluster for its supervisor, and ends those that work no more.
 
-Which those are is decided by the pure `Progress`; here their processes are looked at, on the
+Which those are is decided by the pure `FailureDetector`; here their processes are looked at, on the
 nodes where they run, and killed there. Members on other nodes hold leases (`lease`): one that
 cannot be reached to be killed has ended when its lease has.
 """
@@ -17,14 +17,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sterna.config import WatchConfig
 from sterna.errors import SternaError
-from sterna.log_throttle import FILES_ADVICE, Complaint
+from sterna.log_throttle import FILES_ADVICE, LogThrottle
 from sterna.messages.actors import Heartbeat
 from sterna.runtime.actors.addresses import own_node
 from sterna.runtime.processes.process import end_process, state_of_process
 from sterna.runtime.supervisor.ray_errors import reason_of
 from sterna.runtime.supervisor.tasks import Tasks
 from sterna.supervisor.core import Hosted
-from sterna.supervisor.failure_detector import ProcessIdentity, ProcessState, Progress
+from sterna.supervisor.failure_detector import FailureDetector, ProcessIdentity, ProcessState
 from sterna.supervisor.lease import GrantedLeases
 from sterna.types import InstanceId
 
@@ -70,7 +70,7 @@ class Watch:
     """
 
     def __init__(self, config: WatchConfig, tasks: Tasks) -> None:
-        self._progress = Progress(config)
+        self._progress = FailureDetector(config)
         self._leases = GrantedLeases(config.lease_s)
         self._tasks = tasks
         self._own_node = own_node()
@@ -134,7 +134,7 @@ class Watch:
 
         Args:
             actor: None: it cannot be reached, and is to end.
-            stopped_timeout_s, silence_timeout_s: see `Progress.on_joined`.
+            stopped_timeout_s, silence_timeout_s: see `FailureDetector.on_joined`.
         """
         is_remote = process.node_id != self._own_node
         with self._watched(member, process, stopped_timeout_s, silence_timeout_s) as halted:
@@ -237,7 +237,7 @@ class Watch:
 
     async def _look_at(self, node_id: str) -> None:
         """Look at a node's processes, for as long as there is the node."""
-        complaint = Complaint()
+        complaint = LogThrottle()
         while True:
             members = [each for each, p in self._processes.items() if p.node_id == node_id]
             processes = [self._processes[each] for each in members]

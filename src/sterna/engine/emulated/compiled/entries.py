@@ -17,15 +17,14 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from sterna.engine.emulated.compiled import moves, reports
-from sterna.engine.emulated.compiled import stepping as steps
+from sterna.engine.emulated.compiled import moves, reports, stepping
 from sterna.engine.emulated.compiled.tables import ENGINE, REQUEST, SETTINGS, Tables
 
 
 def _source() -> int:
     """Changes with the source of every compiled function."""
     here = Path(__file__).parent
-    sources = [*sorted(here.glob("*.py")), here.parent / "step_time.py"]
+    sources = [*sorted(here.glob("*.py")), here.parent / "durations.py"]
     return zlib.crc32(b"".join(source.read_bytes() for source in sources))
 
 
@@ -81,36 +80,36 @@ def _tables(places: Any) -> Tables:
 
 @njit(cache=True)
 def advance(places: Any, until_s: float, source: int = SOURCE) -> None:
-    """See `steps.advance`."""
-    steps.advance(_tables(places), until_s)
+    """See `stepping.advance`."""
+    stepping.advance(_tables(places), until_s)
 
 
 @njit(cache=True)
 def advance_and_list(places: Any, until_s: float, listed: Any, source: int = SOURCE) -> int:
     """The same, then `reports.list_changed`."""
     tables = _tables(places)
-    steps.advance(tables, until_s)
+    stepping.advance(tables, until_s)
     return reports.list_changed(tables, listed)
 
 
 @njit(cache=True)
 def advance_row(places: Any, r: int, until_s: float, source: int = SOURCE) -> None:
-    """See `steps.advance_row`."""
-    steps.advance_row(_tables(places), r, until_s)
+    """See `stepping.advance_row`."""
+    stepping.advance_row(_tables(places), r, until_s)
 
 
 @njit(cache=True)
 def begin_step(places: Any, r: int, now_s: float, source: int = SOURCE) -> bool:
-    """See `steps.begin_step`."""
-    return steps.begin_step(_tables(places), r, now_s)
+    """See `stepping.begin_step`."""
+    return stepping.begin_step(_tables(places), r, now_s)
 
 
 @njit(cache=True)
 def add(
     places: Any, r: int, index: int, dispatch_number: int, now_s: float, source: int = SOURCE
 ) -> None:
-    """See `steps.add`."""
-    steps.add(_tables(places), r, index, dispatch_number, now_s)
+    """See `stepping.add`."""
+    stepping.add(_tables(places), r, index, dispatch_number, now_s)
 
 
 @njit(cache=True)
