@@ -1,1 +1,6 @@
-"""."""
+"""The oracle: what clients were told, and what must hold after each event and in the end.
+
+Offers: checkers, ledger, replica_oracle, stream_ledger, token_oracle.
+Imports: engine.emulated, fault_simulation.processes, fault_simulation.virtual, frontend.requests,
+    frontend.resumable, types.
+"""

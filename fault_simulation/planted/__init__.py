@@ -2,6 +2,11 @@
 
 Some are mistakes of earlier implementations of the paper; the others leave out one step of our own
 arguments. Each replaces a class whose code decides; production code knows nothing of them.
+
+Offers: nothing.
+Imports: config, errors, fault_simulation.engine, fault_simulation.oracle, fault_simulation.virtual,
+    frontend.requests, frontend.resumable, instance, messages, migration, migration.messages,
+    supervisor, types.
 """
 
 from dataclasses import dataclass

@@ -1,1 +1,7 @@
-"""."""
+"""The processes of the cluster in virtual time: actors around the production cores, and Ray.
+
+Offers: actors, frontends, instances, ray, schedulers.
+Imports: fault_simulation.adversary, fault_simulation.oracle, fault_simulation.virtual,
+    frontend.requests, frontend.resumable, instance, messages, messaging, migration,
+    migration.messages, supervisor, types.
+"""

@@ -1,1 +1,8 @@
-"""Inference engines, behind the one interface that a llumlet asks for."""
+"""Inference engines, behind the one interface that an instance's shell drives.
+
+`interface` has that interface, `payload_parts` what is read in payloads without knowing vLLM's
+types. The engines are in `vllm` (the real one) and `emulated`.
+
+Offers: interface, payload_parts.
+Imports: messages, migration.messages, types.
+"""

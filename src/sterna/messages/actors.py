@@ -112,7 +112,7 @@ class Farewell(msgspec.Struct, frozen=True, tag=True):
     will come. What the front end had sent before has arrived before.
 
     Attributes:
-        emptied_since: of the instance (`InstanceMember`); the farewell is void for another emptying.
+        emptied_since: see `InstanceMember`; the farewell is void for another termination.
         num_heard: how many messages about its requests (`RequestNews`) the front end has had from
             the instance, ever; the farewell is void while others are on their way.
     """

@@ -1,1 +1,5 @@
-"""What came of the requests: records of single runs, and their summaries."""
+"""What a run records of its requests and of the cluster, and the summaries of that. Pure.
+
+Offers: records, summary.
+Imports: types.
+"""

@@ -1,1 +1,9 @@
-"""Live migration of Section 4.2: messages, effects and the two state machines. Pure."""
+"""Live migration (Section 4.2): the state machines of source and destination, and who runs which.
+Pure.
+
+`coordinator` holds the machines of one instance. They return effects, which an interpreter carries
+out in the order that `effect_queue` allows.
+
+Offers: coordinator.
+Imports: config, errors, migration.messages, types.
+"""

@@ -1,1 +1,5 @@
-"""The drivers: Ray actors that carry out the effects of the pure cores."""
+"""Processes: Ray actors that host the cores' shells, and what starts, watches and replaces them.
+
+Offers: nothing.
+Imports: nothing.
+"""

@@ -1,1 +1,8 @@
-"""."""
+"""The global scheduler (Section 4.3): loads in; dispatch, pairing and scaling decisions out.
+
+`global_scheduler` decides, `core` is the actor without sockets and clock (both pure), `shell`
+drives it; `description` is what operators read.
+
+Offers: global_scheduler, shell.
+Imports: config, messages, messaging, policy, types.
+"""

@@ -1,7 +1,11 @@
 """Virtual time: the production scheduler, llumlets and policies over emulated engines.
 
-`simulate` runs a trace. What is decided is decided by the code that serves; only the engines,
-the links and the clock are emulated (Sections 6.3 to 6.6 of the paper's evaluation).
+`simulate` runs a trace. The code that serves decides; only the engines, the links and the clock are
+emulated (Sections 6.3 to 6.6 of the paper's evaluation).
+
+Offers: config, paper, runs.
+Imports: config, engine.emulated, engine.emulated.compiled, errors, instance, messages, metrics,
+    migration.messages, policy, scheduler, types, workload.
 """
 
 from sterna.simulator.config import Report, SimulationConfig

@@ -1,1 +1,8 @@
-"""KV bytes between instances (Section 5): block fusion, chunks, pacing, and the wires."""
+"""The KV data plane (Section 5): block fusion, chunks, pacing, and the wires.
+
+`plane` joins connections (`sender`, `receiver`) and transfers (`ledger`); `data_plane` is its
+interface.
+
+Offers: data_plane, plane.
+Imports: config, errors, transport.memory, transport.wires, types.
+"""

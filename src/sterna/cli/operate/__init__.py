@@ -1,1 +1,5 @@
-"""Commands for operators, which ask a running server over HTTP."""
+"""Commands for operators, which ask a running server over HTTP.
+
+Offers: admin_commands, fleet_commands.
+Imports: errors.
+"""

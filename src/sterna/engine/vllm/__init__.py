@@ -1,1 +1,11 @@
-"""The real engine: vLLM, unpatched, through its own extension points."""
+"""The real engine: vLLM, unpatched, through its own extension points.
+
+`engine` implements `engine.interface`: `step_thread` steps vLLM's core, `scheduler` gives requests
+away and takes them in, `worker` has a rank's KV data plane, `transfers` counts the copies of all
+ranks. `arguments`, `facts`, `support` and `guard` read vLLM's options, configuration, limits and
+installation.
+
+Offers: arguments, engine, facts, guard, hosted_core, payload, preload, step_timing.
+Imports: config, engine, engine.emulated, engine.profiling, errors, folders, messages,
+    migration.messages, priority_classes, transport, transport.memory, types.
+"""

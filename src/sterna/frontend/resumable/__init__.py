@@ -1,7 +1,10 @@
 """Streams that a client may leave and read on, at any front end (`--resumable-streams`).
 
-`middleware` answers clients; `runs` are its answers, and `event_log` their events. `pacing` keeps a
-record of each stream in step with its replica at another front end (`records`, `replicas`,
-`telling`; `paced` tells it how far vLLM's code is), so that the stream outlives its own. `relays`
-and `search` read a stream where it is. `exchange` joins these, and speaks with other front ends.
+`middleware` answers clients and `event_log` keeps the events of their answers. `pacing` keeps a
+stream in step with its replica at another front end, so that it outlives its own; `relays` and
+`search` read a stream at the front end that has it. `exchange` joins these, and sends messages.
+Nothing here is imported without the option.
+
+Offers: exchange, middleware.
+Imports: engine, errors, frontend.http, frontend.requests, messages, types.
 """

@@ -23,6 +23,9 @@ The interpreter's contract:
 4. PeerDead is told only of an instance that will never act again.
 
 Import all of them from here.
+
+Offers: nothing.
+Imports: types.
 """
 
 from sterna.migration.messages.effects import (

@@ -1,1 +1,5 @@
-"""."""
+"""KV blocks in memory: layout of the cache, chunks of a transfer, staging buffers.
+
+Offers: chunks, layout, staging.
+Imports: errors.
+"""
