@@ -41,7 +41,7 @@ from bench.serving.comparing import (
     serve_options,
     write_report,
 )
-from sterna.cli.option_values import positive
+from sterna.cli.options.option_values import positive
 from sterna.errors import ConfigurationError
 from sterna.workload.arrivals import Step
 

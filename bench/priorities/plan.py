@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.common.command import positive as count
 from bench.serving.comparing import add_common_options, results_folder, serve_options
-from sterna.cli.option_values import positive
+from sterna.cli.options.option_values import positive
 from sterna.errors import ConfigurationError
 
 POLICIES = {"on": "sterna", "off": "llumnix-base"}

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.common.command import end_like_ctrl_c, ended
-from sterna.cli.option_values import positive
+from sterna.cli.options.option_values import positive
 from sterna.cli.simulate.simulate_options import PLOT_SUFFIXES
 from sterna.cli.simulate.workload_options import (
     add_workload_options,

@@ -10,8 +10,9 @@ from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.metrics.records import ClusterRecord, Records
 from sterna.policy.presets import LLUMNIX
-from sterna.simulator import SimulationConfig, simulate
+from sterna.simulator import SimulationConfig
 from sterna.workload.trace import Trace
+from tests.simulator.checked_simulation import simulate_checked
 
 ENGINE = EmulatedEngineConfig(num_blocks=60, max_num_seqs=32, max_num_batched_tokens=512)
 """960 tokens, a few requests' worth."""
@@ -101,7 +102,7 @@ def digest(result: Result) -> str:
 
 def run(trace: Trace, config: SimulationConfig) -> Result:
     """The records and the cluster's, whose checks have passed after every event."""
-    return simulate(trace, replace(config, is_fast=False, has_checks=True))
+    return simulate_checked(trace, config)
 
 
 def ttft_s(records: Records) -> np.ndarray:

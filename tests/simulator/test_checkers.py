@@ -10,10 +10,10 @@ from sterna.engine.emulated.core import EmulatedCore
 from sterna.engine.emulated.requests import RequestState
 from sterna.policy.presets import LLUMNIX
 from sterna.simulator import simulate
-from sterna.simulator.checkers import Checker
 from sterna.simulator.plain import PlainEngines
 from sterna.types import InstanceId, RequestId
 from tests.simulator.builders import STEP_TIME, configuration, crowded_trace, differences, run
+from tests.simulator.checkers import Checker
 
 CONFIG = EmulatedEngineConfig(num_blocks=20, block_size=4, watermark=0.0)
 A, B = InstanceId("i0"), InstanceId("i1")

@@ -31,6 +31,7 @@ from tests.simulator.builders import (
     differences,
     trace,
 )
+from tests.simulator.checked_simulation import simulate_checked
 
 ARTIFACT = replace(
     LLUMNIX,
@@ -156,7 +157,7 @@ CASES = [
 def both(trace: Trace, config: SimulationConfig) -> tuple[Result, Result]:
     """The plain result, whose checks have passed after every event, and the compiled one."""
     return (
-        simulate(trace, replace(config, is_fast=False, has_checks=True)),
+        simulate_checked(trace, config),
         simulate(trace, replace(config, is_fast=True)),
     )
 

@@ -12,6 +12,7 @@ from sterna.metrics.summary import summarize
 from sterna.policy.presets import INFAAS_PP, LLUMNIX
 from sterna.simulator import SimulationConfig, simulate
 from tests.simulator.builders import Result, configuration, differences, requests
+from tests.simulator.checked_simulation import simulate_checked
 
 GROWING = ScalingConfig(
     min_instances=1,
@@ -31,7 +32,7 @@ SHRINKING = ScalingConfig(
 
 def run_both(trace, config: SimulationConfig) -> Result:
     """Plain with checks, and compiled: the same."""
-    plain = simulate(trace, replace(config, is_fast=False, has_checks=True))
+    plain = simulate_checked(trace, config)
     assert differences(plain, simulate(trace, replace(config, is_fast=True))) == []
     return plain
 

@@ -3,7 +3,7 @@
 `main` has the parser and the exit codes. What a command does is elsewhere; here are its arguments,
 and what it prints.
 
-Offers: option_tables, option_values.
+Offers: nothing.
 Imports: cli.operate, cli.serve, cli.simulate, demo_model, engine.emulated, engine.profiling,
-    engine.vllm, errors, runtime.home, workload.
+    engine.vllm, errors, runtime.home.
 """

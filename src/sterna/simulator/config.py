@@ -36,7 +36,6 @@ class SimulationConfig:
         retry_backoff_s: a request whose migration aborted is not chosen again for so long.
         fragmentation_interval_s: time between two samples of the fragmentation; None: none.
         is_fast: whether compiled code advances the engines; the results are the same.
-        has_checks: whether every event is followed by the checks of `checkers`.
     """
 
     engine: EmulatedEngineConfig
@@ -54,7 +53,6 @@ class SimulationConfig:
     retry_backoff_s: float = 1.0
     fragmentation_interval_s: float | None = 1.0
     is_fast: bool = True
-    has_checks: bool = False
 
     def __post_init__(self) -> None:
         if self.num_instances < 1:

@@ -71,14 +71,14 @@ def run(job: Job, *, on_progress: Callable[[float], None] | None = None) -> Simu
     """Run one job, here.
 
     Args:
-        on_progress: called now and then with the fraction of its requests that have ended, except
-            in runs with checks; the results are the same.
+        on_progress: called now and then with the fraction of its requests that have ended; the
+            results are the same.
 
     Raises:
         ConfigurationError: the workload cannot be built, or an instance cannot serve it.
     """
     trace = build_trace(job.workload)
-    if on_progress is None or job.config.has_checks:
+    if on_progress is None:
         return SimulationRun(job, *simulate(trace, job.config))
 
     def report(num_ended: int) -> None:

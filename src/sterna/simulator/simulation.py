@@ -42,11 +42,6 @@ def simulate(trace: Trace, config: SimulationConfig) -> tuple[Records, ClusterRe
     Raises:
         ConfigurationError: a request of the trace can never be served by such an instance.
     """
-    if config.has_checks:
-        # Imported here, since it extends what is below.
-        from sterna.simulator.checked import simulate_checked
-
-        return simulate_checked(trace, config)
     begin_s = time.perf_counter()
     simulation = Simulation(trace, config)
     simulation.run()

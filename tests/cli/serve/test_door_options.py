@@ -4,7 +4,7 @@ from argparse import ArgumentParser
 
 import pytest
 
-from sterna.cli.option_tables import add_options
+from sterna.cli.options.option_tables import add_options
 from sterna.cli.serve.door_options import DOOR, MIB, door_config
 from sterna.config import DoorConfig
 from sterna.errors import ConfigurationError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sterna.cli.option_tables import add_options
+from sterna.cli.options.option_tables import add_options
 from sterna.cli.serve.scaling_options import (
     INSTANCES,
     SCALING,

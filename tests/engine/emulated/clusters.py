@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from sterna.config import LlumletConfig, MigrationConfig
-from sterna.engine.emulated import wire
+from sterna.engine.emulated import engine_messages as wire
 from sterna.engine.emulated.config import EmulatedEngineConfig
-from sterna.engine.emulated.driver import EmulatedEngine, EmulatedOptions
 from sterna.engine.emulated.durations import CopyTime, StepTime
+from sterna.engine.emulated.emulated_engine import EmulatedEngine, EmulatedOptions
 from sterna.engine.emulated.tokens import Vocabulary, stream_key, token_at
 from sterna.frontend.requests.token_streams import TokenStreams
 from sterna.instance.shell import Instance as RunningInstance

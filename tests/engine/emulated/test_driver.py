@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sterna.engine.emulated.config import StepMode
-from sterna.engine.emulated.driver import MAX_LAG_S
 from sterna.engine.emulated.durations import StepTime
+from sterna.engine.emulated.emulated_engine import MAX_LAG_S
+from sterna.engine.emulated.engine_messages import EventType, FinishReason
 from sterna.engine.emulated.tokens import Vocabulary, first_stop, stream_key, token_at
-from sterna.engine.emulated.wire import EventType, FinishReason
 from sterna.types import InstanceId
 from tests.engine.emulated.clusters import (
     VOCABULARY,

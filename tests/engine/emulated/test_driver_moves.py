@@ -14,7 +14,7 @@ import pytest
 
 from sterna.engine.emulated.copies import DROPPED, LENGTH_BYTES, MAX_STRANGERS, Copies
 from sterna.engine.emulated.durations import CopyTime
-from sterna.engine.emulated.wire import FinishReason
+from sterna.engine.emulated.engine_messages import FinishReason
 from sterna.migration.messages import (
     CopyFailed,
     Event,

@@ -15,9 +15,9 @@ from vllm.v1.engine import (
     FinishReason,
 )
 
-from sterna.engine.emulated import wire
+from sterna.engine.emulated import engine_messages as wire
 from sterna.engine.emulated.config import EmulatedEngineConfig
-from sterna.engine.emulated.driver import UTILITY_RESULTS
+from sterna.engine.emulated.emulated_engine import UTILITY_RESULTS
 from sterna.engine.emulated.refusals import refusal
 from sterna.engine.vllm.payload import decode_outputs, encode_request, merge_outputs
 from tests.engine.emulated.clusters import payload

@@ -1,4 +1,5 @@
-"""Commands for operators, which ask a running server over HTTP.
+"""The operators' commands, which ask a running server: instances, requests, migrate, drain, start,
+restart.
 
 Offers: admin_commands, fleet_commands.
 Imports: errors.

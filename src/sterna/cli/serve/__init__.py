@@ -1,6 +1,6 @@
-"""`sterna serve`: its options, the cluster that they describe, and its start.
+"""`sterna serve`: its options, checked and put together as a configuration, and the command.
 
 Offers: engine_options, serve_command, serve_options.
-Imports: cli, cli.simulate, config, demo_model, engine.emulated, engine.profiling, engine.vllm,
-    errors, policy, priority_classes, runtime.home, runtime.processes, types.
+Imports: cli.options, cli.simulate, config, demo_model, engine.emulated, engine.profiling,
+    engine.vllm, errors, policy, priority_classes, runtime.home, runtime.processes, types.
 """

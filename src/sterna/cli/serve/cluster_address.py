@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sterna.cli.option_tables import Option, OptionTable, add_options, given
+from sterna.cli.options.option_tables import Option, OptionTable, add_options, given
 from sterna.config import LOOPBACK, TransportConfig
 from sterna.errors import ConfigurationError
 

@@ -5,8 +5,8 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
-from sterna.cli.option_tables import Option, OptionTable, given, naming
-from sterna.cli.option_values import positive
+from sterna.cli.options.option_tables import Option, OptionTable, given, naming
+from sterna.cli.options.option_values import positive
 from sterna.config import DoorConfig
 from sterna.errors import ConfigurationError
 

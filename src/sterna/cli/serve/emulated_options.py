@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sterna.engine.emulated.config import EmulatedEngineConfig
-from sterna.engine.emulated.driver import EmulatedOptions
+from sterna.engine.emulated.emulated_engine import EmulatedOptions
 from sterna.engine.emulated.profiles import profile
 from sterna.engine.emulated.tokens import Vocabulary
 from sterna.errors import ConfigurationError

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from sterna.cli.option_tables import Option, OptionTable
+from sterna.cli.options.option_tables import Option, OptionTable
 from sterna.config import ClusterConfig, PolicyConfig
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import preset

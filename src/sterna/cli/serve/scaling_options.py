@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from sterna.cli.option_tables import Option, OptionTable, given, naming
+from sterna.cli.options.option_tables import Option, OptionTable, given, naming
 from sterna.config import ClusterConfig, ScalingConfig
 from sterna.engine.vllm.guard import is_cpu_build
 from sterna.errors import ConfigurationError

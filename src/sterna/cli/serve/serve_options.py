@@ -4,7 +4,7 @@ import argparse
 from argparse import Namespace
 from dataclasses import replace
 
-from sterna.cli.option_tables import Option, OptionTable, add_options, given, naming
+from sterna.cli.options.option_tables import Option, OptionTable, add_options, given, naming
 from sterna.cli.serve.cluster_address import TRANSPORT, transport_config
 from sterna.cli.serve.door_options import DOOR, door_config
 from sterna.cli.serve.engine_options import gpus_of, share_memory

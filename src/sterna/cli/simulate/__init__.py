@@ -1,5 +1,5 @@
-"""`sterna simulate`: its options, and the tables and plots of runs, simulated or real.
+"""`sterna simulate`: workloads, overrides and reports of simulated clusters.
 
 Offers: simulate_command, simulate_options.
-Imports: cli, config, engine.emulated, errors, metrics, policy, simulator, types, workload.
+Imports: cli.options, config, engine.emulated, errors, metrics, policy, simulator, types, workload.
 """

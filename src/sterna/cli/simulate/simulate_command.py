@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sterna.cli.option_values import positive
+from sterna.cli.options.option_values import positive
 from sterna.cli.simulate.simulate_options import (
     DEFAULT_POLICY,
     DEFAULT_PROFILE,

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from sterna.cli.option_tables import Option, OptionTable, add_options
-from sterna.cli.option_values import bounds, count, positive
+from sterna.cli.options.option_tables import Option, OptionTable, add_options
+from sterna.cli.options.option_values import bounds, count, positive
 from sterna.cli.simulate.workload_options import add_workload_options
 from sterna.policy.presets import PRESETS
 

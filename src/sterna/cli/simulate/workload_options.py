@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sterna.cli.option_values import count, fraction, positive, seed
+from sterna.cli.options.option_values import count, fraction, positive, seed
 from sterna.types import HIGH, Priority
 from sterna.workload.randomness import PAPER_SEED
 

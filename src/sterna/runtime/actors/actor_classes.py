@@ -26,7 +26,7 @@ from sterna.config import (
     ScalingConfig,
     TransportConfig,
 )
-from sterna.engine.emulated.driver import EmulatedEngine, EmulatedOptions
+from sterna.engine.emulated.emulated_engine import EmulatedEngine, EmulatedOptions
 from sterna.engine.interface import Engine, EngineFacts, EngineListener
 from sterna.errors import InstanceStartError
 from sterna.runtime.actors.addresses import own_host, own_node

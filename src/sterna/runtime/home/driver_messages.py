@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from sterna.config import ClusterConfig
-from sterna.engine.emulated.driver import EmulatedOptions
+from sterna.engine.emulated.emulated_engine import EmulatedOptions
 from sterna.runtime.actors.packed_args import PackedArgs
 
 NAMESPACE = "sterna"

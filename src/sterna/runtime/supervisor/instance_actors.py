@@ -9,7 +9,7 @@ from typing import Any
 import ray
 
 from sterna.config import ClusterConfig
-from sterna.engine.emulated.driver import EmulatedOptions
+from sterna.engine.emulated.emulated_engine import EmulatedOptions
 from sterna.engine.interface import EngineFacts
 from sterna.errors import InstanceStartError
 from sterna.runtime.actors.actor_classes import InstanceActor, InstanceSpec

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import ray
 
 from sterna.config import ClusterConfig
-from sterna.engine.emulated.driver import EmulatedOptions
+from sterna.engine.emulated.emulated_engine import EmulatedOptions
 from sterna.engine.interface import EngineFacts
 from sterna.errors import InstanceStartError
 from sterna.messages.actors import Heartbeat, HeartbeatAnswer, WireMessage

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sterna.cli.option_values import bounds, count, fraction, positive, seed
+from sterna.cli.options.option_values import bounds, count, fraction, positive, seed
 
 
 @pytest.mark.parametrize(

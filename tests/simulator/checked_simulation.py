@@ -5,13 +5,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sterna.metrics.records import ClusterRecord, Records
-from sterna.simulator.checkers import Checker
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.engines import index_of, request_id_of
 from sterna.simulator.event_queue import Action, EventQueue
 from sterna.simulator.plain import PlainEngines
 from sterna.simulator.simulation import Simulation
 from sterna.workload.trace import Trace
+from tests.simulator.checkers import Checker
 
 
 def simulate_checked(trace: Trace, config: SimulationConfig) -> tuple[Records, ClusterRecord]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from sterna.cli.option_tables import Option, OptionTable, add_options, given, naming
+from sterna.cli.options.option_tables import Option, OptionTable, add_options, given, naming
 from sterna.cli.serve.serve_options import TABLES
 from sterna.errors import ConfigurationError, InvalidValueError, Setting
 

@@ -21,7 +21,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
-from sterna.engine.emulated import wire
+from sterna.engine.emulated import engine_messages as wire
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.copies import Copies
 from sterna.engine.emulated.core import EmulatedCore
