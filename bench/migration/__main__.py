@@ -26,6 +26,7 @@ from bench.common import results_io
 from bench.common.machine import ForeignLoad
 from bench.common.pages import Goal, write_marked
 from bench.migration import cost as migration_cost
+from bench.migration import downtime_plot
 from bench.migration import report as migration_report
 from bench.migration.cluster_driver import Driver, local_ray
 from bench.migration.goals import cost_goals, goals
@@ -47,6 +48,7 @@ from sterna.cli.serve.serve_command import engine_environment, parse
 from sterna.config import MigrationConfig, TransportConfig
 from sterna.migration.messages import Mode
 
+PAGE = results_io.ROOT / "docs" / "benchmarks.md"
 UNFINISHED = results_io.ROOT / ".cache" / "bench"
 
 QUICK = Plan(
@@ -114,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=results_io.RESULTS,
         metavar="FOLDER",
-        help="where the results go; the README's table is written from the default folder only",
+        help="where the results go; page and plots are written from the default folder only",
     )
     parser.add_argument(
         "--resume",
@@ -162,11 +164,12 @@ class _Benchmark:
         self._unfinished.forget()
         self._say(f"written: {path}")
         self._say_goals(goals(rows))
-        self._write_readme()
+        self._write_page()
+        document = results_io.read(self._name, self._folder)
         try:
-            migration_report.plot(
-                results_io.read(self._name, self._folder), path.with_suffix(".svg")
-            )
+            migration_report.plot(document, path.with_suffix(".svg"))
+            if self._writes_page():
+                downtime_plot.draw(document, self._folder)
         except ImportError:
             self._say("no plot, because matplotlib is not installed")
 
@@ -207,7 +210,7 @@ class _Benchmark:
         path = results_io.write(f"{self._name}_cost", self._config, rows + found, self._folder)
         self._say(f"written: {path}")
         self._say_goals(cost_goals(found))
-        self._write_readme()
+        self._write_page()
 
     async def _measure_copy(self, name: str, transport: TransportConfig) -> Any:
         self._say(f"copying: {name}")
@@ -230,9 +233,9 @@ class _Benchmark:
         await driver.start()
         return driver
 
-    def _write_readme(self) -> None:
-        """Bring the README's table up to date with all results that there are."""
-        if self._folder.resolve() != results_io.RESULTS or self._name != "migration":
+    def _write_page(self) -> None:
+        """Bring the page's tables up to date with all results that there are."""
+        if not self._writes_page():
             return
         try:
             document = results_io.read("migration")
@@ -243,7 +246,10 @@ class _Benchmark:
         except FileNotFoundError:
             cost = None
         text = migration_report.markdown(document, cost)
-        write_marked(results_io.ROOT / "README.md", "sterna bench migration", text)
+        write_marked(PAGE, "sterna bench migration", text)
+
+    def _writes_page(self) -> bool:
+        return self._folder.resolve() == results_io.RESULTS and self._name == "migration"
 
     def _say_goals(self, found: Sequence[Goal]) -> None:
         for goal in found:

@@ -1,4 +1,4 @@
-"""The migration benchmark's table for the README and its plot, both from the result files alone."""
+"""The migration benchmark's tables for its page and its plot, both from the result files alone."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ def markdown(document: Mapping[str, Any], cost: Mapping[str, Any] | None = None)
     if cost is not None:
         parts += [_COPY_CAPTION, _copy_table(cost["rows"])]
         found += cost_goals(cost["rows"])
-    parts += [_goal_list(found), "![Downtimes by length](bench/results/migration.svg)"]
+    parts += [_goal_list(found), "![Downtimes by length](../bench/results/migration.svg)"]
     return "\n\n".join(parts)
 
 

@@ -33,11 +33,11 @@ def test_a_page_without_marks_is_left_alone(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("page", "command"),
     [
-        ("README.md", "sterna bench migration"),
         ("docs/benchmarks.md", "sterna bench autoscaling"),
         ("docs/benchmarks.md", "sterna bench chaos"),
         ("docs/benchmarks.md", "sterna bench draining"),
         ("docs/benchmarks.md", "sterna bench instance-start"),
+        ("docs/benchmarks.md", "sterna bench migration"),
         ("docs/benchmarks.md", "sterna bench priorities"),
         ("docs/fault_simulation.md", "python -m bench.simulation.sim_soak --planted"),
         ("docs/fidelity.md", "sterna bench fidelity"),

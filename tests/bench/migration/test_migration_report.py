@@ -1,4 +1,4 @@
-"""The README's table and the plot come from the result file alone."""
+"""The page's tables and the plot come from the result file alone."""
 
 from pathlib import Path
 from typing import Any

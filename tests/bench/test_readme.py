@@ -1,0 +1,91 @@
+"""The README's numbers and its picture are those of the result files."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import downtime_plot, results_io
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def row(begin: str) -> str:
+    """The README's only line of a table that begins so."""
+    (line,) = (each for each in README.splitlines() if each.startswith(f"| {begin}"))
+    return line
+
+
+def downtime_row(mode: str, transport: str | None) -> dict[str, Any]:
+    (found,) = (
+        each
+        for each in results_io.read("migration")["rows"]
+        if (each["mode"], each["transport"]) == (mode, transport)
+        and (each["tokens"], each["busy"]) == (8192, False)
+    )
+    return dict(found)
+
+
+def test_the_downtimes_are_those_that_were_measured() -> None:
+    live, copy = downtime_row("live", "gloo"), downtime_row("stop_copy", "gloo")
+    recompute = downtime_row("recompute", None)
+    assert (
+        f" {live['downtime_ms']['median']:.1f} ms; "
+        f"stop and copy {copy['downtime_ms']['median']:.0f} ms; "
+        f"recompute {recompute['downtime_ms']['median'] / 1e3:.0f} s. "
+        f"A decode step takes {live['decode_step_ms']['median']:.0f} ms. "
+    ) in row("Downtime of a live move of 8,192 tokens")
+
+
+def test_what_chaos_found_is_what_it_found() -> None:
+    found = results_io.read("chaos")["summary"]
+    assert (
+        f" {found['requests']} requests, {found['failed']} failed; of {found['tokens']:,} tokens "
+        f"{found['tokens_lost']} lost, {found['tokens_repeated']} repeated, "
+        f"{found['tokens_changed']} changed "
+    ) in row("Ten minutes of kills")
+
+
+def test_the_ratios_of_priorities_are_those_that_were_measured() -> None:
+    summary = results_io.read("priorities")["summary"]
+    high, normal = summary["high"]["ratio"]["ttft_s"], summary["normal"]["ratio"]["request_s"]
+    low, top = high["mean"]["interval"]
+    line = row("Priorities on, against off")
+    ratio = high["mean"]["mean"]
+    assert f" {ratio:.2f} times as long (95 % interval {low:.2f} to {top:.2f})" in line
+    assert f" {normal['mean']['mean']:.2f} times " in line
+
+
+def test_the_cost_of_scaling_is_what_was_measured() -> None:
+    runs = {each["run"]: each for each in results_io.read("autoscaling")["runs"]}
+    share = runs["sterna"]["instance_seconds"] / runs["fixed"]["instance_seconds"]
+    scaled = runs["sterna"]
+    assert (
+        f" {share:.0%} of the instance-seconds; "
+        f"{scaled['failed']} of {scaled['requests']} requests failed "
+    ).replace("%", " %") in row("One to three instances")
+
+
+def test_the_verdicts_are_counted_as_the_page_counts_them() -> None:
+    page = (ROOT / "docs" / "evaluation.md").read_text("utf-8")
+    (together,) = re.findall(r"^\| \*\*together\*\* \|(.*)\|$", page, re.MULTILINE)
+    counts = [int(each) for each in together.split("|") if each.strip()]
+    reproduced, partly, missed, unjudged = counts
+    line = row("The paper's ")
+    assert f"The paper's {reproduced + partly + missed + unjudged} claims" in line
+    assert (
+        f" {reproduced} reproduced, {partly} partly, {missed} not, {unjudged} not judged "
+    ) in line
+
+
+@pytest.mark.parametrize("page", ["light", "dark"])
+def test_the_picture_has_the_ink_of_its_page_and_no_background(page: str, tmp_path: Path) -> None:
+    drawn = {each.name: each for each in downtime_plot.draw(results_io.read("migration"), tmp_path)}
+    picture = drawn[f"downtime_{page}.svg"].read_text("utf-8")
+    (other,) = downtime_plot.INK.keys() - {page}
+    assert downtime_plot.INK[page] in picture
+    assert downtime_plot.INK[other] not in picture
+    assert "fill: #ffffff" not in picture
+    assert f"bench/results/{drawn[f'downtime_{page}.svg'].name}" in README
