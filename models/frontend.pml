@@ -1,5 +1,5 @@
 /* The front end, as far as the migration needs it: the client's abort, and the request's owner
-   after a death (src/sterna/frontend/requests/ownership.py; docs/model.md says what of it is left out).
+   after a death (src/sterna/frontend/requests/ownership.py; docs/internals/model.md says what of it is left out).
 
    A death puts the request in doubt. Every live instance is asked whether it has the request; one
    that all deny is continued on a third instance, under another id. B may deny it, get it, and A deny

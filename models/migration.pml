@@ -1,4 +1,4 @@
-/* The migration handshake of src/sterna/migration, for the model checker spin; docs/model.md says
+/* The migration handshake of src/sterna/migration, for the model checker spin; docs/internals/model.md says
    what is modelled, how it maps to the code, and within which bounds it is checked.
 
    One request, running or queuing on the instance A, migrates once to the instance B. Two settings:

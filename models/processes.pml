@@ -226,7 +226,7 @@ end:
         if
         :: FAULT -> SPEND; b_outcome = ReserveFailed
         :: b_outcome = BlocksReserved;
-            /* A stage has one block, a last one a spare block, too; see docs/model.md. */
+            /* A stage has one block, a last one a spare block, too; see docs/internals/model.md. */
             i = d_stage + (d_kind == LAST -> 2 : (d_kind == NOT_LAST -> 1 : 0));
             if
             :: i > b_reserved -> b_free = b_free - (i - b_reserved); b_reserved = i

@@ -1,4 +1,4 @@
-"""docs/bugs.md says what is so: each of its commands takes tests, and its commits are there."""
+"""docs/internals/bugs.md is true: each of its commands takes tests, and its commits are there."""
 
 import re
 import subprocess
@@ -7,7 +7,7 @@ import pytest
 
 from tests.collected import ROOT, selection_of
 
-PAGE = (ROOT / "docs" / "bugs.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "internals" / "bugs.md").read_text("utf-8")
 ROWS = [line.strip("| ").split(" | ") for line in PAGE.partition("\n|---")[2].splitlines()[1:]]
 
 MAX_FUNCTIONS = 5

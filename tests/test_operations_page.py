@@ -1,10 +1,13 @@
-"""docs/operations.md: what it says shows something is run by the target that it names for it."""
+"""docs/internals/failure_tests.md: each promise of the operations pages names tests, and each test
+is run by the target that the page names for it."""
 
 import re
 
 from tests.collected import ROOT, Function, Selection, selection_of
 
-PAGE = (ROOT / "docs" / "operations.md").read_text("utf-8")
+DOCS = ROOT / "docs"
+PAGE = (DOCS / "internals" / "failure_tests.md").read_text("utf-8")
+PROMISES = (DOCS / "operations" / "failures.md").read_text("utf-8")
 CLAIM = re.compile(r"`((?:process|emulated)/test_\w+\.py(?: -k \w+)?)`")
 
 
@@ -24,9 +27,21 @@ def run_by_target(path: str, rest: str = "") -> list[Function]:
     return selection_of(f'make {target_of(path)} ARGS="{path}{rest}"').functions()
 
 
+def rows_of_what_dies(page: str) -> list[str]:
+    """The rows of the first table under that heading."""
+    section = page.partition("## What happens when ... dies")[2].partition("\n## ")[0]
+    return section.partition("|---")[2].partition("\n\n")[0].splitlines()[1:]
+
+
+def test_what_dies_on_the_page_for_users_has_tests_on_this_one() -> None:
+    def names(page: str) -> list[str]:
+        return [row.split(" | ")[0] for row in rows_of_what_dies(page)]
+
+    assert names(PAGE) == names(PROMISES)
+
+
 def test_every_row_of_what_dies_names_tests() -> None:
-    section = PAGE.partition("## What happens when ... dies")[2].partition("\n## ")[0]
-    rows = section.partition("|---")[2].partition("\n\n")[0].splitlines()[1:]
+    rows = rows_of_what_dies(PAGE)
     assert len(rows) >= 12
     for row in rows:
         claims = CLAIM.findall(row.split("|")[-2])

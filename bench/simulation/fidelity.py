@@ -3,7 +3,7 @@
 Runs every point of the figure at the paper's seed, with the paper's parameters
 (`sterna.simulator.paper`), and compares latencies with the points read from the figure. All
 numbers are simulated; they do not depend on the machine. Writes `bench/results/fidelity.json` and
-the tables of docs/fidelity.md.
+the tables of docs/internals/fidelity.md.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from bench.paper.points import Row
 from bench.simulation.fidelity_report import markdown, summaries
 from sterna.workload.randomness import PAPER_SEED
 
-PAGE = results_io.ROOT / "docs" / "fidelity.md"
+PAGE = results_io.ROOT / "docs" / "internals" / "fidelity.md"
 
 POLICIES = ("llumnix", "infaas++", "round-robin")
 TRACES = (*figure11.GENERATED, *figure11.REAL)

@@ -1,4 +1,5 @@
-"""Checks the model of the migration handshake, `models/migration.pml`, with spin (docs/model.md).
+"""Checks the model of the migration handshake, `models/migration.pml`, with spin
+(docs/internals/model.md).
 
 `python -m bench.simulation.model_check` explores every state within the bounds of `FULL`, then sees
 that each rule of the protocol that is left out on purpose (`BREAKS`) is missed, and writes the

@@ -3,7 +3,7 @@
     python -m bench.simulation.sim_soak --planted
 
 `bench/results/sim_planted.json` has a row for each mistake: `found_after_seeds`, and by which
-`violation`; the table of docs/fault_simulation.md is made from it. Not to be found in
+`violation`; the table of docs/internals/fault_simulation.md is made from it. Not to be found in
 `MAX_SEEDS_A_MISTAKE` seeds is a hole in the simulator.
 """
 
@@ -26,7 +26,7 @@ MAX_SHOWN = 80
 """Characters of a violation in the table; the JSON has them all."""
 
 COMMAND = "python -m bench.simulation.sim_soak --planted"
-PAGE = results_io.ROOT / "docs" / "fault_simulation.md"
+PAGE = results_io.ROOT / "docs" / "internals" / "fault_simulation.md"
 
 
 def search(plan: FaultPlan, num_workers: int, results: Path | None) -> int:

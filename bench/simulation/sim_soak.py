@@ -1,4 +1,4 @@
-"""Runs many seeds of the simulator under faults (docs/fault_simulation.md), and shows one again.
+"""Runs many seeds of the fault simulation (docs/internals/fault_simulation.md); shows one again.
 
     make sim-soak                                     100,000 seeds, into bench/results
     make sim-soak ARGS=--continue                     go on where Ctrl-C, or a crash, ended it

@@ -2,9 +2,10 @@
 
 A client gets each event of its stream once, in order, whoever tells it. It may be told that its
 stream is unknown (404) only where it came too late, or where what it has is lost, and that only by
-what the documentation says (`docs/operations.md`): at the death of a front end, what it had given
-out and no living other one had. It gives out what its buddy does not have only where it has none,
-or has heard nothing of it for `PATIENCE_S`, or where it repeats what another one had given out.
+what the documentation says (`docs/operations/resumable_streams.md`): at the death of a front end,
+what it had given out and no living other one had. It gives out what its buddy does not have only
+where it has none, or has heard nothing of it for `PATIENCE_S`, or where it repeats what another one
+had given out.
 """
 
 from collections import Counter

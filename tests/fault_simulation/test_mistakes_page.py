@@ -1,4 +1,4 @@
-"""docs/fault_simulation.md: what shows that a known mistake is not made here is there."""
+"""docs/internals/fault_simulation.md: what shows that a known mistake is not made here is there."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 from fault_simulation.planted import MISTAKES
 from tests.collected import ROOT, selection_of
 
-PAGE = (ROOT / "docs" / "fault_simulation.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "internals" / "fault_simulation.md").read_text("utf-8")
 SECTION = PAGE.partition("\n## Mistakes of earlier implementations\n")[2].partition("\n## ")[0]
 ROWS = [row.strip("| ").split(" | ") for row in SECTION.partition("\n|---")[2].splitlines()[1:]]
 

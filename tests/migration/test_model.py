@@ -125,13 +125,13 @@ FOUND_AS: dict[str, Callable[[str, dict[str, str]], bool]] = {
         said == CYCLE and {at["is_ended"], at["client_gone"]} == {"0"} and num_owners(at) == 0
     ),
 }
-"""What docs/model.md says that a broken protocol is found as: by what spin says, and the state in
-which its example ends."""
+"""What docs/internals/model.md says that a broken protocol is found as: by what spin says, and the
+state in which its example ends."""
 
 CYCLE = "acceptance cycle"
 """What spin says of an example that never comes to a good end."""
 
-PAGE = (MODELS.parent / "docs" / "model.md").read_text("utf-8")
+PAGE = (MODELS.parent / "docs" / "internals" / "model.md").read_text("utf-8")
 FOUND = dict(re.findall(r"^\| ([A-Z_]+)\b.*\| (.*) \|$", PAGE, re.MULTILINE))
 
 

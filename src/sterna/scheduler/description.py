@@ -31,7 +31,7 @@ def describe_instances(
     *,
     migrates: bool = True,
 ) -> list[Description]:
-    """One entry an instance, those to come last; the names are stable (docs/operations.md).
+    """One entry an instance, those to come last; the names are stable (docs/operations/run.md).
 
     Args:
         sources: instances that have a destination to move requests to.

@@ -2,8 +2,8 @@
 
 The paper leaves much open that its runs had to settle. Here it is settled as the artifact does
 wherever that is known. Every such choice is an argument of `paper_policy` or of `paper_config`,
-with its default; docs/fidelity.md says what was fitted to what, and how near the figures this
-comes.
+with its default; docs/internals/fidelity.md says what was fitted to what, and how near the figures
+this comes.
 """
 
 from dataclasses import replace

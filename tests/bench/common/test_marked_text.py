@@ -39,8 +39,8 @@ def test_a_page_without_marks_is_left_alone(tmp_path: Path, text: str) -> None:
         ("docs/benchmarks.md", "sterna bench instance-start"),
         ("docs/benchmarks.md", "sterna bench migration"),
         ("docs/benchmarks.md", "sterna bench priorities"),
-        ("docs/fault_simulation.md", "python -m bench.simulation.sim_soak --planted"),
-        ("docs/fidelity.md", "sterna bench fidelity"),
+        ("docs/internals/fault_simulation.md", "python -m bench.simulation.sim_soak --planted"),
+        ("docs/internals/fidelity.md", "sterna bench fidelity"),
         ("docs/simulation.md", "sterna bench simulator"),
     ],
 )

@@ -35,7 +35,7 @@ NUM_CLIENTS = 6
 STEP_TIMEOUT_S = 10.0
 MAX_WAIT_S = FrontendConfig().hold_timeout_s / 2
 """Half of what a request waits that nobody takes. How long they do wait is printed, and
-docs/operations.md has what was measured."""
+docs/benchmarks.md has what was measured."""
 
 PROFILE = """
 name: quick
@@ -299,7 +299,8 @@ def test_an_instance_that_answers_and_steps_nothing_is_ended_before_its_streams_
     server: ServerProcess,
 ) -> None:
     """And it is replaced; what made two of them hang ends with an error, and nothing else does: as
-    long as there is one front end, which knows of all that were there (docs/operations.md)."""
+    long as there is one front end, which knows of all that were there
+    (docs/operations/failures.md)."""
     before_ids = until_whole(server)
     processes = {each: server.instance_process(each) for each in before_ids}
     body = {"model": MODEL, "prompt": ENDLESS_PROMPT, "max_tokens": 3}
