@@ -18,10 +18,10 @@ def test_a_word_is_looked_for_in_the_names_of_tests_files_and_folders() -> None:
     (taken,) = names("pytest tests/supervisor/test_fleet.py -k NOT_called_off")
     assert "not_called_off" in taken
     assert names("pytest tests/runtime/supervisor/test_ray_errors.py") == names(
-        "pytest tests/runtime -k Reasons.py"
+        "pytest tests/runtime -k Ray_Errors.py"
     )
     assert names("pytest tests/fault_simulation") == names(
-        'pytest tests/fault_simulation -k "hostile and not sterna"'
+        'pytest tests/fault_simulation -k "fault_simulation and not sterna"'
     )
 
 

@@ -94,3 +94,26 @@ def test_a_broken_link_is_found(text: str, found: list[str]) -> None:
 def test_headings_are_named_as_github_names_them() -> None:
     text = "# A `b` c\n## What happens when ... dies\n## Same\n## Same\n```\n# no heading\n```\n"
     assert anchors(text) == {"a-b-c", "what-happens-when--dies", "same", "same-1"}
+
+
+QUOTED = re.compile(r"`([\w./*]*/[\w*]+\.(?:py|pml|sh))`")
+"""A file of the project, as pages name it."""
+
+BASES = (ROOT, ROOT / "src" / "sterna", ROOT / "fault_simulation", ROOT / "tests" / "serve")
+"""The folders from which pages count."""
+
+
+def missing(text: str) -> list[str]:
+    """The files that the text names and that are in none of the folders."""
+    return [name for name in QUOTED.findall(text) if not any([*base.glob(name)] for base in BASES)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_file_that_a_page_names_is_there(page: Path) -> None:
+    assert missing(page.read_text("utf-8")) == []
+
+
+def test_a_file_that_is_missing_is_found() -> None:
+    assert missing("`policy/pairing.py`, `tests/policy/test_*.py` and `policy/none.py`") == [
+        "policy/none.py"
+    ]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench import downtime_plot, results_io
+from bench.common import results_io
+from bench.migration import downtime_plot
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")

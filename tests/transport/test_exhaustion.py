@@ -187,7 +187,6 @@ print("copied")
 """
 
 
-@pytest.mark.slow
 def test_a_full_dev_shm_is_none_of_the_rings_business() -> None:
     """Files without a name are in memory that is no file system's."""
     ended = subprocess.run(
