@@ -16,7 +16,7 @@ from sterna.types import RequestId
 MARKS = {
     "front-end": "ray::_FrontendActor",
     "scheduler": "ray::_SchedulerActor",
-    "supervisor": "ray::_ClusterActor",
+    "supervisor": "ray::_SupervisorActor",
     "driver": "sterna.runtime.home.driver",
     "gcs": "gcs/gcs_server",
 }

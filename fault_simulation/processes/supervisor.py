@@ -18,8 +18,8 @@ from fault_simulation.virtual.world import World
 from sterna.messages.actors import FrontendMember, Heartbeat, WireMessage
 from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
 from sterna.supervisor.core import (
-    Hosted,
-    Others,
+    HostedInstance,
+    OtherMembers,
     SupervisorCore,
     SupervisorEffect,
     next_number,
@@ -51,7 +51,7 @@ class SupervisorProcess(Actor):
         super().__init__(name, world)
         self._platform = platform
         self._leases = Watch(self, platform, self._on_lease_over)
-        self._hosted: dict[InstanceId, Hosted] = {}
+        self._hosted: dict[InstanceId, HostedInstance] = {}
         self._frontends: dict[FrontendId, str] = {}
         self._scheduler: str | None = None
         self._num_frontends_begun = 0
@@ -95,7 +95,7 @@ class SupervisorProcess(Actor):
             if isinstance(each, InstanceProcess) and each.instance_id not in state.fleet.members:
                 self._platform.kill(each)
             elif isinstance(each, InstanceProcess):
-                self._hosted[each.instance_id] = Hosted(each.name, KV_FORMAT)
+                self._hosted[each.instance_id] = HostedInstance(each.name, KV_FORMAT)
                 self._watch(each)
             elif isinstance(each, FrontendProcess):
                 self._frontends[each.frontend_id] = each.name
@@ -163,7 +163,7 @@ class SupervisorProcess(Actor):
         self.schedule_tick()
 
     def _announce(self) -> None:
-        others = Others(
+        others = OtherMembers(
             tuple(FrontendMember(each, name) for each, name in self._frontends.items()),
             self._scheduler,
             self._num_frontends_begun,
@@ -182,7 +182,7 @@ class SupervisorProcess(Actor):
 
     def _start_instance(self, instance_id: InstanceId) -> None:
         def on_up() -> None:
-            self._hosted[instance_id] = Hosted(instance_id, KV_FORMAT)
+            self._hosted[instance_id] = HostedInstance(instance_id, KV_FORMAT)
             self._watch(self.world.processes[instance_id])
             self._carry_out(self.core.fleet.on_started(instance_id, self.now_s))
 

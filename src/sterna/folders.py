@@ -1,22 +1,23 @@
-"""Folders of processes' own, for sockets and the like: in that of their run, which goes with it."""
+"""Private folders of processes, for sockets and the like: within the folder of their run, and
+removed with it."""
 
 import os
 import tempfile
 
 RUN_FOLDER_VARIABLE = "STERNA_RUN_FOLDER"
-"""Where all folders of a run are, on the machine that it was started on."""
+"""Names the folder of a run, which contains all its other folders, on its home node."""
 
 MEMORY = "/dev/shm"
-"""Where files are in memory, if it is there."""
+"""A file system in memory, on most machines."""
 
 
 def private_folder(name: str) -> "tempfile.TemporaryDirectory[str]":
-    """Return a folder that only this user may enter; it is removed when the caller says so.
+    """Return a folder that only this user may enter; the caller removes it.
 
-    That of a process that is killed before is removed with the run.
+    If the caller is killed first, the folder is removed with that of the run.
 
     Args:
-        name: what it is for; becomes a part of its own name.
+        name: its purpose, which becomes a part of the folder's name.
     """
     run_folder = os.environ.get(RUN_FOLDER_VARIABLE)
     if run_folder is not None and os.path.isdir(run_folder):
@@ -25,8 +26,11 @@ def private_folder(name: str) -> "tempfile.TemporaryDirectory[str]":
 
 
 def memory_folder(run_folder: str) -> str:
-    """Return a folder of a run that only this user may enter, in memory: a full disk has no room
-    for the pages that are mapped there. Where that cannot be, it is within the run's own."""
+    """Return a folder of a run that only this user may enter.
+
+    It is in memory, since a full disk has no room for the pages that are mapped there; without
+    such a file system it is within the run's own folder.
+    """
     try:
         return tempfile.mkdtemp(prefix="sterna-", dir=MEMORY)
     except OSError:

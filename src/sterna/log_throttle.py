@@ -1,27 +1,27 @@
-"""What lasts is told of once in a while, not every time that it is met."""
+"""Rate limit for a repeated log line."""
 
 import time
 
-COMPLAINT_INTERVAL_S = 10.0
+LOG_INTERVAL_S = 10.0
 
 FILES_ADVICE = "file descriptors are short: see ulimit -n of this process, and fs.file-max"
-"""What to do where no file, and no socket, can be opened."""
+"""Advice for the user when no file and no socket can be opened."""
 
 
 class LogThrottle:
-    """When the log is to have a line of something that lasts.
+    """Lets one log line pass in each `LOG_INTERVAL_S`.
 
     Args:
-        first_after_s: until the first one.
+        first_after_s: delay of the first line.
     """
 
     def __init__(self, first_after_s: float = 0.0) -> None:
         self._due_s = time.monotonic() + first_after_s
 
     def is_due(self) -> bool:
-        """Say whether it is time for the next line, which is then taken for written."""
+        """Return whether to write the next line; True starts the next interval."""
         now_s = time.monotonic()
         if now_s < self._due_s:
             return False
-        self._due_s = now_s + COMPLAINT_INTERVAL_S
+        self._due_s = now_s + LOG_INTERVAL_S
         return True

@@ -22,10 +22,10 @@ from sterna.messages.actors import (
 from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
 from sterna.supervisor.core import (
     TAKEOVER_GAP,
-    Hosted,
+    HostedInstance,
     NotTerminated,
     OperatorTerminations,
-    Others,
+    OtherMembers,
     SupervisorCore,
     SupervisorState,
     next_number,
@@ -36,8 +36,8 @@ from sterna.types import FrontendId, InstanceId
 from tests.supervisor.fleets import started
 
 I0, I1, I2 = InstanceId("i0"), InstanceId("i1"), InstanceId("i2")
-OTHERS = Others((FrontendMember(FrontendId(0), "f0"),), "scheduler", 1, 1, b"ready")
-HOSTED = {each: Hosted(f"mailbox of {each}", "kv") for each in (I0, I1, I2)}
+OTHERS = OtherMembers((FrontendMember(FrontendId(0), "f0"),), "scheduler", 1, 1, b"ready")
+HOSTED = {each: HostedInstance(f"mailbox of {each}", "kv") for each in (I0, I1, I2)}
 
 
 def serving(*instance_ids: InstanceId) -> Fleet:

@@ -61,7 +61,7 @@ SupervisorEffect = FleetEffect | ToMailbox | Unexpected | NotTerminated | Operat
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
+class HostedInstance:
     """An instance that is up.
 
     Attributes:
@@ -75,7 +75,7 @@ class Hosted:
 
 
 @dataclass(frozen=True, slots=True)
-class Others:
+class OtherMembers:
     """The actors beside instances, and what a successor needs to start more of them.
 
     Attributes:
@@ -107,7 +107,7 @@ class SupervisorState(msgspec.Struct, frozen=True):
     num_frontends_begun: int
     num_schedulers_begun: int
     ready_response: bytes | None
-    hosted: dict[InstanceId, Hosted] = msgspec.field(default_factory=dict)
+    hosted: dict[InstanceId, HostedInstance] = msgspec.field(default_factory=dict)
 
     def encode(self) -> bytes:
         """Return the state that a `Membership` carries."""
@@ -226,7 +226,7 @@ class SupervisorCore:
     # --------------------------------------------------------------------------- membership
 
     def announce(
-        self, hosted: Mapping[InstanceId, Hosted], others: Others, own_address: str
+        self, hosted: Mapping[InstanceId, HostedInstance], others: OtherMembers, own_address: str
     ) -> list[ToMailbox | KeepOnly]:
         """Tell everybody who is there.
 
@@ -265,7 +265,7 @@ class SupervisorCore:
             KeepOnly(frozenset([*addresses, *(each.address for each in hosted.values())])),
         ]
 
-    def _describe(self, instance_id: InstanceId, hosted: Hosted) -> InstanceMember:
+    def _describe(self, instance_id: InstanceId, hosted: HostedInstance) -> InstanceMember:
         member = self.fleet.members[instance_id]
         is_terminating = member.phase is not Phase.SERVING
         note = None if member.cause is None else member.cause.value

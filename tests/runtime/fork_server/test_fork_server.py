@@ -17,7 +17,7 @@ HANG_S = 60.0
 
 SERVER = """
 import sys
-from sterna.runtime import fork_server
+from sterna.runtime.fork_server import fork_server
 
 fork_server._import_all = lambda: None
 fork_server.main(sys.argv[1])

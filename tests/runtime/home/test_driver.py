@@ -15,7 +15,7 @@ import ray
 from sterna.errors import SternaError
 from sterna.runtime.home import driver
 from sterna.runtime.home.driver import Driver
-from sterna.runtime.home.driver_messages import TOLD_STATUS, UseRay
+from sterna.runtime.home.driver_messages import REPORTED_STATUS, UseRay
 
 USE_RAY = UseRay("127.0.0.1:1", {}, "", is_resumed=True)
 
@@ -98,7 +98,7 @@ def logs() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        (SternaError("no room"), TOLD_STATUS, "sterna: error: no room"),
+        (SternaError("no room"), REPORTED_STATUS, "sterna: error: no room"),
         (OSError("no room"), 1, "OSError: no room"),
     ],
 )

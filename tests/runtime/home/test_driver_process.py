@@ -17,7 +17,7 @@ from sterna.config import ClusterConfig, FrontendConfig, LlumletConfig, Transpor
 from sterna.policy.presets import STERNA
 from sterna.runtime.actors.packed_args import PackedArgs
 from sterna.runtime.home import driver_process
-from sterna.runtime.home.driver_messages import TOLD_STATUS, Changed, Serve
+from sterna.runtime.home.driver_messages import REPORTED_STATUS, Changed, Serve
 from sterna.runtime.home.driver_process import DriverProcess
 from sterna.runtime.processes.restarts import MAX_SHORT_LIVES
 
@@ -88,7 +88,7 @@ def test_a_driver_that_was_not_to_end_is_replaced(begin: Begin, end: str) -> Non
     assert driver.news(HANG_S)
 
 
-@pytest.mark.parametrize(("status", "expected"), [(0, 0), (TOLD_STATUS, 1)])
+@pytest.mark.parametrize(("status", "expected"), [(0, 0), (REPORTED_STATUS, 1)])
 def test_a_driver_that_ends_on_purpose_is_not_replaced(
     begin: Begin, status: int, expected: int
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from sterna.runtime.home.ray_head import DEAF_TIMEOUT_S, RESTART_DELAYS_S, SHORT_LIFE_S, Gcs
+from sterna.runtime.home.ray_head import RESTART_DELAYS_S, SHORT_LIFE_S, UNREACHABLE_TIMEOUT_S, Gcs
 
 DELAYS_S = RESTART_DELAYS_S[1:]
 
@@ -100,15 +100,15 @@ def test_one_that_lives_and_takes_no_connections_is_ended_and_started_again(
     gcs, now_s = Gcs(), 100.0
     assert not gcs.keep_up(now_s)
     node.close()
-    now_s += DEAF_TIMEOUT_S
+    now_s += UNREACHABLE_TIMEOUT_S
     process = node.process
     assert gcs.keep_up(now_s)
     assert process.poll() is not None
-    assert "takes no connections" in caplog.text
+    assert "accepted no connections" in caplog.text
     # The next one has as long to begin.
-    assert not gcs.keep_up(now_s + DEAF_TIMEOUT_S - 1.0)
+    assert not gcs.keep_up(now_s + UNREACHABLE_TIMEOUT_S - 1.0)
     assert node.process.poll() is None
-    now_s += DEAF_TIMEOUT_S
+    now_s += UNREACHABLE_TIMEOUT_S
     assert not gcs.keep_up(now_s)
     assert gcs.keep_up(now_s + DELAYS_S[0])
 

@@ -1,15 +1,15 @@
-"""When a process is replaced no more."""
+"""The limit of restarts."""
 
 from sterna.runtime.processes.restarts import MAX_SHORT_LIVES, SHORT_LIFE_S, RestartLimit
 
 
 def lives(*durations_s: float) -> list[bool]:
-    """Whether it is hopeless, after each of these lives."""
-    succession, now_s, found = RestartLimit(), 0.0, []
+    """Whether to give up, after each of these lives."""
+    limit, now_s, found = RestartLimit(), 0.0, []
     for duration_s in durations_s:
-        succession.on_begun(now_s)
+        limit.on_begun(now_s)
         now_s += duration_s
-        found.append(succession.is_hopeless(now_s))
+        found.append(limit.on_death(now_s))
     return found
 
 

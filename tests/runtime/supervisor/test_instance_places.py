@@ -19,10 +19,10 @@ from sterna.runtime.actors.member_status import MemberStatus
 from sterna.runtime.actors.packed_args import PackedArgs
 from sterna.runtime.supervisor import instance_actors, placement, services, shell, watch
 from sterna.runtime.supervisor.instance_actors import InstanceActors
-from sterna.runtime.supervisor.recovery import FRONTEND, SCHEDULER, Found
+from sterna.runtime.supervisor.recovery import FRONTEND, SCHEDULER, FoundMembers
 from sterna.runtime.supervisor.shell import Supervisor
 from sterna.runtime.supervisor.tasks import Tasks
-from sterna.supervisor.core import Hosted, SupervisorState
+from sterna.supervisor.core import HostedInstance, SupervisorState
 from sterna.supervisor.failure_detector import ProcessIdentity
 from sterna.supervisor.fleet import Fleet, Member, Phase
 from sterna.types import InstanceId
@@ -261,14 +261,14 @@ def test_a_supervisors_successor_gives_back_every_place_that_no_instance_has(
     monkeypatch.setattr(watch, "own_node", lambda: "node")
     monkeypatch.setattr(services, "is_gcs_up", lambda: False)
     monkeypatch.setattr(instance_actors, "is_gcs_up", lambda: False)
-    up = Hosted("tcp://127.0.0.1:4711", "kv", PROCESS)
+    up = HostedInstance("tcp://127.0.0.1:4711", "kv", PROCESS)
     fleet = Fleet(2, members={I0: Member(0, Phase.SERVING), I1: Member(0, Phase.SERVING)})
     state = SupervisorState(fleet, {0: ()}, {}, 1, 1, b"ready", {I0: up})
     membership = Membership(3, (), (), None, state=state.encode())
 
-    async def find_members() -> Found:
+    async def find_members() -> FoundMembers:
         status = MemberStatus(up.address, membership, PROCESS, FACTS)
-        found = Found(numbers={FRONTEND: [], SCHEDULER: []})
+        found = FoundMembers(numbers={FRONTEND: [], SCHEDULER: []})
         found.instances[I0] = Lasting(), status
         return found
 

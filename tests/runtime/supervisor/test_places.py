@@ -54,7 +54,7 @@ def services() -> Services:
     [
         ("sterna.runtime.supervisor.services.FrontendActor", begin_frontend),
         ("sterna.runtime.supervisor.services.SchedulerActor", begin_scheduler),
-        ("sterna.runtime.home.supervisor_handle.ClusterActor", begin_supervisor),
+        ("sterna.runtime.home.supervisor_handle.SupervisorActor", begin_supervisor),
     ],
     ids=["front end", "scheduler", "supervisor"],
 )

@@ -7,18 +7,18 @@ from sterna.runtime.actors.member_status import MemberStatus
 from sterna.runtime.supervisor.recovery import (
     FRONTEND,
     SCHEDULER,
-    Found,
+    FoundMembers,
     NothingFoundError,
     numbers_in,
 )
-from sterna.supervisor.core import Hosted, SupervisorState, state_of
+from sterna.supervisor.core import HostedInstance, SupervisorState, state_of
 from sterna.supervisor.failure_detector import ProcessIdentity
 from sterna.supervisor.fleet import Fleet
 from sterna.types import FrontendId, InstanceId
 
 I0 = InstanceId("i0")
 PROCESS = ProcessIdentity("node", 4711, 123456)
-HOSTED = Hosted("tcp://127.0.0.1:4711", "kv", PROCESS)
+HOSTED = HostedInstance("tcp://127.0.0.1:4711", "kv", PROCESS)
 
 
 def membership(version: int, wanted: int) -> Membership:
@@ -28,7 +28,7 @@ def membership(version: int, wanted: int) -> Membership:
 
 
 def test_the_newest_membership_holds() -> None:
-    found = Found()
+    found = FoundMembers()
     found.instances[InstanceId("i0")] = (None, MemberStatus("a", membership(4, 2), PROCESS))
     found.frontends[FrontendId(0)] = (None, MemberStatus("b", membership(6, 3), PROCESS))
     found.scheduler = (None, MemberStatus("c", membership(5, 4), PROCESS))
@@ -43,8 +43,8 @@ def test_the_newest_membership_holds() -> None:
 
 def test_where_nobody_knows_anything_there_is_nothing_to_take_over() -> None:
     with pytest.raises(NothingFoundError):
-        Found().membership()
-    found = Found()
+        FoundMembers().membership()
+    found = FoundMembers()
     found.scheduler = (None, MemberStatus("c", Membership(0, (), (), None), PROCESS))
     with pytest.raises(NothingFoundError):
         found.membership()

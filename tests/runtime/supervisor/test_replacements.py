@@ -16,16 +16,16 @@ from sterna.runtime.actors.member_status import MemberStatus
 from sterna.runtime.actors.packed_args import PackedArgs
 from sterna.runtime.supervisor import instance_actors, services, shell, watch
 from sterna.runtime.supervisor.instance_actors import InstanceActors
-from sterna.runtime.supervisor.recovery import FRONTEND, SCHEDULER, Found
+from sterna.runtime.supervisor.recovery import FRONTEND, SCHEDULER, FoundMembers
 from sterna.runtime.supervisor.shell import Supervisor
-from sterna.supervisor.core import Hosted, SupervisorState
+from sterna.supervisor.core import HostedInstance, SupervisorState
 from sterna.supervisor.failure_detector import ProcessIdentity
 from sterna.supervisor.fleet import Fleet
 from sterna.types import InstanceId
 
 PROCESS = ProcessIdentity("node", 4711, 123456)
 FACTS = EngineFacts(16, 1000, b"kv", "")
-UP = Hosted("tcp://127.0.0.1:4711", "kv", PROCESS)
+UP = HostedInstance("tcp://127.0.0.1:4711", "kv", PROCESS)
 ON_CPU = ClusterConfig(LlumletConfig(STERNA), TransportConfig(), FrontendConfig())
 ON_GPU = replace(ON_CPU, num_gpus_per_instance=1)
 RECOVERY_S = 0.05
@@ -41,7 +41,7 @@ class Instances:
         self.ended_s = float("nan")
         self.starts: asyncio.Queue[InstanceId] = asyncio.Queue()
 
-    async def find_members(self) -> Found:
+    async def find_members(self) -> FoundMembers:
         fleet = Fleet(len(self.up))
         fleet.begin(0.0)
         for each in self.up:
@@ -49,7 +49,7 @@ class Instances:
         hosted = dict.fromkeys(self.up, UP)
         state = SupervisorState(fleet, {0: ()}, {}, 1, 1, b"ready", hosted)
         membership = Membership(3, (), (), None, state=state.encode())
-        found = Found(numbers={FRONTEND: [], SCHEDULER: []})
+        found = FoundMembers(numbers={FRONTEND: [], SCHEDULER: []})
         for each in self.up:
             status = MemberStatus(UP.address, membership, PROCESS, FACTS)
             found.instances[each] = SimpleNamespace(), status

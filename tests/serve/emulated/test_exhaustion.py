@@ -80,7 +80,7 @@ def test_a_front_end_without_descriptors_lives_and_answers_when_it_has_some_agai
 def test_a_supervisor_without_descriptors_gives_nobody_up(server: ServerProcess) -> None:
     """It cannot look at its members' processes, and says so; they serve on."""
     instances = [each.pid for each in server.at_work("ray::_InstanceActor")]
-    supervisor = server.at_work("ray::_ClusterActor")[0]
+    supervisor = server.at_work("ray::_SupervisorActor")[0]
     before = supervisor.rlimit(resource.RLIMIT_NOFILE)
     supervisor.rlimit(resource.RLIMIT_NOFILE, (3, before[1]))
     try:

@@ -10,7 +10,7 @@ from tests.serve.server import HANG_TIMEOUT_S, MODEL_NAME
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SUPERVISOR = "ray::_ClusterActor"
+SUPERVISOR = "ray::_SupervisorActor"
 NUM_TOKENS = 1500
 SHUTDOWN_TIMEOUT_S = 3600
 """Longer than the test may take: the server ends because its request has."""

@@ -30,7 +30,7 @@ WHOLE_S = 1800.0
 DURATION_S = float(os.environ.get("SOAK_SECONDS", WHOLE_S))
 NUM_SAMPLES = 60
 NUM_CLIENTS = 40
-RESERVES = ("ray::_SchedulerActor.stand_by", "ray::_ClusterActor.stand_by")
+RESERVES = ("ray::_SchedulerActor.stand_by", "ray::_SupervisorActor.stand_by")
 
 MAX_MORE_FILES = 10
 MAX_MORE_BYTES = 16 << 20

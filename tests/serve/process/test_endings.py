@@ -23,7 +23,7 @@ from tests.serve.server import (
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-SUPERVISOR = "ray::_ClusterActor"
+SUPERVISOR = "ray::_SupervisorActor"
 
 
 @pytest.fixture

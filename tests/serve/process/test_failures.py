@@ -59,7 +59,7 @@ copy_time:
 """
 DRIVER, GCS = "sterna.runtime.home.driver", "gcs_server"
 FORK_SERVER = "sterna.runtime.fork_server.fork_server"
-MANAGERS = ("ray::_ClusterActor", DRIVER, GCS)
+MANAGERS = ("ray::_SupervisorActor", DRIVER, GCS)
 
 ENDLESS_PROMPT = "terns " * 400
 """Its first step takes a minute: to who looks at it, the engine hangs."""

@@ -122,7 +122,7 @@ def test_a_killed_supervisor_has_a_successor_that_goes_on_in_the_middle(
     busy = busy_instance(server)
     ask(server.url, "POST", "/admin/drain", None, {"instance": busy})
     ask(server.url, "POST", "/admin/start", None, {"instances": 1})
-    server.at_work("ray::_ClusterActor")[0].kill()
+    server.at_work("ray::_SupervisorActor")[0].kill()
     server.until_line("supervisor took over", HANG_TIMEOUT_S)
     assert num_tokens([first, *stream]) == 1000
     (idle,) = {"i0", "i1"} - {busy}

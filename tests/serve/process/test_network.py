@@ -107,7 +107,7 @@ def test_actors_listen_for_each_other_on_the_addresses_of_their_nodes(
     server: ServerProcess, network: Network, remote: Remote
 ) -> None:
     """Besides Ray's own ports, which are on all addresses."""
-    supervisor = server.at_work("ray::_ClusterActor")[0]
+    supervisor = server.at_work("ray::_SupervisorActor")[0]
     here = {
         each.laddr.ip
         for each in supervisor.net_connections("tcp")
@@ -150,7 +150,7 @@ def test_the_successor_of_a_supervisor_renews_leases_in_time(
 ) -> None:
     with Load(server, NUM_CLIENTS) as load:
         load.until_ended(NUM_CLIENTS)
-        server.at_work("ray::_ClusterActor")[0].kill()
+        server.at_work("ray::_SupervisorActor")[0].kill()
         server.until_line("supervisor took over", HANG_TIMEOUT_S)
         threading.Event().wait(LEASE_S)
         seen = load.until_ended(NUM_CLIENTS)
@@ -176,7 +176,7 @@ def test_an_instance_that_is_cut_off_has_ended_before_its_requests_go_on_elsewhe
         cut_s = time.time()
         network.cut()
         if supervisor_dies:
-            server.at_work("ray::_ClusterActor")[0].kill()
+            server.at_work("ray::_SupervisorActor")[0].kill()
         server.until_line(lost, HANG_TIMEOUT_S)
         assert has_ended(remote.process)
         # Whoever was with it goes on before the link is there again.

@@ -1,8 +1,8 @@
 """The Ray actors: shells that give each driver a process of its own (Section 5).
 
-Ray creates, places and finds them, and tells of their death; what they say to each other goes
-over their mailboxes. Heavy imports happen when an actor starts, so that importing this module
-is cheap and the environment of the engine is set before torch is loaded.
+Ray creates, places and finds them, and reports their deaths; their messages go over mailboxes.
+Heavy imports happen when an actor starts, so that importing this module is cheap and the
+environment of the engine is set before torch is loaded.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from sterna.types import FrontendId, InstanceId
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_S = 0.1
-"""What a failed instance has for saying why, before its process ends."""
+"""Time for a failed instance to report the reason before its process ends."""
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -62,9 +62,9 @@ def _engine_environment(environment: dict[str, str]) -> None:
 
 
 def _on_callback_error(on_failure: Callable[[BaseException], None]) -> None:
-    """Tell of errors in callbacks of the running loop, which asyncio would only log.
+    """Report errors in callbacks of the running loop, which asyncio would only log.
 
-    They are bugs, and the actor must not go on half alive.
+    They are bugs, and the actor must not go on in part.
     """
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def _on_callback_error(on_failure: Callable[[BaseException], None]) -> None:
 
 
 class _SchedulerActor:
-    """Hosts the global scheduler, or is in reserve for one."""
+    """Hosts the global scheduler, or stands by in reserve."""
 
     def __init__(self) -> None:
         self._process = own_identity()
@@ -117,11 +117,11 @@ class _SchedulerActor:
         return self._mailbox.address
 
     async def run(self) -> None:
-        """Return never; an error is a bug, and ends the service."""
+        """Never return; an error is a bug, and ends the service."""
         try:
             await asyncio.shield(self._serving)
         except Exception:
-            # The supervisor hears of it in one line.
+            # The supervisor logs one line only.
             logger.exception("global scheduler failed")
             raise
 
@@ -133,7 +133,7 @@ class _SchedulerActor:
             await failure
 
     async def status(self) -> MemberStatus | None:
-        """Return what a supervisor asks that takes the place of another."""
+        """Return the status for a supervisor that takes over; None while starting."""
         if not hasattr(self, "_scheduler"):
             return None
         return MemberStatus(self._mailbox.address, self._scheduler.membership, self._process)
@@ -183,8 +183,7 @@ class _InstanceActor:
         return self._name
 
     async def start(self, spec: InstanceSpec) -> tuple[str, EngineFacts]:
-        """Load the model and begin to serve; returns the mailbox's address and what is known
-        of the engine.
+        """Load the model and begin to serve; returns the mailbox's address and the engine's facts.
 
         Raises:
             InstanceStartError: vLLM refused; the message is vLLM's.
@@ -209,7 +208,7 @@ class _InstanceActor:
         facts = await self._instance.start(engine)
         guard = None
         if spec.lease is not None and spec.lease[0] != own_node():
-            # Nobody knows of it yet, so that it did not need one to load its model.
+            # Loading the model needs no lease: no other process knows the instance yet.
             guard = LeaseGuard(instance_id, spec.lease[1])
             self._instance.hold(guard)
         self._status = mailbox.address, facts
@@ -223,7 +222,7 @@ class _InstanceActor:
         return mailbox.address, facts
 
     async def status(self) -> MemberStatus | None:
-        """Return what a supervisor asks that takes the place of another; None while starting."""
+        """Return the status for a supervisor that takes over; None while starting."""
         if self._status is None:
             return None
         address, facts = self._status
@@ -234,14 +233,14 @@ class _InstanceActor:
 
         The engine's own thread would go on stepping: a failed instance must not act again.
         """
-        # It may be asked for again, when the connection to who asked is cut.
+        # The supervisor calls again after its connection was cut.
         reason = repr(await asyncio.shield(self._instance.failure))
         asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, 1)
         return reason
 
     async def close(self) -> None:
         """Stop serving and end the engine's own processes."""
-        # Nobody waits for the steps of an engine that is being ended.
+        # An engine that is being ended may be slow, and must not look hung.
         self._beating.cancel()
         await self._instance.close()
 
@@ -286,7 +285,7 @@ class _FrontendActor:
 
         Args:
             packed_args: the pickled options of `vllm serve`.
-            ready: what an instance's engine says of itself (`EngineFacts.ready_response`).
+            ready: an instance's `EngineFacts.ready_response`.
         """
         from sterna.frontend.metrics.allocated_files import allocate_metrics
         from sterna.frontend.vllm_server.server import FrontendServer
@@ -301,12 +300,12 @@ class _FrontendActor:
         try:
             await self._server.wait()
         except Exception:
-            # The supervisor hears of it in one line.
+            # The supervisor logs one line only.
             logger.exception("front end failed")
             raise
 
     async def status(self) -> MemberStatus | None:
-        """Return what a supervisor asks that takes the place of another; None while starting."""
+        """Return the status for a supervisor that takes over; None while starting."""
         membership = None if self._server is None else self._server.membership
         if membership is None:
             return None

@@ -1,4 +1,4 @@
-"""Where actors are: the address on which they listen for each other, the node they stay on."""
+"""Addresses and nodes of actors: where they listen for each other, and where Ray places them."""
 
 import socket
 from typing import Any
@@ -7,14 +7,14 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 GCS_TIMEOUT_S = 1.0
-"""For a connection, on the same machine or the next."""
+"""Time for a connection, within a machine or between two."""
 
 
 def own_host(internal_host: str | None) -> str:
     """Return the address on which this process listens for other actors.
 
     Args:
-        internal_host: see `ClusterConfig`.
+        internal_host: that of `ClusterConfig`.
     """
     if internal_host is not None:
         return internal_host
@@ -23,26 +23,26 @@ def own_host(internal_host: str | None) -> str:
 
 
 def own_node() -> str:
-    """Return Ray's name of the node on which this process runs."""
+    """Return Ray's id of the node on which this process runs."""
     node_id: str = ray.get_runtime_context().get_node_id()
     return node_id
 
 
 def staying_here() -> dict[str, Any]:
-    """Return the options with which an actor runs on the node of this process, or not at all: Ray
-    would start it anywhere."""
+    """Return the options with which an actor runs on the node of this process or not at all: by
+    default Ray starts it on any node."""
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(own_node(), soft=False)}
 
 
 def is_gcs_up() -> bool:
-    """Whether Ray's GCS listens. Who asks for an actor where it does not is held up for a minute,
-    with all that is to be done beside."""
+    """Whether Ray's GCS listens. Without it, the start of an actor blocks the whole process for a
+    minute."""
     address: str = ray.get_runtime_context().gcs_address
     return is_listening(address)
 
 
 def is_listening(address: str) -> bool:
-    """Whether somebody takes connections at this host and port."""
+    """Whether connections to this host and port are accepted."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), GCS_TIMEOUT_S).close()

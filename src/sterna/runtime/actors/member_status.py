@@ -1,4 +1,4 @@
-"""What an actor that is up says of itself to a supervisor that takes the place of another."""
+"""Status of an actor that is up: its answer to a supervisor that takes over."""
 
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ class MemberStatus:
     """One actor.
 
     Attributes:
-        membership: the newest that it has heard of.
-        facts: of an instance's engine.
+        membership: the newest one that it knows.
+        facts: those of an instance's engine.
     """
 
     address: str

@@ -1,4 +1,4 @@
-"""The options of `vllm serve`, packed for those who unpack them."""
+"""The options of `vllm serve`, pickled for instances and front ends."""
 
 import pickle
 from argparse import Namespace
@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from typing import Self
 
 WITHOUT_KEYS = {"api_key": None, "api_key_table": ()}
-"""What instances have in place of who may use the API: they are on any node, and what goes there is
-not encrypted."""
+"""Replaces the keys of the API in the options of instances: these may be on any node, and the way
+there is not encrypted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedArgs:
-    """The pickled options. To unpickle them imports vLLM: only those do that need it, and only when
-    their environment is set.
+    """The pickled options. Unpickling them imports vLLM, so the environment must be set before.
 
     Attributes:
-        for_frontends: all of them.
-        for_instances: those without the keys of the API.
+        for_frontends: all options.
+        for_instances: the options without the keys of the API.
     """
 
     for_frontends: bytes

@@ -1,12 +1,12 @@
-"""Starts processes that have vLLM imported already: forks of one that imported it once.
+"""The fork server: a process that has imported vLLM, and forks itself on request.
 
-To import vLLM takes longer than all the rest of starting an instance, and every process that does
-it has its own copy of the same half gigabyte. This one imports it once, stays as it is, and is
-asked over a socket for forks, each of which becomes a worker of Ray (`forked`).
+Importing vLLM takes longer than the rest of an instance's start, and every process that imports it
+has its own copy of the same half gigabyte. This process imports it once and changes nothing after
+that. A request over its socket makes a fork, which becomes a worker of Ray (`forked_worker`).
 
 A fork has the memory of its parent and one thread. That is safe here because nothing has begun to
-run: no asyncio loop, no thread of ours, no engine, no device. Ray itself is kept out: its client
-begins threads at its import, and a fork would have their locks and not them.
+run: no asyncio loop, no thread of ours, no engine, no device. Ray is not imported: its client
+starts threads at import, and a fork would have the locks of these threads but not the threads.
 """
 
 import contextlib
@@ -28,58 +28,58 @@ from sterna.runtime.processes.log_filters import drop_noise
 
 CHUNK_BYTES = 1 << 16
 TIMEOUT_S = 5.0
-"""Whoever asks has said everything by then."""
+"""A client has sent its whole request by then."""
 
 ACCEPT_PAUSE_S = 0.1
-"""Between two attempts to hear who asks, where no descriptor is left for that."""
+"""Time between two attempts to accept a connection while no descriptor is left."""
 
 NUM_STREAMS = 3
-"""A fork gets its stdin, stdout and stderr from whoever asks for it."""
+"""A fork gets its stdin, stdout and stderr from the client."""
 
 
 def main(address: str) -> None:
-    """Import, then fork on demand until stdin is closed, which is the driver's end."""
+    """Import, then fork on request until stdin is closed, which is the end of `sterna serve`."""
     leave_removed_folder()
-    # A Ctrl-C in the terminal is for the driver, which ends the run.
+    # A Ctrl-C in the terminal is for `sterna serve`, which ends the run.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Nobody waits for the forks: Ray finds out by itself when one has ended.
+    # The kernel reaps the forks: Ray finds out by itself when one has ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as server, selectors.DefaultSelector() as selector:
-        # Who asks earlier waits for the imports: to do them oneself would take as long.
+        # An early client waits for the imports: its own would take as long.
         server.bind(address)
         server.listen()
         _import_all()
         selector.register(server, selectors.EVENT_READ)
         selector.register(sys.stdin, selectors.EVENT_READ)
-        complaint = LogThrottle()
+        throttle = LogThrottle()
         while not any(key.fileobj is sys.stdin for key, _ in selector.select()):
             try:
                 connection, _ = server.accept()
             except OSError as error:
-                # Who asks waits so long.
-                if complaint.is_due():
-                    _say(error)
+                # The client waits until then.
+                if throttle.is_due():
+                    _log(error)
                 time.sleep(ACCEPT_PAUSE_S)
                 continue
             with connection:
                 try:
                     _answer(connection, server)
                 except (BrokenPipeError, ConnectionResetError):
-                    # Who asked has ended meanwhile, as all of a run does that ends while it starts.
+                    # The client has ended, as when a run ends while it starts.
                     pass
                 except (OSError, ValueError) as error:
-                    # Who asked hears nothing, and starts an ordinary process.
-                    _say(error)
+                    # The client gets no answer, and becomes an ordinary process.
+                    _log(error)
 
 
-def _say(error: Exception) -> None:
+def _log(error: Exception) -> None:
     with contextlib.suppress(OSError):
         print(f"fork server: {error}", file=sys.stderr, flush=True)
 
 
 def _import_all() -> None:
     drop_noise()
-    # For vLLM, which can do without, there is no Ray.
+    # vLLM does without Ray if the import fails.
     sys.modules["ray"] = None  # type: ignore[assignment]
     try:
         from sterna.engine.vllm.guard import vllm_imports
@@ -93,45 +93,45 @@ def _import_all() -> None:
 
 
 def _answer(connection: socket.socket, server: socket.socket) -> None:
-    """Fork as the question says; the fork answers.
+    """Read one request and fork; the fork answers.
 
     Raises:
-        OSError: no fork can be made, or who asked has ended.
-        ValueError: the question makes no sense, or has not come as a whole.
+        OSError: no fork can be made, or the client has ended.
+        ValueError: the request is invalid or incomplete.
     """
     connection.settimeout(TIMEOUT_S)
     content, descriptors, _, _ = socket.recv_fds(connection, CHUNK_BYTES, NUM_STREAMS)
     try:
         if len(descriptors) != NUM_STREAMS:
-            # The kernel leaves out those for which there is no room.
+            # The kernel leaves out descriptors for which there is no room.
             raise ValueError(f"{len(descriptors)} of {NUM_STREAMS} descriptors came")
         while chunk := connection.recv(CHUNK_BYTES):
             content += chunk
-        question = json.loads(content)
+        request = json.loads(content)
         if os.fork() == 0:
-            _run(question, descriptors, connection, server)
+            _run(request, descriptors, connection, server)
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
 
 
 def _run(
-    question: dict[str, object],
+    request: dict[str, object],
     descriptors: list[int],
     connection: socket.socket,
     server: socket.socket,
 ) -> NoReturn:
-    """Be the process that was asked for, say its process id, and end with it."""
+    """Become the requested process, answer with its process id, and end with it."""
     status = 1
     try:
         server.close()
-        _become(question, descriptors)
-        # Not earlier: who hears nothing starts an ordinary process.
+        _become(request, descriptors)
+        # Not earlier: a client without an answer becomes an ordinary process.
         with connection:
             try:
                 connection.sendall(str(os.getpid()).encode())
             except OSError:
-                # Who asked has ended meanwhile.
+                # The client has ended.
                 sys.exit(status)
         runpy.run_path(sys.argv[0], run_name="__main__")
         status = 0
@@ -144,16 +144,16 @@ def _run(
         # Whatever happens, it must not go on as a second fork server.
         try:
             for stream in (sys.stdout, sys.stderr):
-                # There may be no room for what it has printed.
+                # The disk may have no room for the output.
                 with contextlib.suppress(OSError):
                     stream.flush()
         finally:
             os._exit(status)
 
 
-def _become(question: dict[str, object], descriptors: list[int]) -> None:
-    """Take what was asked for: its arguments, environment, folder and streams."""
-    # Ray ends a worker with its whole group, which must not be that of all forks.
+def _become(request: dict[str, object], descriptors: list[int]) -> None:
+    """Take the arguments, environment, folder and streams of the request."""
+    # Ray ends a worker with its process group, which must not be that of all forks.
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -163,12 +163,12 @@ def _become(question: dict[str, object], descriptors: list[int]) -> None:
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    environment, arguments = question["environment"], question["arguments"]
+    environment, arguments = request["environment"], request["arguments"]
     assert isinstance(environment, dict)
     assert isinstance(arguments, list)
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(str(question["folder"]))
+    os.chdir(str(request["folder"]))
     sys.argv = arguments
     sys.path[0] = os.path.dirname(arguments[0])
 

@@ -1,7 +1,7 @@
-"""Takes the place of Python where Ray starts a worker: asks the fork server for one that has vLLM
-imported, or is one itself where there is no fork server.
+"""Program that Ray starts as a worker in place of Python: it requests a fork from the fork server,
+or becomes Python itself if there is no fork server.
 
-Runs before anything is imported, and imports nothing but what comes with Python.
+It runs before anything is imported, and imports the standard library only.
 """
 
 import json
@@ -10,15 +10,15 @@ import socket
 import sys
 
 TIMEOUT_S = 200.0
-"""For the fork server's imports; a worker that comes later than 300 s is too late for Ray."""
+"""Time for the fork server's imports; Ray gives up a worker after 300 s."""
 
 ADDRESS_VARIABLE = "STERNA_FORK_SERVER"
 
 
 def main() -> None:
-    """Have the rest of the command line run, here or in a fork."""
+    """Run the rest of the command line, here or in a fork."""
     leave_removed_folder()
-    # Python's own option, which Ray may give: a fork's streams are not buffered either.
+    # Python's own option, which Ray may add; a fork's streams are not buffered either.
     arguments = [each for each in sys.argv[1:] if each != "-u"]
     address = os.environ.get(ADDRESS_VARIABLE)
     if address is None or not _is_forked(address, arguments):
@@ -26,8 +26,8 @@ def main() -> None:
 
 
 def leave_removed_folder() -> None:
-    """Go to the root folder where that of this process has been removed: Ray and Python start
-    little without one."""
+    """Change to the root folder if the working folder of this process has been removed: Ray and
+    Python need one to start processes."""
     try:
         os.getcwd()
     except OSError:
@@ -36,7 +36,7 @@ def leave_removed_folder() -> None:
 
 def _is_forked(address: str, arguments: list[str]) -> bool:
     try:
-        question = {
+        request = {
             "arguments": arguments,
             "environment": dict(os.environ),
             "folder": os.getcwd(),
@@ -45,7 +45,7 @@ def _is_forked(address: str, arguments: list[str]) -> bool:
             connection.settimeout(TIMEOUT_S)
             connection.connect(address)
             # The descriptors go with the first byte; the kernel may take the rest in parts.
-            content = json.dumps(question).encode()
+            content = json.dumps(request).encode()
             num_sent = socket.send_fds(connection, [content], [0, 1, 2])
             connection.sendall(content[num_sent:])
             connection.shutdown(socket.SHUT_WR)

@@ -1,8 +1,8 @@
-"""The driver of a run: has its supervisor started, drained and closed, and replaces one that died.
+"""The driver of a run: starts, drains and closes its supervisor, and replaces one that died.
 
-It is a process of its own, beside that of `sterna serve`, which starts it, tells it what to do and
-replaces it: nothing that serves depends on it, so that its death is noticed by nobody else. The
-supervisor outlives it, and another driver finds that by its name.
+It is a process of its own, beside that of `sterna serve`, which starts it, sends it orders and
+replaces it. Serving does not depend on it, so that its death has no effect elsewhere. The
+supervisor outlives it, and another driver finds the supervisor by name.
 """
 
 import logging
@@ -23,10 +23,10 @@ from sterna.runtime.actors.addresses import is_gcs_up
 from sterna.runtime.fork_server.forked_worker import leave_removed_folder
 from sterna.runtime.home.driver_messages import (
     NAMESPACE,
-    TOLD_STATUS,
+    REPORTED_STATUS,
     Changed,
-    ListenAgain,
     Order,
+    Resubscribe,
     Serve,
     Stop,
     UseRay,
@@ -37,33 +37,33 @@ from sterna.runtime.processes.restarts import MAX_SHORT_LIVES, RestartLimit
 from sterna.runtime.supervisor.ray_errors import origin_of, reason_of
 
 CLOSE_TIMEOUT_S = 5.0
-"""What a server has for ending in good order; then it is killed."""
+"""Time for an orderly end of the server; then it is killed."""
 
 POLL_INTERVAL_S = 0.2
-"""How soon an order is seen while something else is waited for."""
+"""Time between two looks for orders during other waits."""
 
 FIND_TIMEOUT_S = 2.0
-"""What supervisors have for telling another driver which of them acts."""
+"""Time for supervisors to tell another driver which of them acts."""
 
 RESERVE_DELAY_S = 5.0
-"""A supervisor in reserve is started so long after the one that acts: what is needed at once comes
+"""Time from the start of the acting supervisor to that of the one in reserve: urgent work comes
 first."""
 
-LISTEN_TIMEOUT_S = 30.0
-"""What a new GCS has for coming up."""
+RESUBSCRIBE_TIMEOUT_S = 30.0
+"""Time for a new GCS to come up."""
 
 logger = logging.getLogger("sterna.launch")
 
 
 class SupervisorDiedError(SternaError):
-    """The supervisor has ended, and all that it had started; the message has Ray's reason."""
+    """The supervisor has died without a successor; the message has Ray's reason."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the supervisor died, and the server with it: {reason}")
 
 
 class Orders:
-    """What the process of `sterna serve` wants; its end is the driver's."""
+    """Orders of the process of `sterna serve`; when that process ends, the driver ends."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -73,7 +73,7 @@ class Orders:
         threading.Thread(target=self._read, name="orders", daemon=True).start()
 
     def next(self) -> UseRay | Serve | None:
-        """Wait for the next order; None: it is to end."""
+        """Wait for the next order; None is the order to end."""
         return self._orders.get()
 
     def _read(self) -> None:
@@ -87,8 +87,8 @@ class Orders:
                     self.is_urgent = self.is_urgent or is_urgent
                     self.is_stopping = True
                     self._orders.put(None)
-                case ListenAgain():
-                    threading.Thread(target=_listen_again, name="listen", daemon=True).start()
+                case Resubscribe():
+                    threading.Thread(target=_resubscribe, name="resubscribe", daemon=True).start()
                 case _:
                     self._orders.put(order)
 
@@ -103,7 +103,7 @@ class Driver:
     def __init__(self, orders: Orders, news: Connection) -> None:
         self._orders = orders
         self._news = news
-        self._succession = RestartLimit()
+        self._restart_limit = RestartLimit()
         self._reserve: SupervisorHandle | None = None
         self._reserve_due_s = 0.0
 
@@ -124,7 +124,7 @@ class Driver:
             logging_level="warning",
             configure_logging=True,
         )
-        # Ray has SIGTERM end this process in good order, which would count as done on purpose.
+        # Ray's handler of SIGTERM ends the process in good order, which would count as on purpose.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # The actors that another driver has started belong to another job of Ray's.
         ray._private.worker.global_worker._filter_logs_by_job = False
@@ -161,13 +161,13 @@ class Driver:
         """Go on with the supervisor that another driver has started."""
         acting, self._reserve = find_supervisors(FIND_TIMEOUT_S)
         if acting is None:
-            # It has died as well.
+            # The supervisor has died as well.
             self._take_over()
         else:
             self._supervisor = acting
 
     def _await_start(self, start: ray.ObjectRef) -> bool:
-        """Wait until everything is up; False when it is to end first."""
+        """Wait until everything is up; returns False if the order to end comes first."""
         while not self._orders.is_stopping:
             done, _ = ray.wait([start], timeout=POLL_INTERVAL_S)
             if done:
@@ -187,22 +187,21 @@ class Driver:
         return True
 
     def _await_end(self) -> None:
-        """Return when it is to end. A supervisor that dies has a successor, which takes over what
-        it finds.
+        """Wait for the order to end, and replace supervisors that die until then.
 
         Raises:
-            SupervisorDiedError: one died and could not be replaced.
+            SupervisorDiedError: a supervisor died and could not be replaced.
         """
         while (reason := self._until_lost()) is not None:
             logger.error("supervisor lost reason=%s", reason)
             self._replace_supervisor()
 
     def _until_lost(self) -> str | None:
-        """Wait until the supervisor has died, or is stopped; returns why it is lost, or None when
-        it is to end. Meanwhile another one is kept in reserve."""
+        """Wait until the supervisor has died or is stopped, and keep another one in reserve.
+        Returns the reason of the loss, or None at the order to end."""
         supervisor = self._supervisor
         ended = supervisor.actor.run.remote()
-        self._succession.on_begun(time.monotonic())
+        self._restart_limit.on_begun(time.monotonic())
         self._reserve_due_s = time.monotonic() + RESERVE_DELAY_S
         while not self._orders.is_stopping:
             if ray.wait([ended], timeout=POLL_INTERVAL_S)[0]:
@@ -213,7 +212,7 @@ class Driver:
         return None
 
     def _keep_reserve(self, now_s: float) -> None:
-        """Have a supervisor in reserve, and replace one that has died or is stopped."""
+        """Start a supervisor in reserve, and replace one that has died or is stopped."""
         if self._reserve is not None:
             if self._reserve.why_halted() is not None:
                 self._reserve.end()
@@ -230,7 +229,7 @@ class Driver:
 
     def _replace_supervisor(self) -> None:
         """Raises SupervisorDiedError: the successor could not take over, or too many have died."""
-        if self._succession.is_hopeless(time.monotonic()):
+        if self._restart_limit.on_death(time.monotonic()):
             raise SupervisorDiedError(f"{MAX_SHORT_LIVES} in a row did, soon after they began")
         self._supervisor.end()
         self._take_over()
@@ -244,7 +243,7 @@ class Driver:
         taking_over = self._supervisor.actor.take_over.remote(
             serve.config, serve.args, serve.emulated
         )
-        # Also when the server is to end: streams have the time to.
+        # Also after an order to end that is not urgent: streams have time to finish.
         while not self._orders.is_urgent:
             done, _ = ray.wait([taking_over], timeout=POLL_INTERVAL_S)
             if not done and self._supervisor.why_halted() is None:
@@ -265,7 +264,7 @@ class Driver:
             return
 
     def _drain(self) -> None:
-        """Let requests finish, unless the order does not leave the time."""
+        """Let requests finish, unless the order to end is urgent."""
         timeout_s = self._serve.shutdown_timeout_s
         if self._orders.is_urgent or timeout_s <= 0:
             return
@@ -280,7 +279,7 @@ class Driver:
                 if self._orders.is_urgent:
                     return
                 if time.monotonic() > deadline_s + CLOSE_TIMEOUT_S:
-                    # Whoever does not answer, the limit holds.
+                    # The limit holds whether or not they answer.
                     logger.error("a front end or the supervisor does not answer")
                     return
                 lost = self._supervisor.why_halted()
@@ -296,12 +295,12 @@ class Driver:
             say(f"{num_left} requests did not finish within {timeout_s:g} s and are cut")
 
 
-def _listen_again() -> None:
-    """Have Ray go on to show what actors print: its own subscription ends with the GCS that it was
-    made at."""
-    deadline_s = time.monotonic() + LISTEN_TIMEOUT_S
+def _resubscribe() -> None:
+    """Subscribe to the lines that actors print: Ray's own subscription ends with the GCS at which
+    it was made."""
+    deadline_s = time.monotonic() + RESUBSCRIBE_TIMEOUT_S
     while time.monotonic() < deadline_s:
-        # One that is still connecting subscribes by itself.
+        # A client that is still connecting subscribes by itself.
         subscriber = getattr(ray._private.worker.global_worker, "gcs_log_subscriber", None)
         try:
             if subscriber is not None:
@@ -309,7 +308,7 @@ def _listen_again() -> None:
             return
         except ray.exceptions.RpcError:
             time.sleep(POLL_INTERVAL_S)
-    logger.warning("what actors print is not shown any more: Ray's GCS does not answer")
+    logger.warning("the output of actors is no longer shown: Ray's GCS does not answer")
 
 
 def _reason_of_end(call: ray.ObjectRef) -> str:
@@ -321,10 +320,10 @@ def _reason_of_end(call: ray.ObjectRef) -> str:
     return "it returned"
 
 
-def _close(cluster: ray.actor.ActorHandle) -> None:
-    """Ask everything to end; what does not is killed with Ray."""
+def _close(supervisor: ray.actor.ActorHandle) -> None:
+    """Ask all actors to end; those that do not are killed with Ray."""
     try:
-        ray.get(cluster.close.remote(), timeout=CLOSE_TIMEOUT_S)
+        ray.get(supervisor.close.remote(), timeout=CLOSE_TIMEOUT_S)
     except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
         logger.warning("not everything ended by itself reason=%s", type(error).__name__)
 
@@ -337,9 +336,9 @@ def main() -> int:
         return Driver(Orders(orders), news).run()
     except SternaError as error:
         say(f"sterna: error: {error}")
-        return TOLD_STATUS
+        return REPORTED_STATUS
     except Exception:
-        # Another one goes on. Python's own end would wait for Ray's client.
+        # Another driver goes on. Python's own end would wait for Ray's client.
         logger.exception("driver failed")
         return 1
 
@@ -348,5 +347,5 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # What Ray's client leaves behind ends with the process that started Ray.
+    # Not `sys.exit`: what Ray's client leaves behind ends with the process that started Ray.
     os._exit(status)

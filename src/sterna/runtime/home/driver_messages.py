@@ -1,4 +1,4 @@
-"""What the process of `sterna serve` and its driver say to each other, over pipes of their own."""
+"""Messages between the process of `sterna serve` and its driver, over a pair of pipes."""
 
 import contextlib
 import sys
@@ -10,11 +10,11 @@ from sterna.engine.emulated.emulated_engine import EmulatedOptions
 from sterna.runtime.actors.packed_args import PackedArgs
 
 NAMESPACE = "sterna"
-"""In Ray, of a run's actors."""
+"""Ray's namespace for the actors of a run."""
 
-TOLD_STATUS = 3
-"""Exit status of a driver that has told why the server cannot go on: not one with which Python or
-Ray end a process."""
+REPORTED_STATUS = 3
+"""Exit status of a driver that has reported why the server cannot go on; Python and Ray end no
+process with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class UseRay:
 
     Attributes:
         environment: environment variables of processes that run vLLM.
-        metrics_folder: where front ends keep their counters.
-        is_resumed: whether there is a supervisor to go on with.
+        metrics_folder: folder of the front ends' counters.
+        is_resumed: whether another driver has started a supervisor already.
     """
 
     address: str
@@ -35,12 +35,12 @@ class UseRay:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Order: serve this.
+    """Order: serve with this configuration.
 
     Attributes:
         args: the options of `vllm serve`.
         emulated: the engine that instances emulate; None for vLLM.
-        shutdown_timeout_s: what requests have to finish when the server is told to end.
+        shutdown_timeout_s: time for requests to finish when the server is told to end.
     """
 
     config: ClusterConfig
@@ -50,8 +50,8 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
-class ListenAgain:
-    """Order: Ray's GCS, through which the lines that actors print come, is another one."""
+class Resubscribe:
+    """Order: subscribe to the lines that actors print at Ray's GCS, which has been replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """News: there are processes that there were not before.
+    """News: more processes run than before.
 
     Attributes:
         is_ready: whether requests can be served.
@@ -72,11 +72,11 @@ class Changed:
     is_ready: bool
 
 
-Order = UseRay | Serve | ListenAgain | Stop
+Order = UseRay | Serve | Resubscribe | Stop
 
 
 def say(line: str, stream: TextIO | None = None) -> None:
-    """Tell the user, on stderr unless elsewhere."""
+    """Print a line for the user, on stderr by default."""
     # A full disk under the log is no reason to end.
     with contextlib.suppress(OSError):
         print(line, file=stream or sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The driver, seen from the process that starts it: told what to do, and replaced when it dies."""
+"""The driver, seen from its parent: it gets orders, and is replaced when it dies."""
 
 import logging
 import subprocess
@@ -9,10 +9,10 @@ from multiprocessing import Pipe
 from ray import cloudpickle
 
 from sterna.runtime.home.driver_messages import (
-    TOLD_STATUS,
+    REPORTED_STATUS,
     Changed,
-    ListenAgain,
     Order,
+    Resubscribe,
     Serve,
     Stop,
     UseRay,
@@ -21,23 +21,23 @@ from sterna.runtime.processes.process import ProcessWatch, watch_of_child
 from sterna.runtime.processes.restarts import MAX_SHORT_LIVES, RestartLimit
 
 CLOSE_TIMEOUT_S = 8.0
-"""What a driver has for ending in a hurry; then it is killed."""
+"""Time for a driver to end after an urgent order; then it is killed."""
 
 STOPPED_TIMEOUT_S = 5.0
-"""One that is stopped for so long is replaced."""
+"""A driver that is stopped for this time is replaced."""
 
 RETRY_DELAY_S = 1.0
-"""From one attempt to begin a successor to the next, while there is no room for a process."""
+"""Time between two attempts to start a successor while the system has no room for a process."""
 
 logger = logging.getLogger("sterna.launch")
 
 
 class DriverProcess:
-    """One driver at a time.
+    """The driver of a run, one process at a time.
 
     Args:
         environment: environment variables of processes that run vLLM.
-        metrics_folder: where front ends keep their counters.
+        metrics_folder: folder of the front ends' counters.
     """
 
     def __init__(self, environment: dict[str, str], metrics_folder: str) -> None:
@@ -48,24 +48,24 @@ class DriverProcess:
         self._has_served = False
         self._stop: Stop | None = None
         self._urgent_until_s: float | None = None
-        self._succession = RestartLimit()
-        self._again_s: float | None = None
+        self._restart_limit = RestartLimit()
+        self._restart_at_s: float | None = None
         self._begin()
 
     def use_ray(self, address: str) -> None:
-        """Have it connect to this Ray, and begin what takes time."""
+        """Order it to connect to this Ray, and to begin slow preparations."""
         self._ray_address = address
         self._send(
             UseRay(address, self._environment, self._metrics_folder, is_resumed=self._has_served)
         )
 
     def serve(self, serve: Serve) -> None:
-        """Have it serve this."""
+        """Order it to serve."""
         self._serve = serve
         self._send(serve)
 
     def stop(self, *, is_urgent: bool) -> None:
-        """Have it end what it serves; requests may finish first unless it is urgent."""
+        """Order it to end the server; requests may finish first unless it is urgent."""
         stop = Stop(is_urgent)
         if self._stop is not None and self._stop.is_urgent >= is_urgent:
             return
@@ -74,13 +74,13 @@ class DriverProcess:
             self._urgent_until_s = time.monotonic() + CLOSE_TIMEOUT_S
         self._send(stop)
 
-    def listen_again(self) -> None:
-        """Have it go on to show what actors print: Ray's GCS is another one."""
-        self._send(ListenAgain())
+    def resubscribe(self) -> None:
+        """Order it to subscribe to the output of actors at Ray's new GCS."""
+        self._send(Resubscribe())
 
     def news(self, timeout_s: float) -> list[Changed]:
-        """Return what it has told, after so long at the latest."""
-        if self._again_s is not None:
+        """Return its news, after this time at the latest."""
+        if self._restart_at_s is not None:
             time.sleep(timeout_s)
             return []
         try:
@@ -88,16 +88,16 @@ class DriverProcess:
                 return []
             news: Changed = self._news.recv()
         except (EOFError, OSError):
-            # It has died; whoever asks must not do so without a pause.
+            # It has died. The wait keeps the caller's loop from spinning.
             self._process.wait()
             return []
         self._has_served = True
         return [news]
 
     def keep_up(self) -> int | None:
-        """Replace it if it has died. Returns an exit status when the run is to end: it has ended on
-        purpose, or died where it cannot be replaced."""
-        if self._again_s is not None:
+        """Replace it if it has died. Returns an exit status if the run is to end: the driver has
+        ended on purpose, or cannot be replaced."""
+        if self._restart_at_s is not None:
             return self._begin_again()
         self._kill_if_halted()
         status = self._process.poll()
@@ -105,20 +105,20 @@ class DriverProcess:
             return None
         if status == 0:
             return 0
-        if status == TOLD_STATUS:
+        if status == REPORTED_STATUS:
             return 1
         if self._is_ending() or not self._has_served:
             logger.error("the driver died, and the server with it %s", _end_of(status))
             return 1
-        if self._succession.is_hopeless(time.monotonic()):
+        if self._restart_limit.on_death(time.monotonic()):
             logger.error("%d drivers in a row died soon after they began", MAX_SHORT_LIVES)
             return 1
         logger.error("driver lost, another one goes on %s", _end_of(status))
-        self._again_s = time.monotonic()
+        self._restart_at_s = time.monotonic()
         return self._begin_again()
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """Kill it."""
         self._process.kill()
         self._process.wait()
         self._orders.close()
@@ -130,21 +130,21 @@ class DriverProcess:
         return self._stop is not None and self._stop.is_urgent
 
     def _begin_again(self) -> int | None:
-        """Have another one go on as soon as there is room for it. Returns an exit status when the
-        server ends without."""
-        assert self._again_s is not None
+        """Start a successor as soon as the system has room for it. Returns an exit status if the
+        server ends without one."""
+        assert self._restart_at_s is not None
         if self._is_ending():
             logger.error("the server ends without a driver")
             return 1
-        if time.monotonic() < self._again_s:
+        if time.monotonic() < self._restart_at_s:
             return None
         try:
             self._begin()
         except OSError as error:
             logger.error("driver not replaced, again in %g s reason=%s", RETRY_DELAY_S, error)
-            self._again_s = time.monotonic() + RETRY_DELAY_S
+            self._restart_at_s = time.monotonic() + RETRY_DELAY_S
             return None
-        self._again_s = None
+        self._restart_at_s = None
         assert self._ray_address is not None
         assert self._serve is not None
         self.use_ray(self._ray_address)
@@ -154,7 +154,7 @@ class DriverProcess:
         return None
 
     def _begin(self) -> None:
-        """Raises OSError: there is no descriptor or no process to be had, and nothing has begun."""
+        """Raises OSError: no descriptor or process is available; nothing has begun."""
         orders, orders_end = Pipe(duplex=False)
         news_end, news = Pipe(duplex=False)
         ends = (orders.fileno(), news.fileno())
@@ -162,13 +162,13 @@ class DriverProcess:
             [sys.executable, "-m", "sterna.runtime.home.driver", *map(str, ends)],
             stdin=subprocess.DEVNULL,
             pass_fds=ends,
-            # Signals of the terminal are for the process that has started it.
+            # Signals of the terminal are for this process.
             start_new_session=True,
         )
         self._orders, self._news = orders_end, news_end
         orders.close()
         news.close()
-        self._succession.on_begun(time.monotonic())
+        self._restart_limit.on_begun(time.monotonic())
         self._watch: ProcessWatch | None = None
 
     def _kill_if_halted(self) -> None:
@@ -177,16 +177,16 @@ class DriverProcess:
         is_halted = self._watch is not None and self._watch.why_halted() is not None
         is_late = self._urgent_until_s is not None and time.monotonic() > self._urgent_until_s
         if is_halted or is_late:
-            # One that has ended on purpose keeps its status.
+            # A driver that has ended on purpose keeps its status.
             self._process.kill()
             self._process.wait()
 
     def _send(self, order: Order) -> None:
         try:
-            # As Ray packs it: a configuration has what pickle by itself refuses.
+            # Plain pickle refuses some values of a configuration.
             self._orders.send_bytes(cloudpickle.dumps(order))
         except OSError:
-            # It has died; its successor is told anew.
+            # It has died; its successor gets the orders again.
             return
 
 

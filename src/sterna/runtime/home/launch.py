@@ -1,8 +1,8 @@
-"""Runs a cluster from the command line: Ray up, everything started, everything ended.
+"""The process of `sterna serve`: starts Ray and a cluster, and ends everything.
 
-The process of `sterna serve` owns what a run needs on its machine (Ray, the fork server, the
-reaper), and keeps alive what may die of it: Ray's GCS, the fork server, and the driver, which does
-all that concerns the cluster. When this process ends, however it comes about, everything does.
+It owns the run's processes on its node (Ray, the fork server, the reaper), and restarts those that
+may die: Ray's GCS, the fork server, and the driver, which does all that concerns the cluster. When
+this process ends in any way, the whole run ends.
 """
 
 import logging
@@ -48,15 +48,15 @@ NODE_HEALTH = {
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "8",
 }
-"""How soon Ray gives up a node: 8 s after it ended, for connections to it are refused then; 24 s
-after it was cut off, for then nobody answers (measured: 7.8 and 23.4 s). That is longer than the
-lease of an instance: a node that is there again before goes on as it was."""
+"""With these Ray gives up a node 8 s after its end, since connections to it are refused, and 24 s
+after it was cut off, since connections time out (measured: 7.8 and 23.4 s). Both are longer than
+the lease of an instance: a node that returns before goes on as it was."""
 
 POLL_INTERVAL_S = 0.2
-"""How soon a signal is seen while something else is waited for."""
+"""Time between two looks for signals during other waits."""
 
 MIN_READ_S = 1.0
-"""What reading options may take where vLLM is imported already; else it takes ten times that."""
+"""Time to read the options if vLLM is imported already; otherwise it takes ten times as long."""
 
 logger = logging.getLogger("sterna.launch")
 
@@ -68,11 +68,10 @@ class RayStartError(SternaError):
 
 
 class Stop:
-    """Whether a signal has asked for the end, and whether it may take its time.
+    """Set by the signals that end a run; urgent if requests are not to finish first.
 
     SIGTERM lets requests finish; SIGINT, or a second signal, does not. A signal's handler may
-    interrupt another one in the middle, so that it must not take a lock, as that of
-    `threading.Event` does.
+    interrupt another one, so that it must not take a lock, which `threading.Event` would do.
     """
 
     def __init__(self) -> None:
@@ -80,7 +79,7 @@ class Stop:
         self._is_urgent = False
 
     def on_signal(self, number: int) -> None:
-        """A signal came."""
+        """A signal has arrived."""
         self._is_urgent = self._is_set or number == signal.SIGINT
         self._is_set = True
 
@@ -92,14 +91,14 @@ class Stop:
 
 
 class Run:
-    """One run of `sterna serve`: what it starts has ended when its context is left.
+    """One run of `sterna serve`: all its processes have ended when its context is left.
 
-    Ray's processes share this process's fate: also when it is killed they end.
+    Ray's processes also end when this process is killed.
 
     Args:
         environment: environment variables of processes that run vLLM.
         has_fork_server: whether vLLM is imported once for all of them.
-        cluster_host: the address at which other nodes reach this one; None: there are none.
+        cluster_host: the address at which other nodes reach this one; None without other nodes.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class Run:
         self._driver: DriverProcess | None = None
 
     def __enter__(self) -> Self:
-        # First, for who enters in vain never leaves.
+        # First: `__exit__` is not called when `__enter__` raises.
         _check_room()
         configure_logging("INFO")
         limits.raise_limit()
@@ -145,12 +144,12 @@ class Run:
         """Serve until SIGINT, SIGTERM or the supervisor's end; returns the exit status.
 
         Args:
-            read: returns what to serve, the options of `vllm serve` with `emulated` among them:
-                the engine that instances emulate, or None. It runs in a thread while Ray starts,
-                for either takes seconds; what it refuses at once starts nothing.
+            read: returns the configuration and the options of `vllm serve`, with `emulated` among
+                them: the engine that instances emulate, or None. It runs in a thread while Ray
+                starts, since both take seconds; if it fails at once, nothing is started.
 
         Raises:
-            SternaError: whatever `read` raises, or what did not start.
+            SternaError: `read` has raised it, or something did not start.
         """
         reading = _in_background(read)
         wait([reading], timeout=MIN_READ_S)
@@ -170,10 +169,10 @@ class Run:
         return self._keep_up(self._driver, lambda: _print_ready(config, args))
 
     def _keep_up(self, driver: DriverProcess, on_ready: Callable[[], None]) -> int:
-        """Keep up what may die, until the driver ends; returns its exit status.
+        """Restart processes that die, until the driver ends; returns its exit status.
 
         Raises:
-            RayletDiedError: nothing can be kept up any more.
+            RayletDiedError: the raylet has died, which cannot be restarted.
         """
         raylet = Raylet()
         session_folder = ray._private.worker._global_node.get_session_dir_path()
@@ -189,21 +188,22 @@ class Run:
                     on_ready()
             now_s = time.monotonic()
             if self._gcs.keep_up(now_s):
-                driver.listen_again()
+                driver.resubscribe()
             if self._fork_server is not None and self._fork_server.keep_up(now_s):
                 self._reaper.note_descendants()
             if (status := driver.keep_up()) is not None:
                 return status
 
     def _start_ray(self) -> None:
-        """Ray's own start cannot be told to end, so a signal breaks it off."""
-        # It imports what it needs meanwhile.
+        """Start the driver and Ray. A signal interrupts Ray's start, which takes no order to
+        end."""
+        # The driver does its imports meanwhile.
         self._driver = DriverProcess(self._environment, self._reaper.memory_folder)
         _on_signal(self._break_off)
         try:
             start_ray(self._stop, self._reaper, self._gcs, self._cluster_host)
         except (KeyboardInterrupt, SystemExit):
-            # Ray puts a handler of its own for SIGTERM before it has started.
+            # Ray installs a handler of its own for SIGTERM before it has started.
             self._stop.on_signal(signal.SIGTERM)
         finally:
             _on_signal(self._stop.on_signal)
@@ -219,7 +219,7 @@ class Run:
         raise KeyboardInterrupt
 
     def _wait(self, future: "Future[T]") -> T | None:
-        """Return the future's result; None when a signal came first."""
+        """Return the future's result; None if a signal comes first."""
         while not self._stop.is_set():
             wait([future], timeout=POLL_INTERVAL_S)
             if future.done():
@@ -228,7 +228,7 @@ class Run:
 
 
 def _in_background(function: Callable[[], T]) -> "Future[T]":
-    """Run the function in a thread that a process which ends does not wait for."""
+    """Run the function in a daemon thread, for which the end of the process does not wait."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -247,30 +247,30 @@ def _on_signal(act: Callable[[int], None]) -> None:
 
 
 def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> None:
-    """Start a Ray on this machine, again when its processes came up too slowly.
+    """Start Ray on this machine, again if its processes come up too slowly.
 
     Args:
-        host: see `Run`.
+        host: the `cluster_host` of `Run`.
 
     Raises:
         RayStartError: it does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray would have engines yield to every other process of the machine.
+    # Ray's default niceness makes engines yield to every other process of the machine.
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # A worker that is to be a fork waits for the fork server's imports.
+    # A worker that becomes a fork waits for the fork server's imports.
     os.environ.setdefault("RAY_worker_register_timeout_seconds", "300")
     for option, value in NODE_HEALTH.items():
         os.environ.setdefault(option, value)
-    # What has been started before (the driver, the fork server) waits for a Ray, whichever it is.
+    # The driver and the fork server, which were started before, do not depend on this attempt.
     before = {each.pid for each in psutil.Process().children(recursive=True)}
     for attempt in range(1, NUM_RAY_STARTS + 1):
         gcs.prepare()
         try:
             with reaper.noting():
                 ray.init(
-                    # Its own, also where another Ray runs on this machine.
+                    # A Ray of its own, even if another one runs on this machine.
                     address="local",
                     _node_ip_address=host,
                     namespace=NAMESPACE,
@@ -283,7 +283,7 @@ def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> 
                 )
             break
         except Exception as error:
-            # Ray has no error class of its own for this.
+            # Ray has no error class for this.
             ray.shutdown()
             if attempt == NUM_RAY_STARTS or stop.is_set():
                 raise RayStartError(
@@ -294,11 +294,11 @@ def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> 
 
 
 def _check_room() -> None:
-    """Raises NoRoomError: there is no room for the files of this run, or of its Ray."""
+    """Raises NoRoomError: a disk has no room for the files of this run, or of its Ray."""
     try:
         own = tempfile.gettempdir()
     except FileNotFoundError as error:
-        # It has tried all that there are.
+        # None of the usual folders can be written to.
         raise NoRoomError(f"{error.strerror}: make room in one") from error
     check_room((os.environ.get("RAY_TMPDIR") or own, own))
 

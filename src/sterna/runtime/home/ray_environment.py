@@ -1,40 +1,40 @@
-"""Who may use a run's Ray."""
+"""Environment variables that Ray reads at its import: access to it, and the timeout of its GCS."""
 
 import secrets
 from collections.abc import MutableMapping
 
 from sterna.errors import ConfigurationError
 
-PATIENCE_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
+RECONNECT_TIMEOUT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 
-PATIENCE_S = 86_400
-"""After Ray's own minute nobody has made room on a full disk, where no GCS comes up."""
+RECONNECT_TIMEOUT_S = 86_400
+"""Ray's own minute is too short for making room on a full disk, without which no GCS comes up."""
 
 
 def wait_for_gcs(environment: MutableMapping[str, str]) -> None:
-    """Have the processes of this node serve on without a GCS, where Ray would end each of them.
+    """Let the processes of this node serve on without a GCS; Ray's default would end each of them.
 
-    To be called before Ray is imported, which reads it.
+    To be called before Ray is imported.
     """
-    environment.setdefault(PATIENCE_VARIABLE, str(PATIENCE_S))
+    environment.setdefault(RECONNECT_TIMEOUT_VARIABLE, str(RECONNECT_TIMEOUT_S))
 
 
 IS_SPREAD = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Without it, Ray listens on the loopback only, where it has no nodes to expect."""
+"""With 0, a Ray that expects no other nodes listens on the loopback only."""
 
 
 def protect_ray(environment: MutableMapping[str, str], *, is_shared: bool = False) -> None:
-    """Have Ray answer only to processes that know this run's token, and to this machine only unless
-    it is shared.
+    """Let Ray answer only processes that know the run's token, and only on this machine unless it
+    is shared.
 
-    Whoever may use Ray's ports can run code here. The processes of the run inherit the token. To be
-    called before Ray is imported, which reads all of this.
+    Access to Ray's ports is permission to run code here. The processes of the run inherit the
+    token. To be called before Ray is imported.
 
     Args:
         is_shared: whether other nodes are to join, which need to know the token.
 
     Raises:
-        ConfigurationError: they could not know it.
+        ConfigurationError: the user has set no token for other nodes.
     """
     environment[IS_SPREAD] = str(int(is_shared))
     if environment.setdefault("RAY_AUTH_MODE", "token") != "token":

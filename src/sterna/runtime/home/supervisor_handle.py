@@ -1,7 +1,7 @@
-"""The supervisors of a run, as its driver sees them: the one that acts, and the one in reserve.
+"""The driver's handles of the supervisors of a run: the acting one, and the one in reserve.
 
-To start a process and import what a supervisor needs takes seconds where all processors are busy
-with engines. The one in reserve has that behind it: it takes over when the other one dies.
+Starting a process and importing a supervisor's modules takes seconds while engines keep all
+processors busy. The one in reserve has done both, and takes over when the acting one dies.
 
 They are actors that outlive the driver, so that another driver finds them.
 """
@@ -16,23 +16,24 @@ import ray
 from sterna.runtime.actors.addresses import staying_here
 from sterna.runtime.processes.process import ProcessWatch, end_process
 from sterna.runtime.supervisor.instance_actors import surviving_as
-from sterna.runtime.supervisor.shell import ClusterActor
+from sterna.runtime.supervisor.shell import SupervisorActor
 from sterna.supervisor.failure_detector import ProcessIdentity
 
 NAME = "supervisor "
-"""How the names of supervisors begin."""
+"""Prefix of the names of supervisors in Ray."""
 
 STOPPED_TIMEOUT_S = 2.0
-"""A supervisor that is stopped for so long is replaced."""
+"""A supervisor that is stopped for this time is replaced."""
 
 
 class SupervisorHandle:
-    """One supervisor's actor, and its process.
+    """The actor of one supervisor, and its process.
 
     Args:
-        actor: its handle in Ray.
+        actor: Ray's handle of it.
         is_reserve: whether it is to stand by.
-        has_begun: the answer, not there yet, of one that is taken for the one that acts.
+        has_begun: the pending call of `has_begun` if this supervisor is taken for the acting one
+            before it has answered.
     """
 
     def __init__(
@@ -58,17 +59,17 @@ class SupervisorHandle:
         is_successor: bool,
         is_reserve: bool = False,
     ) -> Self:
-        """Start one. Args: as `Cluster`, and as this class."""
-        # A name that was never used, also not by another driver; the latest one sorts last.
+        """Start a supervisor. Args: those of `Supervisor` and of this class."""
+        # A name that no driver has used before; the latest one sorts last.
         name = f"{NAME}{time.time_ns():020}"
-        actor = ClusterActor.options(**surviving_as(name), **staying_here()).remote(
+        actor = SupervisorActor.options(**surviving_as(name), **staying_here()).remote(
             environment, metrics_folder, is_successor=is_successor
         )
         return cls(actor, is_reserve=is_reserve)
 
     def why_halted(self) -> str | None:
-        """Say, once, that its process has ended or is stopped, or that it was wrongly taken for the
-        one that acts. Where it is on another node, only Ray tells of its end."""
+        """Return, once, the reason why it is lost: its process has ended or is stopped, or it was
+        wrongly taken for the acting one. Its end on another node is known to Ray only."""
         if self._has_begun is not None and ray.wait([self._has_begun], timeout=0)[0]:
             answer, self._has_begun = self._has_begun, None
             with contextlib.suppress(ray.exceptions.RayError):
@@ -84,27 +85,27 @@ class SupervisorHandle:
         if process.node_id == ray.get_runtime_context().get_node_id():
             self._watch = ProcessWatch(process, STOPPED_TIMEOUT_S)
         if self._is_reserve:
-            # Ray shows the latest call in the process's title, by which the two are told apart.
+            # Ray shows the latest call in the title of a process, which distinguishes the two.
             self.actor.stand_by.remote()
 
     def end(self) -> None:
-        """Kill it, whatever it does: it must not act beside a successor."""
+        """Kill it, since it must not act beside a successor."""
         if self._watch is not None and self._process is not None:
             asyncio.run(end_process(self._process))
         ray.kill(self.actor)
 
 
 def find_supervisors(timeout_s: float) -> tuple[SupervisorHandle | None, SupervisorHandle | None]:
-    """Return the supervisor that acts, and the one in reserve, of those that another driver has
-    started; None for one that there is not.
+    """Return the acting supervisor and the one in reserve that another driver has started; None for
+    one that does not exist.
 
     Args:
-        timeout_s: what they have for answering. One that does not is taken for the one that acts,
-            where no other does: whoever watches it sees why.
+        timeout_s: time for their answers. A supervisor that does not answer is taken for the acting
+            one if no other acts: `why_halted` then finds out.
     """
     asked: dict[ray.ObjectRef, Any] = {}
     for name in sorted(each for each in ray.util.list_named_actors() if each.startswith(NAME)):
-        # It may have died meanwhile.
+        # The supervisor may have died meanwhile.
         with contextlib.suppress(ValueError):
             actor = ray.get_actor(name)
             asked[actor.has_begun.remote()] = actor

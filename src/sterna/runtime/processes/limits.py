@@ -1,4 +1,4 @@
-"""Whether the disks of a run have room, said while there is room for that in the log."""
+"""Limits of the machine: room on the disks of a run, and the number of open files."""
 
 import logging
 import os
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from sterna.errors import SternaError
 
 LOW_BYTES = 64 << 20
-"""Several times what the start of a run, or of an actor, writes."""
+"""Several times the amount that the start of a run, or of an actor, writes."""
 
 LOW_INODES = 1_000
 """A run has some hundred files."""
@@ -19,29 +19,34 @@ logger = logging.getLogger("sterna.launch")
 
 
 class NoRoomError(SternaError):
-    """A disk has no room for the files of a run; the message says which, and what to do."""
+    """A disk has no room for the files of a run; the message names it and says what to do."""
 
 
 class DiskWatch:
-    """Watches the file systems of some folders, for who looks at them often."""
+    """Logs when a disk becomes nearly full, while there is still room for the log line, and when
+    it has room again. The caller calls `look` often.
+
+    Args:
+        folders: folders on the disks to watch.
+    """
 
     def __init__(self, folders: Iterable[str]) -> None:
-        # Folders of one file system are told of once.
+        # One folder for each file system.
         self._folders = {os.stat(folder).st_dev: folder for folder in folders}
         self._low: set[str] = set()
         self._due_s = 0.0
 
     def look(self, now_s: float) -> None:
-        """Say what has changed, at most once a second."""
+        """Check the disks and log changes, at most once a second."""
         if now_s < self._due_s:
             return
         self._due_s = now_s + INTERVAL_S
         for folder in self._folders.values():
-            # It is told of anew only after there was clearly room.
+            # Two bounds, so that a disk near the limit does not fill the log.
             low_bytes = 2 * LOW_BYTES if folder in self._low else LOW_BYTES
-            self._tell(folder, is_low=_is_low(folder, low_bytes))
+            self._log_change(folder, is_low=_is_low(folder, low_bytes))
 
-    def _tell(self, folder: str, *, is_low: bool) -> None:
+    def _log_change(self, folder: str, *, is_low: bool) -> None:
         if is_low and folder not in self._low:
             self._low.add(folder)
             logger.error(
@@ -55,10 +60,11 @@ class DiskWatch:
 
 
 def check_room(folders: Iterable[str]) -> None:
-    """
+    """Check that none of the folders, which need not exist yet, is on a disk that is nearly full:
+    the start of Ray would hang there for minutes.
+
     Raises:
-        NoRoomError: one of the folders, which need not be there yet, is on a disk that is nearly
-            full. Ray would be waited for, for minutes.
+        NoRoomError: one of them is.
     """
     for folder in folders:
         if _is_low(folder, LOW_BYTES):
@@ -72,7 +78,7 @@ def _is_low(folder: str, low_bytes: int) -> bool:
     try:
         status = os.statvfs(folder)
     except OSError:
-        # It is not there, or not any more.
+        # The folder does not exist yet, or no longer.
         return False
     # Some file systems do not count files.
     has_inodes = status.f_files == 0 or status.f_favail >= LOW_INODES
@@ -80,15 +86,15 @@ def _is_low(folder: str, low_bytes: int) -> bool:
 
 
 ENOUGH = 65_536
-"""Descriptors for tens of thousands of clients; also what vLLM's own server asks for."""
+"""Descriptors for tens of thousands of clients; vLLM's own server sets the same limit."""
 
 FEW = 8_192
-"""With fewer, clients may be turned away: worth a word at the start."""
+"""With fewer descriptors clients may be refused, so the start logs a warning."""
 
 
 def raise_limit() -> None:
-    """Let this process, and what it starts, open as many files as it may; the usual 1,024 are used
-    up by some hundred clients."""
+    """Raise the limit of open files of this process, and of those that it starts, to `ENOUGH` or
+    the hard limit: some hundred clients use up the usual 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(ENOUGH, hard)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

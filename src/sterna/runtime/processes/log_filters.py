@@ -1,8 +1,8 @@
-"""Keeps the terminal for what matters to who serves a model.
+"""Log filters: messages of libraries that mean nothing to a user who serves a model.
 
-Libraries say much while an engine starts, most of it about choices that are not the user's.
-Each such message is dropped here by name, so that every other warning, and every error, passes.
-Who asks for vLLM's own log (VLLM_LOGGING_LEVEL=INFO or DEBUG) gets everything.
+Libraries log much while an engine starts, most of it about choices that are not the user's.
+Each such message is dropped here by its text, so that every other warning, and every error, passes.
+VLLM_LOGGING_LEVEL=INFO or DEBUG lets everything pass.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 VLLM_LOG_LEVEL = "WARNING"
-"""vLLM's log level where the user names none."""
+"""vLLM's log level unless the user sets one."""
 
 
 class _Drop(logging.Filter):
-    """Drops messages that begin so, before or after their arguments are filled in."""
+    """Drops messages with these beginnings, before or after their arguments are filled in."""
 
     def __init__(self, *beginnings: str) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ _FILTERS: Mapping[str, _Drop] = MappingProxyType(
             # vLLM's CPU build does without Triton.
             "Model Runner V2 requires Triton",
         ),
-        # What Sterna then says in one line.
+        # Sterna reports these in one line of its own.
         "vllm.transformers_utils.repo_utils": _Drop("Error parsing config for", "Error retrieving"),
         "vllm.utils.argparse_utils": _Drop("Unable to read the config file"),
         # Kernels and libraries that vLLM's CPU build does without.
@@ -49,27 +49,28 @@ _FILTERS: Mapping[str, _Drop] = MappingProxyType(
         "vllm.v1.worker.cpu_worker": _Drop("%s is not found in LD_PRELOAD"),
     }
 )
-"""What is dropped, by logger."""
+"""The filters, by the name of the logger."""
 
 
 def library_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables, beside those given, that some libraries read when a process starts."""
+    """Return environment variables that quiet some libraries from the start of a process, unless
+    they are set already."""
     if _wants_everything(environment):
         return {}
     quiet = {
         # Deprecations of libraries, by libraries.
         "PYTHONWARNINGS": "ignore::FutureWarning",
-        # torch's C++ side warns that memory is bound to NUMA nodes, also where there is one.
+        # torch's C++ side warns that memory is bound to NUMA nodes, even if there is only one.
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
     return {name: value for name, value in quiet.items() if name not in environment}
 
 
 def log_environment(environment: Mapping[str, str], is_terminal: bool) -> dict[str, str]:
-    """Return variables that say how Ray shows its actors' lines; set them before it is
-    imported."""
+    """Return environment variables for the way in which Ray shows the lines of its actors; set
+    them before Ray is imported."""
     shown = {
-        # A line that another actor printed too would be held back for seconds.
+        # Otherwise Ray holds a line back for seconds if another actor printed the same one.
         "RAY_DEDUP_LOGS": "0",
     }
     if not is_terminal or environment.get("NO_COLOR"):
@@ -78,7 +79,7 @@ def log_environment(environment: Mapping[str, str], is_terminal: bool) -> dict[s
 
 
 def drop_noise() -> None:
-    """Drop the messages from this process's log, now and when libraries are loaded later."""
+    """Install the filters in this process, also for libraries that are loaded later."""
     if _wants_everything(os.environ):
         return
     warnings.simplefilter("ignore", FutureWarning)

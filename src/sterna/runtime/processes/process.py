@@ -1,4 +1,4 @@
-"""Processes of members, as their node sees them: which one it is, how it is, its certain end."""
+"""Processes of one node: identity, state, and an end that is certain."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ import psutil
 import ray
 
 from sterna.config import WatchConfig
-from sterna.log_throttle import COMPLAINT_INTERVAL_S, FILES_ADVICE, LogThrottle
+from sterna.log_throttle import FILES_ADVICE, LOG_INTERVAL_S, LogThrottle
 from sterna.supervisor.failure_detector import FailureDetector, ProcessIdentity, ProcessState
 
 logger = logging.getLogger(__name__)
@@ -21,90 +21,91 @@ logger = logging.getLogger(__name__)
 _ONLY = "the process"
 
 POLL_INTERVAL_S = 0.01
-"""Pace of looking whether a process that was killed has ended."""
+"""Time between two checks whether a killed process has ended."""
 
 
 def own_identity() -> ProcessIdentity:
-    """Return the identity of this process, which is an actor's; to be asked for at its start, for
-    it takes a descriptor, and later there may be none left."""
+    """Return the identity of this process, which is an actor's. Call it when the actor starts: it
+    takes a descriptor, and later there may be none left."""
     identity = identity_of(os.getpid(), ray.get_runtime_context().get_node_id())
     assert identity is not None
     return identity
 
 
 def identity_of(process_id: int, node_id: str = "") -> ProcessIdentity | None:
-    """Return the identity of a process of this node; None where there is none.
+    """Return the identity of a process of this node; None if there is no such process.
 
     Raises:
-        OSError: it cannot be looked at, as where no file can be opened.
+        OSError: it cannot be looked at, for instance because no file can be opened.
     """
     stat = _stat(process_id)
     return None if stat is None else ProcessIdentity(node_id, process_id, stat[1])
 
 
 def state_of_process(process: ProcessIdentity) -> ProcessState:
-    """Say how a process of this node is. One that has ended and that nobody has waited for yet is
-    gone: it will not act again."""
+    """Return the state of a process of this node. A zombie counts as gone: it will not act
+    again."""
     try:
         stat = _stat(process.process_id)
     except OSError:
         return ProcessState.UNSEEN
     if stat is None or stat[1] != process.started_ticks or stat[0] in "ZX":
         return ProcessState.GONE
-    # A debugger's stop ("t") is somebody's wish, and no failure.
+    # A debugger's stop ("t") is on purpose, and no failure.
     return ProcessState.STOPPED if stat[0] == "T" else ProcessState.RUNNING
 
 
 class ProcessWatch:
-    """Watches one process of this node, for who looks at it several times a second.
+    """Failure detector of one process of this node. The caller calls `why_halted` several times a
+    second.
 
     Args:
-        stopped_timeout_s: how long it may be stopped.
+        stopped_timeout_s: how long the process may be stopped.
     """
 
     def __init__(self, process: ProcessIdentity, stopped_timeout_s: float) -> None:
         self._process = process
-        self._progress = FailureDetector(WatchConfig(stopped_timeout_s=stopped_timeout_s))
-        self._progress.on_joined(_ONLY)
-        self._complaint = LogThrottle()
+        self._detector = FailureDetector(WatchConfig(stopped_timeout_s=stopped_timeout_s))
+        self._detector.on_joined(_ONLY)
+        self._throttle = LogThrottle()
 
     def why_halted(self) -> str | None:
-        """Say, once, that it has ended or is stopped, and why it counts as lost."""
+        """Return, once, the reason why the process counts as lost: it has ended or is stopped."""
         now_s = time.monotonic()
         state = state_of_process(self._process)
-        if state is ProcessState.UNSEEN and self._complaint.is_due():
+        if state is ProcessState.UNSEEN and self._throttle.is_due():
             logger.error(
                 "process cannot be looked at, and counts as running pid=%d; %s",
                 self._process.process_id,
                 FILES_ADVICE,
             )
-        self._progress.on_state(_ONLY, state, now_s)
-        return next((each.reason for each in self._progress.on_time(now_s)), None)
+        self._detector.on_state(_ONLY, state, now_s)
+        return next((each.reason for each in self._detector.on_time(now_s)), None)
 
 
 def watch_of_child(process_id: int, stopped_timeout_s: float) -> ProcessWatch | None:
-    """Return a watch of a process that this one has started and has not waited for; None while it
-    cannot be looked at."""
+    """Return a watch of a child process that has not been waited for; None while it cannot be
+    looked at."""
     try:
         identity = identity_of(process_id)
     except OSError:
         return None
-    # A child has an entry until somebody waits for it.
+    # A child has an entry until its parent waits for it.
     assert identity is not None
     return ProcessWatch(identity, stopped_timeout_s)
 
 
 async def end_process(process: ProcessIdentity) -> None:
-    """Kill a process of this node, and all that it has started; returns when they have ended.
+    """Kill a process of this node and its descendants; returns when they have ended.
 
-    SIGKILL also ends a process that is stopped. It does not return while the kernel keeps the
-    process, nor while nobody can see whether it has ended: whatever may still act must not be taken
-    for dead.
+    SIGKILL also ends a stopped process. The call does not return while the kernel keeps the
+    process, or while its state cannot be read: a process that may still act must not be taken for
+    dead.
     """
-    complaint = LogThrottle()
+    throttle = LogThrottle()
     while (family := _family(process)) is None:
-        if complaint.is_due():
-            _complain_of_unseen(process)
+        if throttle.is_due():
+            _log_unseen(process)
         await asyncio.sleep(POLL_INTERVAL_S)
     for each in family:
         with contextlib.suppress(ProcessLookupError):
@@ -113,26 +114,25 @@ async def end_process(process: ProcessIdentity) -> None:
 
 
 async def _until_gone(family: Iterable[ProcessIdentity]) -> None:
-    complaint = LogThrottle(COMPLAINT_INTERVAL_S)
+    throttle = LogThrottle(LOG_INTERVAL_S)
     for process in family:
         while (state := state_of_process(process)) is not ProcessState.GONE:
             await asyncio.sleep(POLL_INTERVAL_S)
-            if complaint.is_due():
+            if throttle.is_due():
                 if state is ProcessState.UNSEEN:
-                    _complain_of_unseen(process)
+                    _log_unseen(process)
                 else:
                     logger.error("killed process does not end pid=%d", process.process_id)
 
 
-def _complain_of_unseen(process: ProcessIdentity) -> None:
+def _log_unseen(process: ProcessIdentity) -> None:
     logger.error(
         "process that is to end cannot be looked at pid=%d; %s", process.process_id, FILES_ADVICE
     )
 
 
 def _family(process: ProcessIdentity) -> list[ProcessIdentity] | None:
-    """The process, unless it has ended, and its descendants; None where they cannot be looked
-    at."""
+    """The process, unless it has ended, and its descendants; None if they cannot be looked at."""
     match state_of_process(process):
         case ProcessState.GONE:
             return []
@@ -150,15 +150,15 @@ def _family(process: ProcessIdentity) -> list[ProcessIdentity] | None:
 
 
 def _stat(process_id: int) -> tuple[str, int] | None:
-    """The state and start of a process, as proc(5) has them; None where there is none.
+    """The state and start of a process, as in proc(5); None if there is no such process.
 
     Raises:
-        OSError: it cannot be read, which says nothing of the process.
+        OSError: they cannot be read, which says nothing about the process.
     """
     try:
         content = Path(f"/proc/{process_id}/stat").read_text("utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The second field is the program's name, in which anything may be.
+    # The second field is the program's name, which may contain any character.
     fields = content.rpartition(")")[2].split()
     return fields[0], int(fields[19])

@@ -1,9 +1,9 @@
-"""Ends whatever a server's run leaves behind, also when its driver is killed.
+"""The reaper: ends all processes that a run leaves behind, also when `sterna serve` is killed.
 
-Ray ends its own processes with the driver, except for its per-node agents when the driver dies
-by SIGKILL. Every process of a run inherits one environment variable; a small process that
-outlives the driver waits for the driver's end of a pipe to close and then kills all that have
-it. Then it removes the folders in which they had theirs.
+Ray ends its own processes with the process that started it, except for its per-node agents when
+that process dies by SIGKILL. Every process of a run inherits one environment variable. A small
+process outlives `sterna serve`, waits until the other end of its pipe closes, and then kills all
+processes that have the variable. Then it removes the run's folders.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from sterna.log_throttle import FILES_ADVICE, LogThrottle
 
 RUN_ID_VARIABLE = "STERNA_RUN_ID"
 GRACE_S = 1.0
-"""What processes have for ending by themselves once the driver is gone."""
+"""Time in which processes may end by themselves once `sterna serve` is gone."""
 
 POLL_INTERVAL_S = 0.05
 
@@ -36,10 +36,11 @@ logger = logging.getLogger("sterna.launch")
 
 
 class Reaper:
-    """The driver's side: start it before anything else, close it after everything else.
+    """The reaper's process, seen from `sterna serve`: to be started before anything else, and
+    closed after everything else.
 
     Attributes:
-        memory_folder: for files that processes of the run map; in memory where that can be.
+        memory_folder: for files that processes of the run map; in memory if possible.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,7 @@ class Reaper:
         )
 
     def note_descendants(self) -> None:
-        """Remember what this process has started so far: one that has given itself a title no
+        """Remember the descendants of this process so far: one that has given itself a title no
         longer shows its environment."""
         assert self._process.stdin is not None
         try:
@@ -69,19 +70,20 @@ class Reaper:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     self._noted[process.pid] = process.create_time()
         except OSError as error:
-            # What has no title is found without; it is tried again before the end.
+            # Processes without a title are found without this; the end tries it again.
             logger.error("processes cannot be looked at reason=%s; %s", error, FILES_ADVICE)
         lines = "".join(f"{pid} {created_s}\n" for pid, created_s in self._noted.items())
-        # Where it was killed, `close` does its work.
+        # If the reaper was killed, `close` does its work.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(lines.encode())
             self._process.stdin.flush()
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Remember all along what this process starts.
+        """Remember the descendants of this process again and again until the context is left.
 
-        A parent that dies too soon leaves behind what nobody could tell by its environment.
+        A parent that dies too soon may leave processes that cannot be recognized by their
+        environment.
         """
         is_over = threading.Event()
 
@@ -98,13 +100,12 @@ class Reaper:
             thread.join()
 
     def reap_now(self, spared: Collection[int]) -> None:
-        """End what there is of the run but this process, what waits for its end, and the processes
-        with these ids."""
+        """End all processes of the run but this one, the reaper, and those with these ids."""
         spared = {*spared, self._process.pid}
         reap(os.environ[RUN_ID_VARIABLE], os.getpid(), self._noted, spared)
 
     def close(self) -> None:
-        """End what is left of the run, and remove its folders; returns when that is done."""
+        """End the processes that are left of the run, and remove its folders."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -115,15 +116,16 @@ class Reaper:
 
 
 def reap(
-    run_id: str, driver_pid: int, noted: Mapping[int, float], spared: Collection[int] = ()
+    run_id: str, owner_pid: int, noted: Mapping[int, float], spared: Collection[int] = ()
 ) -> None:
-    """Kill every process of the run but the driver, after a grace.
+    """Kill every process of the run but its owner, which is `sterna serve`, after `GRACE_S`.
 
     Args:
-        noted: process ids that belong to the run by all means, and when each was created.
+        noted: ids of processes that belong to the run whatever their environment, and when each
+            was created.
         spared: ids of more processes that live on.
     """
-    left_alone = {driver_pid, os.getpid(), *spared}
+    left_alone = {owner_pid, os.getpid(), *spared}
     deadline_s = time.monotonic() + GRACE_S
     while (left := _processes(run_id, left_alone, noted)) and time.monotonic() < deadline_s:
         time.sleep(POLL_INTERVAL_S)
@@ -138,13 +140,13 @@ def reap(
 def _processes(
     run_id: str, left_alone: Collection[int], noted: Mapping[int, float]
 ) -> list[psutil.Process]:
-    """Return what there is of the run; waits while no file can be opened to see that."""
-    complaint = LogThrottle()
+    """Return the processes of the run; waits while no file can be opened to find them."""
+    throttle = LogThrottle()
     while True:
         try:
             return _seen_processes(run_id, left_alone, noted)
         except OSError as error:
-            if complaint.is_due():
+            if throttle.is_due():
                 logger.error("processes cannot be looked at reason=%s; %s", error, FILES_ADVICE)
         time.sleep(POLL_INTERVAL_S)
 
@@ -162,12 +164,12 @@ def _seen_processes(
             if is_noted or process.environ().get(RUN_ID_VARIABLE) == run_id:
                 found.append(process)
         except psutil.Error:
-            # It ended meanwhile, or belongs to somebody else.
+            # It has ended, or belongs to another user.
             continue
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
-            # What it has ended with was half gone.
+            # It is just ending, and its environment cannot be read.
             continue
     return found
 
@@ -178,13 +180,13 @@ def _remove(folders: Iterable[str]) -> None:
 
 
 def main() -> None:
-    """Wait for the driver's end, then clean up."""
+    """Wait until the owner of the run has ended, then clean up."""
     noted: dict[int, float] = {}
     for line in sys.stdin:
         process_id, created_s = line.split()
         noted[int(process_id)] = float(created_s)
-    run_id, driver_pid, *folders = sys.argv[1:]
-    reap(run_id, int(driver_pid), noted)
+    run_id, owner_pid, *folders = sys.argv[1:]
+    reap(run_id, int(owner_pid), noted)
     _remove(folders)
 
 

@@ -1,39 +1,39 @@
-"""Whether it helps to replace a process once more that has died again, and when. Pure."""
+"""Restart policies: back off, and give up after some short lives in a row. Pure."""
 
 from collections.abc import Sequence
 
 SHORT_LIFE_S = 5.0
-"""Who has lived for longer has done its work; its death says nothing of its successor."""
+"""The death of a process that lived for longer says nothing about its successor."""
 
 MAX_SHORT_LIVES = 4
-"""In a row: with so many, another successor would not help."""
+"""After this number of short lives in a row, another successor would not help."""
 
 
 class RestartLimit:
-    """One process after the other, each in the place of the one before."""
+    """Gives up after `MAX_SHORT_LIVES` processes in a row that died soon after their start."""
 
     def __init__(self) -> None:
         self._begun_s = 0.0
         self._num_short = 0
 
     def on_begun(self, now_s: float) -> None:
-        """One begins its work."""
+        """A process begins its work."""
         self._begun_s = now_s
 
-    def is_hopeless(self, now_s: float) -> bool:
-        """It has died. Returns whether another one would not help; to be asked once a death."""
+    def on_death(self, now_s: float) -> bool:
+        """The process has died. Returns whether to give up."""
         is_short = now_s - self._begun_s < SHORT_LIFE_S
         self._num_short = self._num_short + 1 if is_short else 0
         return self._num_short >= MAX_SHORT_LIVES
 
 
-class Restarts:
-    """One process after the other, without end: each at once, or later where others died soon.
+class RestartBackoff:
+    """Restarts a process without end: at once, or with growing delays while each dies soon.
 
     Args:
-        short_life_s: who has lived for longer has not died of what it found at its start.
-        delays_s: from the end of one to the start of the next: the first after one that has lived,
-            the others in turn while each dies soon; the last one repeats.
+        short_life_s: a process that lived for longer has not died of the conditions at its start.
+        delays_s: times from an end to the next start: the first one after a long life, then one
+            after the other for short lives in a row; the last one repeats.
     """
 
     def __init__(self, short_life_s: float, delays_s: Sequence[float]) -> None:
@@ -44,16 +44,16 @@ class Restarts:
         self._num_short = 0
 
     def on_begun(self, now_s: float) -> None:
-        """One begins."""
+        """A process begins."""
         self._begun_s = now_s
 
     def is_due(self, now_s: float) -> bool:
-        """Return whether it is time for the next one."""
+        """Return whether it is time to start the next process."""
         return now_s >= self._due_s
 
     def on_lost(self, now_s: float) -> str:
-        """It has died, or could not be started; one of whose begin nothing was said has lived.
-        Returns when the next one starts, in words."""
+        """The process has died, or could not be started; without `on_begun` its life counts as
+        long. Returns a text that says when the next one starts."""
         has_lived = self._begun_s is None or now_s - self._begun_s > self._short_life_s
         self._num_short = 0 if has_lived else self._num_short + 1
         delay_s = self._delays_s[min(self._num_short, len(self._delays_s) - 1)]

@@ -26,20 +26,20 @@ from sterna.runtime.supervisor.watch import (
     forget,
     process_of,
 )
-from sterna.supervisor.core import Hosted
+from sterna.supervisor.core import HostedInstance
 from sterna.supervisor.failure_detector import ProcessIdentity
 from sterna.types import InstanceId
 
 CLOSE_TIMEOUT_S = 10.0
-"""What an empty instance has for giving everything back; then its process is killed."""
+"""Time for an empty instance to release everything; then its process is killed."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Hosted:
-    """An instance.
+class _HostedActor:
+    """The actor of an instance that is up.
 
     Attributes:
-        actor: None: its supervisor died, and the successor cannot reach it.
+        actor: None if its supervisor died and the successor cannot reach it.
     """
 
     actor: Any | None
@@ -56,8 +56,8 @@ class InstanceActors:
         args: the pickled options of `vllm serve`.
         emulated: the engine that instances emulate; None for vLLM.
         environment: environment variables of processes that run vLLM.
-        watch: by which it is learnt of their ends.
-        tasks: what is left to do about those that have ended runs there.
+        watch: detects the ends of instances.
+        tasks: runs the cleanup after their ends.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class InstanceActors:
         self._environment = environment
         self._watch = watch
         self._tasks = tasks
-        self._hosted: dict[InstanceId, _Hosted] = {}
+        self._hosted: dict[InstanceId, _HostedActor] = {}
 
-    def hosted(self) -> dict[InstanceId, Hosted]:
+    def hosted(self) -> dict[InstanceId, HostedInstance]:
         """Every instance that is up."""
         return {
-            each: Hosted(hosted.address, hosted.kv_format, hosted.process)
+            each: HostedInstance(hosted.address, hosted.kv_format, hosted.process)
             for each, hosted in self._hosted.items()
         }
 
@@ -99,7 +99,7 @@ class InstanceActors:
 
         Args:
             options: further options of vLLM, which overrule those of `vllm serve`.
-            on_pending: see `find_place`.
+            on_pending: that of `find_place`.
 
         Raises:
             InstanceStartError: it did not start, and nothing is left of it.
@@ -114,7 +114,7 @@ class InstanceActors:
             on_pending,
             self._tasks,
         )
-        # An emulated engine needs nothing of what a fork would bring.
+        # An emulated engine does not use the imports that a fork has.
         runtime_env = forked_runtime_env() if self._emulated is None else {}
         name = f"{INSTANCE}{instance_id}"
         actor = None
@@ -125,7 +125,7 @@ class InstanceActors:
             ).remote(name)
             process = await process_of(instance_id, actor, START_TIMEOUT_S)
             start = actor.start.remote(self._spec(instance_id, options))
-            # How long a model takes to load, nobody knows.
+            # No timeout: a model may take any time to load.
             address, facts = await self._watch.until_started(instance_id, process, start)
         except (ray.exceptions.RayError, NotStartedError) as error:
             if actor is not None:
@@ -133,10 +133,10 @@ class InstanceActors:
             await place.give_back()
             if isinstance(error, NotStartedError):
                 raise InstanceStartError(f"instance {error}") from error
-            is_told = isinstance(error, ray.exceptions.RayTaskError)
-            reason = f": {error.cause}" if is_told else " died while starting"
+            has_cause = isinstance(error, ray.exceptions.RayTaskError)
+            reason = f": {error.cause}" if has_cause else " died while starting"
             raise InstanceStartError(f"instance {instance_id}{reason}") from error
-        self._hosted[instance_id] = _Hosted(actor, address, facts.kv_format, place, process)
+        self._hosted[instance_id] = _HostedActor(actor, address, facts.kv_format, place, process)
         return facts
 
     def _spec(self, instance_id: InstanceId, options: tuple[str, ...]) -> InstanceSpec:
@@ -160,32 +160,32 @@ class InstanceActors:
     ) -> None:
         """Host an instance that another supervisor has started."""
         assert status.facts is not None
-        self._hosted[instance_id] = _Hosted(
+        self._hosted[instance_id] = _HostedActor(
             actor, status.address, status.facts.kv_format, place, status.process
         )
 
-    def take_over_unheard(
-        self, instance_id: InstanceId, unheard: Hosted, place: Place | None
+    def take_over_silent(
+        self, instance_id: InstanceId, silent: HostedInstance, place: Place | None
     ) -> None:
-        """Take an instance over that another supervisor has started, and that does not answer from
-        its node: it is to end."""
-        assert unheard.process is not None
-        self._hosted[instance_id] = _Hosted(
-            None, unheard.address, unheard.kv_format, place, unheard.process
+        """Host an instance that another supervisor has started on another node, and that does not
+        answer this one: it is to end."""
+        assert silent.process is not None
+        self._hosted[instance_id] = _HostedActor(
+            None, silent.address, silent.kv_format, place, silent.process
         )
 
     def address(self, instance_id: InstanceId) -> str | None:
-        """Return the mailbox of an instance that is up; None where there is none of this name."""
+        """Return the mailbox of an instance; None if it is not up."""
         hosted = self._hosted.get(instance_id)
         return None if hosted is None else hosted.address
 
     async def ended(self, instance_id: InstanceId) -> str:
-        """Wait until the instance has ended, by itself or by `close`, or works no more; returns
-        why, when nothing of it can act any more."""
+        """Wait until the instance ends, by itself or by `close`, or stops working. Returns the
+        reason, when it is certain that the instance no longer acts."""
         hosted = self._hosted[instance_id]
         reason = await self._watch.until_ended(instance_id, hosted.actor, hosted.process)
         del self._hosted[instance_id]
-        # Nobody who waits for the news has to wait for Ray.
+        # A task of its own: the caller does not wait for Ray.
         self._tasks.begin(_clear_away(hosted))
         return reason
 
@@ -193,7 +193,7 @@ class InstanceActors:
         """End an instance in good order; `ended` returns then."""
         hosted = self._hosted.get(instance_id)
         if hosted is None or hosted.actor is None:
-            return  # It has died meanwhile, or ends already.
+            return  # It has died, or is ending already.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await settle(hosted.actor.close.remote())
@@ -205,8 +205,8 @@ class InstanceActors:
         await settle(*(actor.close.remote() for actor in actors if actor is not None))
 
 
-async def _clear_away(hosted: _Hosted) -> None:
-    """Let Ray know that an instance has ended, and others have its place."""
+async def _clear_away(hosted: _HostedActor) -> None:
+    """Report to Ray that an instance has ended, and give its place back."""
     if hosted.actor is not None:
         await forget(hosted.actor)
     if hosted.place is not None:
@@ -214,8 +214,8 @@ async def _clear_away(hosted: _Hosted) -> None:
 
 
 def surviving_as(name: str) -> dict[str, Any]:
-    """Return the options with which an actor outlives the supervisor that has started it, for a
-    successor to find it by this name."""
+    """Return the options with which an actor outlives its supervisor, whose successor finds it by
+    this name."""
     return {"name": name, "lifetime": "detached"}
 
 
@@ -227,5 +227,5 @@ async def kill(actor: Any) -> None:
 
 
 async def settle(*references: Any) -> None:
-    """Wait for calls whose callee may already be dead."""
+    """Wait for calls of actors that may already be dead."""
     await asyncio.gather(*references, return_exceptions=True)

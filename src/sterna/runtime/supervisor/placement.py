@@ -1,7 +1,7 @@
-"""Where an instance runs: a placement group of Ray, with all that its engine needs (Section 5).
+"""Places of instances: each is a placement group of Ray, with an engine's resources (Section 5).
 
-What no node has at this moment stays asked for, so that Ray's cluster autoscaler sees the demand
-and can add a node; the instance is *pending* until then.
+A request for resources that no node has free stays open, so that Ray's cluster autoscaler sees the
+demand and can add a node; the instance is *pending* until then.
 """
 
 import asyncio
@@ -28,17 +28,17 @@ from sterna.runtime.supervisor.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 PENDING_AFTER_S = 1.0
-"""Ray places what fits within milliseconds; what takes longer waits for resources."""
+"""Ray places a group that fits within milliseconds; after this time it waits for resources."""
 
 RETRY_DELAY_S = 1.0
 """Time between two attempts to give a place back."""
 
 SMALLEST_SHARE = 0.001
-"""Of a CPU: a placement group must ask for something."""
+"""The smallest part of a CPU to request: a placement group must request something."""
 
 
 class Place:
-    """What one instance may use, for as long as it lives."""
+    """The resources of one instance, for as long as it lives."""
 
     def __init__(self, group: PlacementGroup) -> None:
         self._group = group
@@ -55,16 +55,16 @@ class Place:
         }
 
     async def give_back(self) -> None:
-        """Let others have it; whatever still runs here is killed. Returns when Ray's GCS knows,
-        however long that is away: what it does not hear of stays taken for good."""
-        complaint = LogThrottle()
+        """Free the resources, and kill what still runs here. Returns when Ray's GCS has confirmed
+        it, however long the GCS is away: otherwise the resources would stay taken for good."""
+        throttle = LogThrottle()
         while True:
-            # Who asks where there is none is answered after a minute.
+            # Without a GCS the call takes a minute to fail.
             if is_gcs_up():
                 try:
                     await asyncio.to_thread(remove_placement_group, self._group)
                 except ray.exceptions.RayError as error:
-                    if complaint.is_due():
+                    if throttle.is_due():
                         logger.warning("place not given back yet reason=%s", reason_of(error))
                 else:
                     return
@@ -81,16 +81,16 @@ async def find_place(
     """Return a place with these resources, as soon as there is one.
 
     Args:
-        name: by which `find_places` finds it; it outlives this process.
+        name: its key in `find_places`; the place outlives this process.
         on_pending: called with the reason when it has to be waited for, and with None when the
             wait is over.
-        tasks: where it is given back when nobody waits for it any more.
+        tasks: runs the return of the place if this call is cancelled.
     """
     bundle: dict[str, float] = {"CPU": max(num_cpus, SMALLEST_SHARE)}
     if num_gpus:
         bundle["GPU"] = num_gpus
     # One bundle is never spread over nodes: ranks of one engine share memory.
-    # Ray's GCS may go while it is asked, here and below: nothing else is to wait for that.
+    # In a thread, here and below, since a call blocks while Ray's GCS is away.
     group = await asyncio.to_thread(placement_group, [bundle], name=name, lifetime="detached")
     place = Place(group)
     try:
@@ -109,10 +109,10 @@ async def find_place(
 
 
 def find_places() -> dict[str, Place]:
-    """Return all places, had or only asked for, by their names."""
+    """Return all places, granted or requested, by their names."""
     places = {}
     for each in placement_group_table().values():
-        # It may have gone meanwhile, or be another namespace's, or have no name.
+        # It may be gone already, belong to another namespace, or have no name.
         with contextlib.suppress(ValueError):
             if each["state"] != "REMOVED":
                 places[each["name"]] = Place(get_placement_group(each["name"]))

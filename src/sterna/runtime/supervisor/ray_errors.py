@@ -1,11 +1,11 @@
-"""Why a call of an actor has failed, in one line for the log."""
+"""Reasons of failed calls of Ray actors, in one line for the log."""
 
 import ray
 
 
 def origin_of(error: BaseException) -> BaseException:
-    """Return the error that an actor's method has raised, out of all that Ray, the calls of other
-    actors and groups of tasks have put around it; any other error is its own origin."""
+    """Return the error that an actor's method has raised, unwrapped from those of Ray, of calls
+    between actors and of task groups; any other error is its own origin."""
     while True:
         if isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
             error = error.cause
@@ -16,8 +16,8 @@ def origin_of(error: BaseException) -> BaseException:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the error in one line. As Ray prints what an actor's method has raised, the first line
-    names the call only."""
+    """Return the error in one line. Not the first line of Ray's text for an error of an actor's
+    method, which names only the call."""
     origin = origin_of(error)
     lines = str(origin).strip().splitlines()
     if origin is error and lines:

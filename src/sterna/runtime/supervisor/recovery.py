@@ -1,7 +1,6 @@
-"""What a supervisor finds that takes the place of one that died: the actors that live, and what
-they were told last.
+"""Recovery of a new supervisor: finds the live actors, and the newest membership that they know.
 
-Every `Membership` carries the supervisor's whole state, so that its members keep it.
+Every `Membership` carries the supervisor's whole state, so that the members keep it.
 """
 
 import asyncio
@@ -18,24 +17,25 @@ from sterna.runtime.actors.member_status import MemberStatus
 from sterna.types import FrontendId, InstanceId
 
 STATUS_TIMEOUT_S = 10.0
-"""A member that does not answer by then is given up and replaced."""
+"""A member that has not answered by then is given up and replaced."""
 
 INSTANCE = "instance "
 FRONTEND = "front end "
 SCHEDULER = "scheduler "
-"""How the names of actors begin."""
+"""Prefixes of the names of actors."""
 
 
 class NothingFoundError(SternaError):
-    """No member knows of a membership: there is nothing to take over."""
+    """No member knows a membership: there is nothing to take over."""
 
 
 @dataclass(slots=True)
-class Found:
+class FoundMembers:
     """The actors that are up, with their status.
 
     Attributes:
-        numbers: of all actors that there were, by the beginning of their names.
+        numbers: the numbers of all front ends and schedulers, also of those that are not up, by
+            the prefix of their names.
     """
 
     instances: dict[InstanceId, tuple[Any, MemberStatus]] = field(default_factory=dict)
@@ -44,10 +44,10 @@ class Found:
     numbers: dict[str, list[int]] = field(default_factory=dict)
 
     def membership(self) -> Membership:
-        """The newest membership that anybody knows.
+        """The newest membership that a member knows.
 
         Raises:
-            NothingFoundError: nobody knows one.
+            NothingFoundError: no member knows one.
         """
         members = [*self.instances.values(), *self.frontends.values()]
         if self.scheduler is not None:
@@ -58,15 +58,15 @@ class Found:
             default=None,
         )
         if newest is None or not newest.state:
-            raise NothingFoundError("no member of the cluster knows who belongs to it")
+            raise NothingFoundError("no member of the cluster knows a membership")
         return newest
 
 
-async def find_members() -> Found:
-    """Ask all actors how they are, and kill those that are not up or do not answer."""
+async def find_members() -> FoundMembers:
+    """Ask all actors for their status, and kill those that are not up or do not answer."""
     names = [name for name in ray.util.list_named_actors() if name.startswith(_KINDS)]
     statuses = await asyncio.gather(*map(_ask, names))
-    found = Found(numbers=numbers_in(names))
+    found = FoundMembers(numbers=numbers_in(names))
     for name, status in zip(names, statuses, strict=True):
         if status is None:
             continue

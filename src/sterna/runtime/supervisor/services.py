@@ -17,7 +17,7 @@ from sterna.runtime.actors.addresses import is_gcs_up, staying_here
 from sterna.runtime.fork_server.launcher import METRICS_FOLDER_VARIABLE, forked_runtime_env
 from sterna.runtime.supervisor.instance_actors import settle, surviving_as
 from sterna.runtime.supervisor.ray_errors import reason_of
-from sterna.runtime.supervisor.recovery import SCHEDULER, Found
+from sterna.runtime.supervisor.recovery import SCHEDULER, FoundMembers
 from sterna.runtime.supervisor.tasks import Tasks
 from sterna.runtime.supervisor.watch import (
     START_TIMEOUT_S,
@@ -26,20 +26,20 @@ from sterna.runtime.supervisor.watch import (
     forget,
     process_of,
 )
-from sterna.supervisor.core import Others
+from sterna.supervisor.core import OtherMembers
 from sterna.supervisor.failure_detector import ProcessIdentity
 from sterna.supervisor.fleet import RETRY_DELAYS_S
 from sterna.types import FrontendId
 
-FRONTEND_PATIENCE = 3.0
-"""A front end may be silent so many times as long as an instance."""
+FRONTEND_SILENCE_FACTOR = 3.0
+"""A front end may be silent for this multiple of an instance's timeout."""
 
 RESERVE_DELAY_S = 3.0
-"""A scheduler in reserve is started so long after the one that schedules: what a death has begun
-comes first."""
+"""Time from the start of the acting scheduler to that of the one in reserve: the recovery from a
+death comes first."""
 
 RESERVE_TIMEOUT_S = 20.0
-"""What the one in reserve has for beginning to schedule, its imports included; then another one is
+"""Time for the one in reserve to begin to schedule, including its imports; then another one is
 started."""
 
 logger = logging.getLogger(__name__)
@@ -55,14 +55,14 @@ class _Member:
 class Services:
     """One scheduler, another in reserve, and some front ends.
 
-    To start a process and import what a scheduler needs takes seconds where all processors are
-    busy with engines. The one in reserve has that behind it.
+    Starting a process and importing a scheduler's modules takes seconds while engines keep all
+    processors busy. The one in reserve has done both.
 
     Args:
         environment: environment variables of processes that run vLLM.
-        metrics_folder: where front ends keep their counters.
-        tasks: what watches and replaces them runs there.
-        on_change: called when one has come or gone.
+        metrics_folder: folder of the front ends' counters.
+        tasks: runs the tasks that watch and replace them.
+        on_change: called when a member has come or gone.
     """
 
     _config: ClusterConfig
@@ -89,9 +89,9 @@ class Services:
         self.num_schedulers_begun = 0
         self.ready_response: bytes | None = None
 
-    def others(self) -> Others:
-        """Who is there, and what a successor of the supervisor needs to start more."""
-        return Others(
+    def others(self) -> OtherMembers:
+        """The members that are up, and what a successor of the supervisor needs to start more."""
+        return OtherMembers(
             tuple(FrontendMember(each, member.address) for each, member in self._frontends.items()),
             None if self._scheduler is None else self._scheduler.address,
             self.num_frontends_begun,
@@ -100,18 +100,18 @@ class Services:
         )
 
     def configure(self, config: ClusterConfig, args: bytes, watch: Watch) -> None:
-        """Say what is served, and who watches it; comes before anything is started but the
-        imports."""
+        """Set the configuration and the watch; to be called before all other methods but
+        `begin_imports`."""
         self._config = config
         self._args = args
         self._watch = watch
 
     def begin_imports(self) -> None:
-        """Have the first front end import what it needs."""
+        """Start the process of the first front end, which begins its imports."""
         self._imported = self._import_frontend()
 
     async def prepare(self) -> list[tuple[FrontendId, _Member]]:
-        """Return the front ends when all have imported what they need."""
+        """Return all front ends when their imports are done."""
         assert self._imported is not None
         more = [self._import_frontend() for _ in range(self._config.num_frontends - 1)]
         return list(
@@ -147,13 +147,14 @@ class Services:
         self._on_change()
 
     def keep_reserve(self) -> None:
-        """Have a scheduler in reserve from now on; to be called when everything is up."""
+        """Keep a scheduler in reserve from now on; to be called when everything is up."""
         self._has_reserve = True
         if self._scheduler is not None:
             self._tasks.begin(self._keep_reserve(self._scheduler))
 
-    def take_over(self, found: Found) -> None:
-        """Go on with those that another supervisor has started, and replace those that lack."""
+    def take_over(self, found: FoundMembers) -> None:
+        """Go on with those that another supervisor has started, and replace those that are
+        missing."""
         for frontend_id, (actor, status) in found.frontends.items():
             self._host_frontend(frontend_id, _Member(actor, status.address, status.process))
         for _ in range(self._config.num_frontends - len(self._frontends)):
@@ -165,9 +166,9 @@ class Services:
             self._host_scheduler(_Member(actor, status.address, status.process))
 
     async def drain(self, timeout_s: float) -> int:
-        """Let no more requests in, and wait for the answers under way; returns how many are left
-        after so long."""
-        # One that would be started now would let requests in.
+        """Accept no more requests, and wait for the answers under way; returns the number that is
+        left after this time."""
+        # Also keeps new front ends from starting, which would accept requests.
         self._is_draining = True
         left = await asyncio.gather(
             *(member.actor.drain.remote(timeout_s) for member in self._frontends.values()),
@@ -176,7 +177,7 @@ class Services:
         return sum(each for each in left if isinstance(each, int))
 
     async def stop_frontends(self) -> None:
-        """Have them answer nothing any more."""
+        """Stop all front ends, and with them the answers under way."""
         await settle(*(member.actor.stop.remote() for member in self._frontends.values()))
 
     # ----------------------------------------------------------------------------- scheduler
@@ -194,7 +195,8 @@ class Services:
             self._tasks.begin(self._keep_reserve(member))
 
     async def _keep_reserve(self, scheduler: _Member) -> None:
-        """Keep a process up that is to follow this scheduler; returns when it does."""
+        """Start the reserve of this scheduler, and replace it when it dies; returns when it has
+        begun to schedule, or this scheduler is no longer the acting one."""
         while True:
             await asyncio.sleep(RESERVE_DELAY_S)
             if self._scheduler is not scheduler or self._reserve is not None:
@@ -204,11 +206,11 @@ class Services:
             reserve = None
             try:
                 reserve = self._reserve = self._begin_scheduler()
-                # A successor of this supervisor must not give its name to another one.
+                # Announced, since a successor of this supervisor must not use its name again.
                 self._on_change()
                 await reserve.stand_by.remote()
             except ray.exceptions.RayError:
-                # It has died, or there was nobody to start it.
+                # It has died, or could not be started.
                 if self._reserve is reserve:
                     self._reserve = None
             else:
@@ -244,7 +246,7 @@ class Services:
         return frontend_id, _Member(actor, address, process)
 
     async def _start_frontend(self, frontend_id: FrontendId, member: _Member) -> None:
-        # It hears of the instances by the membership, which it needs to start.
+        # It needs a membership to start, which names the instances.
         self._frontends[frontend_id] = member
         self._on_change()
         assert self.ready_response is not None
@@ -265,9 +267,9 @@ class Services:
             frontend_name(frontend_id),
             member.actor,
             member.process,
-            # Its end would cut its clients' streams, which a pause only delays.
+            # Longer than for others: its end cuts its clients' streams, a pause only delays them.
             stopped_timeout_s=self._config.watch.instance_timeout_s,
-            silence_timeout_s=FRONTEND_PATIENCE * self._config.watch.instance_timeout_s,
+            silence_timeout_s=FRONTEND_SILENCE_FACTOR * self._config.watch.instance_timeout_s,
         )
         logger.error("front end lost frontend=%d reason=%s", frontend_id, reason)
         del self._frontends[frontend_id]
@@ -284,7 +286,7 @@ class Services:
                 return
             await self._start_frontend(*prepared)
             if self._is_draining:
-                # It was told to let nobody in before it had a door.
+                # `drain` was called before it could accept connections.
                 await actor.drain.remote(0.0)
         except (ray.exceptions.RayError, NotStartedError):
             await forget(actor)
@@ -293,7 +295,7 @@ class Services:
             raise
 
     async def _replace(self, what: str, start: Callable[[], Awaitable[None]]) -> None:
-        """Start a successor, and try again for as long as it does not come up."""
+        """Start a successor, again and again until it comes up."""
         delays_s = itertools.chain(RETRY_DELAYS_S, itertools.repeat(RETRY_DELAYS_S[-1]))
         while True:
             try:

@@ -1,8 +1,7 @@
-"""The supervisor: carries out what the fleet needs, and tells everybody who is there (design:
-Cluster).
+"""The supervisor's shell: carries out the decisions of the pure `SupervisorCore` on Ray.
 
-What should be there is decided by the pure `SupervisorCore`; here actors are placed, started,
-watched and ended. Scheduler and front ends are replaced whenever one dies.
+It places, starts, watches and ends actors, and announces the membership. Scheduler and front ends
+are replaced whenever one dies.
 """
 
 import asyncio
@@ -51,21 +50,21 @@ from sterna.types import InstanceId
 logger = logging.getLogger(__name__)
 
 RECOVERY_S = 3.0
-"""What the streams of an instance that died have for going on elsewhere, where engines compute on
-the CPU: another one in its place takes its start from the cores that compute their KV again."""
+"""Delay of the replacement of a dead instance if engines compute on the CPU: its start would take
+the cores on which other instances compute the KV cache of its streams again."""
 
 
 class Supervisor:
     """Starts the actors of one cluster and keeps them alive.
 
-    The first front end begins to import what it needs at once: that takes longer than to find
-    out what to serve.
+    The first front end begins its imports at once: they take longer than reading the
+    configuration.
 
     Args:
         environment: environment variables of processes that run vLLM.
-        metrics_folder: where front ends keep their counters; they answer on one port, and any of
+        metrics_folder: folder of the front ends' counters; they answer on one port, and any of
             them shows the metrics of all.
-        is_successor: whether it is to take over what another supervisor has started.
+        is_successor: whether it is to take over from another supervisor.
     """
 
     _mailbox: Mailbox
@@ -88,15 +87,14 @@ class Supervisor:
     async def start(
         self, config: ClusterConfig, args: PackedArgs, emulated: EmulatedOptions | None = None
     ) -> None:
-        """Start everything side by side; returns when requests can be served.
+        """Start everything concurrently; returns when requests can be served.
 
         Args:
             args: the options of `vllm serve`, for engines and front ends.
             emulated: the engine that instances emulate; None for vLLM.
 
         Raises:
-            InstanceStartError: an instance could not be started; the others are left to be
-                closed.
+            InstanceStartError: an instance could not be started; the caller closes the others.
         """
         self._configure(config, args, emulated)
         scaling = config.scaling
@@ -115,20 +113,20 @@ class Supervisor:
         preparing = asyncio.ensure_future(self._services.prepare())
         await asyncio.gather(preparing, self._services.start_scheduler(), *instances)
         await self._services.start_frontends(preparing.result())
-        # Before, they would only take time from those that are needed first.
+        # Last, since it would take time from the members that are needed first.
         self._services.keep_reserve()
         self._carry_out(self._fleet.on_pool(config.num_warm_instances, _now_s()))
 
     async def take_over(
         self, config: ClusterConfig, args: PackedArgs, emulated: EmulatedOptions | None = None
     ) -> None:
-        """Go on where a supervisor that died was: with the members that live, towards what was
-        wanted. Streams have not noticed.
+        """Take over from a supervisor that died, with the members that live. Streams go on
+        meanwhile.
 
         Args: as `start`.
 
         Raises:
-            NothingFoundError: nobody is left who knows what there was.
+            NothingFoundError: no member is left that knows the state.
         """
         found = await find_members()
         places = await asyncio.to_thread(find_places)
@@ -144,10 +142,10 @@ class Supervisor:
         self._services.ready_response = state.ready_response
         self._configure(config, args, emulated)
         known = list(self._fleet.members)
-        unheard = await self._watch.end_here(
+        silent = await self._watch.end_here(
             {each: up for each, up in state.hosted.items() if each not in found.instances}
         )
-        effects = self._core.take_over({*found.instances, *unheard}, _now_s())
+        effects = self._core.take_over({*found.instances, *silent}, _now_s())
         for instance_id in known:
             if instance_id in found.instances:
                 actor, instance = found.instances.pop(instance_id)
@@ -156,17 +154,17 @@ class Supervisor:
                 self._instances.take_over(instance_id, actor, instance, place)
                 self._on_facts(instance.facts)
                 self._tasks.begin(self._watch_instance(instance_id))
-            elif instance_id in unheard:
+            elif instance_id in silent:
                 # It may act until its lease ends, and counts until then.
-                self._instances.take_over_unheard(
-                    instance_id, unheard[instance_id], places.pop(instance_id, None)
+                self._instances.take_over_silent(
+                    instance_id, silent[instance_id], places.pop(instance_id, None)
                 )
                 self._tasks.begin(self._watch_instance(instance_id))
         for actor, _ in found.instances.values():
-            # It came up when nobody could tell of it any more.
+            # It came up after the last announcement, so that the fleet does not know it.
             ray.kill(actor)
         for place in places.values():
-            # Nobody else knows of it: its instance is dead, or did not come up.
+            # Its instance is dead, or did not come up.
             self._tasks.begin(place.give_back())
         self._services.take_over(found)
         self._services.keep_reserve()
@@ -197,7 +195,7 @@ class Supervisor:
         return await self._services.drain(timeout_s)
 
     async def failed(self) -> None:
-        """Return never; raises what has broken the supervisor."""
+        """Wait for an error of the supervisor, and raise it."""
         await self._tasks.failed()
 
     async def close(self) -> None:
@@ -220,7 +218,7 @@ class Supervisor:
         self._carry_out(self._core.on_message(message, _now_s()))
 
     def _answer(self, instance_id: InstanceId, asked_s: float | None = None) -> None:
-        """Answer the heartbeat that an instance has sent then; None: ask for the first one."""
+        """Answer the heartbeat that an instance sent at this time; None asks for the first one."""
         address = self._instances.address(instance_id)
         if address is not None:
             self._mailbox.send(address, HeartbeatAnswer(self._mailbox.address, asked_s))
@@ -278,7 +276,7 @@ class Supervisor:
     # ----------------------------------------------------------------------------- instances
 
     async def _start_later(self, instance_id: InstanceId, generation: int, delay_s: float) -> None:
-        """Start an instance of a cluster that serves: a failure is not its end."""
+        """Start an instance of a cluster that serves, which goes on if the start fails."""
         await asyncio.sleep(delay_s)
         try:
             await self._start_instance(instance_id, generation)
@@ -312,14 +310,14 @@ class Supervisor:
         self._carry_out(self._fleet.on_gone(instance_id, _now_s()), start_delay_s)
 
     def _recovery_s(self) -> float:
-        """Return how long streams need the cores that a start would take from them."""
+        """Return the time for which streams need the cores that a start would take from them."""
         can_go_on = bool(self._instances.hosted())
         return RECOVERY_S if can_go_on and self._instances.compute_on_cpu else 0.0
 
     # ----------------------------------------------------------------------------- membership
 
     def _announce(self) -> None:
-        """Tell everybody who is there."""
+        """Send the membership to all members."""
         others = self._services.others()
         for effect in self._core.announce(self._instances.hosted(), others, self._mailbox.address):
             match effect:
@@ -341,7 +339,7 @@ class _SupervisorActor:
         self, environment: dict[str, str], metrics_folder: str, *, is_successor: bool = False
     ) -> None:
         self._process = own_identity()
-        self._cluster = Supervisor(environment, metrics_folder, is_successor=is_successor)
+        self._supervisor = Supervisor(environment, metrics_folder, is_successor=is_successor)
         self._has_begun = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -349,11 +347,11 @@ class _SupervisorActor:
         return "supervisor"
 
     async def stand_by(self) -> None:
-        """Wait, with everything imported, until it begins to act."""
+        """Wait in reserve, with everything imported, until it begins to act."""
         await self._has_begun.wait()
 
     async def has_begun(self) -> bool:
-        """Return whether it acts, or begins to."""
+        """Return whether it has begun to act."""
         return self._has_begun.is_set()
 
     async def start(
@@ -362,7 +360,7 @@ class _SupervisorActor:
         """See `Supervisor.start`."""
         self._has_begun.set()
         configure_logging(config.log_level)
-        await self._cluster.start(config, args, emulated)
+        await self._supervisor.start(config, args, emulated)
 
     async def take_over(
         self, config: ClusterConfig, args: PackedArgs, emulated: EmulatedOptions | None = None
@@ -370,11 +368,11 @@ class _SupervisorActor:
         """See `Supervisor.take_over`."""
         self._has_begun.set()
         configure_logging(config.log_level)
-        await self._cluster.take_over(config, args, emulated)
+        await self._supervisor.take_over(config, args, emulated)
 
     async def run(self) -> None:
-        """Return never: whoever waits for it learns of the supervisor's death."""
-        await self._cluster.failed()
+        """Never return: the driver's call ends when the supervisor dies."""
+        await self._supervisor.failed()
 
     async def process(self) -> ProcessIdentity:
         """Return the actor's process."""
@@ -382,11 +380,11 @@ class _SupervisorActor:
 
     async def drain(self, timeout_s: float) -> int:
         """See `Supervisor.drain`."""
-        return await self._cluster.drain(timeout_s)
+        return await self._supervisor.drain(timeout_s)
 
     async def close(self) -> None:
         """See `Supervisor.close`."""
-        await self._cluster.close()
+        await self._supervisor.close()
 
 
-ClusterActor = remote_class(_SupervisorActor)
+SupervisorActor = remote_class(_SupervisorActor)

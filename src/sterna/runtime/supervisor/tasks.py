@@ -1,4 +1,4 @@
-"""The supervisor's tasks: begun, kept, ended together; an error in one is an error of all."""
+"""The supervisor's tasks: an error in one of them is an error of the supervisor."""
 
 import asyncio
 import logging
@@ -16,14 +16,14 @@ class Tasks:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run it beside the others."""
+        """Run it concurrently with the others."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_ended)
         return task
 
     async def failed(self) -> None:
-        """Return never; raises the first error of a task, which is a bug."""
+        """Wait for the first error of a task, which is a bug, and raise it."""
         await asyncio.shield(self._failure)
 
     def cancel(self) -> None:

@@ -1,8 +1,8 @@
-"""Watches the members of a cluster for its supervisor, and ends those that work no more.
+"""The supervisor's watch: ends members of the cluster that have stopped working.
 
-Which those are is decided by the pure `FailureDetector`; here their processes are looked at, on the
-nodes where they run, and killed there. Members on other nodes hold leases (`lease`): one that
-cannot be reached to be killed has ended when its lease has.
+The pure `FailureDetector` decides which those are. The watch looks at their processes on the nodes
+where they run, and kills them there. Members on other nodes hold leases (`lease`): one that cannot
+be reached to be killed has ended when its lease has.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from sterna.runtime.actors.addresses import own_node
 from sterna.runtime.processes.process import end_process, state_of_process
 from sterna.runtime.supervisor.ray_errors import reason_of
 from sterna.runtime.supervisor.tasks import Tasks
-from sterna.supervisor.core import Hosted
+from sterna.supervisor.core import HostedInstance
 from sterna.supervisor.failure_detector import FailureDetector, ProcessIdentity, ProcessState
 from sterna.supervisor.lease import GrantedLeases
 from sterna.types import InstanceId
@@ -36,21 +36,21 @@ LOOK_INTERVAL_S = 0.1
 """Time between two looks at the processes of a node."""
 
 RETRY_DELAY_S = 1.0
-"""What a node that did not answer has until it is asked again."""
+"""Time until a node that did not answer is asked again."""
 
 START_TIMEOUT_S = 600.0
-"""What an actor has for its process and imports, whatever else the machine does meanwhile."""
+"""Time for an actor's process and imports, enough for a busy machine."""
 
 
 class _NodeActor:
-    """Looks at, and ends, the processes of a node that is not the supervisor's."""
+    """Looks at and ends processes of a node that is not the supervisor's."""
 
     def __repr__(self) -> str:
         # Ray puts it before each line that the actor prints.
         return "watcher"
 
     async def look(self, processes: list[ProcessIdentity]) -> list[ProcessState]:
-        """Say how these processes are."""
+        """Return the states of these processes."""
         return list(map(state_of_process, processes))
 
     async def end(self, process: ProcessIdentity) -> None:
@@ -59,31 +59,30 @@ class _NodeActor:
 
 
 class NotStartedError(SternaError):
-    """A member works no more, or does not answer, before it has started."""
+    """A member has stopped working, or does not answer, before it has started."""
 
 
 class Watch:
     """All members that one supervisor watches.
 
     Args:
-        tasks: where it looks from.
+        tasks: runs the tasks that look at processes.
     """
 
     def __init__(self, config: WatchConfig, tasks: Tasks) -> None:
-        self._progress = FailureDetector(config)
+        self._detector = FailureDetector(config)
         self._leases = GrantedLeases(config.lease_s)
         self._tasks = tasks
         self._own_node = own_node()
         self._processes: dict[str, ProcessIdentity] = {}
         self._halted: dict[str, asyncio.Future[str]] = {}
         self._nodes: dict[str, Any] = {}
-        tasks.begin(self._judge())
+        tasks.begin(self._find_halted())
         tasks.begin(self._look_at(self._own_node))
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> bool:
-        """A member says how it gets on; returns whether it must be answered, which extends its
-        lease."""
-        self._progress.on_heartbeat(heartbeat, _now_s())
+        """Take in a heartbeat; returns whether to answer it, which extends the member's lease."""
+        self._detector.on_heartbeat(heartbeat, _now_s())
         if heartbeat.asked_s is None:
             return False
         return self._leases.may_answer(heartbeat.member, _now_s())
@@ -96,14 +95,14 @@ class Watch:
         *,
         timeout_s: float | None = None,
     ) -> T:
-        """Wait until the member has started; returns what its start does.
+        """Wait until the member has started; returns the result of `start`.
 
         Args:
-            timeout_s: what it has for that; None: as long as it takes.
+            timeout_s: time for the start; None for no limit.
 
         Raises:
-            NotStartedError: it works no more, or took too long. Its process has ended if it is on
-                this node; elsewhere Ray ends it, for nobody knows of it yet.
+            NotStartedError: it has stopped working, or took too long. If it is on this node, its
+                process has ended; elsewhere Ray ends it, since no member knows it yet.
         """
         starting = asyncio.ensure_future(start)
         try:
@@ -129,18 +128,17 @@ class Watch:
         stopped_timeout_s: float | None = None,
         silence_timeout_s: float | None = None,
     ) -> str:
-        """Wait until the member's `run` ends, or it has died or works no more; returns why, when
-        its process has ended for certain.
+        """Wait until the member's `run` ends, or the member dies or stops working. Returns the
+        reason, when its process has ended for certain.
 
         Args:
-            actor: None: it cannot be reached, and is to end.
-            stopped_timeout_s, silence_timeout_s: see `FailureDetector.on_joined`.
+            actor: None if it cannot be reached, and is to end.
+            stopped_timeout_s, silence_timeout_s: those of `FailureDetector.on_joined`.
         """
         is_remote = process.node_id != self._own_node
         with self._watched(member, process, stopped_timeout_s, silence_timeout_s) as halted:
             if is_remote:
-                # It has begun before; or a supervisor that is dead by now may just have answered
-                # it.
+                # Its lease may have begun just now, or been extended by a supervisor that has died.
                 self._leases.grant(member, _now_s())
             run = asyncio.ensure_future(_end_of(actor))
             try:
@@ -154,9 +152,11 @@ class Watch:
                 run.cancel()
         return reason
 
-    async def end_here(self, silent: Mapping[InstanceId, Hosted]) -> dict[InstanceId, Hosted]:
-        """Kill those of these instances that are on this node; returns the others when they have
-        ended."""
+    async def end_here(
+        self, silent: Mapping[InstanceId, HostedInstance]
+    ) -> dict[InstanceId, HostedInstance]:
+        """Kill those of these instances that are on this node, and wait for their ends; returns the
+        others."""
         elsewhere = {}
         for instance_id, hosted in silent.items():
             assert hosted.process is not None
@@ -176,8 +176,8 @@ class Watch:
         stopped_timeout_s: float | None = None,
         silence_timeout_s: float | None = None,
     ) -> Iterator[asyncio.Future[str]]:
-        """Watch a member; the future has the reason when it works no more."""
-        self._progress.on_joined(
+        """Watch a member; the future gets the reason when it has stopped working."""
+        self._detector.on_joined(
             member,
             stopped_timeout_s=stopped_timeout_s,
             silence_timeout_s=silence_timeout_s,
@@ -191,12 +191,12 @@ class Watch:
         try:
             yield self._halted[member]
         finally:
-            self._progress.on_left(member)
+            self._detector.on_left(member)
             self._leases.forget(member)
             del self._processes[member], self._halted[member]
 
     async def _end_there(self, member: str, process: ProcessIdentity) -> None:
-        """Kill a process on its node; returns when it has ended, or must have ended by itself."""
+        """Kill a process on another node; returns when it has ended, or its lease has."""
         self._leases.end(member)
         killing = asyncio.ensure_future(self._kill_there(process))
         try:
@@ -205,27 +205,27 @@ class Watch:
             if killing.done():
                 killing.result()
             else:
-                logger.warning("killed by nobody, but its lease has ended member=%s", member)
+                logger.warning("not killed, but its lease has ended member=%s", member)
         finally:
             killing.cancel()
 
     async def _kill_there(self, process: ProcessIdentity) -> None:
-        """Return when the process has been killed on its node; never when the node is lost."""
+        """Return when the process has been killed on its node; never if the node is lost."""
         while True:
             try:
                 await self._node_actor(process.node_id).end.remote(process)
             except ray.exceptions.RayError as error:
                 if not await self._is_back(process.node_id, error):
-                    # That Ray has lost it says nothing of its processes.
+                    # Its processes may run on although Ray has lost it.
                     await asyncio.get_running_loop().create_future()
             else:
                 return
 
-    async def _judge(self) -> None:
+    async def _find_halted(self) -> None:
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             now_s = _now_s()
-            for each in self._progress.on_time(now_s):
+            for each in self._detector.on_time(now_s):
                 self._halt(each.member, each.reason)
             for member in self._leases.ended(now_s):
                 self._halt(member, "it is out of reach, and its lease has ended")
@@ -236,8 +236,8 @@ class Watch:
             halted.set_result(reason)
 
     async def _look_at(self, node_id: str) -> None:
-        """Look at a node's processes, for as long as there is the node."""
-        complaint = LogThrottle()
+        """Look at a node's processes until the node is lost."""
+        throttle = LogThrottle()
         while True:
             members = [each for each, p in self._processes.items() if p.node_id == node_id]
             processes = [self._processes[each] for each in members]
@@ -248,7 +248,7 @@ class Watch:
                     continue
                 logger.error("node lost node=%s", node_id)
                 return
-            if ProcessState.UNSEEN in states and complaint.is_due():
+            if ProcessState.UNSEEN in states and throttle.is_due():
                 logger.error(
                     "processes cannot be looked at, and count as running node=%s unseen=%d; %s",
                     node_id,
@@ -258,7 +258,7 @@ class Watch:
             now_s = _now_s()
             for member, process, state in zip(members, processes, states, strict=True):
                 if self._processes.get(member) == process:
-                    self._progress.on_state(member, state, now_s)
+                    self._detector.on_state(member, state, now_s)
             await asyncio.sleep(LOOK_INTERVAL_S)
 
     async def _states(self, node_id: str, processes: list[ProcessIdentity]) -> list[ProcessState]:
@@ -274,7 +274,7 @@ class Watch:
         return self._nodes[node_id]
 
     async def _is_back(self, node_id: str, error: ray.exceptions.RayError) -> bool:
-        """Whether a node, whose watcher was lost, may be asked again; if not, Ray has lost it."""
+        """Whether a node whose watcher was lost may be asked again; if not, Ray has lost it."""
         logger.warning("watcher lost node=%s reason=%s", node_id, reason_of(error))
         await asyncio.sleep(RETRY_DELAY_S)
         is_alive = await asyncio.to_thread(_is_alive, node_id)
@@ -286,7 +286,7 @@ class Watch:
 
 
 async def process_of(member: str, actor: Any, timeout_s: float) -> ProcessIdentity:
-    """Return the process of an actor that was just asked for; it answers while it starts, too.
+    """Return the process of an actor that was just created.
 
     Raises:
         NotStartedError: it has not answered in time.
@@ -301,21 +301,22 @@ async def process_of(member: str, actor: Any, timeout_s: float) -> ProcessIdenti
 
 
 async def _end_of(actor: Any | None) -> str:
-    """Wait until the actor's `run` ends or the actor dies; returns why."""
+    """Wait until the actor's `run` ends or the actor dies; returns the reason."""
     if actor is None:
         return "it did not answer the supervisor's successor"
     while True:
         try:
             return str(await actor.run.remote())
         except ray.exceptions.ActorUnavailableError:
-            # The connection to it broke; it may well be alive, and who looks at it will know.
+            # The connection broke, and it may be alive; its process and heartbeats will show.
             await asyncio.sleep(RETRY_DELAY_S)
         except ray.exceptions.RayError as error:
             return reason_of(error)
 
 
 async def forget(actor: Any) -> None:
-    """Let Ray know that an actor whose process has ended is dead. Ray may be away for a while."""
+    """Report to Ray that an actor is dead whose process has ended. This may take long if Ray's GCS
+    is away."""
     with contextlib.suppress(ray.exceptions.RayError):
         await asyncio.to_thread(ray.kill, actor)
 
