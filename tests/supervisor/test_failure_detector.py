@@ -1,4 +1,4 @@
-"""Who works no more is noticed by progress, soon where it is certain and late where it is not."""
+"""The failure detector finds members that have stopped working, soon if certain and late if not."""
 
 import pytest
 from hypothesis import given
@@ -16,82 +16,82 @@ BEAT_S = 0.25
 
 
 def watching(*members: str) -> FailureDetector:
-    progress = FailureDetector(CONFIG)
+    detector = FailureDetector(CONFIG)
     for member in members or ("i0",):
-        progress.on_joined(member)
-    progress.on_time(0.0)
-    return progress
+        detector.on_joined(member)
+    detector.on_time(0.0)
+    return detector
 
 
 def pass_time(
-    progress: FailureDetector, now_s: float, until_s: float
+    detector: FailureDetector, now_s: float, until_s: float
 ) -> list[tuple[float, Halted]]:
     """Look every tenth of a second; returns who was found when."""
     found = []
     while now_s < until_s:
         now_s = round(now_s + 0.1, 6)
-        found += [(now_s, each) for each in progress.on_time(now_s)]
+        found += [(now_s, each) for each in detector.on_time(now_s)]
     return found
 
 
 def test_a_process_that_has_ended_is_found_at_the_next_look() -> None:
-    progress = watching("i0", "i1")
-    progress.on_state("i1", ProcessState.GONE, 0.05)
-    assert progress.on_time(0.1) == [Halted("i1", "its process has ended")]
+    detector = watching("i0", "i1")
+    detector.on_state("i1", ProcessState.GONE, 0.05)
+    assert detector.on_time(0.1) == [Halted("i1", "its process has ended")]
 
 
 def test_who_was_found_is_not_found_again() -> None:
-    progress = watching()
-    progress.on_state("i0", ProcessState.GONE, 0.05)
-    assert len(progress.on_time(0.1)) == 1
-    progress.on_state("i0", ProcessState.GONE, 0.15)
-    assert progress.on_time(0.2) == []
+    detector = watching()
+    detector.on_state("i0", ProcessState.GONE, 0.05)
+    assert len(detector.on_time(0.1)) == 1
+    detector.on_state("i0", ProcessState.GONE, 0.15)
+    assert detector.on_time(0.2) == []
 
 
 def test_a_stopped_process_is_found_within_half_a_second() -> None:
-    progress = watching()
-    pass_time(progress, 0.0, 1.0)
-    progress.on_state("i0", ProcessState.STOPPED, 1.0)
-    progress.on_state("i0", ProcessState.STOPPED, 1.2)
-    assert pass_time(progress, 1.2, 2.0) == [
+    detector = watching()
+    pass_time(detector, 0.0, 1.0)
+    detector.on_state("i0", ProcessState.STOPPED, 1.0)
+    detector.on_state("i0", ProcessState.STOPPED, 1.2)
+    assert pass_time(detector, 1.2, 2.0) == [
         (1.5, Halted("i0", "its process is stopped, for 0.5 s"))
     ]
 
 
 def test_a_process_that_was_stopped_for_a_moment_goes_on() -> None:
-    progress = watching()
-    pass_time(progress, 0.0, 1.0)
-    progress.on_state("i0", ProcessState.STOPPED, 1.0)
-    progress.on_state("i0", ProcessState.RUNNING, 1.25)
-    progress.on_state("i0", ProcessState.STOPPED, 1.375)
-    assert progress.on_time(1.75) == []
-    assert len(progress.on_time(1.875)) == 1
+    detector = watching()
+    pass_time(detector, 0.0, 1.0)
+    detector.on_state("i0", ProcessState.STOPPED, 1.0)
+    detector.on_state("i0", ProcessState.RUNNING, 1.25)
+    detector.on_state("i0", ProcessState.STOPPED, 1.375)
+    assert detector.on_time(1.75) == []
+    assert len(detector.on_time(1.875)) == 1
 
 
 def test_a_process_that_cannot_be_looked_at_counts_as_running() -> None:
     """An error of the watcher's says nothing of the member; its heartbeats do."""
-    progress = watching()
-    progress.on_heartbeat(Heartbeat("i0", 5, is_busy=False), 0.0)
-    progress.on_state("i0", ProcessState.STOPPED, 0.25)
-    progress.on_state("i0", ProcessState.UNSEEN, 0.5)
-    assert pass_time(progress, 0.5, 9.9) == []
-    assert pass_time(progress, 9.9, 10.0) == [
+    detector = watching()
+    detector.on_heartbeat(Heartbeat("i0", 5, is_busy=False), 0.0)
+    detector.on_state("i0", ProcessState.STOPPED, 0.25)
+    detector.on_state("i0", ProcessState.UNSEEN, 0.5)
+    assert pass_time(detector, 0.5, 9.9) == []
+    assert pass_time(detector, 9.9, 10.0) == [
         (10.0, Halted("i0", "nothing was heard of it for 10.0 s"))
     ]
 
 
 def test_a_member_may_be_given_longer_to_be_stopped() -> None:
-    progress = FailureDetector(CONFIG)
-    progress.on_joined("front end 0", stopped_timeout_s=3.0)
-    progress.on_time(0.0)
-    progress.on_state("front end 0", ProcessState.STOPPED, 0.0)
-    assert [at_s for at_s, _ in pass_time(progress, 0.0, 5.0)] == [3.0]
+    detector = FailureDetector(CONFIG)
+    detector.on_joined("front end 0", stopped_timeout_s=3.0)
+    detector.on_time(0.0)
+    detector.on_state("front end 0", ProcessState.STOPPED, 0.0)
+    assert [at_s for at_s, _ in pass_time(detector, 0.0, 5.0)] == [3.0]
 
 
 def test_a_running_process_that_says_nothing_is_given_up_after_the_instance_timeout() -> None:
-    progress = watching()
-    progress.on_heartbeat(Heartbeat("i0", 5, is_busy=False), 1.0)
-    found = pass_time(progress, 0.0, 12.0)
+    detector = watching()
+    detector.on_heartbeat(Heartbeat("i0", 5, is_busy=False), 1.0)
+    found = pass_time(detector, 0.0, 12.0)
     assert found == [(11.0, Halted("i0", "nothing was heard of it for 10.0 s"))]
 
 
@@ -101,21 +101,21 @@ def test_silence_counts_from_the_first_heartbeat_on() -> None:
 
 
 def beats(
-    progress: FailureDetector, until_s: float, *, num_ended: int, is_busy: bool
+    detector: FailureDetector, until_s: float, *, num_ended: int, is_busy: bool
 ) -> list[Halted]:
     """An instance that answers, and always says the same."""
     now_s, found = 0.0, []
     while now_s < until_s:
-        progress.on_heartbeat(Heartbeat("i0", num_ended, is_busy), now_s)
+        detector.on_heartbeat(Heartbeat("i0", num_ended, is_busy), now_s)
         now_s += BEAT_S
-        found += progress.on_time(now_s)
+        found += detector.on_time(now_s)
     return found
 
 
 def test_an_engine_with_work_that_ends_no_step_is_given_up_although_its_instance_answers() -> None:
-    progress = watching()
-    assert beats(progress, 59.0, num_ended=7, is_busy=True) == []
-    found = beats(progress, 62.0, num_ended=7, is_busy=True)
+    detector = watching()
+    assert beats(detector, 59.0, num_ended=7, is_busy=True) == []
+    found = beats(detector, 62.0, num_ended=7, is_busy=True)
     assert found == [Halted("i0", "its engine has work and has ended no step for 60.0 s")]
 
 
@@ -124,12 +124,12 @@ def test_an_idle_engine_is_no_hang() -> None:
 
 
 def test_a_step_that_begins_after_a_long_rest_has_the_whole_time() -> None:
-    progress = watching()
-    beats(progress, 100.0, num_ended=7, is_busy=False)
-    progress.on_heartbeat(Heartbeat("i0", 7, is_busy=True), 100.25)
-    progress.on_time(100.3)
-    progress.on_heartbeat(Heartbeat("i0", 7, is_busy=True), 101.0)
-    assert progress.on_time(101.1) == []
+    detector = watching()
+    beats(detector, 100.0, num_ended=7, is_busy=False)
+    detector.on_heartbeat(Heartbeat("i0", 7, is_busy=True), 100.25)
+    detector.on_time(100.3)
+    detector.on_heartbeat(Heartbeat("i0", 7, is_busy=True), 101.0)
+    assert detector.on_time(101.1) == []
 
 
 def test_a_step_that_is_under_way_at_the_first_heartbeat_has_the_whole_time() -> None:
@@ -195,45 +195,45 @@ def test_a_watcher_that_looks_as_seldom_as_it_may_finds_as_soon() -> None:
 
 def test_what_came_while_the_watcher_did_not_run_is_held_against_nobody() -> None:
     """A machine that slept for an hour: all were stopped, and none of them hangs."""
-    progress = watching("i0", "i1")
+    detector = watching("i0", "i1")
     for member in ("i0", "i1"):
-        progress.on_heartbeat(Heartbeat(member, 7, is_busy=True), 0.1)
-    progress.on_state("i1", ProcessState.STOPPED, 0.1)
-    progress.on_time(0.2)
-    assert progress.on_time(3600.0) == []
+        detector.on_heartbeat(Heartbeat(member, 7, is_busy=True), 0.1)
+    detector.on_state("i1", ProcessState.STOPPED, 0.1)
+    detector.on_time(0.2)
+    assert detector.on_time(3600.0) == []
     # It is found as soon as if there had been no pause.
-    assert progress.on_time(3600.25) == []
-    assert progress.on_time(3600.5) == [Halted("i1", "its process is stopped, for 0.6 s")]
+    assert detector.on_time(3600.25) == []
+    assert detector.on_time(3600.5) == [Halted("i1", "its process is stopped, for 0.6 s")]
 
 
-def look(progress: FailureDetector, now_s: float, until_s: float) -> list[tuple[float, Halted]]:
+def look(detector: FailureDetector, now_s: float, until_s: float) -> list[tuple[float, Halted]]:
     """As `pass_time`, with the node of `i0` in sight."""
     found = []
     while now_s < until_s:
         now_s = round(now_s + 0.1, 6)
-        progress.on_state("i0", ProcessState.RUNNING, now_s)
-        found += [(now_s, each) for each in progress.on_time(now_s)]
+        detector.on_state("i0", ProcessState.RUNNING, now_s)
+        found += [(now_s, each) for each in detector.on_time(now_s)]
     return found
 
 
 def watching_remote() -> FailureDetector:
-    progress = FailureDetector(CONFIG)
-    progress.on_joined("i0", is_remote=True)
-    progress.on_time(0.0)
-    progress.on_heartbeat(Heartbeat("i0", 5, is_busy=True), 0.0)
-    return progress
+    detector = FailureDetector(CONFIG)
+    detector.on_joined("i0", is_remote=True)
+    detector.on_time(0.0)
+    detector.on_heartbeat(Heartbeat("i0", 5, is_busy=True), 0.0)
+    return detector
 
 
 def test_the_silence_of_a_remote_member_counts_only_while_its_node_is_in_sight() -> None:
     """A cut connection is no hang: it may be mended any time, until the lease ends."""
-    progress = watching_remote()
-    assert look(progress, 0.0, 8.0) == []
-    progress.on_heartbeat(Heartbeat("i0", 6, is_busy=True), 8.0)
-    assert pass_time(progress, 8.0, 500.0) == []
+    detector = watching_remote()
+    assert look(detector, 0.0, 8.0) == []
+    detector.on_heartbeat(Heartbeat("i0", 6, is_busy=True), 8.0)
+    assert pass_time(detector, 8.0, 500.0) == []
     # What it sends comes a little later than the first look.
-    assert look(progress, 500.0, 509.0) == []
-    progress.on_heartbeat(Heartbeat("i0", 7, is_busy=True), 509.0)
-    assert look(progress, 509.0, 518.0) == []
+    assert look(detector, 500.0, 509.0) == []
+    detector.on_heartbeat(Heartbeat("i0", 7, is_busy=True), 509.0)
+    assert look(detector, 509.0, 518.0) == []
 
 
 def test_what_was_counted_while_a_node_was_in_sight_counts_when_it_is_again() -> None:
@@ -250,16 +250,16 @@ def test_what_was_counted_while_a_node_was_in_sight_counts_when_it_is_again() ->
 
 
 def test_a_remote_member_in_sight_that_says_nothing_is_given_up_as_any_other() -> None:
-    progress = watching_remote()
-    found = look(progress, 0.0, 12.0)
+    detector = watching_remote()
+    found = look(detector, 0.0, 12.0)
     assert [each.reason for _, each in found] == ["nothing was heard of it for 10.0 s"]
 
 
 def test_a_remote_member_whose_node_was_never_in_sight_is_not_judged() -> None:
-    progress = watching_remote()
-    assert pass_time(progress, 0.0, 500.0) == []
-    assert look(progress, 500.0, 509.0) == []
-    assert len(look(progress, 509.0, 511.0)) == 1
+    detector = watching_remote()
+    assert pass_time(detector, 0.0, 500.0) == []
+    assert look(detector, 500.0, 509.0) == []
+    assert len(look(detector, 509.0, 511.0)) == 1
 
 
 def test_the_node_of_a_remote_member_is_in_sight_as_long_as_a_pause_may_be() -> None:
@@ -315,11 +315,11 @@ def test_a_remote_member_is_not_stopped_while_its_node_is_out_of_sight() -> None
 
 
 def test_who_has_left_is_not_found() -> None:
-    progress = watching()
-    progress.on_left("i0")
-    progress.on_state("i0", ProcessState.GONE, 0.1)
-    progress.on_heartbeat(Heartbeat("i0", 1, is_busy=True), 0.1)
-    assert pass_time(progress, 0.0, 100.0) == []
+    detector = watching()
+    detector.on_left("i0")
+    detector.on_state("i0", ProcessState.GONE, 0.1)
+    detector.on_heartbeat(Heartbeat("i0", 1, is_busy=True), 0.1)
+    assert pass_time(detector, 0.0, 100.0) == []
 
 
 @given(
@@ -330,12 +330,12 @@ def test_an_instance_that_gets_on_is_never_found_however_late_its_heartbeats_are
     num_ended: list[int], late_s: list[float]
 ) -> None:
     """Late by up to half of the time-out, on a machine that is overloaded."""
-    progress, now_s, total = watching(), 0.0, 0
+    detector, now_s, total = watching(), 0.0, 0
     for more, delay_s in zip(num_ended, late_s, strict=False):
         total += more
-        progress.on_state("i0", ProcessState.RUNNING, now_s)
-        progress.on_heartbeat(Heartbeat("i0", total, is_busy=more == 1), now_s)
-        assert pass_time(progress, now_s, now_s + delay_s) == []
+        detector.on_state("i0", ProcessState.RUNNING, now_s)
+        detector.on_heartbeat(Heartbeat("i0", total, is_busy=more == 1), now_s)
+        assert pass_time(detector, now_s, now_s + delay_s) == []
         now_s += delay_s
 
 
@@ -347,17 +347,17 @@ def test_an_instance_that_gets_on_is_never_found_however_late_its_heartbeats_are
 def test_an_instance_that_hangs_is_always_found(
     hangs_s: float, is_loop_hanging: bool, beat_s: float
 ) -> None:
-    progress, now_s, found = watching(), 0.0, []
+    detector, now_s, found = watching(), 0.0, []
     next_beat_s = 0.0
     while not found:
         assert now_s < hangs_s + CONFIG.step_timeout_s + CONFIG.instance_timeout_s + beat_s
         hangs = now_s >= hangs_s
         if now_s >= next_beat_s and not (hangs and is_loop_hanging):
             ended = int(min(now_s, hangs_s) / beat_s)
-            progress.on_heartbeat(Heartbeat("i0", ended, is_busy=True), now_s)
+            detector.on_heartbeat(Heartbeat("i0", ended, is_busy=True), now_s)
             next_beat_s = now_s + beat_s
         now_s += 0.1
-        found = progress.on_time(now_s)
+        found = detector.on_time(now_s)
     assert now_s >= hangs_s
 
 
@@ -378,12 +378,12 @@ def test_a_time_out_that_would_kill_the_healthy_is_refused(
 
 def test_a_member_may_be_given_longer_to_be_silent() -> None:
     """A front end that hangs may go on, and its end would cut its streams."""
-    progress = FailureDetector(CONFIG)
-    progress.on_joined("scheduler")
-    progress.on_joined("front end 0", silence_timeout_s=30.0)
+    detector = FailureDetector(CONFIG)
+    detector.on_joined("scheduler")
+    detector.on_joined("front end 0", silence_timeout_s=30.0)
     for member in ("scheduler", "front end 0"):
-        progress.on_heartbeat(Heartbeat(member, 0, is_busy=False), 0.0)
-    found = pass_time(progress, 0.0, 40.0)
+        detector.on_heartbeat(Heartbeat(member, 0, is_busy=False), 0.0)
+    found = pass_time(detector, 0.0, 40.0)
     assert [(now_s, each.member) for now_s, each in found] == [
         (10.0, "scheduler"),
         (30.0, "front end 0"),

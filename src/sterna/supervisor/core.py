@@ -1,9 +1,9 @@
 """The supervisor without actors, sockets and clock: messages in, effects out. Pure.
 
-`Fleet` holds which instances there should be. Here is what surrounds it: what other actors and
-operators ask of it, the `Membership` by which everybody is told who is there, and the state that
-this carries, from which a successor goes on. `runtime.cluster` carries the effects out with Ray,
-`hostile` in virtual time.
+`Fleet` decides which instances there should be. The core adds the requests of other actors and of
+operators, the `Membership` that tells all members who belongs to the cluster, and the state that it
+carries for a successor. `runtime.supervisor` carries the effects out with Ray, `fault_simulation`
+in virtual time.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -32,18 +32,18 @@ from sterna.supervisor.fleet import Announce, Cause, Fleet, FleetEffect, Phase
 from sterna.types import InstanceId
 
 NUM_INSTANCES_AT_ONCE = 100
-"""What an operator may ask for in one go: more is a slip of the keyboard."""
+"""The most that an operator may start at once: more is taken for a typing error."""
 
 TAKEOVER_GAP = 1000
-"""By so much a successor's memberships are newer than the newest that anybody knew of: its
-predecessor may have sent a few more, which are still under way and must not count as news."""
+"""Added to the newest version that a member knows for the first membership of a successor: its
+predecessor may have sent a few more, which are still under way and must count as older."""
 
 Order = DrainInstance | StartInstances | RestartInstances
 
 
 @dataclass(frozen=True, slots=True)
 class NotTerminated:
-    """A fact for the log: the scheduler's wish came too late, for this reason."""
+    """A fact for the log: the scheduler's order to terminate was too late, for this reason."""
 
     instance_id: InstanceId
     reason: str
@@ -51,7 +51,7 @@ class NotTerminated:
 
 @dataclass(frozen=True, slots=True)
 class OperatorTerminations:
-    """A fact for the log: an operator has an instance emptied, or undoes that."""
+    """A fact for the log: an operator has ordered to terminate an instance, or has undone it."""
 
     instance_id: InstanceId
     is_undo: bool
@@ -65,8 +65,8 @@ class HostedInstance:
     """An instance that is up.
 
     Attributes:
-        kv_format: see `EngineFacts`.
-        process: None where there are no processes, as in a simulation.
+        kv_format: that of `EngineFacts`.
+        process: None in a simulation, which has no processes.
     """
 
     address: str
@@ -76,10 +76,10 @@ class HostedInstance:
 
 @dataclass(frozen=True, slots=True)
 class OtherMembers:
-    """The actors beside instances, and what a successor needs to start more of them.
+    """The members that are not instances, and what a successor needs to start more of them.
 
     Attributes:
-        scheduler: its mailbox, or None while there is none.
+        scheduler: its mailbox; None while there is no scheduler.
         ready_response: what front ends need to start (`EngineFacts`).
     """
 
@@ -91,14 +91,13 @@ class OtherMembers:
 
 
 class SupervisorState(msgspec.Struct, frozen=True):
-    """What a successor needs besides the members themselves.
+    """The state that a successor needs besides the members themselves.
 
     Attributes:
         options: further options of vLLM by generation.
-        emptied_since: of the instances that are being emptied (`InstanceMember`).
+        emptied_since: that of `InstanceMember`, for each terminating instance.
         ready_response: what front ends need to start (`EngineFacts`).
-        hosted: the instances that are up: one that does not answer the successor must be ended for
-            certain.
+        hosted: the instances that are up: one that does not answer the successor must be fenced.
     """
 
     fleet: Fleet
@@ -119,13 +118,13 @@ def next_number(num_begun: int, numbers_found: Iterable[int]) -> int:
 
     Args:
         num_begun: as the predecessor announced it last; it may have begun more since.
-        numbers_found: of all that are there, those that are not up included.
+        numbers_found: those of all actors that exist, also of those that are not up.
     """
     return max([num_begun, *(number + 1 for number in numbers_found)])
 
 
 def state_of(membership: Membership) -> SupervisorState:
-    """The supervisor's state when it announced this."""
+    """The supervisor's state when it announced this membership."""
     return msgspec.msgpack.decode(membership.state, type=SupervisorState)
 
 
@@ -136,8 +135,8 @@ class SupervisorCore:
     Attributes:
         options: further options of vLLM by generation; later ones overrule those that every
             engine has.
-        version: of the membership that was announced last.
-        emptied_since: of the instances that are being emptied (`InstanceMember`).
+        version: that of the latest membership.
+        emptied_since: that of `InstanceMember`, for each terminating instance.
     """
 
     fleet: Fleet
@@ -148,7 +147,7 @@ class SupervisorCore:
     # ----------------------------------------------------------------------------- messages
 
     def on_message(self, message: WireMessage, now_s: float) -> list[SupervisorEffect]:
-        """Take a message in; none has payload that concerns the supervisor."""
+        """Take in a message; no message to the supervisor has payload frames."""
         match message:
             case AddInstances(num_instances):
                 return [*self.fleet.on_needed(num_instances, now_s)]
@@ -159,21 +158,21 @@ class SupervisorCore:
                     # The scheduler's view was older than ours.
                     return [NotTerminated(instance_id, str(error))]
             case Emptied(instance_id, emptied_since):
-                # What is said of an earlier emptying, which was undone, is void.
+                # A message about an earlier termination, which was undone, is void.
                 if self.emptied_since.get(instance_id) != emptied_since:
                     return []
                 return [*self.fleet.on_emptied(instance_id, now_s)]
             case DrainInstance() | StartInstances() | RestartInstances():
-                return self._obey(message, now_s)
+                return self._on_order(message, now_s)
             case _:
                 return [Unexpected(message)]
 
-    def _obey(self, order: Order, now_s: float) -> list[SupervisorEffect]:
-        """Do what an operator wants, and say what was begun."""
+    def _on_order(self, order: Order, now_s: float) -> list[SupervisorEffect]:
+        """Carry out an operator's order, and answer it."""
         error = None
         effects: list[SupervisorEffect] = []
         try:
-            # Also what nothing can be begun for yet: a successor must know of it.
+            # Announced even if nothing can begin yet: a successor must know the order.
             begun: list[FleetEffect] = [Announce(), *self._effects_of(order, now_s)]
             if isinstance(order, DrainInstance):
                 effects.append(OperatorTerminations(order.instance_id, order.is_undo))
@@ -210,7 +209,7 @@ class SupervisorCore:
 
     @classmethod
     def successor(cls, membership: Membership) -> "SupervisorCore":
-        """The supervisor that goes on where the one that announced this was."""
+        """Return the successor of the supervisor that announced this membership."""
         state = state_of(membership)
         version = membership.version + TAKEOVER_GAP
         return cls(state.fleet, state.options, version, state.emptied_since)
@@ -218,8 +217,8 @@ class SupervisorCore:
     def take_over(self, found: Collection[InstanceId], now_s: float) -> list[SupervisorEffect]:
         """These instances are up, and no others.
 
-        Those that the fleet does not know came up when nobody could tell of them any more: they
-        are to be killed, and their names are not used again.
+        Those that the fleet does not know came up after the last announcement: the caller kills
+        them, and their names are not used again.
         """
         return [*self.fleet.on_takeover(found, now_s)]
 
@@ -228,7 +227,7 @@ class SupervisorCore:
     def announce(
         self, hosted: Mapping[InstanceId, HostedInstance], others: OtherMembers, own_address: str
     ) -> list[ToMailbox | KeepOnly]:
-        """Tell everybody who is there.
+        """Return a new membership for all members.
 
         Args:
             hosted: the instances that are up.
@@ -261,7 +260,7 @@ class SupervisorCore:
             addresses.append(others.scheduler)
         return [
             *(ToMailbox(address, membership) for address in addresses),
-            # Those that nobody is told of send heartbeats, and are answered.
+            # Instances that are not announced yet send heartbeats, and are answered.
             KeepOnly(frozenset([*addresses, *(each.address for each in hosted.values())])),
         ]
 

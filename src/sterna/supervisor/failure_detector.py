@@ -1,23 +1,22 @@
-"""Which members of a cluster have stopped working, although nobody has told of their deaths. Pure.
+"""Failure detector: finds the members of a cluster that have stopped working. Pure.
 
-A member is noticed by its progress, not by an answer. Three things are looked at:
+It judges members by their progress, not by answers. Three signs count:
 
-- the **state of its process**, seen on its node: one that is gone is dead, one that stays stopped
-  (SIGSTOP) will do nothing;
-- its **heartbeats**, which come from the loop in which it does everything else: one whose process
-  runs but that says nothing for long hangs as a whole;
-- what its heartbeats say of its **engine**: one that has something in hand, and ends nothing for
-  very long, hangs in it, however well its member answers.
+- the **state of its process**, seen on its node: a process that is gone is dead, and one that stays
+  stopped (SIGSTOP) will do nothing;
+- its **heartbeats**, which come from the loop in which it does everything else: a member whose
+  process runs without heartbeats for long hangs as a whole;
+- the steps of its **engine** that heartbeats report: an engine that has work, and ends no step for
+  very long, hangs even if its member answers.
 
 A member on another node may be silent because of the network: while its node cannot be looked at,
-neither its heartbeats nor what they say count. How long that may last is for its lease to say
-(`lease`).
+its heartbeats and their contents do not count. Its lease limits this time (`lease`).
 
-All that counts is counted on the watcher's clock, and not while the watcher itself did not run: a
-machine that was asleep, or was too busy to let anybody run, must not lose all its members at
-once.
+Times are measured on the watcher's clock, and not while the watcher itself does not run: a machine
+that was asleep, or too busy to run anything, must not lose all its members at once.
 
-Whoever is found here is to be *fenced*, killed for certain, before anybody takes its work over.
+A member that is found here must be *fenced*, killed for certain, before another one takes over its
+work.
 """
 
 from dataclasses import dataclass
@@ -31,11 +30,11 @@ from sterna.messages.actors import Heartbeat
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, array_like=True):
-    """One process, of all that there have been on any node.
+    """Identity of one process, unique over all nodes and times.
 
     Attributes:
-        node_id: the cluster engine's name of the node.
-        started_ticks: when it started, as the kernel counts: process ids are used again.
+        node_id: Ray's id of the node.
+        started_ticks: its start in the kernel's clock ticks, since process ids are used again.
     """
 
     node_id: str
@@ -44,8 +43,8 @@ class ProcessIdentity(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProcessState(Enum):
-    """What its node says of a process. One that cannot be looked at, as where no file can be
-    opened, is *unseen*: that says nothing of it."""
+    """State of a process on its node. *Unseen* means that it cannot be looked at, for instance
+    because no file can be opened, which says nothing about it."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -55,7 +54,7 @@ class ProcessState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Halted:
-    """This member works no more; `reason` is for the log."""
+    """This member has stopped working; `reason` is for the log."""
 
     member: str
     reason: str
@@ -66,13 +65,13 @@ class _Watched:
     """One member.
 
     Attributes:
-        stopped_timeout_s: how long its process may be stopped.
-        silence_timeout_s: how long nothing may be heard of it.
-        stopped_s: when it was first seen stopped, or None while it is not.
+        stopped_timeout_s: time for which its process may be stopped.
+        silence_timeout_s: longest time between two heartbeats.
+        stopped_s: when it was first seen stopped; None while it is not.
         is_gone: whether its process has ended.
-        heard_s: when it was last heard of; None before the first time.
-        num_ended: what its engine had ended by then.
-        ended_s: when that number last changed, or the engine had nothing in hand.
+        heard_s: when its last heartbeat came; None before the first one.
+        num_ended: the number of steps that its engine had ended by then.
+        ended_s: when that number last changed, or the engine last had no work.
         is_remote: whether it is on another node than its watcher.
         seen_s: when its process was last looked at; None before the first time.
     """
@@ -88,7 +87,7 @@ class _Watched:
     ended_s: float = 0.0
 
     def shift(self, delay_s: float, now_s: float) -> None:
-        """Count so much of the time until now for nothing."""
+        """Ignore this amount of the time until now."""
         self.ended_s = min(now_s, self.ended_s + delay_s)
         if self.stopped_s is not None:
             self.stopped_s = min(now_s, self.stopped_s + delay_s)
@@ -117,7 +116,7 @@ class FailureDetector:
         """Watch this member.
 
         Args:
-            stopped_timeout_s, silence_timeout_s: where they are not those configured.
+            stopped_timeout_s, silence_timeout_s: values in place of the configured ones.
             is_remote: whether it is on another node than its watcher.
         """
         if stopped_timeout_s is None:
@@ -127,11 +126,11 @@ class FailureDetector:
         self._watched[member] = _Watched(stopped_timeout_s, silence_timeout_s, is_remote)
 
     def on_left(self, member: str) -> None:
-        """Watch this member no more; one that is not watched is ignored."""
+        """Stop watching this member, if it is watched."""
         self._watched.pop(member, None)
 
     def on_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> None:
-        """The member is alive as a whole. Silence counts from its first heartbeat on."""
+        """Take in a heartbeat. Silence counts from a member's first heartbeat on."""
         watched = self._watched.get(heartbeat.member)
         if watched is None:
             return
@@ -142,7 +141,7 @@ class FailureDetector:
         watched.heard_s = now_s
 
     def on_state(self, member: str, state: ProcessState, now_s: float) -> None:
-        """Its node says so of the member's process."""
+        """Take in the state of the member's process, seen on its node."""
         watched = self._watched.get(member)
         if watched is None:
             return
@@ -157,13 +156,13 @@ class FailureDetector:
             case ProcessState.STOPPED if watched.stopped_s is None:
                 watched.stopped_s = now_s
             case ProcessState.RUNNING | ProcessState.UNSEEN:
-                # Whether one that is not seen is still stopped, nobody knows.
+                # A process that cannot be looked at may run again.
                 watched.stopped_s = None
 
     def on_time(self, now_s: float) -> list[Halted]:
-        """Return the members that work no more, in the order in which they joined; they are
-        watched no longer. To be called several times a second, after what has come in was
-        handed on."""
+        """Return the members that have stopped working, in the order in which they joined, and
+        stop watching them. To be called several times a second, after all heartbeats and states
+        that have arrived were taken in."""
         if self._looked_s is not None:
             delay_s = now_s - self._looked_s
             if delay_s > self._config.own_pause_s:

@@ -1,20 +1,21 @@
-"""Which instances there should be, and what it takes to get there: the supervisor's core. Pure.
+"""The fleet: the instances that should exist, those that do, and the steps between the two. Pure.
 
-Level-triggered: every event changes what is wanted or what is there, and is answered by whatever
-brings the two together. An instance goes through these phases::
+It is level-triggered: every event changes the wanted or the present instances, and its effects
+bring the two together. An instance goes through these phases::
 
     STARTING -> SPARE -> SERVING <-> TERMINATING -> CLOSING -> gone
         |         |         |             |            |
         +---------+---------+-- dies -----+------------+
 
-A spare one (the warm pool) is up and nobody knows of it: to let it serve is to announce it. A
-terminating one gets no new requests, and migration empties it (Section 4.4.3); it ends when it is
-empty, and until then may be told to serve again. One that dies is replaced if it was wanted.
+A spare instance (the warm pool) is up but unknown to other members: it begins to serve when it is
+announced. A terminating one gets no new requests, and migration empties it (Section 4.4.3); it ends
+when it is empty, and until then may be told to serve again. One that dies is replaced if it was
+wanted.
 
 A *generation* is one set of engine options. A rolling restart replaces the instances of older
 generations one at a time: with a *surge* one of the new generation begins before one of the old
-is emptied, else after it has ended. A generation of which no instance has come up yet is given up
-when one fails to start: options that do not work must not cost an instance that does.
+is emptied, otherwise after it has ended. A generation of which no instance has come up yet is given
+up when one fails to start: options that do not work must not cost an instance that does.
 """
 
 from collections.abc import Collection, Iterable
@@ -29,11 +30,11 @@ RETRY_DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Phase(Enum):
-    """Where an instance is in its life."""
+    """Phase in the life of an instance."""
 
     STARTING = "starting"
     SPARE = "warm"
-    """Up, and not announced to anybody."""
+    """Up, and not announced yet."""
     SERVING = "running"
     TERMINATING = "terminating"
     """It gets no new requests and is being emptied."""
@@ -42,7 +43,7 @@ class Phase(Enum):
 
 
 class Cause(Enum):
-    """Why an instance is being emptied."""
+    """Reason why an instance is being emptied."""
 
     SCALING = "the cluster has more instances than it needs"
     OPERATOR = "an operator drains it"
@@ -54,9 +55,9 @@ class Member:
     """One instance.
 
     Attributes:
-        pending: why it has no place to start on yet, or None.
-        cause: why it is being emptied, or None.
-        has_lowered_wanted: whether one less is wanted since it is being emptied.
+        pending: the reason why it has no place to start on yet, or None.
+        cause: the reason why it is being emptied, or None.
+        has_lowered_wanted: whether its termination has lowered `wanted`.
     """
 
     generation: int
@@ -83,14 +84,14 @@ class CancelStart:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End an instance that is empty, or that nobody knows of; then `on_gone`."""
+    """End an instance that is empty, or was never announced; then `on_gone`."""
 
     instance_id: InstanceId
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell everybody who is there."""
+    """Send a new membership to all members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +110,10 @@ class Fleet:
     """The instances of one cluster.
 
     Attributes:
-        wanted: instances that should take requests. More do where a drain was undone after its
-            instance had been replaced; they count for the warm pool.
+        wanted: instances that should take requests. More of them do if a drain was undone after
+            its instance had been replaced; they count for the warm pool.
         min_instances: `wanted` never goes below it.
-        max_instances: `wanted` never goes above it; None: no limit.
+        max_instances: `wanted` never goes above it; None for no limit.
         num_spares: the size of the warm pool.
         members: every instance that has not ended.
     """
@@ -131,11 +132,11 @@ class Fleet:
     _num_failures: int = 0
     _no_start_before_s: float = float("-inf")
 
-    # ------------------------------------------------------------------------- what is asked
+    # ------------------------------------------------------------------------- queries
 
     @property
     def generation(self) -> int:
-        """The generation that new instances are of."""
+        """The generation of new instances."""
         return self._generation
 
     @property
@@ -145,7 +146,7 @@ class Fleet:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When `on_time` is due: a start that had to wait; None when none waits."""
+        """When `on_time` is due, for a start that is delayed; None without one."""
         waits = self._num_failures > 0 and self._num_missing() > 0
         return self._no_start_before_s if waits else None
 
@@ -153,34 +154,34 @@ class Fleet:
         """The instances in one of these phases, in the order of their starts."""
         return tuple(each for each, member in self.members.items() if member.phase in phases)
 
-    # ------------------------------------------------------------------------- what is wanted
+    # ------------------------------------------------------------------------- orders
 
     def begin(self, now_s: float) -> list[FleetEffect]:
-        """Start what is wanted at the beginning."""
+        """Start the instances that are wanted at the beginning."""
         return self._reconcile(now_s)
 
     def on_pool(self, num_spares: int, now_s: float) -> list[FleetEffect]:
-        """So many instances should be up without being needed (the warm pool)."""
+        """Set the size of the warm pool: instances that are up without being needed."""
         self.num_spares = num_spares
         return self._reconcile(now_s)
 
     def on_needed(self, num_instances: int, now_s: float) -> list[FleetEffect]:
-        """Auto-scaling needs so many more than there are, or than are wanted already: starts that
-        have failed, and are to be tried again, are among these."""
+        """Auto-scaling needs this number in addition to those present. `wanted`, which includes
+        failed starts that are to be tried again, is not lowered."""
         num_there = len(self.in_phase(Phase.STARTING, Phase.SPARE, Phase.SERVING))
         self.wanted = max(self.wanted, self._at_most(num_there - self.num_spares + num_instances))
         return self._reconcile(now_s)
 
     def on_add(self, num_instances: int, now_s: float) -> list[FleetEffect]:
-        """So many more instances are wanted, as far as the maximum allows."""
+        """This number of further instances is wanted, up to the maximum."""
         self.wanted = self._at_most(self.wanted + num_instances)
         return self._reconcile(now_s)
 
     def on_terminate(
         self, instance_id: InstanceId, cause: Cause, now_s: float
     ) -> list[FleetEffect]:
-        """The instance is to be emptied and ended; where one less is enough, and a start waits for
-        its place or is to be tried again, that is given up instead.
+        """Empty the instance and end it. If auto-scaling needs one instance less, and a start waits
+        for a place or for another attempt, that start is given up instead.
 
         Raises:
             UnknownInstanceError: there is no such instance.
@@ -198,8 +199,8 @@ class Fleet:
             return self._reconcile(now_s)
         if len(self.in_phase(Phase.SERVING)) == 1:
             raise FleetError(
-                f"{instance_id} is the last instance that takes requests: its own would have "
-                "nowhere to go; have another one started first"
+                f"{instance_id} is the last instance that takes requests: its requests would "
+                "have nowhere to go; start another one first"
             )
         self._set_terminating(member, cause)
         if self.wanted > self.min_instances:
@@ -208,7 +209,7 @@ class Fleet:
         return [Announce(), *self._reconcile(now_s)]
 
     def on_undo(self, instance_id: InstanceId, now_s: float) -> list[FleetEffect]:
-        """The instance, which is being emptied, is to serve on.
+        """Let an instance that is being emptied serve again.
 
         Raises:
             UnknownInstanceError: there is no such instance.
@@ -227,13 +228,13 @@ class Fleet:
         return [Announce(), *self._reconcile(now_s)]
 
     def on_restart(self, now_s: float, *, has_surge: bool = True) -> list[FleetEffect]:
-        """Every instance is to be replaced by one of another generation, one at a time.
+        """Replace every instance by one of a new generation, one at a time.
 
         Raises:
             FleetError: a restart is under way.
         """
         if self.is_restarting and not has_surge and self._has_surge and self._waits_for_a_place():
-            # Nothing has been replaced yet, and nothing would be.
+            # The surge finds no place: without this, nothing would ever be replaced.
             self._has_surge = False
             self._num_at_restart = len(self.in_phase(Phase.SERVING))
             return self._reconcile(now_s)
@@ -245,10 +246,10 @@ class Fleet:
         self._num_at_restart = len(self.in_phase(Phase.SERVING))
         return self._reconcile(now_s)
 
-    # ------------------------------------------------------------------------- what happens
+    # ------------------------------------------------------------------------- events
 
     def on_pending(self, instance_id: InstanceId, reason: str | None) -> list[FleetEffect]:
-        """A starting instance waits for a place, for this reason; None: it has one."""
+        """A starting instance waits for a place, for this reason; None if it has one."""
         member = self.members.get(instance_id)
         if member is None or member.pending == reason:
             return []
@@ -263,16 +264,16 @@ class Fleet:
     def on_takeover(self, found: Collection[InstanceId], now_s: float) -> list[FleetEffect]:
         """The supervisor died; its successor has found these instances up, and no others.
 
-        All at once: what one of them brings could else call off the start of another, which is up.
-        Those that are no members came up when nobody could tell of them any more; their names are
-        not used again.
+        They are taken in at once: one by one, the effects for one of them could cancel the start of
+        another one that is up. Those that are no members came up after the last announcement; their
+        names are not used again.
         """
         unknown = [int(each.removeprefix("i")) for each in found if each not in self.members]
         self._num_begun = max([self._num_begun, *(number + 1 for number in unknown)])
         self.members = {each: self.members[each] for each in self.members if each in found}
         for instance_id in self.in_phase(Phase.STARTING):
             self._set_up(instance_id)
-        # The orders to end may have died with the one who gave them.
+        # The predecessor may have died before it carried out the orders to end them.
         closing = map(Close, self.in_phase(Phase.CLOSING))
         return [Announce(), *closing, *self._reconcile(now_s)]
 
@@ -288,23 +289,23 @@ class Fleet:
             self._generation = self._proven_generation
             effects.append(GiveUpGeneration(member.generation, reason))
         elif now_s >= self._no_start_before_s:
-            # Starts that were begun together, and fail together, are one failure.
+            # Starts that began together, and fail together, are one failure.
             delay_s = RETRY_DELAYS_S[min(self._num_failures, len(RETRY_DELAYS_S) - 1)]
             self._num_failures += 1
             self._no_start_before_s = now_s + delay_s
         return [*effects, *self._reconcile(now_s)]
 
     def on_emptied(self, instance_id: InstanceId, now_s: float) -> list[FleetEffect]:
-        """The instance says that it is empty, and that nothing more will come to it."""
+        """The instance has reported that it is empty, and that no more requests will come."""
         member = self.members.get(instance_id)
         if member is None or member.phase is not Phase.TERMINATING:
-            return []  # It has been told to serve on meanwhile.
+            return []  # The termination has been undone.
         member.phase = Phase.CLOSING
-        # First to be told: whoever takes the supervisor's place must know that it was to end.
+        # Announced first: a successor of the supervisor must know that it was to end.
         return [Announce(), Close(instance_id), *self._reconcile(now_s)]
 
     def on_gone(self, instance_id: InstanceId, now_s: float) -> list[FleetEffect]:
-        """The instance is dead and will never act again, whether it was to end or not."""
+        """The instance is dead and will never act again; it may have been closed or have died."""
         if self.members.pop(instance_id, None) is None:
             return []
         return [Announce(), *self._reconcile(now_s)]
@@ -328,7 +329,8 @@ class Fleet:
         return effects
 
     def _cancel_outdated_starts(self) -> list[FleetEffect]:
-        """Give up those that wait for a place: the next one there is belongs to the new options."""
+        """Give up outdated starts that wait for a place: the next free one is for a start with the
+        new options."""
         cancelled = [each for each in self._pending() if self._is_outdated(self.members[each])]
         for instance_id in cancelled:
             del self.members[instance_id]
@@ -337,13 +339,13 @@ class Fleet:
 
     def _close_outdated_spares(self) -> Iterable[FleetEffect]:
         for instance_id, member in self.members.items():
-            # There is nothing in it that would have to move first.
+            # It has no requests that would have to move first.
             if member.phase is Phase.SPARE and self._is_outdated(member):
                 member.phase, member.cause = Phase.CLOSING, Cause.RESTART
                 yield Close(instance_id)
 
     def _promote(self) -> list[FleetEffect]:
-        """Let spare ones serve while more are wanted than serve."""
+        """Let spare instances serve while fewer serve than are wanted."""
         num_lacking = self._target() - len(self.in_phase(Phase.SERVING))
         promoted = self.in_phase(Phase.SPARE)[: max(0, num_lacking)]
         for instance_id in promoted:
@@ -351,21 +353,21 @@ class Fleet:
         return [Announce()] if promoted else []
 
     def _replace_one(self) -> list[FleetEffect]:
-        """Begin to empty the next instance of an older generation, when it is its turn."""
+        """Begin to empty the next instance of an older generation if none is being replaced."""
         serving = self.in_phase(Phase.SERVING)
         outdated = [each for each in serving if self._is_outdated(self.members[each])]
         if not outdated or self._num_being_replaced() > 0:
             return []
-        # Where there is room for fewer than are wanted, no more need be there than were.
+        # If the cluster has no room for all that are wanted, those present at the restart suffice.
         num_enough = min(self.wanted, self._num_at_restart)
-        # The last one that takes requests stays until another is there, surge or not.
+        # The last instance that takes requests stays until another one serves, surge or not.
         if len(serving) < (self._target() if self._has_surge else max(2, num_enough)):
             return []
         self._set_terminating(self.members[outdated[0]], Cause.RESTART)
         return [Announce()]
 
     def _give_up_surplus(self) -> list[FleetEffect]:
-        """End what is not needed and has no requests: starts without a place, then spare ones."""
+        """End surplus instances without requests: starts without a place, then spare ones."""
         num_surplus = self._num_there() - self._target() - self.num_spares
         cancelled = self._pending()[::-1][: max(0, num_surplus)]
         for instance_id in cancelled:
@@ -384,7 +386,7 @@ class Fleet:
         return tuple(each for each in starting if self.members[each].pending is not None)
 
     def _waits_for_a_place(self) -> bool:
-        """Whether all that the restart has begun waits for a place."""
+        """Whether all instances that the restart has begun wait for a place."""
         begun = [each for each in self.members.values() if not self._is_outdated(each)]
         return self._num_being_replaced() == 0 and all(each.pending is not None for each in begun)
 
@@ -395,19 +397,20 @@ class Fleet:
         return Start(instance_id, self._generation)
 
     def _num_missing(self) -> int:
-        """How many are to be started."""
+        """The number of instances to start."""
         return max(0, self._target() + self.num_spares - self._num_there())
 
     def _num_there(self) -> int:
-        # A successor needs what the one that is being replaced still holds.
+        # An instance that is being replaced still holds the resources of its replacement.
         up = self.in_phase(Phase.STARTING, Phase.SPARE, Phase.SERVING)
         return len(up) + self._num_being_replaced()
 
     def _target(self) -> int:
-        """How many should serve at this moment: during a restart one more, that it may begin."""
+        """The number of instances that should serve: one more during a restart, so that the first
+        replacement can start."""
         serving = self.in_phase(Phase.SERVING)
         is_outdated = any(self._is_outdated(self.members[each]) for each in serving)
-        # A lone instance cannot be emptied before there is another.
+        # A lone instance cannot be emptied before another one serves.
         has_surge = self._has_surge or self.wanted == 1
         return self.wanted + (1 if is_outdated and has_surge else 0)
 

@@ -1,36 +1,36 @@
-"""Leases: who cannot be reached cannot be killed, and must end by itself. Pure.
+"""Leases: an instance that cannot be reached cannot be killed, and must end by itself. Pure.
 
-An instance on another node than its supervisor acts only as long as it holds a **lease**, which
-lasts for so long from when it last asked. Every heartbeat asks; the supervisor's answer names the
-heartbeat that it is to. No two clocks are compared, and no message needs to be in time:
+An instance on another node than its supervisor acts only as long as it holds a **lease**. It lasts
+for a fixed time after a heartbeat that was answered; the supervisor's answer names the heartbeat.
+No two clocks are compared, and no message needs to be in time:
 
-- the instance counts from when it *sent* the heartbeat that was answered, by its own clock. That
-  was before the supervisor got it, so that the supervisor, who counts from when it *answers*, by
-  its own clock, counts longer;
+- the instance counts, on its own clock, from when it *sent* the heartbeat that was answered. That
+  was before the supervisor got it. The supervisor counts, on its own clock, from when it *answers*,
+  and therefore longer;
 - an answer that is late, is lost or comes twice extends nothing beyond that;
 - clocks may show any time, but must run at nearly the same pace (`DRIFT`).
 
 So an instance whose lease has ended on the supervisor's side has ended before, wherever it is: its
-requests may go on elsewhere. A supervisor's successor counts from when it takes over: its
-predecessor, who is dead by then, has answered nobody after that.
+requests may go on elsewhere. A supervisor's successor counts from its takeover: the predecessor is
+dead by then, and answers no more heartbeats.
 
 An instance on the supervisor's own node has no lease. There it can always be killed for certain,
-and nothing would be won by its end should there be no supervisor for a while.
+and its end while there is no supervisor would gain nothing.
 """
 
 DRIFT = 0.01
-"""By so much, at most, one clock may be faster than the other."""
+"""Largest relative difference between the paces of two clocks."""
 
 MARGIN_S = 0.5
-"""What an instance has for noticing the end of its lease."""
+"""Time for an instance to notice the end of its lease."""
 
 
 class HeldLease:
-    """The instance's side.
+    """A lease on the instance's side.
 
     Args:
-        duration_s: how long it may act from when it asked.
-        now_s: it has been begun now, and holds a lease. Its own clock, also below.
+        duration_s: time for which it may act after it sent an answered heartbeat.
+        now_s: the beginning of the lease, on the instance's own clock, as are all times below.
     """
 
     def __init__(self, duration_s: float, now_s: float) -> None:
@@ -39,23 +39,23 @@ class HeldLease:
 
     @property
     def ends_s(self) -> float:
-        """When it ends, should nothing be heard."""
+        """When the lease ends without a further answer."""
         return self._ends_s
 
     def on_answer(self, asked_s: float) -> None:
-        """The supervisor has answered what was asked then."""
+        """The supervisor has answered the heartbeat that was sent at this time."""
         self._ends_s = max(self._ends_s, asked_s + self._duration_s)
 
     def has_ended(self, now_s: float) -> bool:
-        """Whether the instance must not act any more."""
+        """Whether the instance may no longer act."""
         return now_s >= self._ends_s
 
 
 class GrantedLeases:
-    """The supervisor's side.
+    """All leases on the supervisor's side.
 
     Args:
-        duration_s: as the instances have it.
+        duration_s: that of the instances.
     """
 
     def __init__(self, duration_s: float) -> None:
@@ -65,13 +65,13 @@ class GrantedLeases:
 
     def grant(self, member: str, now_s: float) -> None:
         """The member's lease may have been extended until now: it has joined, or a supervisor that
-        is dead may have answered it."""
+        is dead by now may have answered it."""
         self._granted_s[member] = now_s
 
     def may_answer(self, member: str, now_s: float) -> bool:
         """Whether to answer a heartbeat of this member, which extends its lease.
 
-        One that is to end is not answered any more, nor one that is not known.
+        A member that is unknown or is to end gets no answer.
         """
         if member not in self._granted_s or member in self._ending:
             return False
@@ -79,7 +79,7 @@ class GrantedLeases:
         return True
 
     def end(self, member: str) -> None:
-        """Extend the member's lease no more."""
+        """Stop extending the member's lease."""
         self._ending.add(member)
 
     def forget(self, member: str) -> None:
