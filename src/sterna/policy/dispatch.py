@@ -1,4 +1,4 @@
-"""Which instance a new request goes to (Section 4.4.3, dispatching). Pure."""
+"""Dispatch: the choice of an instance for a new request (Section 4.4.3, dispatching). Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import assert_never
@@ -16,9 +16,9 @@ def choose(
     A terminating instance is chosen only while no other exists. Ties go to the instance with
     fewer requests, then to the smaller id.
     """
-    everyone = tuple(candidates)
-    staying = [each for each in everyone if not each.load.is_terminating]
-    eligible = staying or everyone
+    every = tuple(candidates)
+    staying = [each for each in every if not each.load.is_terminating]
+    eligible = staying or every
     if not eligible:
         return None
     match policy.dispatch:
@@ -39,8 +39,8 @@ def choose(
 def real_load_tokens(candidate: Candidate) -> int:
     """Memory that the instance's requests use or wait for, without any headroom, in tokens.
 
-    Queuing and in-flight requests count with their demand: they will be decoding next to the
-    request that asks.
+    Queuing and in-flight requests count with their demand: they will decode beside the new
+    request.
     """
     load = candidate.load
     in_flight_tokens = sum(request.demand_tokens for request in candidate.in_flight)
@@ -51,11 +51,11 @@ def real_load_tokens(candidate: Candidate) -> int:
 def _for_high_priority(
     request: NewRequest, eligible: Sequence[Candidate], policy: PolicyConfig
 ) -> Candidate:
-    """Joins an instance with requests of the same priority while the load allows it.
+    """An instance with requests of the same priority while the load allows it.
 
     Departure from the paper, which names only freeness: an instance with a high-priority
-    request has next to no freeness, so that each further one would go to an instance without,
-    until all of them are virtually overloaded and none has a headroom left to give.
+    request has nearly no freeness, so that each further one would go to an instance without
+    such requests, until all are virtually overloaded and none has a headroom left to give.
     """
     priority = policy.counts_as(request.execution_priority)
     target_tokens = policy.target_load_tokens[priority]

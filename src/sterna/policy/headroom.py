@@ -1,24 +1,24 @@
-"""How much of the headrooms the cluster can afford. Pure.
+"""Headroom shares: the part of the headrooms that the cluster can afford. Pure.
 
-Departure from the paper, whose headroom is the same whatever the others have left (Algorithm 1,
+Departure from the paper, in which a headroom does not depend on the other instances (Algorithm 1,
 line 7). It is taken from the normal requests that would run there, and on few or full instances
-they have nowhere to go: with two instances one high-priority request sends all of them to the
+these have nowhere to go: with two instances one high-priority request sends all of them to the
 other, where they wait for memory, and slow each other, while the first is nearly empty. So a
-headroom counts by a share, the same for all instances,
+headroom counts by a share, the same for all instances, which has two limits:
 
-- at most so much that the batches in which normal requests run grow by `MAX_GROWTH` in the mean:
-  the whole headroom of one of many, two fifths of one of two;
-- at most what those have free: normal requests that would have to queue elsewhere run beside
-  high-priority ones instead.
+- the batches in which normal requests run grow by at most `MAX_GROWTH` in the mean. This allows
+  the whole headroom of one instance among many, and two fifths of it for one of two;
+- the headrooms are at most the free memory of the instances without one: normal requests that would
+  have to queue there run beside high-priority ones instead.
 
 Freeness is balanced when an instance that gives d of its memory as headroom has 1 - d of the batch
-of the others. With a part p of the instances giving so much, the batch that a normal request finds
-itself in is larger in the mean than if all were equal by
+of the others. If a part p of the instances gives d, the batch of a normal request is larger in the
+mean than with equal batches by
 
     p * (1 - p) * d^2 / (1 - p * d)^2
 
-which is the variance of the batches over the square of their mean: it grows with the square of what
-is given, while what high-priority requests gain grows with that itself.
+which is the variance of the batches over the square of their mean: it grows with the square of d,
+while the gain of high-priority requests grows with d itself.
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ from math import sqrt
 from sterna.policy.virtual_usage import Candidate
 
 MAX_GROWTH = 0.06
-"""Of the batches in which normal requests run, while high-priority ones run elsewhere."""
+"""Growth of the batches in which normal requests run, while high-priority ones run elsewhere."""
 
 
 def shared(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """The instances, those with headrooms by the share that counts of them.
+    """The instances, with the share for those that have headrooms.
 
-    Terminating instances neither give a headroom that matters nor take requests.
+    Terminating instances do not count in the share: they take no requests.
     """
     hosts = [each for each in candidates if _headrooms_tokens(each) > 0]
     if not hosts:
@@ -61,11 +61,11 @@ def _share(candidates: Sequence[Candidate]) -> float:
 
 def _bearable_part(giving: float) -> float:
     """The part of their memory that instances may give so that batches grow by MAX_GROWTH; above 1
-    where even all of it would be less than that.
+    if batches would grow by less even with all of it.
 
     Args:
-        giving: the part of the instances that give, above 0, at most 1. At 1 it does not matter to
-            batches; nobody has room for what is given then.
+        giving: the part of the instances that give, above 0, at most 1. At 1 batches are equal; the
+            share is 0 then, since no other instance has room.
     """
     growth = sqrt(MAX_GROWTH)
     return growth / (sqrt(giving * (1.0 - giving)) + giving * growth)

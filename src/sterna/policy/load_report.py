@@ -1,4 +1,4 @@
-"""What a llumlet reports to the global scheduler: Algorithm 1 over its requests. Pure."""
+"""The load report of a llumlet to the global scheduler: Algorithm 1 over its requests. Pure."""
 
 from sterna.config import PolicyConfig
 from sterna.policy.selection import candidates_to_move
@@ -20,7 +20,7 @@ def load(
     num_migrating_out: int,
     num_migrating_in: int,
 ) -> InstanceLoad:
-    """What the instance's llumlet reports to the global scheduler (Section 4.3)."""
+    """The load that the instance's llumlet reports to the global scheduler (Section 4.3)."""
     used_tokens = used_tokens_of(view)
     prefill_demand_tokens = prefill_demand_tokens_of(view)
     head_demand_tokens = view.queuing[0].demand_tokens if view.queuing else 0

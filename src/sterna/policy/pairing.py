@@ -1,8 +1,8 @@
-"""Which instance migrates requests to which (Section 4.4.3, migration). Pure.
+"""Pairing: the choice of sources and destinations of migrations (Section 4.4.3, migration). Pure.
 
-Pairing is level-triggered: each round gives the whole assignment, and what it does not name is
-unset. It sees instances, never their requests (Section 4.3); which request moves is the
-llumlet's choice (`selection`).
+Pairing is level-triggered: each round gives the whole assignment, and an instance that it does not
+name is not a source. It sees instances, never their requests (Section 4.3); the llumlet chooses
+the request to move (`selection`).
 """
 
 from collections.abc import Iterable
@@ -20,23 +20,23 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
 
     Sources are the instances below the source threshold that have a request to move;
     destinations those above the destination threshold. A terminating instance, with its
-    freeness of minus infinity, is always the first and never the second; and so, where the
-    policy says so, is one in which preempted requests queue.
+    freeness of minus infinity, is always a source and never a destination; and so, with
+    `preempted_make_source`, is one in which preempted requests queue.
 
     A terminating instance that has been emptied for too long moves requests without their memory
-    (`move_tokens` of 0), so that no destination lacks it: where no instance above the threshold is
-    left, its destination is the freest one that is.
+    (`move_tokens` of 0), for which every destination has room: if no instance above the threshold
+    is left, its destination is the freest one that is.
 
     The source of lowest freeness gets the destination of highest freeness, and so on; ties go
-    to the smaller id. Each instance is in at most one pair, also where it may take part in
-    several migrations at once (`num_concurrent_migrations`): these then have the same peer.
+    to the smaller id. Each instance is in at most one pair, even if it may take part in several
+    migrations at once (`num_concurrent_migrations`): these then have the same peer.
 
     A source whose move would not help (`move_helps`) is passed over, and the destination is
-    left to the next one, unless the policy pairs at any price.
+    left to the next one, if the policy says so (`pairs_only_to_gain`).
     """
-    everyone = tuple(candidates)
+    every = tuple(candidates)
     sources, destinations = [], []
-    for each in everyone:
+    for each in every:
         has_lost_memory = policy.preempted_make_source and each.load.num_preempted > 0
         if each.freeness < policy.source_freeness_steps or has_lost_memory:
             if each.load.move_tokens is not None:
@@ -63,7 +63,7 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
         taken = set(pairs.values())
         left = [
             each
-            for each in everyone
+            for each in every
             if not each.load.is_terminating and each.instance_id not in taken
         ]
         left.sort(key=lambda each: (-each.freeness, each.instance_id))
@@ -78,8 +78,8 @@ def move_helps(source: Candidate, destination: Candidate, policy: PolicyConfig) 
 
     Without this, a request that overloads any instance by itself (one that fills the memory, or
     a lone one of high priority above its target load) would go back and forth every round. As
-    each move raises the lower freeness of its pair, moves among requests that stay the same
-    come to an end. The gap to a terminating instance is infinite; whatever leaves it helps.
+    each move raises the lower freeness of its pair, moves of an unchanging set of requests
+    come to an end. The gap to a terminating instance is infinite; every move from it helps.
     """
     moved_tokens = source.load.move_tokens
     if moved_tokens is None:
@@ -102,8 +102,8 @@ def _after_move(
 ) -> tuple[Candidate, Candidate]:
     """Both instances as if the source's next request ran on the destination.
 
-    The request is taken to be of the lowest priority that runs on the source. The last one of
-    its priority takes the whole headroom along, to where none of that priority ran.
+    The request is assumed to have the lowest priority that runs on the source. The last one of
+    its priority frees the whole headroom there; the first one of it at the destination adds it.
     """
     leaving, arriving = source.load, destination.load
     counts = dict(leaving.num_by_priority)
@@ -125,6 +125,6 @@ def _after_move(
         normal_free_tokens=arriving.normal_free_tokens - moved_tokens,
         num_running=arriving.num_running + 1,
     )
-    # The share is the cluster's: where there is no headroom yet, it is that of the one that comes.
+    # The share is the cluster's; an instance without a headroom has none yet.
     share = min(source.headroom_share, destination.headroom_share)
     return source.with_load(left), replace(destination, load=arrived, headroom_share=share)

@@ -16,9 +16,9 @@ LLUMNIX_BASE = replace(LLUMNIX, name="llumnix-base", has_priorities=False)
 INFAAS_PP = PolicyConfig(
     name="infaas++", has_priorities=False, migrates=False, queue_demand=QueueDemand.ALL
 )
-"""Load-balancing dispatch by memory load, the demand of all queuing requests counted in, and no
+"""Load-balancing dispatch by memory load, including the demand of all queuing requests, and no
 migration (Section 6.1, INFaaS++). It dispatches by freeness too, as in the paper's runs, so that
-its distance from Llumnix is the work of migration."""
+its difference from Llumnix is due to migration."""
 
 ROUND_ROBIN = PolicyConfig(
     name="round-robin",
@@ -29,8 +29,8 @@ ROUND_ROBIN = PolicyConfig(
 """Spreads requests evenly, blind to load (Section 6.1, round-robin dispatching)."""
 
 STERNA = replace(LLUMNIX, name="sterna", shares_headroom=True)
-"""Sterna's own policy: whatever beats Llumnix in evidence. Its headrooms are no larger than the
-others can bear (`policy.headroom`)."""
+"""Sterna's own policy: the rules that are measured to be better than Llumnix's. Its headrooms are
+no larger than the other instances can bear (`policy.headroom`)."""
 
 PRESETS: Mapping[str, PolicyConfig] = MappingProxyType(
     {policy.name: policy for policy in (LLUMNIX, LLUMNIX_BASE, INFAAS_PP, ROUND_ROBIN, STERNA)}
@@ -38,10 +38,10 @@ PRESETS: Mapping[str, PolicyConfig] = MappingProxyType(
 
 
 def preset(name: str) -> PolicyConfig:
-    """The policy of that name.
+    """The policy of this name.
 
     Raises:
-        ConfigurationError: there is none; the message lists the names.
+        ConfigurationError: there is no such policy; the message lists the names.
     """
     try:
         return PRESETS[name]

@@ -1,11 +1,11 @@
-"""When to add and to terminate instances (Section 4.4.3, auto-scaling). Pure.
+"""Auto-scaling: adds and terminates instances (Section 4.4.3, auto-scaling). Pure.
 
 The average freeness for the normal priority is kept within [x, y]. Each side has a deadline,
-set when the average leaves the range on that side and cleared when it comes back: the decision
-falls when the deadline is reached, and the next one needs another whole period.
+set when the average leaves the range on that side and cleared when it comes back. The decision
+is made at the deadline, and the next one needs another whole period.
 
-Departure from the paper: requests that no instance can take are worse than a low average, and more
-instances are started for them at once.
+Departure from the paper: if no instance has room for a request, more instances are started at once,
+whatever the average is.
 """
 
 import math
@@ -19,7 +19,7 @@ from sterna.types import InstanceId
 
 @dataclass(frozen=True, slots=True)
 class ScaleUp:
-    """Start so many more instances."""
+    """Start this number of further instances."""
 
     num_instances: int
 
@@ -36,14 +36,14 @@ ScalingDecision = ScaleUp | Terminate
 
 @dataclass(frozen=True, slots=True)
 class ScalingState:
-    """When the average will have been outside the range for a period.
+    """The deadlines of the next decisions.
 
     Attributes:
-        scale_up_at_s: deadline of an average below x, or None while it is not.
-        scale_down_at_s: deadline of an average above y, or None while it is not.
-        no_end_before_s: no instance is terminated before (`cooldown_s`).
-        next_look_at_s: when the average is looked at next, where it need not last; None before
-            the first look.
+        scale_up_at_s: deadline of an average below x; None while it is not below.
+        scale_down_at_s: deadline of an average above y; None while it is not above.
+        no_end_before_s: no instance is terminated before this time (`cooldown_s`).
+        next_look_at_s: time of the next decision if the average need not last for a period
+            (`is_sustained`); None before the first one.
     """
 
     scale_up_at_s: float | None = None
@@ -53,10 +53,10 @@ class ScalingState:
 
 
 def average_normal_freeness(candidates: Iterable[Candidate]) -> float | None:
-    """Average over the instances that stay, in decode steps; None when there is none.
+    """Average over the instances that stay, in decode steps; None if there is none.
 
-    A terminating instance is left out: its minus infinity would be the average's, and the
-    capacity that it leaves behind is what the average is to tell.
+    A terminating instance is left out: with its minus infinity the average would be that, too, and
+    the average is to describe the remaining capacity.
     """
     values = [
         normal_freeness_of(each.load, each.in_flight, each.policy) for each in _staying(candidates)
@@ -75,24 +75,24 @@ def decide(
     begins_s: float = 0.0,
     num_held: int = 0,
 ) -> tuple[ScalingState, ScalingDecision | None]:
-    """The next state, and what to do, if anything.
+    """The next state, and a decision or None.
 
-    Instances that start (`num_starting`) will be idle: they count in how many more are needed.
-    They count against the maximum, too, and so do terminating ones, which hold their GPUs until
-    they are empty. A side on which the limits leave nothing to do keeps its deadline, so that it
-    acts as soon as they do; so it does before `begins_s`, when nothing is decided yet.
+    Starting instances (`num_starting`) will be idle, and lower the number that is still needed.
+    They count against the maximum, and so do terminating ones, which hold their GPUs until they
+    are empty. A side on which the limits leave nothing to do keeps its deadline, so that it acts as
+    soon as they allow it. The same holds before `begins_s`, when nothing is decided yet.
 
-    Of those that start, `num_pending` have no place to start on, and may wait for one for ever. To
-    terminate then is to give one of them up, whichever instance is named.
+    Of the starting ones, `num_pending` wait for a place, perhaps for ever. A decision to terminate
+    then gives up one of these starts, whichever instance it names.
     """
-    everyone = tuple(candidates)
-    staying = _staying(everyone)
-    num_room = max(0, config.max_instances - len(everyone) - num_starting)
+    every = tuple(candidates)
+    staying = _staying(every)
+    num_room = max(0, config.max_instances - len(every) - num_starting)
     average = average_normal_freeness(staying)
     if average is None:
-        # Nothing is known: dead instances are the supervisor's to replace.
+        # Nothing is known; the supervisor replaces dead instances.
         return ScalingState(), None
-    # No way up and none down are left before.
+    # No decision before `begins_s`.
     if now_s < begins_s:
         num_room = 0
     can_shrink = now_s >= begins_s and len(staying) + num_pending > config.min_instances
@@ -100,7 +100,7 @@ def decide(
         return _look(state, average, staying, config, num_starting, num_room, can_shrink, now_s)
     cooled_s = state.no_end_before_s
     if num_starting > num_pending:
-        # An instance that comes up is empty, and lifts the average before it has had its share.
+        # An instance that comes up is empty, and lifts the average before it gets requests.
         cooled_s = max(cooled_s, now_s + config.cooldown_s)
     after = ScalingState(no_end_before_s=now_s + config.cooldown_s)
     is_starved = num_starting == 0 and (num_held > 0 or all(map(_is_full, staying)))
@@ -120,7 +120,7 @@ def decide(
 
 
 def _is_full(candidate: Candidate) -> bool:
-    """Whether requests queue here for memory that is not there."""
+    """Whether requests queue here because memory is lacking."""
     load = candidate.load
     return load.num_queuing > 0 and load.used_tokens + load.head_demand_tokens > load.total_tokens
 
@@ -135,11 +135,11 @@ def _look(
     can_shrink: bool,
     now_s: float,
 ) -> tuple[ScalingState, ScalingDecision | None]:
-    """Decides by the average of this moment, once a period."""
+    """Decide by the average of this moment, once a period."""
     look_at_s = _deadline(state.next_look_at_s, config, now_s)
     if now_s < look_at_s:
         return ScalingState(next_look_at_s=look_at_s), None
-    # Missed looks are not made up for: each would decide by the same loads.
+    # Missed periods are skipped: each would decide by the same loads.
     next_s = look_at_s + config.period_s
     following = ScalingState(next_look_at_s=next_s if next_s > now_s else now_s + config.period_s)
     if average < config.low_freeness_steps:
@@ -159,7 +159,7 @@ def _deadline(deadline_s: float | None, config: ScalingConfig, now_s: float) -> 
 
 
 def _num_needed(staying: Sequence[Candidate], config: ScalingConfig, num_starting: int) -> int:
-    """As many idle instances, beyond those that start, as bring the average back to x.
+    """The number of idle instances, beyond those that start, that bring the average back to x.
 
     An idle instance has a freeness of M, here the average M of the others.
     """
@@ -167,7 +167,7 @@ def _num_needed(staying: Sequence[Candidate], config: ScalingConfig, num_startin
     idle_steps = math.fsum(each.load.total_tokens for each in staying) / num_known
     gain_steps = idle_steps - config.low_freeness_steps
     num_needed = 1
-    # Where not even an idle instance reaches x, no number restores the average: one at a time.
+    # If not even an idle instance reaches x, no number restores the average: start one at a time.
     if gain_steps > 0:
         steps = (normal_freeness_of(each.load, each.in_flight, each.policy) for each in staying)
         lacking_steps = num_known * config.low_freeness_steps - math.fsum(steps)

@@ -1,4 +1,4 @@
-"""Which requests a source instance moves, and in which order (Section 4.4.3). Pure."""
+"""Selection: the requests that a source instance moves, and their order (Section 4.4.3). Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import assert_never
@@ -15,19 +15,19 @@ from sterna.types import InstanceView, RequestView
 
 
 def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[RequestView, ...]:
-    """Requests that can move, the one to move first in front; empty when there is none.
+    """Requests that can move, in the order of their moves; empty if there is none.
 
     Running requests go by execution priority, the lowest first, then by the policy's victim
     rule, then by id. A request that is immovable at this moment is left out.
 
-    Where headrooms alone make an instance a source, those that have one stay, and all of their
-    rank and above: others leave until none is left. Else a request of high priority that has
-    got an instance to itself would be the next to move, to where it meets others again.
+    If headrooms alone make an instance a source, requests of the priorities with a headroom and
+    above stay, and others leave until none is left. Otherwise a high-priority request that has
+    an instance to itself would be the next to move, and meet other requests again.
 
     Queuing requests move only from a terminating instance, and then first and in the engine's
-    order: they hold no memory, so their move copies nothing, and they cannot be served until
-    somebody else has left. From an instance that stays, the paper moves running requests: the
-    queue drains into the memory that they free.
+    order: they hold no memory, so their move copies nothing, and they cannot run before another
+    request has left. From an instance that stays, the paper moves running requests: the queuing
+    ones then get the memory that these free.
     """
     ranks = _ranks(instance.running, policy.victim)
     order = [
@@ -69,7 +69,7 @@ def _is_source_by_memory(instance: InstanceView, policy: PolicyConfig) -> bool:
 
 
 def _ranks(requests: Sequence[RequestView], victim: Victim) -> Iterable[int]:
-    """The place of each request by the victim rule, the first to move lowest."""
+    """The rank of each request by the victim rule; the lowest moves first."""
     match victim:
         case Victim.SHORTEST:
             return [request.num_tokens for request in requests]

@@ -1,9 +1,9 @@
 """Virtual usage and freeness (Algorithm 1, Section 4.4.2). Pure.
 
-Every goal of the scheduling policy becomes load balancing once the right requests are given a
-usage that they do not have: a queuing request its demand, a high-priority request a headroom,
-a terminating instance an infinite request. The sum of these *virtual usages* decides how free
-an instance is:
+Every goal of the scheduling policy becomes load balancing if some requests count with a usage that
+they do not have: a queuing request with its demand, a high-priority request with a headroom, and a
+terminating instance with an infinite request. The sum of these *virtual usages* decides how free an
+instance is:
 
     freeness = (M - sum of virtual usages) / B
 
@@ -34,7 +34,7 @@ DEFAULT_POLICY = PolicyConfig(name="default")
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request that no load report shows yet: to be dispatched, or on its way to an instance."""
+    """A request that no load report shows yet: about to be dispatched, or in flight."""
 
     demand_tokens: int
     execution_priority: Priority
@@ -44,17 +44,17 @@ class NewRequest:
 class Candidate:
     """One instance as the global scheduler knows it; never changed.
 
-    Not frozen, because that would take as long as all the rest of making one, which is done for
-    every load report.
+    Not frozen, because that would double the time for making one, which happens with every load
+    report.
 
     Attributes:
         load: its last report.
         in_flight: requests on their way to it.
         num_dispatched: requests dispatched to it so far, for round robin.
-        policy: what its freeness is computed by.
+        policy: the rules by which its freeness is computed.
         headroom_share: the part of its headrooms that counts, from 0 to 1 (`headroom.shared`).
         freeness: in decode steps, corrected for the requests in flight.
-        dispatch_freeness: the freeness that a new request is dispatched by.
+        dispatch_freeness: the freeness by which a new request is dispatched.
     """
 
     load: InstanceLoad
@@ -66,7 +66,7 @@ class Candidate:
     dispatch_freeness: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Computed once: a scheduler of many instances asks most of them about every request.
+        # Computed once: a scheduler of many instances compares most of them for every request.
         load, in_flight, policy = self.load, self.in_flight, self.policy
         share = self.headroom_share
         self.freeness = self.dispatch_freeness = freeness_of(load, in_flight, policy, share)
@@ -95,13 +95,13 @@ def headroom_tokens(priority: Priority, total_tokens: int, policy: PolicyConfig)
 def used_tokens_of(instance: InstanceView) -> int:
     """Physical memory in use."""
     physical_tokens = sum(request.physical_usage_tokens for request in instance.running)
-    # A reservation is memory that an incoming request already owns; a block that requests share
-    # through the prefix cache is in the sum once for each of them.
+    # A reservation is memory that an incoming request already owns. The sum counts a block that
+    # requests share through the prefix cache once for each of them.
     return physical_tokens - instance.shared_tokens + instance.reserved_tokens
 
 
 def prefill_demand_tokens_of(instance: InstanceView) -> int:
-    """What requests in the batch lack of the memory for their whole prompts.
+    """Memory that requests in the batch still lack for their whole prompts.
 
     The virtual usage of a request that is prefilled in chunks is that of its whole prompt from
     its first chunk on: it had it as the head of the line, and admission has promised it.
@@ -124,11 +124,11 @@ def free_tokens_of(
     queued_demand_tokens: int,
     num_by_priority: tuple[tuple[Priority, int], ...],
 ) -> tuple[int, int]:
-    """What virtual usages leave of the memory, with every headroom counted and with none.
+    """Memory less the virtual usages, first with every headroom and then with none.
 
     Algorithm 1, lines 1 to 10 and 14 to 16, from the sums over an instance's requests, which
     engines may know without listing the requests. The running requests of a priority share its
-    headroom, so that together they add the whole.
+    headroom, so that their sum has the whole of it.
 
     Args:
         num_by_priority: running requests of each execution priority as the policy sees it
@@ -155,11 +155,11 @@ def freeness_of(
     policy: PolicyConfig = DEFAULT_POLICY,
     headroom_share: float = 1.0,
 ) -> float:
-    """Freeness of a reported instance in decode steps, as if the requests in flight were there
+    """Freeness of a reported instance in decode steps, as if the requests in flight had arrived
     (Algorithm 1, lines 11 to 18).
 
-    Each of them adds its demand and one request to the batch: until the next report shows where
-    it stands, it is taken for a request that will run.
+    Each of them adds its demand and one request to the batch: until the next report shows its
+    state, it is taken for a request that will run.
     """
     num_in_line = 1 if load.num_queuing else 0
     free_tokens = _free_tokens(load, headroom_share)
@@ -172,7 +172,8 @@ def dispatch_freeness_of(
     policy: PolicyConfig,
     headroom_share: float = 1.0,
 ) -> float:
-    """The same with every queuing request in the batch (`batch_counts_queue`)."""
+    """Dispatch freeness: `freeness_of` with every queuing request in the batch
+    (`batch_counts_queue`)."""
     free_tokens = _free_tokens(load, headroom_share)
     return _corrected(load, free_tokens, in_flight, load.num_queuing, policy)
 
@@ -182,7 +183,8 @@ def normal_freeness_of(
     in_flight: Iterable[NewRequest] = (),
     policy: PolicyConfig = DEFAULT_POLICY,
 ) -> float:
-    """The same for the normal priority: every headroom left out (Section 4.4.3, auto-scaling)."""
+    """Freeness for the normal priority: `freeness_of` without any headroom (Section 4.4.3,
+    auto-scaling)."""
     num_in_line = 1 if load.num_queuing else 0
     return _corrected(load, load.normal_free_tokens, in_flight, num_in_line, policy)
 
@@ -197,7 +199,7 @@ def is_source_by_memory(
     """Whether an instance would be a source of migrations if no request had a headroom.
 
     Args:
-        num_preempted: those of the queuing requests whose memory was taken back.
+        num_preempted: queuing requests whose memory was taken back.
     """
     if policy.preempted_make_source and num_preempted > 0:
         return True
@@ -252,7 +254,7 @@ def _batch_size(num_running: int, num_queuing: int) -> int:
 
 
 def _steps(free_tokens: float, batch_size: int, policy: PolicyConfig) -> float:
-    # Departure from the paper: a negative numerator is not divided by the batch size, since the
-    # division would make an overloaded instance look freer the more requests it has.
+    # Departure from the paper: a negative numerator is not divided by the batch size, since then
+    # an overloaded instance with more requests would look freer.
     is_divided = free_tokens > 0 or policy.divides_overload
     return free_tokens / batch_size if is_divided else free_tokens

@@ -1,8 +1,8 @@
 """The scheduler actor without its sockets and clock: messages in, effects out. Pure.
 
-`GlobalScheduler` decides about dispatching, pairing and scaling (Section 4.3). Here is what
-surrounds it: who is there by the newest `Membership`, and where they are. `runtime.scheduler`
-carries the effects out on asyncio, `hostile` in virtual time.
+`GlobalScheduler` decides about dispatching, pairing and scaling (Section 4.3). The core adds the
+members of the newest `Membership` and their addresses. `scheduler.shell` carries the effects out on
+asyncio, `fault_simulation` in virtual time.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,16 +29,16 @@ from sterna.scheduler import global_scheduler as rules
 from sterna.types import FrontendId, InstanceId
 
 SchedulerEffect = ToMailbox | KeepOnly | Unexpected | ScaleUp | Terminate
-"""ScaleUp and Terminate are facts for the log: the message to the supervisor comes along."""
+"""ScaleUp and Terminate are facts for the log: a message to the supervisor accompanies them."""
 
 
 class SchedulerCore:
     """The decisions of one scheduler.
 
     Args:
-        now_s: the time of the clock whose times all methods are given.
-        scaling: None where the number of instances is left alone.
-        first_dispatch_number: above any that a predecessor gave.
+        now_s: the time, on the same clock as that of all methods.
+        scaling: None leaves the number of instances alone.
+        first_dispatch_number: above those of any predecessor.
     """
 
     def __init__(
@@ -54,21 +54,21 @@ class SchedulerCore:
         )
         self._membership = Membership(0, (), (), None)
         self._instances: dict[InstanceId, InstanceMember] = {}
-        self._everybody: set[InstanceId] = set()
+        self._present: set[InstanceId] = set()
         self._joined: set[InstanceId] = set()
         self._frontends: dict[FrontendId, str] = {}
         self._reports: dict[InstanceId, LoadReport] = {}
 
-    # -------------------------------------------------------------------------- what is asked
+    # -------------------------------------------------------------------------- queries
 
     @property
     def membership(self) -> Membership:
-        """The newest that it has heard of."""
+        """The newest membership that it knows."""
         return self._membership
 
     @property
     def reports(self) -> Mapping[InstanceId, LoadReport]:
-        """The newest of each instance that is there."""
+        """The newest report of each announced instance."""
         return self._reports
 
     @property
@@ -82,14 +82,14 @@ class SchedulerCore:
         return self._core.next_deadline_s
 
     def stats(self) -> list[ToMailbox]:
-        """What the front ends' metrics are to be told from time to time."""
+        """Return the messages with the cluster's load for the metrics of the front ends."""
         stats = ClusterStats(tuple(map(_stats, self._reports.values())))
         return [ToMailbox(address, stats) for address in self._frontends.values()]
 
-    # -------------------------------------------------------------------------- what happens
+    # -------------------------------------------------------------------------- events
 
     def on_message(self, message: WireMessage, now_s: float) -> list[SchedulerEffect]:
-        """Take a message in; none has payload that concerns the scheduler."""
+        """Take in a message; no message to the scheduler has payload frames."""
         match message:
             case LoadReport(load):
                 # A report may arrive after the instance's end, or before its membership.
@@ -106,17 +106,17 @@ class SchedulerCore:
                 return [Unexpected(message)]
 
     def on_membership(self, membership: Membership, now_s: float) -> list[SchedulerEffect]:
-        """Learn who is there."""
+        """Take in a membership; an old one is ignored."""
         if membership.version <= self._membership.version:
             return []
         self._membership = membership
         instances = {i.instance_id: i for i in membership.instances}
         frontends = {f.frontend_id: f.address for f in membership.frontends}
         warm = {a.instance_id for a in membership.absent if a.state == "warm"}
-        # Those that start count where it is decided how many more are needed; warm ones do not.
+        # Starting instances count in the number that auto-scaling still needs; warm ones do not.
         coming = {a.instance_id for a in membership.absent} - warm
-        everybody = instances.keys() | coming | warm
-        gone_instances = sorted(self._everybody - everybody)
+        present = instances.keys() | coming | warm
+        gone_instances = sorted(self._present - present)
         new_instances = sorted((instances.keys() | coming) - self._joined)
         withdrawn = sorted(self._joined & warm)
         gone_frontends = sorted(self._frontends.keys() - frontends.keys())
@@ -124,7 +124,7 @@ class SchedulerCore:
         if membership.supervisor is not None:
             addresses.add(membership.supervisor)
         self._instances = instances
-        self._everybody = everybody
+        self._present = present
         self._joined = instances.keys() | coming
         self._frontends = frontends
         effects: list[rules.Effect] = []
@@ -168,7 +168,8 @@ class SchedulerCore:
         return translated
 
     def _to_supervisor(self, message: AddInstances | TerminateInstance) -> list[ToMailbox]:
-        """Where there is no supervisor, the decision falls again after another period."""
+        """The message, if there is a supervisor; otherwise the decision comes again after another
+        period."""
         supervisor = self._membership.supervisor
         return [] if supervisor is None else [ToMailbox(supervisor, message)]
 

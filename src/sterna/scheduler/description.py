@@ -1,4 +1,4 @@
-"""The instances as operators see them: `sterna instances`. Pure."""
+"""Descriptions of the instances for operators: `sterna instances`. Pure."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -21,7 +21,7 @@ UNKNOWN: Description = {
     "migrations_committed": 0,
     "migrations_aborted": 0,
 }
-"""The load of an instance that has not reported one."""
+"""The load of an instance that has sent no report."""
 
 
 def describe_instances(
@@ -31,7 +31,8 @@ def describe_instances(
     *,
     migrates: bool = True,
 ) -> list[Description]:
-    """One entry an instance, those to come last; the names are stable (docs/operations/run.md).
+    """One entry for each instance, those that do not serve yet last. The names of the fields are
+    stable (docs/operations/run.md).
 
     Args:
         sources: instances that have a destination to move requests to.
@@ -81,7 +82,7 @@ def _load(report: LoadReport) -> Description:
     return {
         "total_tokens": load.total_tokens,
         "used_tokens": load.used_tokens,
-        # JSON knows no infinity; a terminating instance has no freeness to speak of.
+        # JSON has no infinity, and a terminating instance has minus infinity.
         "freeness": freeness if math.isfinite(freeness) else None,
         "running": load.num_running,
         "queuing": load.num_queuing,
@@ -100,7 +101,7 @@ def _note(
     *,
     migrates: bool,
 ) -> str | None:
-    """Why it is being emptied, and what that waits for."""
+    """The reason why it is being emptied, and what that waits for."""
     if instance.note is None or report is None:
         return instance.note
     load = report.load

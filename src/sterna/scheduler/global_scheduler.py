@@ -1,12 +1,12 @@
 """The global scheduler (Section 4.3): loads in; dispatch, pairing and scaling decisions out. Pure.
 
 It sees instances and never their running requests, so that its work does not grow with these.
-Each `on_...` method is one event and returns what is to be done, in order; `on_tick` wants to be
-called at `next_deadline_s`.
+Each `on_...` method is one event and returns its effects, in order; `on_tick` is to be called at
+`next_deadline_s`.
 
-It keeps no state that matters. The loads come again with the next reports; the requests that it
-holds are asked for again by their front ends; and each instance is told its destination anew
-when it is first part of a round, also when it has none, since a predecessor may have named one.
+It keeps no state that a successor would miss. The loads come again with the next reports, and front
+ends send the held requests again. Each instance gets its destination when it is first part of a
+round, even if it has none, since a predecessor may have set one.
 """
 
 import math
@@ -31,8 +31,8 @@ class Dispatch:
     """Tell the front end to send the request to the instance.
 
     Attributes:
-        dispatch_number: grows with every dispatch; the instance reports the highest whose
-            request its engine has taken in.
+        dispatch_number: grows with every dispatch; the instance reports the highest number of
+            those that its engine has taken in.
     """
 
     request_id: RequestId
@@ -43,7 +43,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class SetDestination:
-    """Tell the source where to migrate requests to; None: start no migration any more."""
+    """Tell the source where to migrate requests to; with None it starts no more migrations."""
 
     source: InstanceId
     destination: InstanceId | None
@@ -56,14 +56,14 @@ class GlobalScheduler:
     """Places requests and pairs instances by the loads that these report.
 
     Args:
-        policy: what to decide by.
+        policy: the rules of all decisions.
         now_s: the time; the first round is one interval later.
         scaling: None leaves the number of instances alone.
-        scaling_begins_s: no instance is added or terminated before.
-        first_dispatch_number: number of the first dispatch, above any that a predecessor gave.
-        in_flight_lease_s: a dispatch that no report shows after so long is taken for lost, and
-            its demand no longer held against the instance. An engine may compute a step of
-            several seconds before it takes a request in.
+        scaling_begins_s: no instance is added or terminated before this time.
+        first_dispatch_number: number of the first dispatch, above those of any predecessor.
+        in_flight_lease_s: a dispatch that no report shows after this time is taken for lost, and
+            its demand no longer counts. An engine may compute a step of several seconds before it
+            takes a request in.
     """
 
     def __init__(
@@ -84,19 +84,19 @@ class GlobalScheduler:
         self._in_flight_lease_s = in_flight_lease_s
         self._next_round_s = now_s + policy.round_interval_s
         self._instances: dict[InstanceId, _InstanceState] = {}
-        # The instances by id; None when one came or went since.
+        # The instances by id; None after one has come or gone.
         self._order: list[_InstanceState] | None = None
-        # A report can arrive after the news of its instance's death; ids are never used again.
+        # A report can arrive after its instance's death is known; ids are never used again.
         self._gone: set[InstanceId] = set()
         self._held: dict[RequestId, DispatchRequest] = {}
-        # No dispatch in flight is taken for lost before.
+        # No dispatch in flight is taken for lost before this time.
         self._first_expiry_s = math.inf
-        self._told: dict[InstanceId, InstanceId | None] = {}
+        self._last_destinations: dict[InstanceId, InstanceId | None] = {}
         self._pending: frozenset[InstanceId] = frozenset()
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When `on_tick` is due: the next round, or None when the policy holds no rounds."""
+        """When `on_tick` is due: the next round, or None if the policy has no rounds."""
         has_rounds = self._policy.migrates or self._scaling is not None
         return self._next_round_s if has_rounds else None
 
@@ -117,7 +117,7 @@ class GlobalScheduler:
     def destinations(self) -> Mapping[InstanceId, InstanceId]:
         """The destination of each instance that is set as a source."""
         return MappingProxyType(
-            {source: each for source, each in self._told.items() if each is not None}
+            {source: each for source, each in self._last_destinations.items() if each is not None}
         )
 
     @property
@@ -128,13 +128,13 @@ class GlobalScheduler:
     def on_request(self, request: DispatchRequest, now_s: float) -> list[Effect]:
         """A front end asks for an instance; without one, the request is held.
 
-        A repeated question for a held request changes nothing but its values.
+        A repeated call for a held request only replaces its values.
         """
         self._held[request.request_id] = request
         return self._dispatch_held(now_s)
 
     def on_cancel(self, request_id: RequestId, now_s: float) -> list[Effect]:
-        """A front end needs no instance for the request any more, or never sent it."""
+        """A front end no longer needs an instance for the request, or never sent it there."""
         self._held.pop(request_id, None)
         for instance in self._instances.values():
             instance.drop(lambda each: each.request_id == request_id)
@@ -155,30 +155,30 @@ class GlobalScheduler:
         instance.known = None
         if instance.in_flight:
             instance.drop(lambda each: each.dispatch_number <= load.last_dispatch)
-        # A predecessor's dispatch may still arrive; ours must count as later ones.
+        # A predecessor's dispatch may still arrive; those of this scheduler must count as later.
         if load.last_dispatch >= self._next_number:
             self._next_number = load.last_dispatch + 1
         return self._dispatch_held(now_s) if self._held else []
 
     def on_instance_joined(self, instance_id: InstanceId, now_s: float) -> list[Effect]:
-        """An instance starts; it takes part from its first load report on."""
+        """An instance is starting; it takes part from its first load report on."""
         if instance_id not in self._gone and instance_id not in self._instances:
             self._join(instance_id)
         return []
 
     def on_instance_withdrawn(self, instance_id: InstanceId) -> None:
-        """An instance that has started is kept ready, without requests, until it joins again."""
+        """An instance that was starting is up and warm: it takes no part until it joins again."""
         instance = self._instances.get(instance_id)
         if instance is not None and instance.load is None:
             del self._instances[instance_id]
             self._order = None
 
     def set_pending(self, instance_ids: Iterable[InstanceId]) -> None:
-        """Say which of the instances that start have no place to start on yet."""
+        """Set the starting instances that wait for a place."""
         self._pending = frozenset(instance_ids)
 
     def set_terminating(self, instance_id: InstanceId, is_terminating: bool) -> None:
-        """Say that an instance is being emptied, or serves again, before its reports do."""
+        """Set whether an instance is being emptied, which its reports may show later."""
         instance = self._instances.get(instance_id)
         if instance is not None and instance.is_terminating != is_terminating:
             instance.is_terminating = is_terminating
@@ -197,11 +197,11 @@ class GlobalScheduler:
         self._gone.add(instance_id)
         self._instances.pop(instance_id, None)
         self._order = None
-        self._told.pop(instance_id, None)
+        self._last_destinations.pop(instance_id, None)
         effects: list[Effect] = []
         for source, destination in sorted(self.destinations.items()):
             if destination == instance_id:
-                self._told[source] = None
+                self._last_destinations[source] = None
                 effects.append(SetDestination(source, None))
         return effects
 
@@ -217,20 +217,20 @@ class GlobalScheduler:
         return []
 
     def on_tick(self, now_s: float) -> list[Effect]:
-        """Holds a round when it is due: pairs instances, then scales their number."""
+        """Run a round if it is due: pair instances, then scale their number."""
         deadline_s = self.next_deadline_s
         if deadline_s is None or now_s < deadline_s:
             return []
         self._next_round_s = deadline_s + self._policy.round_interval_s
         if self._next_round_s <= now_s:
-            # Missed rounds are not made up for: each would decide by the same loads.
+            # Missed rounds are skipped: each would decide by the same loads.
             self._next_round_s = now_s + self._policy.round_interval_s
         self._drop_expired(now_s)
         effects = self._pair() if self._policy.migrates else []
         return effects + self._scale(now_s)
 
     def _dispatch_held(self, now_s: float) -> list[Effect]:
-        """Dispatches by scheduling priority, the highest first, then first come, first served
+        """Dispatch by scheduling priority, the highest first, then first come, first served
         (Section 4.4.3)."""
         self._drop_expired(now_s)
         effects: list[Effect] = []
@@ -244,7 +244,7 @@ class GlobalScheduler:
         return effects
 
     def _place_in_line(self, request: DispatchRequest) -> tuple[int, float]:
-        # The sort is stable: requests of equal rank and arrival stay in the order of asking.
+        # The sort is stable: requests of equal rank and arrival stay in the order of their calls.
         return -self._policy.counts_as(request.scheduling_priority), request.arrival_s
 
     def _send(
@@ -270,9 +270,10 @@ class GlobalScheduler:
         for candidate in candidates:
             source = candidate.load.instance_id
             destination = pairs.get(source)
-            is_told_none = source in self._told and self._told[source] is None
-            if destination is not None or not is_told_none:
-                self._told[source] = destination
+            last = self._last_destinations
+            has_no_destination = source in last and last[source] is None
+            if destination is not None or not has_no_destination:
+                self._last_destinations[source] = destination
                 effects.append(SetDestination(source, destination))
         return effects
 
@@ -324,7 +325,7 @@ class _InstanceState:
     in_flight: list[_InFlight] = field(default_factory=list)
     num_dispatched: int = 0
     is_terminating: bool = False
-    # What decisions see of it; None when that has changed since.
+    # Its view for decisions; None after a change.
     known: Candidate | None = None
 
     def candidate(self, load: InstanceLoad, policy: PolicyConfig) -> Candidate:

@@ -1,4 +1,4 @@
-"""The global scheduler's driver: its pure core behind a mailbox and a clock (Section 4.3)."""
+"""The global scheduler's shell: its pure core behind a mailbox and a clock (Section 4.3)."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ class Scheduler:
     """Drives one `SchedulerCore`.
 
     Args:
-        scaling: None where the number of instances is left alone.
+        scaling: None leaves the number of instances alone.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Scheduler:
 
     @property
     def membership(self) -> Membership:
-        """The newest that it has heard of."""
+        """The newest membership that it knows."""
         return self._core.membership
 
     async def run(self) -> None:
@@ -62,7 +62,7 @@ class Scheduler:
             group.create_task(self._beat())
 
     async def _beat(self) -> None:
-        """Tell the supervisor that everything of this loop gets its turn, forever."""
+        """Send heartbeats forever: they show that all tasks of this loop get their turn."""
         while True:
             if (supervisor := self._core.membership.supervisor) is not None:
                 self._mailbox.send(supervisor, Heartbeat(SCHEDULER_NAME, 0, False))
@@ -74,17 +74,17 @@ class Scheduler:
             self._carry_out(self._core.stats())
 
     def on_message(self, message: WireMessage, frames: list[bytes]) -> None:
-        """Take a message in; none has payload that concerns the scheduler."""
+        """Take in a message; no message to the scheduler has payload frames."""
         if isinstance(message, ListInstances):
             self._describe(message)
         else:
             self._carry_out(self._core.on_message(message, time.monotonic()))
 
     def on_membership(self, membership: Membership) -> None:
-        """Learn who is there."""
+        """Take in a membership."""
         self._carry_out(self._core.on_membership(membership, time.monotonic()))
 
-    def _describe(self, question: ListInstances) -> None:
+    def _describe(self, query: ListInstances) -> None:
         described = describe_instances(
             self._core.membership,
             self._core.reports,
@@ -92,7 +92,7 @@ class Scheduler:
             migrates=self._policy.migrates,
         )
         body = msgspec.json.encode(described)
-        self._mailbox.send(question.reply_to, AdminReply(question.query_id, body))
+        self._mailbox.send(query.reply_to, AdminReply(query.query_id, body))
 
     def _carry_out(self, effects: Iterable[SchedulerEffect]) -> None:
         for effect in effects:
