@@ -9,7 +9,7 @@ from sterna.errors import ConfigurationError, InvalidValueError, Setting
 from sterna.types import HIGH, NORMAL, Priority
 
 LOOPBACK = "127.0.0.1"
-"""Where everything listens of a cluster that is on one machine."""
+"""The address on which all members of a cluster on one machine listen."""
 
 
 def _require(holds: bool, owner: object, field: str, rule: str, *others: Setting) -> None:
@@ -18,18 +18,18 @@ def _require(holds: bool, owner: object, field: str, rule: str, *others: Setting
 
 
 class Victim(Enum):
-    """Which request of a source instance moves first, among those of the lowest priority."""
+    """Rule for the request of a source that moves first, among those of the lowest priority."""
 
     SHORTEST = "shortest"
     LONGEST = "longest"
     LAST_STARTED = "last_started"
-    """The last one of the engine's batch: the one that entered it last, migrated ones included,
-    where the batch is in that order (today's vLLM); the one that arrived last, where it is in order
-    of priority and arrival, as the paper's engine has it (`Preemption.LATEST_ARRIVED`)."""
+    """The last one of the engine's batch. In vLLM's order that is the one that entered it last,
+    migrated ones included; in order of priority and arrival, as in the paper's engine
+    (`Preemption.LATEST_ARRIVED`), the one that arrived last."""
 
 
 class QueueDemand(Enum):
-    """Which queuing requests have a virtual usage."""
+    """The queuing requests that have a virtual usage."""
 
     HEAD = "head"
     """Only the head of the line (Algorithm 1)."""
@@ -38,7 +38,7 @@ class QueueDemand(Enum):
 
 
 class DispatchRule(Enum):
-    """How a new request finds its instance."""
+    """Rule for the instance of a new request."""
 
     FREEST = "freest"
     ROUND_ROBIN = "round_robin"
@@ -46,11 +46,11 @@ class DispatchRule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """What the global scheduler and the llumlets decide by (Section 4.4).
+    """Rules and thresholds of the global scheduler and the llumlets (Section 4.4).
 
     Attributes:
         migrates: whether pairing rounds are held.
-        has_priorities: whether priorities give headroom and order; else all count as normal.
+        has_priorities: whether priorities give headroom and order; otherwise all count as normal.
         source_freeness_steps: an instance below this freeness is a migration source.
         destination_freeness_steps: an instance above it is a migration destination.
         round_interval_s: time between two pairing rounds.
@@ -60,16 +60,16 @@ class PolicyConfig:
             is M less this.
         shares_headroom: whether a headroom counts only as far as the other instances can take the
             requests that it keeps away (`policy.headroom`).
-        counts_dispatched: whether the scheduler holds requests against an instance that it has
-            dispatched there and no report shows yet.
-        batch_counts_queue: whether dispatching divides by running and queuing requests, all of
-            them, in place of running ones and one for the queue.
+        counts_dispatched: whether requests that the scheduler has dispatched to an instance count
+            there before a report shows them.
+        batch_counts_queue: whether dispatching divides by all running and queuing requests, in
+            place of the running ones and one for the queue.
         divides_overload: whether a negative numerator of the freeness is divided, too.
-        pairs_only_to_gain: whether a pair is made only if its next move narrows its gap.
+        pairs_only_to_gain: whether a pair is made only if its next move helps (`move_helps`).
         preempted_make_source: whether an instance where preempted requests queue is a source
             and never a destination, whatever its freeness.
-        migrates_continuously: whether a source goes on to the next request when one has moved,
-            in place of waiting for the next round.
+        migrates_continuously: whether a source moves the next request as soon as one has moved, in
+            place of waiting for the next round.
     """
 
     name: str
@@ -122,21 +122,21 @@ class PolicyConfig:
 
 @dataclass(frozen=True, slots=True)
 class ScalingConfig:
-    """When instances are added and terminated (Section 4.4.3, auto-scaling).
+    """Limits and thresholds of auto-scaling (Section 4.4.3, auto-scaling).
 
     Attributes:
-        min_instances: never fewer instances that take requests.
-        max_instances: never more at once: instances that still start count, and terminating
-            ones until they are empty.
+        min_instances: smallest number of instances that take requests.
+        max_instances: largest number at once, including starting instances, and terminating ones
+            until they are empty.
         low_freeness_steps: x; below this average freeness instances are added. The paper's 10
             (Section 6.5) is in blocks a request: 160 decode steps.
         high_freeness_steps: y; above this average freeness an instance is terminated. The
             paper's 60 blocks a request.
-        period_s: how long the average must stay outside [x, y] before each decision.
-        is_sustained: else the average is looked at once a period only, and counts as it is then
-            (the paper's runs).
-        cooldown_s: after a decision, and after the last start that it led to, no instance is
-            terminated for so long.
+        period_s: time for which the average must stay outside [x, y] before each decision.
+        is_sustained: whether the average must stay outside for the whole period; otherwise its
+            value at the end of each period decides (the paper's runs).
+        cooldown_s: time for which no instance is terminated after a decision and the starts that it
+            led to.
         terminates_newest: whether the instance of the largest id is terminated, in place of the
             one with the fewest running requests (the paper's runs).
     """
@@ -172,15 +172,14 @@ class ScalingConfig:
 
 @dataclass(frozen=True, slots=True)
 class MigrationConfig:
-    """How one migration goes (Section 4.2).
+    """Limits of one migration (Section 4.2).
 
     Attributes:
-        last_stage_max_blocks: a stage of at most so many blocks may be the last, for which the
-            request is drained.
+        last_stage_max_blocks: largest stage that may be the last, for which the request is drained.
         max_stages: a migration that is not in its last stage by then aborts.
-        lease_s: a destination gives a reservation back when nothing was heard of its migration
-            for so long.
-        query_interval_s: a source that waits for a commit's verdict asks again so often.
+        lease_s: a destination gives a reservation back after this time without a message of its
+            migration.
+        query_interval_s: time between two queries of a source that waits for a commit's verdict.
     """
 
     last_stage_max_blocks: int = 2
@@ -197,16 +196,17 @@ class MigrationConfig:
 
 @dataclass(frozen=True, slots=True)
 class TransportConfig:
-    """How KV bytes travel between instances (Section 5, KV cache transfer).
+    """Transport of KV bytes between instances (Section 5, KV cache transfer).
 
     Attributes:
         kind: "gloo", "tcp" or "shm".
         host: the address on which this instance listens for its peers.
-        chunk_bytes: a stage is gathered, sent and scattered in chunks of about so many bytes.
+        chunk_bytes: approximate size of the chunks in which a stage is gathered, sent and
+            scattered.
         bandwidth_share: the fraction of time for which a bulk copy may keep the memory bus
             busy, in (0, 1]; the rest is left to the engine's steps. The last stage is never
             slowed down.
-        timeout_s: a transfer without progress for so long has failed.
+        timeout_s: a transfer that moves no bytes for this time has failed.
     """
 
     kind: str = "shm"
@@ -224,19 +224,21 @@ class TransportConfig:
 
 @dataclass(frozen=True, slots=True)
 class LlumletConfig:
-    """How a llumlet reports and migrates.
+    """Reports and migrations of a llumlet.
 
     Attributes:
         report_interval_s: time between two load reports; a report also goes out at once when
-            the number of queuing requests or the migrations in flight change. None: it reports
-            nothing by itself; whoever drives it asks for the loads (`simulator`).
-        heartbeat_interval_s: a report goes out so often when nothing changes.
-        retry_backoff_s: a request whose migration aborted is not chosen again for so long.
-        drain_limit_s: what is still on an instance that has been emptied for so long moves
-            without its KV cache, which is computed again; None: it waits for memory elsewhere.
-        hands_back: what is then left and will never migrate is handed back to its front end, which
-            sends it to another instance behind the tokens that its client has. Else it stays until
-            it has ended, as where front ends continue nothing (`FrontendConfig`).
+            the number of queuing requests or the migrations in flight change. With None it sends
+            no reports, and its driver reads the loads (`simulator`).
+        heartbeat_interval_s: time between two reports when nothing changes.
+        retry_backoff_s: time for which a request is not chosen again after its migration aborted.
+        drain_limit_s: requests that are left on an instance after it has been emptied for this time
+            move without their KV cache, which is computed again; None: they wait for memory
+            elsewhere.
+        hands_back: whether requests that are left then and will never migrate are handed back to
+            their front ends, which send them to another instance behind the tokens that their
+            clients have. Otherwise they stay until they end, as is needed if front ends continue
+            no requests (`FrontendConfig`).
     """
 
     policy: PolicyConfig
@@ -263,7 +265,7 @@ class LlumletConfig:
 
 
 class OnInstanceFailure(Enum):
-    """What becomes of the requests that die with their instance."""
+    """Treatment of requests whose instance dies."""
 
     CONTINUE = "continue"
     """They go on elsewhere, behind the tokens that their clients have."""
@@ -273,21 +275,25 @@ class OnInstanceFailure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DoorConfig:
-    """What a front end takes from its clients, and how long it waits for them.
+    """Limits of a front end for its clients.
 
     Attributes:
         max_queued_requests: requests of the cluster that wait for their first token, each prompt
-            and each choice counted; further ones are refused. None: no bound.
-        urgent_reserve: this fraction more is for requests above the normal class.
-        max_body_bytes: of one request; a larger one is refused.
-        max_waiting_body_bytes: of all requests at one front end whose answers have not begun; one
-            that would exceed it is refused.
-        body_timeout_s: a request whose body is not there after so long is refused.
-        handshake_timeout_s: a connection that has not agreed upon TLS after so long is cut.
-        head_timeout_s: a connection without a whole request line and headers for so long is cut.
-        reader_timeout_s: a connection whose client hardly reads its answer for so long is cut.
-        resume_window_s: how long streams are kept for clients that come back; None: not at all.
-        max_kept_bytes: of all streams that are kept; so many again for their records (`records`).
+            and each choice counted; further ones are refused. None for no limit.
+        urgent_reserve: further requests above the normal class that are admitted, as a fraction of
+            this limit.
+        max_body_bytes: size of one request's body; a larger one is refused.
+        max_waiting_body_bytes: total size of the bodies of requests at one front end whose answers
+            have not begun; a request that would exceed it is refused.
+        body_timeout_s: a request whose body is incomplete after this time is refused.
+        handshake_timeout_s: a connection that has not agreed upon TLS after this time is cut.
+        head_timeout_s: a connection without a whole request line and headers after this time is
+            cut.
+        reader_timeout_s: a connection whose client hardly reads its answer for this time is cut.
+        resume_window_s: time for which streams are kept for clients that reconnect; None keeps
+            none.
+        max_kept_bytes: total size of the streams that are kept; their records may take as much
+            again.
     """
 
     max_queued_requests: int | None = 2048
@@ -327,27 +333,27 @@ class DoorConfig:
 
 @dataclass(frozen=True, slots=True)
 class FrontendConfig:
-    """How a front end finds instances for its requests, and how long it waits for others.
+    """Timeouts of a front end's requests, and its reaction to the death of an instance.
 
     Attributes:
-        scheduler_timeout_s: a request for which the scheduler names no instance in so long is
+        scheduler_timeout_s: a request for which the scheduler names no instance in this time is
             sent by the front end's own rule (Section 5, fault tolerance: the scheduler is
             bypassed).
-        scheduler_retry_s: a scheduler that did not answer is not asked again for so long.
-        on_instance_failure: what becomes of the requests of an instance that dies.
-        hold_timeout_s: a request fails when no instance has been there for so long.
-        owner_retry_s: after a death, an instance that may be about to get a request is asked so
-            often whether it has; for `CONTINUE`.
+        scheduler_retry_s: time until a scheduler that did not answer is asked again.
+        on_instance_failure: treatment of requests whose instance dies.
+        hold_timeout_s: a request fails after this time without any instance.
+        owner_retry_s: time between two queries, after a death, to an instance that may be about to
+            get a request; for `CONTINUE`.
         owner_timeout_s: a request whose instance died fails when no other instance claims it in
-            so long; for `ABORT`.
-        gap_timeout_s: tokens that precede already received ones and do not come in so long are
-            lost: the request goes on behind those that its client has, or fails.
-        trial_timeout_s: of requests that several instances may have died of, which go on one at a
-            time, the next one waits no longer than this for the one before; for `CONTINUE`.
-        utility_timeout_s: a call of an engine's method fails after so long.
-        admin_timeout_s: an operator's question to instances or scheduler fails after so long.
-        shutdown_timeout_s: open connections are cut so long after the server was told to stop.
-        door: what it takes from its clients.
+            this time; for `ABORT`.
+        gap_timeout_s: tokens that are missing before received ones are lost after this time: the
+            request goes on behind those that its client has, or fails.
+        trial_timeout_s: requests that several instances may have died of go on one at a time; the
+            next one waits for the one before for this time at most; for `CONTINUE`.
+        utility_timeout_s: a call of an engine's method fails after this time.
+        admin_timeout_s: an operator's query to instances or scheduler fails after this time.
+        shutdown_timeout_s: open connections are cut at this time after the order to stop.
+        door: limits for its clients.
     """
 
     scheduler_timeout_s: float = 0.5
@@ -381,7 +387,7 @@ class FrontendConfig:
 
 @dataclass(frozen=True, slots=True)
 class MailboxKeys:
-    """The key pair by which the mailboxes of one run know each other, in ZeroMQ's text (Z85)."""
+    """The key pair by which the mailboxes of one run authenticate each other, in Z85."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -389,16 +395,16 @@ class MailboxKeys:
 
 @dataclass(frozen=True, slots=True)
 class WatchConfig:
-    """After how long a member that works no more is given up and killed (see `progress`).
+    """Timeouts after which a member counts as failed and is killed (`failure_detector`).
 
     Attributes:
-        instance_timeout_s: an instance whose process runs, and of which nothing is heard.
-        step_timeout_s: an instance whose engine has work and ends no step. A step that is only
+        instance_timeout_s: for an instance whose process runs, and that sends no heartbeats.
+        step_timeout_s: for an instance whose engine has work and ends no step. A step that is only
             long is no hang: a long prompt on a CPU may take minutes.
-        stopped_timeout_s: an instance whose process is stopped (SIGSTOP).
-        lease_s: an instance on another node that its supervisor has not answered for so long ends
-            itself (`lease`). A supervisor must have a successor by then.
-        own_pause_s: a watcher that did not run for so long holds that time against nobody.
+        stopped_timeout_s: for an instance whose process is stopped (SIGSTOP).
+        lease_s: an instance on another node that has had no answer of its supervisor for this time
+            ends itself (`lease`). A supervisor must have a successor by then.
+        own_pause_s: a longer pause of the watcher itself does not count for any member.
     """
 
     instance_timeout_s: float = 10.0
@@ -418,17 +424,17 @@ class WatchConfig:
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """What `sterna serve` starts.
+    """The cluster that `sterna serve` starts.
 
     Attributes:
-        num_gpus_per_instance: asked of Ray for each instance; 0 on CPU.
-        cpus_per_instance: asked of Ray for each instance; 0: as many as it likes.
+        num_gpus_per_instance: requested from Ray for each instance; 0 on CPU.
+        cpus_per_instance: requested from Ray for each instance; 0 for no limit.
         num_warm_instances: further instances that are kept ready, without requests.
-        scaling: how the number of instances follows the load; None: it stays as it is.
-        watch: when a member that works no more is given up.
-        internal_host: the address on which the actors listen for each other; None: that of the node
-            on which each of them runs.
-        mailbox_keys: what they ask of each other; drawn anew for each run.
+        scaling: auto-scaling; None keeps the number of instances.
+        watch: timeouts of the failure detector.
+        internal_host: the address on which the actors listen for each other; None for that of the
+            node on which each of them runs.
+        mailbox_keys: keys of the mailboxes; drawn anew for each run.
     """
 
     llumlet: LlumletConfig

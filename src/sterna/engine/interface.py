@@ -1,8 +1,8 @@
-"""What a llumlet's driver asks of an engine, real or emulated.
+"""Interface of an engine, real or emulated, for the shell of its instance.
 
-An engine steps its requests on a thread (or clock) of its own. Every method that changes what
-it steps takes effect between two steps, in the order of the calls; none blocks the caller's
-asyncio loop. Outputs, views and the outcomes of transfers come through `EngineListener`.
+An engine steps its requests on a thread (or clock) of its own. Methods that change the set of
+requests, or their states, take effect between two steps, in the order of the calls; none blocks the
+caller's asyncio loop. Outputs, views and the outcomes of transfers go to the `EngineListener`.
 """
 
 from collections.abc import Sequence
@@ -29,16 +29,16 @@ from sterna.types import FrontendId, InstanceView, MigrationId, RequestId
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What is known of an engine when it is ready.
+    """Facts about an engine that is ready.
 
     Attributes:
         block_size: tokens a block.
         total_tokens: M, memory usable by requests, in tokens.
-        ready_response: what the front end's client expects from its engine, encoded.
-        kv_format: KV blocks of an engine with the same format mean the same here: equal weights,
-            layout and precision. Requests move between others without their KV cache.
-        immovable_features: names of engine features whose state cannot move; when there are
-            any, the engine is served without migration.
+        ready_response: the ready message that the front end's engine client expects, encoded.
+        kv_format: equal for engines that can exchange KV blocks: with equal weights, layout and
+            precision. Between other engines requests move without their KV cache.
+        immovable_features: names of engine features whose state cannot move; with any of them the
+            engine serves without migration.
     """
 
     block_size: int
@@ -50,12 +50,12 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineActivity:
-    """How an engine gets on.
+    """An engine's sign of life.
 
     Attributes:
         num_ended: steps, and commands between two steps, that have ended since the start.
-        is_busy: whether one is under way that should end soon. What an operator has ordered may
-            take as long as it likes.
+        is_busy: whether one is under way that should end soon. A command of an operator does not
+            count: it may take any time.
     """
 
     num_ended: int
@@ -63,15 +63,15 @@ class EngineActivity:
 
 
 class EngineListener(Protocol):
-    """Hears what an engine does; called on the asyncio loop, in order."""
+    """Receives the events of an engine, on the asyncio loop and in order."""
 
     def on_outputs(
         self, frontend_id: FrontendId, spans: tuple[TokenSpan, ...], payloads: list[bytes]
     ) -> None:
-        """A step produced these tokens for this front end; one payload a span."""
+        """A step produced these tokens for this front end; one payload for each span."""
 
     def on_view(self, view: InstanceView) -> None:
-        """The state of the step that begins, or between two steps."""
+        """The state at the beginning of a step, or between two steps."""
 
     def on_transfer(self, migration_id: MigrationId, event: Event) -> None:
         """StageReceived, StageFailed or CopyFailed happened."""
@@ -83,7 +83,7 @@ class EngineListener(Protocol):
         """The engine steps this migrated request of this front end, from this token on."""
 
     def on_failure(self, error: BaseException) -> None:
-        """The engine is broken and steps no more."""
+        """The engine has failed and will not step again."""
 
 
 class Engine(Protocol):
@@ -97,18 +97,18 @@ class Engine(Protocol):
         """
 
     def progress(self) -> EngineActivity:
-        """Say how the engine gets on; also when it hangs this returns at once."""
+        """Return the engine's sign of life; this returns at once even if the engine hangs."""
 
     def add(
         self, frontend_id: FrontendId, payload: bytes, output_token_ids: Sequence[int] = ()
     ) -> None:
-        """Queue the request that a front end sent. One that the engine refuses ends with an
-        error output.
+        """Queue the request that a front end sent. If the engine refuses it, it ends with an error
+        output.
 
         Args:
-            output_token_ids: what it has already said, on an instance that died. It goes on as
-                one that was preempted: its KV is computed again, its next token is the one that
-                would have followed there, and spans count from its first token on.
+            output_token_ids: its output tokens so far, from an instance that died. It goes on like
+                a preempted request: its KV cache is computed again, its next token is the one that
+                would have followed there, and spans count from its first output token.
         """
 
     def abort(self, request_ids: Sequence[RequestId]) -> None:
@@ -129,7 +129,7 @@ class Engine(Protocol):
         """Carry out `Resume`."""
 
     def release(self, request_id: RequestId) -> None:
-        """Carry out `Release` and `AbortDrained`: free a drained request without a word."""
+        """Carry out `Release` and `AbortDrained`: free a drained request without an output."""
 
     def copy(self, effect: CopyBlocks) -> None:
         """Carry out `CopyBlocks`."""
@@ -138,10 +138,10 @@ class Engine(Protocol):
         """Carry out `StopCopying`."""
 
     def forget_migration(self, migration_id: MigrationId) -> None:
-        """Drop what is remembered of a migration that has ended on this side."""
+        """Drop the records of a migration that has ended on this side."""
 
     def set_terminating(self, is_terminating: bool) -> None:
-        """Have views say that the instance is being emptied."""
+        """Set `is_terminating` of all further views."""
 
     async def reserve(self, effect: ReserveBlocks) -> BlocksReserved | ReserveFailed:
         """Carry out `ReserveBlocks`."""
@@ -153,4 +153,4 @@ class Engine(Protocol):
         """Carry out `Adopt`."""
 
     async def close(self) -> None:
-        """Stop stepping and give everything back."""
+        """Stop stepping and release all resources."""

@@ -1,8 +1,8 @@
-"""What is read and changed in payloads without knowing vLLM's types. Pure.
+"""Parts of payloads that can be read and changed without vLLM's types. Pure.
 
-A payload (`engine.vllm.payload` says which there are) is a msgpack array, or several frames of
-which the first is one. The fields that matter here are its first ones, so that they can be read
-and replaced while all others stay as they are, encoded:
+A payload (`engine.vllm.payload` lists all kinds) is a msgpack array, or several frames of which the
+first is one. The fields that matter here are its first ones, so that they can be read and replaced
+while all others stay encoded as they are:
 
     EngineCoreRequest    [request_id, ...]
     EngineCoreOutputs    [engine_index, [[request_id, new_token_ids, ...], ...], ...]
@@ -17,18 +17,18 @@ import msgspec
 Buffer = bytes | bytearray | memoryview
 
 MANY_FRAMES = 0xC1
-"""The first byte of a payload of several frames: it begins no msgpack value."""
+"""The first byte of a payload of several frames; no msgpack value begins with it."""
 
 
 def pack_frames(frames: Sequence[Buffer]) -> bytes:
-    """Return the one blob that holds these frames, of which there is at least one."""
+    """Return one payload of these frames, of which there is at least one."""
     if len(frames) == 1:
         return bytes(frames[0])
     return bytes([MANY_FRAMES]) + msgspec.msgpack.encode(list(frames))
 
 
 def unpack_frames(payload: Buffer) -> list[Buffer]:
-    """Return the frames of a blob, without copying them.
+    """Return the frames of a payload, without copying them.
 
     Raises:
         msgspec.DecodeError: the payload is damaged.
@@ -61,13 +61,14 @@ def token_ids_of(payload: Buffer) -> list[int]:
 _NIL, _ZERO = b"\xc0", b"\x00"
 
 _FINISH_REASON, _EVENTS, _ROUTED_EXPERTS = 5, 7, 12
-"""Places of vLLM's fields in an output. Those between its tokens and the first of these, and those
-from the last one on, belong to the tokens; the first two say how it ends."""
+"""Indices of vLLM's fields in an output. The fields between its tokens and the first of these, and
+those from the last one on, belong to the tokens. The fields from the first one up to the second say
+how the request ends."""
 
 
 def joined_outputs(first: Buffer, second: Buffer) -> bytes | None:
-    """Return the output of a request with the tokens of both payloads, each of which holds one
-    output of it; None where the first one ends it, or more belongs to the tokens than themselves.
+    """Return one output of a request with the tokens of both payloads, each of which holds one
+    output of it; None if the first one ends the request, or other fields belong to the tokens.
 
     Raises:
         msgspec.DecodeError: a payload is damaged.
@@ -103,7 +104,7 @@ def joined_outputs(first: Buffer, second: Buffer) -> bytes | None:
 
 
 def renamed_output(payload: Buffer, request_id: str) -> bytes:
-    """Return the payload of a TokenBatch, which holds one output, as one of that request.
+    """Return the payload of a TokenBatch, which holds one output, under another request id.
 
     Raises:
         msgspec.DecodeError: the payload is damaged.

@@ -1,10 +1,10 @@
-"""What the actors say to each other, besides the KV bytes. Pure.
+"""Messages between the actors, except for KV bytes. Pure.
 
-Every message is one ZeroMQ multipart message: the struct in msgpack, then, where the struct
+Every message is one ZeroMQ multipart message: the struct in msgpack, then, where its docstring
 says so, payload frames in the engine's own encoding, which only engine and front end read.
 All messages are one-way; an answer is a message of its own. Delivery is in order between two
-actors while both live; nothing is promised across actors, so that tokens of a migrated request
-can overtake each other: every span says which token it begins with.
+actors while both live. There is no order across actors, so that tokens of a migrated request
+can overtake each other: every span has the index of its first token.
 """
 
 import msgspec
@@ -14,8 +14,8 @@ from sterna.migration.messages import Message, Mode
 from sterna.types import FrontendId, InstanceId, InstanceLoad, Priority, RequestId
 
 MAX_FRAME_BYTES = 512 << 20
-"""Of a message's struct, and of each of its payload frames: far above the largest request that a
-front end lets in, with its images as tensors. A request or an answer that has more fails."""
+"""Limit of a message's struct, and of each of its payload frames: far above the largest request
+that a front end admits, with its images as tensors. A larger request or answer fails."""
 
 # --------------------------------------------------------------- front end <-> global scheduler
 
@@ -45,7 +45,7 @@ class Dispatched(msgspec.Struct, frozen=True, tag=True):
 
 
 class CancelDispatch(msgspec.Struct, frozen=True, tag=True):
-    """Front end -> scheduler: the request needs no instance any more."""
+    """Front end -> scheduler: the request no longer needs an instance."""
 
     request_id: RequestId
 
@@ -58,8 +58,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         dispatch_number: from Dispatched; 0 when the scheduler was bypassed.
-        output_token_ids: the outputs that the client has already, when an instance died with the
-            request: it goes on behind them.
+        output_token_ids: the output tokens that the client has already, after an instance died with
+            the request: it goes on behind them.
     """
 
     frontend_id: FrontendId
@@ -71,7 +71,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
 class AbortRequests(msgspec.Struct, frozen=True, tag=True):
     """Front end or instance -> instance: the clients of these requests have gone.
 
-    An instance that gave a request away forwards this to where it went.
+    An instance that a request has left forwards this to the request's destination.
     """
 
     request_ids: tuple[RequestId, ...]
@@ -86,11 +86,11 @@ class CallUtility(msgspec.Struct, frozen=True, tag=True):
 
 
 class TokenSpan(msgspec.Struct, frozen=True, array_like=True):
-    """Which tokens of a request one output holds.
+    """The tokens of a request that one output holds.
 
     Attributes:
-        first_index: index of its first token in the request's output, from 0.
-        num_tokens: how many; 0 for an output that only ends the request.
+        first_index: index of the first token in the request's output, from 0.
+        num_tokens: number of tokens; 0 for an output that only ends the request.
     """
 
     request_id: RequestId
@@ -100,7 +100,7 @@ class TokenSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenBatch(msgspec.Struct, frozen=True, tag=True):
-    """Instance -> front end: what one step produced. Payload: the engine's outputs, one for
+    """Instance -> front end: the outputs of one step. Payload: one of the engine's outputs for
     each span, in the same order."""
 
     instance_id: InstanceId
@@ -108,13 +108,13 @@ class TokenBatch(msgspec.Struct, frozen=True, tag=True):
 
 
 class Farewell(msgspec.Struct, frozen=True, tag=True):
-    """Front end -> instance that is being emptied: nothing of mine is with you, and nothing more
-    will come. What the front end had sent before has arrived before.
+    """Front end -> terminating instance: no request of this front end is there, or will come.
+    Earlier messages of the front end have arrived before.
 
     Attributes:
-        emptied_since: see `InstanceMember`; the farewell is void for another termination.
-        num_heard: how many messages about its requests (`RequestNews`) the front end has had from
-            the instance, ever; the farewell is void while others are on their way.
+        emptied_since: that of `InstanceMember`; the farewell is void for another termination.
+        num_heard: number of messages about its requests (`RequestNews`) that the front end has ever
+            got from the instance; the farewell is void while others are on their way.
     """
 
     frontend_id: FrontendId
@@ -133,10 +133,11 @@ class RequestsMoved(msgspec.Struct, frozen=True, tag=True):
     """Instance -> front end: these requests run here from now on.
 
     Attributes:
-        first_indices: for each, the first token that it will produce here. It tells what came
-            before the move from what comes after it, whichever way news takes.
-        version: of the membership that the instance knows. Who knows an older one, without the
-            instance, has not heard of its start; who knows this or a later one, of its death.
+        first_indices: for each, the index of the first token that it will produce here. It
+            separates tokens before the move from those after it, in whatever order they arrive.
+        version: that of the membership which the instance knows. If a front end knows an older one
+            that lacks the instance, the instance is new to it; if it knows this or a later one, the
+            instance is dead.
     """
 
     instance_id: InstanceId
@@ -146,15 +147,15 @@ class RequestsMoved(msgspec.Struct, frozen=True, tag=True):
 
 
 class HandedBack(msgspec.Struct, frozen=True, tag=True):
-    """Instance -> front end: these requests cannot stay here, nor be migrated; they run here no
-    more, and are to go on elsewhere behind the tokens that their clients have."""
+    """Instance -> front end: these requests can neither stay here nor migrate. They have ended
+    here, and are to go on elsewhere behind the tokens that their clients have."""
 
     instance_id: InstanceId
     request_ids: tuple[RequestId, ...]
 
 
 RequestNews = TokenBatch | RequestsMoved | HandedBack
-"""What an instance tells a front end unasked. Both count it (`Farewell`)."""
+"""Messages of an instance to a front end that are no answers. Both count them (`Farewell`)."""
 
 
 class OwnerQuery(msgspec.Struct, frozen=True, tag=True):
@@ -166,10 +167,10 @@ class OwnerQuery(msgspec.Struct, frozen=True, tag=True):
 
 
 class OwnerReply(msgspec.Struct, frozen=True, tag=True):
-    """Instance -> front end: which of the queried requests are here.
+    """Instance -> front end: those of the queried requests that are here.
 
     Attributes:
-        arriving: those that may come to be here, or to stay, by a migration that has not ended.
+        arriving: those that may arrive here, or stay, by a migration that has not ended.
     """
 
     instance_id: InstanceId
@@ -185,9 +186,9 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     """Instance -> scheduler (Section 4.3).
 
     Attributes:
-        num_committed: migrations from this instance, since it started, after which the
-            destination had the request.
-        num_aborted: those after which it kept the request.
+        num_committed: migrations from this instance since its start after which the destination had
+            the request.
+        num_aborted: those after which this instance kept the request.
     """
 
     load: InstanceLoad
@@ -196,28 +197,28 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetDestination(msgspec.Struct, frozen=True, tag=True):
-    """Scheduler -> instance: migrate to this instance until told otherwise; None: stop."""
+    """Scheduler -> instance: migrate to this instance until the next order; None ends that."""
 
     destination: InstanceId | None
 
 
 class AddInstances(msgspec.Struct, frozen=True, tag=True):
-    """Scheduler -> supervisor: so many more instances are needed (auto-scaling)."""
+    """Scheduler -> supervisor: this number of further instances is needed (auto-scaling)."""
 
     num_instances: int
 
 
 class TerminateInstance(msgspec.Struct, frozen=True, tag=True):
-    """Scheduler -> supervisor: this instance is not needed any more (auto-scaling)."""
+    """Scheduler -> supervisor: this instance is no longer needed (auto-scaling)."""
 
     instance_id: InstanceId
 
 
 class Emptied(msgspec.Struct, frozen=True, tag=True):
-    """Instance -> supervisor: nothing is here, and nothing more will come.
+    """Instance -> supervisor: no request is here, and none will come.
 
     Attributes:
-        emptied_since: of the instance (`InstanceMember`); what is said of another emptying is void.
+        emptied_since: that of `InstanceMember`; the message is void for another termination.
     """
 
     instance_id: InstanceId
@@ -225,27 +226,27 @@ class Emptied(msgspec.Struct, frozen=True, tag=True):
 
 
 HEARTBEAT_INTERVAL_S = 0.25
-"""Of every member that is watched."""
+"""Time between two heartbeats of a member."""
 
 SCHEDULER_NAME = "scheduler"
-"""Of the global scheduler, as a member that is watched; instances have their ids."""
+"""The global scheduler's name as a watched member; an instance's name is its id."""
 
 
 def frontend_name(frontend_id: FrontendId) -> str:
-    """Return a front end's name, as a member that is watched and as an actor."""
+    """Return a front end's name as a watched member and as an actor."""
     return f"front end {frontend_id}"
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """Instance, scheduler or front end -> supervisor, a few times a second: how it gets on.
+    """Instance, scheduler or front end -> supervisor, a few times a second: a sign of life.
 
     Attributes:
         member: an instance's id, or one of the names above.
-        num_ended: steps, and other work on what is stepped, that have ended since the start.
-        is_busy: whether the engine has something in hand that should end soon. Who has no engine
-            has nothing in hand.
-        asked_s: when it was sent, by the instance's own clock: its lease is to count from then.
-            None: it has none (`lease`).
+        num_ended: steps, and commands between two steps, that have ended since the start.
+        is_busy: whether the engine works on something that should end soon; False without an
+            engine.
+        asked_s: when it was sent, on the instance's own clock: its lease counts from then. None
+            without a lease (`lease`).
     """
 
     member: str
@@ -259,7 +260,7 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         supervisor: its mailbox.
-        asked_s: of the heartbeat that this answers; None: of none.
+        asked_s: that of the heartbeat which this answers; None if it answers none.
     """
 
     supervisor: str
@@ -306,7 +307,7 @@ class MigrationMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class MigrateRequest(msgspec.Struct, frozen=True, tag=True):
-    """Front end -> instance: an operator wants this request moved. Answer: AdminReply."""
+    """Front end -> instance: an operator orders to move this request. Answer: AdminReply."""
 
     reply_to: str
     query_id: int
@@ -330,7 +331,7 @@ class ListInstances(msgspec.Struct, frozen=True, tag=True):
 
 
 class DrainInstance(msgspec.Struct, frozen=True, tag=True):
-    """Front end -> supervisor: empty this instance, then end it; or let it serve on. Answer:
+    """Front end -> supervisor: empty this instance, then end it; or let it serve again. Answer:
     AdminReply."""
 
     reply_to: str
@@ -340,7 +341,7 @@ class DrainInstance(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartInstances(msgspec.Struct, frozen=True, tag=True):
-    """Front end -> supervisor: an operator wants so many more instances. Answer: AdminReply."""
+    """Front end -> supervisor: start this number of further instances. Answer: AdminReply."""
 
     reply_to: str
     query_id: int
@@ -362,11 +363,11 @@ class RestartInstances(msgspec.Struct, frozen=True, tag=True):
 
 
 class AdminReply(msgspec.Struct, frozen=True, tag=True):
-    """Answer to an operator's question.
+    """Answer to an operator's query or order.
 
     Attributes:
-        body: JSON of the answer; of the reason when `error` is set.
-        error: None, or what went wrong, in words for the operator.
+        body: JSON of the answer, or of the reason when `error` is set.
+        error: None, or a message for the operator.
     """
 
     query_id: int
@@ -378,15 +379,15 @@ class AdminReply(msgspec.Struct, frozen=True, tag=True):
 
 
 class InstanceMember(msgspec.Struct, frozen=True, array_like=True):
-    """One member of the cluster; `address` is its mailbox.
+    """An instance in a membership; `address` is its mailbox.
 
     Attributes:
         is_terminating: it gets no new requests, and is being emptied.
-        note: why it is being emptied, in words.
-        generation: which of the cluster's sets of engine options it runs with.
-        kv_format: see `EngineFacts`.
-        emptied_since: the version of the membership that first said that it is being emptied;
-            another one each time that it begins. 0 while it is not.
+        note: the reason why it is being emptied, for operators.
+        generation: that of its engine options.
+        kv_format: that of `EngineFacts`.
+        emptied_since: version of the first membership of this termination, which identifies it; 0
+            while the instance is not being emptied.
     """
 
     instance_id: InstanceId
@@ -399,11 +400,11 @@ class InstanceMember(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Absent(msgspec.Struct, frozen=True, array_like=True):
-    """An instance that has no mailbox yet, or none that anybody should use.
+    """An instance that has no mailbox yet, or one that must not be used yet.
 
     Attributes:
         state: "starting", "pending" (no place to start on) or "warm" (up, waiting to be needed).
-        note: why it is pending, in words; None for the others.
+        note: the reason why it is pending; None for the others.
     """
 
     instance_id: InstanceId
@@ -420,15 +421,15 @@ class FrontendMember(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Membership(msgspec.Struct, frozen=True, tag=True):
-    """Supervisor -> all: who is there. The one with the highest version holds.
+    """Supervisor -> all: the members of the cluster. The highest version is valid.
 
     An instance that was in an older version and is not in this one is confirmed dead: it will
     never act again.
 
     Attributes:
-        absent: instances to come.
+        absent: instances that do not serve yet.
         supervisor: its mailbox.
-        state: all that a successor of the supervisor needs, which only that reads.
+        state: the state for a successor of the supervisor, which alone reads it.
     """
 
     version: int

@@ -1,9 +1,9 @@
-"""What front ends say to each other about streams that are read on. Pure.
+"""Messages between front ends about resumable streams. Pure.
 
-Two conversations. A front end keeps, for another one, what is needed to go on with that one's
-streams (*replicas*: `KeepStream` to `ReplicasKept`). And a front end that is asked for a stream of
-another one looks for it and passes its answer on (`FindStream` to `StopReading`). Frames are
-payloads of the engine, bodies of requests, and pieces of answers.
+There are two conversations. A front end keeps *replicas* of another one's streams, so that it can
+take them over (`KeepStream` to `ReplicasKept`). And a front end whose client asks for a stream of
+another one finds it and relays its answer (`FindStream` to `StopReading`). Frames are payloads of
+the engine, bodies of requests, and pieces of answers.
 """
 
 from enum import Enum
@@ -20,8 +20,8 @@ class StreamHead(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         stream_id: its X-Request-Id.
-        owner: of the stream; nobody else may read on.
-        created_s: when it came, in whole seconds of the wall clock.
+        owner: identifies the client; no other client may resume the stream.
+        created_s: its arrival, in whole seconds of the wall clock.
     """
 
     stream_id: str
@@ -33,11 +33,11 @@ class StreamHead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
-    """One output of the engine, as it was given to vLLM's server.
+    """One output of the engine, as vLLM's server got it.
 
     Attributes:
-        slot: the engine request, by a name that is the same whenever the request is run.
-        is_finished: it is the slot's last one.
+        slot: name of the engine request, the same each time that the HTTP request is processed.
+        is_finished: whether it is the slot's last output.
     """
 
     stream_id: str
@@ -49,9 +49,9 @@ class KeepStream(msgspec.Struct, frozen=True, tag=True):
     """Holder -> buddy: keep a replica of this stream. Frames: its body, and each group's payload.
 
     Attributes:
-        number: of this message; those of one holder to one buddy count up.
-        groups: all so far.
-        is_over: nothing more will come.
+        number: sequence number of the messages from this holder to this buddy.
+        groups: all outputs so far.
+        is_over: whether no more outputs will come.
     """
 
     sender: FrontendId
@@ -62,7 +62,7 @@ class KeepStream(msgspec.Struct, frozen=True, tag=True):
 
 
 class ExtendStreams(msgspec.Struct, frozen=True, tag=True):
-    """Holder -> buddy: these streams go on. Frames: each group's payload."""
+    """Holder -> buddy: further outputs of these streams. Frames: each group's payload."""
 
     sender: FrontendId
     number: int
@@ -70,7 +70,7 @@ class ExtendStreams(msgspec.Struct, frozen=True, tag=True):
 
 
 class StreamOver(msgspec.Struct, frozen=True, tag=True):
-    """Holder -> buddy: nothing more will come of this stream; it can still be read."""
+    """Holder -> buddy: no more outputs of this stream will come; it can still be read."""
 
     sender: FrontendId
     number: int
@@ -78,7 +78,7 @@ class StreamOver(msgspec.Struct, frozen=True, tag=True):
 
 
 class DropStream(msgspec.Struct, frozen=True, tag=True):
-    """Holder -> buddy: this stream need not be kept any more."""
+    """Holder -> buddy: drop the replica of this stream."""
 
     sender: FrontendId
     number: int
@@ -86,7 +86,7 @@ class DropStream(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReplicasKept(msgspec.Struct, frozen=True, tag=True):
-    """Buddy -> holder: all is kept up to the message of this number."""
+    """Buddy -> holder: all messages up to this number are kept."""
 
     sender: FrontendId
     number: int
@@ -96,13 +96,13 @@ class ReplicasKept(msgspec.Struct, frozen=True, tag=True):
 
 
 class Finding(Enum):
-    """What a front end has of a stream that another one looks for."""
+    """Result of the search for a stream at one front end."""
 
     STREAM = "stream"
     """The stream itself: it can be read there."""
     REPLICA = "replica"
-    """A replica: it can be read there if its holder is dead. If that turns out to be so, another
-    answer follows."""
+    """A replica: it can be read there if its holder is dead. In that case a second answer
+    follows."""
     NOTHING = "nothing"
 
 
@@ -124,11 +124,11 @@ class StreamFound(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReadStream(msgspec.Struct, frozen=True, tag=True):
-    """Front end -> holder: answer this client, who has all up to an event. Answer: one AnswerStart
-    and AnswerParts.
+    """Front end -> holder: answer this client from the next event on. Answer: one AnswerStart and
+    AnswerParts.
 
     Attributes:
-        last: the client's Last-Event-ID, as it came.
+        last: the client's Last-Event-ID, unchanged.
     """
 
     sender: FrontendId
@@ -156,7 +156,7 @@ class AnswerPart(msgspec.Struct, frozen=True, tag=True):
 
 
 class PartsTaken(msgspec.Struct, frozen=True, tag=True):
-    """Front end -> holder: so many bytes of the answer have gone to the client."""
+    """Front end -> holder: this number of bytes of the answer has gone to the client."""
 
     sender: FrontendId
     query_id: int
@@ -164,15 +164,15 @@ class PartsTaken(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopReading(msgspec.Struct, frozen=True, tag=True):
-    """Front end -> holder: the client has gone. Or -> who was asked, and has a replica, or has not
-    answered yet: the stream is not looked for any more."""
+    """Front end -> holder: the client has gone. Front end -> other front ends that have a replica
+    or have not answered yet: the search is over."""
 
     sender: FrontendId
     query_id: int
 
 
 ReplicaMessage = KeepStream | ExtendStreams | StreamOver | DropStream
-"""What a holder tells its buddy."""
+"""A message from a holder to its buddy."""
 
 StreamMessage = (
     KeepStream

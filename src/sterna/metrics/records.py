@@ -1,4 +1,4 @@
-"""What is recorded of a run, once, for simulated and real runs alike. Pure."""
+"""Records of a run's requests and cluster, the same for simulated and real runs. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -8,27 +8,27 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
-    """One entry of every array a request, in the order of the trace.
+    """Arrays with one entry for each request, in the order of the trace.
 
-    What is not known of a request is NaN: the end of one that failed, and, in a real run, what
-    its client cannot see.
+    Unknown values are NaN: the end of a request that failed, and, in a real run, values that its
+    client cannot see.
 
     Attributes:
         arrival_s: float64[n], when it reached the cluster.
-        first_token_s: float64[n], when its first token was there.
-        end_s: float64[n], when its last token was there.
+        first_token_s: float64[n], when its first token was ready.
+        end_s: float64[n], when its last token was ready.
         input_tokens: int64[n].
         output_tokens: int64[n].
         priority: int64[n], execution priority.
-        num_preemptions: int64[n]; float64[n] of NaN where nobody counted.
+        num_preemptions: int64[n]; float64[n] of NaN if they were not counted.
         preemption_loss_s: float64[n], the sum over its preemptions of the time until its next
             token beyond that of one decode step (Section 3: "the extra queuing time and the
             recomputing for previous KV cache").
         queue_s: float64[n], from arrival to the first step that computes it.
         decode_execution_s: float64[n], the sum of the steps that computed its tokens but the
-            first, without what it waited in between (Section 6.4).
-        largest_gap_s: float64[n], the longest that its client waited from one token to the next;
-            None where nobody looked.
+            first, without the waits in between (Section 6.4).
+        largest_gap_s: float64[n], its client's longest wait from one token to the next; None if it
+            was not measured.
     """
 
     arrival_s: NDArray[np.float64]
@@ -53,14 +53,14 @@ def _none() -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterRecord:
-    """What is recorded of the cluster as a whole.
+    """Records of the cluster as a whole.
 
-    What is not known of a real cluster is None, or an array without entries.
+    Unknown values of a real cluster are None, or arrays without entries.
 
     Attributes:
         migrations_started: migrations begun by their sources.
-        migrations_committed: of these, the ones after which the destination had the request.
-        migrations_aborted: of these, the ones after which the source kept it.
+        migrations_committed: those of them after which the destination had the request.
+        migrations_aborted: those of them after which the source kept it.
         fragmentation_time_s: float64[k], when the fragmentation was sampled.
         fragmentation_proportion: float64[k], fragmented memory over the cluster's total memory
             at these times (Section 6.3).
@@ -69,18 +69,18 @@ class ClusterRecord:
             included.
         migrating_instance_s: sum over the instances of the time with a migration in flight; in a
             real run, by the samples in which they had one.
-        downtime_s: float64[c], of each committed migration of a running request: from the drain
-            to the adoption. A queuing one has left no batch.
-        simulated_s: when the last request ended; in a real run, too, since its begin.
-        wall_s: how long the run took.
+        downtime_s: float64[c], for each committed migration of a running request, the time from the
+            drain to the adoption. A queuing request has no downtime.
+        simulated_s: when the last request ended, from the beginning of the run; also in a real run.
+        wall_s: duration of the run.
         num_steps: steps of all engines.
         free_tokens: int64[k], free memory of all instances when the fragmentation was sampled.
-        total_tokens: int64[k], their memory altogether at these times.
+        total_tokens: int64[k], memory of all instances at these times.
         blocked_demands_tokens: at each of these times, the demands of the requests at the heads
-            of their lines that do not fit where they are, in the order of the instances.
-        room_tokens: int64[k], of the free memory, what requests may be admitted into: each
-            instance's watermark left out. The fragmented memory is a part of this.
-        num_preemptions: of all requests together, where they are not counted one by one.
+            of their lines that do not fit on their instances, in the order of the instances.
+        room_tokens: int64[k], the free memory less each instance's watermark, into which requests
+            may be admitted. The fragmented memory is a part of this.
+        num_preemptions: preemptions of all requests together, if they are not counted by request.
     """
 
     migrations_started: int | None

@@ -1,14 +1,13 @@
-"""The numbers by which a run is judged (Section 6.1, key metrics). Pure.
+"""Summaries: the numbers by which a run is judged (Section 6.1, key metrics). Pure.
 
 "We focus on request latency, in terms of end-to-end, prefill (that of the first generated
 token), and decode (that since first generated token to the last, averaged over all generated
 tokens)."
 
-What a run does not have is None, and no number is ever NaN: a run without requests has no
-latencies, one whose requests all have one token has no decode latency, and one whose
-fragmentation was not sampled has no mean of it; nor does a real run have what nobody could see. A
-request of a real run that never ended counts as a request, but is in no distribution that needs its
-end.
+Missing numbers are None, and none is ever NaN: a run without requests has no latencies, one whose
+requests all have one token has no decode latency, and one whose fragmentation was not sampled has
+no mean of it; a real run lacks the numbers that could not be observed. A request of a real run that
+never ended counts as a request, but is in no distribution that needs its end.
 """
 
 from collections.abc import Iterable
@@ -52,33 +51,33 @@ class Summary:
     """One run, or one class of its requests.
 
     Attributes:
-        num_requests: all of them, whether they ended or not.
-        num_completed: of these, the ones that ended.
+        num_requests: all requests, whether they ended or not.
+        num_completed: the requests that ended.
         request_s: from arrival to the last token.
         ttft_s: from arrival to the first token: the paper's prefill latency.
         tpot_s: from the first token to the last, over the number of tokens after the first:
             the paper's decode latency. Requests of one token have none.
-        tpot_execution_s: the same without what the request waited in between (Section 6.4,
-            "the average decode computation time").
+        tpot_execution_s: the same without the request's waits in between (Section 6.4, "the average
+            decode computation time").
         queue_s: from arrival to the first step that computes the request.
         preemption_loss_s: the "extra queuing and recomputing times (mean value of all
-            requests)" that preemptions cost (Section 6.3); a request that never was preempted
-            has lost 0.
-        largest_gap_s: the longest that each client waited from one token to the next.
-        preempted_fraction: of the requests, those preempted at least once.
-        num_preemptions: of all requests together.
+            requests)" that preemptions cost (Section 6.3); 0 for a request that was never
+            preempted.
+        largest_gap_s: each client's longest wait from one token to the next.
+        preempted_fraction: fraction of the requests that were preempted at least once.
+        num_preemptions: preemptions of all requests together.
         migrations_started: migrations begun by their sources.
-        migrations_committed: of these, the ones after which the destination had the request.
-        migrations_aborted: of these, the ones after which the source kept it.
-        downtime_s: of the committed migrations.
-        migrating_fraction: of the instances' time, that with a migration in flight
+        migrations_committed: those of them after which the destination had the request.
+        migrations_aborted: those of them after which the source kept it.
+        downtime_s: downtimes of the committed migrations.
+        migrating_fraction: fraction of the instances' time with a migration in flight
             (Section 6.2, "the average fraction of time span with ongoing migration for each
             instance").
         fragmentation_mean: mean fragmented memory over the total memory (Section 6.3).
-        instances_avg: mean number of instances, weighted by time: what the run cost
+        instances_avg: mean number of instances, weighted by time: the cost of the run
             (Section 6.5).
         simulated_s: when the last request ended.
-        wall_s: how long the run took.
+        wall_s: duration of the run.
         num_steps: steps of all engines.
     """
 
@@ -111,8 +110,8 @@ def summarize(
     """The numbers of a run.
 
     Args:
-        priority: only of the requests of this execution priority; what concerns the cluster as
-            a whole stays that of the whole run.
+        priority: only requests of this execution priority; numbers of the cluster as a whole stay
+            those of the whole run.
     """
     those = (
         np.ones(len(records), np.bool_) if priority is None else records.priority == int(priority)
@@ -151,7 +150,7 @@ def summarize(
 def summarize_classes(records: Records, cluster: ClusterRecord) -> dict[str, Summary]:
     """The numbers of each class of requests, by its name, the most urgent first.
 
-    Empty when all requests have one priority: they are then what `summarize` says.
+    Empty when all requests have one priority, since `summarize` has their numbers.
     """
     present = [Priority(int(each)) for each in np.unique(records.priority)[::-1]]
     if len(present) < 2:
@@ -162,12 +161,12 @@ def summarize_classes(records: Records, cluster: ClusterRecord) -> dict[str, Sum
 
 
 def class_name(priority: Priority) -> str:
-    """What reports call the requests of this priority."""
+    """The name of this priority in reports."""
     return {NORMAL: "normal", HIGH: "high"}.get(priority, f"priority {priority}")
 
 
 def latencies_json(summary: Summary) -> dict[str, Any]:
-    """What concerns the requests, as documented in docs/simulation.md."""
+    """The numbers of the requests, as documented in docs/simulation.md."""
     return {
         "requests": summary.num_requests,
         "completed": summary.num_completed,
@@ -214,7 +213,7 @@ def _known(values: NDArray[Any]) -> Values:
 def _num_preemptions(
     known: Values, num_requests: int, cluster: ClusterRecord, priority: Priority | None
 ) -> int | None:
-    """Counted by request where that was done, else in the cluster as a whole."""
+    """The sum over the requests if they were counted one by one, or the cluster's number."""
     if len(known) == num_requests:
         return int(known.sum())
     return cluster.num_preemptions if priority is None else None
@@ -240,7 +239,7 @@ def _latencies_to_the_end(
 
 
 def _instances_avg(cluster: ClusterRecord) -> float | None:
-    """Instances, weighted by how long there were so many, until the last request ended."""
+    """The mean number of instances, weighted by time, until the last request ended."""
     end_s, begins_s, counts = cluster.simulated_s, cluster.instances_time_s, cluster.instances_num
     if len(begins_s) == 0:
         return None
@@ -259,14 +258,14 @@ def fragmentation_proportion(
 
     "We define the fragmented memory at each moment as the portion of cluster free memory that
     could satisfy the demands of the head-of-line blocking requests across all instances, if no
-    fragmentation." As many of these requests as possible are taken to be satisfied: the
-    smallest first.
+    fragmentation." The largest number of these requests counts as satisfied: the smallest
+    first.
 
     Args:
-        free_tokens: free memory of all instances together, but for what each of them keeps free
-            when it admits a request: in one place, too, no request could have that.
-        demands_tokens: of the requests at the heads of their lines that do not fit where they
-            are.
+        free_tokens: free memory of all instances together, less the watermark that each of them
+            keeps free when it admits a request: a single instance could not give that either.
+        demands_tokens: demands of the requests at the heads of their lines that do not fit on their
+            instances.
         total_tokens: memory of all instances together.
     """
     fragmented_tokens = 0

@@ -1,4 +1,4 @@
-"""When requests arrive: the processes, and how a user names them. Pure.
+"""Arrivals of requests: the processes, and their names for users. Pure.
 
     poisson                  independent arrivals
     gamma:CV                 gaps with that coefficient of variation
@@ -33,10 +33,10 @@ DAILY_MODELS = (
     "multimodal/mm-image",
     "reason/deepseek-r1",
 )
-"""The services of ServeGen whose days are known; the part behind the slash names one, too."""
+"""The services of ServeGen whose days are known; the part behind the slash is a name, too."""
 
 MIN_CV, MAX_CV = 0.01, 100.0
-"""Below, gaps are equal; above, next to all are 0 and one wait makes up the rest."""
+"""Below this range gaps are equal; above it nearly all are 0, and one gap has all the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +63,20 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Poisson arrivals whose rate is constant for a time, then another.
+    """Poisson arrivals with a rate that is constant during each step.
 
-    After the last step the first follows, unless the last is without end.
+    The first step follows the last one, unless that is infinite.
 
     Attributes:
-        rates: requests a second, of each step.
-        durations_s: of each step; the last may be infinite.
+        rates: requests a second, for each step.
+        durations_s: duration of each step; the last may be infinite.
     """
 
     rates: tuple[float, ...]
     durations_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        # What a curve refuses, the steps refuse, too.
+        # The checks of the curve hold for the steps, too.
         self.curve()
 
     def curve(self) -> RateCurve:
@@ -86,7 +86,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Daily:
-    """Poisson arrivals whose rate follows the days of a service; `model` is of DAILY_MODELS."""
+    """Poisson arrivals whose rate follows the days of a service, one of DAILY_MODELS."""
 
     model: str = DAILY_MODELS[0]
     day_s: float = DAY_S
@@ -143,7 +143,7 @@ def recorded_arrivals_s(
 def curve_arrivals_s(curve: RateCurve, num_requests: int, draws: Draws) -> NDArray[np.float64]:
     """Draw ascending times of a Poisson process with the curve's rate, the first as it begins.
 
-    "Begins" is at 0, or when the rate is first above 0. Takes one number a request from the stream.
+    It begins at 0, or when the rate is first above 0. Takes one number a request from the stream.
     """
     return curve.time_s(_from_gaps(draws.exponential(1.0, num_requests)))
 
@@ -157,10 +157,10 @@ def _from_gaps(gaps_s: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def parse_arrivals(text: str) -> Arrivals:
-    """The process that a user names, by the grammar above; upper and lower case are the same.
+    """The process with this name, by the grammar above, in upper or lower case.
 
     Raises:
-        ConfigurationError: the text is not of the grammar; the message has all that is.
+        ConfigurationError: the text does not follow the grammar; the message contains it.
     """
     lower = text.lower()
     daily = _DAILY.fullmatch(lower)
@@ -230,7 +230,7 @@ def _daily(name: str | None, day: str | None, text: str) -> Daily:
 
 
 def short_name(model: str) -> str:
-    """What of a model's name is enough to name it: "m-large" of "language/m-large"."""
+    """The short name of a model: "m-large" for "language/m-large"."""
     return model.rpartition("/")[2]
 
 
@@ -239,7 +239,7 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}
 
 
 def _number(digits: str, text: str) -> float:
-    # Python's float() takes more than people expect: "nan", "1_0", " 4".
+    # Python's float() also takes "nan", "1_0" and " 4".
     if not _NUMBER.fullmatch(digits):
         raise ConfigurationError(
             f"arrivals {text!r}: {digits!r} is not a number of at least 0; arrivals are {GRAMMAR}"

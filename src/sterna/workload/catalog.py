@@ -1,6 +1,6 @@
-"""The workloads that a user can name, and the traces that come of them.
+"""Catalog of the workloads that a user can name; builds their traces.
 
-A trace is the paper's (S-S to L-L, sharegpt, burstgpt), one that somebody recorded, a pair of mean
+A trace is one of the paper's (S-S to L-L, sharegpt, burstgpt), a recorded one, a pair of mean
 lengths, or a file; docs/traces.md lists them with examples.
 """
 
@@ -57,7 +57,7 @@ TRACES: Mapping[str, str] = MappingProxyType(
         "mooncake-arxiv": "1,000 requests of Mooncake's arXiv service, with arrivals and prefixes",
     }
 )
-"""The names of the catalogue, with a line of description each."""
+"""The names of the catalog, with a line of description each."""
 
 PATTERNS: Mapping[str, str] = MappingProxyType(
     {
@@ -66,28 +66,28 @@ PATTERNS: Mapping[str, str] = MappingProxyType(
         "FILE": "a .csv or .jsonl file, also .gz, with input_tokens and output_tokens",
     }
 )
-"""What else `Workload.trace` takes."""
+"""The other values that `Workload.trace` takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What requests a run gets, and when. Equal workloads give equal traces.
+    """The requests of a run and their arrivals. Equal workloads give equal traces.
 
     Attributes:
         trace: a name of TRACES or PATTERNS, in upper or lower case, or a file's path.
-        num_requests: the first so many of the trace, again and again if it has fewer. None: all
+        num_requests: the first requests of the trace, which is repeated if it has fewer. None: all
             of a file, 10,000 of the traces that are drawn.
-        rate: mean requests a second. None: as recorded, or as the steps of `arrivals` say.
-        arrivals: see `sterna.workload.arrivals`. None: as recorded, where the trace has arrivals
-            and no rate is given, else Poisson.
-        seed: of all that is drawn, from 0 to 2**32 - 1; the default is the paper's.
-        class_fractions: for each priority, which part of the requests has it; what is left is
-            normal. Empty: as the file says, or all normal.
-        max_total_tokens: of input and output together. Longer requests are drawn again where
-            lengths are drawn (see `has_drawn_lengths`), and else left out.
+        rate: mean requests a second. None: as recorded, or as in the steps of `arrivals`.
+        arrivals: see `sterna.workload.arrivals`. None: as recorded if the trace has arrivals and no
+            rate is given, otherwise Poisson.
+        seed: seed of everything that is drawn, from 0 to 2**32 - 1; the default is the paper's.
+        class_fractions: for each priority, the fraction of the requests that have it; the rest are
+            normal. Empty: as in the file, or all normal.
+        max_total_tokens: limit of input and output together. Longer requests are drawn again if
+            the trace has drawn lengths (see `has_drawn_lengths`), and otherwise left out.
 
     Raises:
-        ConfigurationError: a value cannot be, whatever the trace.
+        ConfigurationError: a value is invalid, whatever the trace.
     """
 
     trace: str = "M-M"
@@ -119,13 +119,13 @@ def build_trace(workload: Workload) -> Trace:
 
     Lengths and arrivals come from one stream, numpy's legacy RandomState, as in the paper's
     artifact: all input lengths, all output lengths (of the traces that are drawn), then the
-    arrivals. With the default seed these are the paper's requests. Priorities come from a stream
-    of their own: they change neither lengths nor arrivals. So do lengths that are drawn again: the
-    other requests stay as they are.
+    arrivals. With the default seed these are the paper's requests. Priorities have a stream of
+    their own, so that they change neither lengths nor arrivals. Lengths that are drawn again have
+    one, too, so that the other requests stay as they are.
 
     Raises:
-        ConfigurationError: there is no such trace or none of it is short enough, its file cannot
-            be read, or the trace has not what the arrivals need.
+        ConfigurationError: there is no such trace, none of its requests is short enough, its file
+            cannot be read, or it lacks the data for the arrivals.
     """
     draws = np.random.RandomState(workload.seed)
     name, rows = _rows(workload, draws)
@@ -145,7 +145,7 @@ def build_trace(workload: Workload) -> Trace:
 
 
 def has_drawn_lengths(trace: str) -> bool:
-    """Whether lengths of the trace are drawn anew for every seed, so that it never runs out."""
+    """Whether the lengths of the trace are drawn by seed, so that it has any number of requests."""
     return _means(trace.strip()) is not None
 
 
@@ -153,7 +153,7 @@ def has_drawn_lengths(trace: str) -> bool:
 
 
 def _rows(workload: Workload, draws: Draws) -> tuple[str, Rows]:
-    """The trace's name as the catalogue has it, and its requests."""
+    """The trace's name in the catalog, and its requests."""
     text = workload.trace.strip()
     num_requests = workload.num_requests or PAPER_NUM_REQUESTS
     means = _means(text)
@@ -170,7 +170,7 @@ def _rows(workload: Workload, draws: Draws) -> tuple[str, Rows]:
         )
     if text.lower() in _PACKAGED:
         return text.lower(), packaged_rows(_PACKAGED[text.lower()])
-    # Unlike Path's own, these fail for no name at all.
+    # Unlike the methods of Path, these functions never raise for a strange name.
     path = Path(os.path.expanduser(text))
     if _looks_like_a_file(text) or os.path.isfile(path):
         return path.name, read_rows(path)
@@ -193,8 +193,8 @@ def _short_enough(workload: Workload, rows: Rows, max_total_tokens: int) -> Rows
     input_tokens, output_tokens = rows.input_tokens.copy(), rows.output_tokens.copy()
     left = np.flatnonzero(input_tokens + output_tokens > max_total_tokens)
     while len(left):
-        # Many at once, since their mean is that of the sample. The shortest length of the rule
-        # is its most frequent: if any request is short enough, some of these are.
+        # A large sample, since the rule fixes the mean of the sample. Its shortest length is the
+        # most frequent one: if any request is short enough, some of these are.
         others = _drawn(means, PAPER_NUM_REQUESTS, draws).no_longer_than(max_total_tokens)
         num_found = min(len(left), len(others))
         input_tokens[left[:num_found]] = others.input_tokens[:num_found]
@@ -209,7 +209,7 @@ _FIXED = re.compile(r"fixed:([0-9]{1,6})-([0-9]{1,6})", re.IGNORECASE)
 
 
 def _means(text: str) -> tuple[str, int, int] | None:
-    """Name and mean lengths of a trace that is drawn by the paper's rule; None of another."""
+    """Name and mean lengths of a trace that is drawn by the paper's rule; None for another one."""
     pair = _PAIR.fullmatch(text.upper())
     if pair:
         return text.upper(), _MEANS[pair[1]], _MEANS[pair[2]]

@@ -1,4 +1,4 @@
-"""Which requests have which priority: classes mixed by fraction. Pure."""
+"""Mix of priority classes: assigns priorities to requests by fraction. Pure."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ _ROUNDING = 1e-9
 
 
 def require_fractions(fractions: Mapping[Priority, float]) -> None:
-    """Refuse fractions that no set of requests can have.
+    """Refuse invalid fractions of requests.
 
     Raises:
         ConfigurationError: a priority is below normal, a fraction is not from 0 to 1, or they add
@@ -42,14 +42,14 @@ def mix_priorities(
     """Pick the requests of every priority at random; the rest are normal.
 
     Section 6.4: "randomly picking 10% of the requests and assigning high scheduling and execution
-    priorities". Each class gets its fraction of the requests exactly, up to rounding. Takes one
+    priorities". Each class gets exactly its fraction of the requests, up to rounding. Takes one
     number a request from the stream, whatever the fractions.
     """
     require_fractions(fractions)
     priority = np.full(num_requests, NORMAL, dtype=np.int64)
     order = np.argsort(draws.random(num_requests), kind="stable")
     total, start = 0.0, 0
-    # The highest class comes first, so that changing a lower one's fraction leaves it as it is.
+    # The highest class comes first, so that the fraction of a lower one does not change it.
     for each in sorted(fractions, reverse=True):
         if each == NORMAL:
             continue

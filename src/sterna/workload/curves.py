@@ -12,14 +12,14 @@ from sterna.errors import ConfigurationError
 class RateCurve:
     """A rate that is constant over each of several pieces of time, one after the other.
 
-    A curve whose last piece ends is followed by itself, again and again.
+    A curve whose last piece is finite repeats for ever.
 
     Attributes:
-        duration_s: float64[n], of each piece, positive; the last may be infinite.
+        duration_s: float64[n], duration of each piece, positive; the last may be infinite.
         rate: float64[n], requests a second during it, at least 0.
 
     Raises:
-        ConfigurationError: a value cannot be, or some time on no request would ever come.
+        ConfigurationError: a value is invalid, or the rate stays at 0 from some time on.
     """
 
     duration_s: NDArray[np.float64]
@@ -37,12 +37,12 @@ class RateCurve:
 
     @property
     def repeats(self) -> bool:
-        """Whether the curve ends, and so begins again."""
+        """Whether the curve is finite, and therefore repeats."""
         return bool(np.isfinite(self.duration_s[-1]))
 
     @property
     def mean_rate(self) -> float:
-        """Requests a second over the whole curve; that of its last piece if this never ends."""
+        """Requests a second over the whole curve; those of its last piece if that is infinite."""
         if not self.repeats:
             return float(self.rate[-1])
         return float((self.rate * self.duration_s).sum() / self.duration_s.sum())
@@ -51,7 +51,7 @@ class RateCurve:
         """The same curve with another mean rate.
 
         Raises:
-            ConfigurationError: the curve never ends, so that it has no mean of its own.
+            ConfigurationError: the curve is infinite, and has no mean of its own.
         """
         if not self.repeats:
             raise ConfigurationError(
@@ -60,13 +60,13 @@ class RateCurve:
         return RateCurve(self.duration_s, self.rate * (mean_rate / self.mean_rate))
 
     def compressed(self, factor: float) -> "RateCurve":
-        """The same rates, gone through `factor` times as fast."""
+        """The same rates, with durations divided by `factor`."""
         return RateCurve(self.duration_s / factor, self.rate)
 
     def time_s(self, num_expected: NDArray[np.float64]) -> NDArray[np.float64]:
-        """When the curve has brought so many requests on average; ascending if these are.
+        """The times at which these numbers of requests are expected; ascending if the numbers are.
 
-        The inverse of the integral of the rate. Where a rate of 0 leaves a choice, the latest time.
+        The inverse of the integral of the rate. If a rate of 0 leaves a choice, the latest time.
         """
         expected = self.rate * self.duration_s
         num_rounds = np.zeros_like(num_expected)
@@ -75,8 +75,8 @@ class RateCurve:
         in_round = num_expected - num_rounds * expected.sum() if self.repeats else num_expected
         before = np.concatenate(([0.0], np.cumsum(expected)[:-1]))
         start_s = np.concatenate(([0.0], np.cumsum(self.duration_s)[:-1]))
-        # Pieces without requests are stepped over, also when rounding puts a request behind the
-        # last piece with some.
+        # Pieces without requests are skipped, even if rounding puts a request behind the last piece
+        # that has some.
         last = int(np.flatnonzero(self.rate)[-1])
         piece = np.minimum(np.searchsorted(before, in_round, side="right") - 1, last)
         piece = np.maximum(piece, int(np.flatnonzero(self.rate)[0]))

@@ -1,4 +1,4 @@
-"""Reads trace files, and the data that come with Sterna."""
+"""Files of traces: those of users, and the data that Sterna contains."""
 
 import csv
 import gzip
@@ -17,7 +17,7 @@ from sterna.workload.formats import parse_csv, parse_jsonl
 from sterna.workload.rows import Rows
 
 PARSERS = {".csv": parse_csv, ".jsonl": parse_jsonl, ".ndjson": parse_jsonl}
-"""For each ending of a file's name, less .gz, what reads its lines."""
+"""The parsers by the ending of a file's name, without .gz."""
 
 _RATES = "servegen/rates_10min.csv.gz"
 _WINDOW_S = 600.0
@@ -27,8 +27,8 @@ def read_rows(path: Path) -> Rows:
     """Read the requests of a .csv, .jsonl or .ndjson file, each also with .gz.
 
     Raises:
-        ConfigurationError: the file cannot be read, or is not what its name says; the message has
-            the line at fault.
+        ConfigurationError: the file cannot be read, or does not have the format of its name; the
+            message has the wrong line.
     """
     ending = path.with_suffix("").suffix if path.suffix.lower() == ".gz" else path.suffix
     parse = PARSERS.get(ending.lower())
@@ -48,7 +48,7 @@ def read_rows(path: Path) -> Rows:
 
 
 def packaged_rows(name: str) -> Rows:
-    """Read the requests of a file of Sterna's own, by its path below `data`."""
+    """Read the requests of a file that Sterna contains, by its path below `data`."""
     with resources.as_file(_packaged(name)) as path:
         return read_rows(path)
 
@@ -69,7 +69,7 @@ def _packaged(name: str) -> Traversable:
 
 
 def _text(file: io.BufferedReader, is_gzip: bool) -> Iterable[str]:
-    # "utf-8-sig" also reads files with the mark that some spreadsheets put first.
+    # "utf-8-sig" also reads files with a byte order mark, which some spreadsheets write.
     if is_gzip:
         return gzip.open(file, "rt", encoding="utf-8-sig", newline="")
     return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")

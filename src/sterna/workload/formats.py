@@ -1,6 +1,6 @@
-"""The formats of trace files: CSV and JSON Lines, line by line. Pure.
+"""Formats of trace files: CSV and JSON Lines, line by line. Pure.
 
-Each has a column for the input's and the output's length, and may have one for the arrival:
+Each has columns for the lengths of input and output, and may have one for the arrival:
 
     columns                                                            format
     input_tokens, output_tokens, arrival_s or arrival_ms, priority,    Sterna's
@@ -8,7 +8,7 @@ Each has a column for the input's and the output's length, and may have one for 
     input_length, output_length, timestamp (in ms), hash_ids           Mooncake's
     ContextTokens, GeneratedTokens, TIMESTAMP (a date)                 Azure's
 
-Other columns are left alone. Every message names the file and, where one is at fault, its line.
+Other columns are ignored. Every error message names the file and, if one is wrong, its line.
 """
 
 import csv
@@ -35,7 +35,7 @@ def parse_csv(lines: Iterable[str], name: str) -> Rows:
     """The requests of a CSV file with a header line.
 
     Raises:
-        ConfigurationError: a column is missing, or a value cannot be.
+        ConfigurationError: a column is missing, or a value is invalid.
     """
     return _parse(_csv_records(lines, name), name)
 
@@ -44,8 +44,8 @@ def parse_jsonl(lines: Iterable[str], name: str) -> Rows:
     """The requests of a file with one JSON object a line.
 
     Raises:
-        ConfigurationError: a line is not an object with the columns of the first, or a value
-            cannot be.
+        ConfigurationError: a line is not an object with the columns of the first, or a value is
+            invalid.
     """
     return _parse(_jsonl_records(lines, name), name)
 
@@ -158,7 +158,7 @@ def _whole(value: object, lowest: int) -> int:
 
 
 def _decimal(value: object) -> float:
-    # float() reads more than people expect of a file: "1_000".
+    # float() also reads "1_000".
     if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
         raise ValueError
     if not isinstance(value, str | int | float):
@@ -200,7 +200,7 @@ _MAX_RUN = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column of a file, which of the fields of `Rows` it gives, and how to read its values."""
+    """A column of a file, its field in `Rows`, and the reader of its values."""
 
     name: str
     field: str
@@ -257,7 +257,7 @@ _ALL_COLUMNS = {column.name for columns in _FORMATS for column in columns}
 
 
 def _format_of(names: Collection[str], name: str, line: int) -> dict[str, _Column]:
-    """The columns to read, by field: those of the first format of which the file has one."""
+    """The columns to read, by field: those of the first format of which the file has a length."""
     for columns in _FORMATS:
         if any(column.name in names for column in columns[:2]):
             break

@@ -1,11 +1,11 @@
-"""How long requests are: the paper's power-law lengths, for any mean. Pure.
+"""Lengths of requests: the paper's power-law lengths, for any mean. Pure.
 
 Section 6.1: "We generate multiple distributions with different long-tail degrees and mean lengths
 (128, 256, 512), as shown by the Short (S), Medium (M), and Long (L) distributions in Table 1.
 These distributions have a maximum length of 6k". The rule behind them, for the mean m: draw ranks
 k from 1 to 2m - 1 with a probability in proportion to k^-a; scale the sample so that its mean is
-m; round up; cut at 6,144 tokens. That is 12 times the mean of Long: lengths of longer means are cut
-at 12 times theirs, else these would not be the means.
+m; round up; cut at 6,144 tokens. That is 12 times the mean of Long: lengths of larger means are cut
+at 12 times these, since the cut would change the mean otherwise.
 """
 
 import math
@@ -28,9 +28,9 @@ _PAPER_EXPONENTS = {SHORT: 2.0, MEDIUM: 1.5, LONG: 1.15}
 def zipf_lengths(mean_tokens: int, num_requests: int, draws: Draws) -> NDArray[np.int64]:
     """Draw lengths in tokens, at least 1, by the paper's rule (Section 6.1).
 
-    Takes one number a request from the stream. The sample's mean is `mean_tokens`, except for what
-    rounding up adds (less than one token) and the cut takes away (1 % up to means of 1,024, 3 % at
-    2,048, 10 % at 8,192).
+    Takes one number a request from the stream. The sample's mean is `mean_tokens`; rounding up adds
+    less than one token, and the cut takes away 1 % up to means of 1,024, 3 % at 2,048, and 10 % at
+    8,192.
 
     Raises:
         ConfigurationError: the mean is not from 1 to 10,000.
@@ -50,7 +50,7 @@ def zipf_lengths(mean_tokens: int, num_requests: int, draws: Draws) -> NDArray[n
 def zipf_exponent(mean_tokens: int) -> float:
     """The exponent a of the paper's rule: 2.0, 1.5 and 1.15 at means of 128, 256 and 512 tokens.
 
-    The paper has these three only. Between them the exponent is interpolated over the logarithm of
+    The paper has only these three. Between them the exponent is interpolated over the logarithm of
     the mean; beyond them it is that of the nearest.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which requests begin alike: the prompts' blocks by id. Pure."""
+"""Shared prefixes of prompts: blocks by id. Pure."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ from sterna.errors import ConfigurationError
 class PrefixBlocks:
     """The blocks of every request's prompt, in order.
 
-    Prompts with the same ids from their beginnings on have the same tokens there. How many tokens
-    a block has is up to the trace (512 in Mooncake's).
+    Prompts that begin with the same ids have the same tokens there. The trace decides the number of
+    tokens in a block (512 in Mooncake's).
 
     Attributes:
-        ids: int64[m], those of all requests, one request after the other.
-        end: int64[n], how many of these belong to the requests up to and with this one.
+        ids: int64[m], the ids of all requests, one request after the other.
+        end: int64[n], the number of ids of the requests up to and including this one.
     """
 
     ids: NDArray[np.int64]
@@ -36,7 +36,7 @@ class PrefixBlocks:
         return self.ids[self.end[row - 1] if row else 0 : self.end[row]]
 
     def take(self, rows: NDArray[np.int64]) -> "PrefixBlocks":
-        """The blocks of these requests, in this order; a row may come several times."""
+        """The blocks of these requests, in this order; a row may occur several times."""
         ids = [self.of(row) for row in rows.tolist()]
         end = np.cumsum([len(each) for each in ids], dtype=np.int64)
         return PrefixBlocks(np.concatenate([*ids, np.zeros(0, np.int64)]), end)

@@ -1,4 +1,4 @@
-"""Where workloads take their random numbers from. Pure."""
+"""Random numbers of workloads. Pure."""
 
 from typing import Protocol
 
@@ -9,24 +9,25 @@ from numpy.typing import NDArray
 class Draws(Protocol):
     """A seeded stream of random numbers: numpy's `Generator` and its legacy `RandomState` fit.
 
-    Only `RandomState` gives the paper's traces, which numpy promises never to change.
+    Only `RandomState` gives the paper's traces; numpy promises never to change it.
     """
 
     def random(self, size: int, /) -> NDArray[np.float64]:
-        """Draw numbers of [0, 1), all equally likely."""
+        """Draw uniformly distributed numbers from [0, 1)."""
         ...
 
     def exponential(self, scale: float, size: int, /) -> NDArray[np.float64]:
-        """Draw numbers with that mean."""
+        """Draw exponentially distributed numbers with this mean."""
         ...
 
     def gamma(self, shape: float, scale: float, size: int, /) -> NDArray[np.float64]:
-        """Draw numbers with mean `shape * scale` and variance `shape * scale**2`."""
+        """Draw gamma-distributed numbers with mean `shape * scale` and variance
+        `shape * scale**2`."""
         ...
 
 
 PAPER_SEED = 0xCADE
-"""Of the paper's lengths and arrivals, as its artifact draws them; the default."""
+"""Seed of the paper's lengths and arrivals, as its artifact draws them; the default."""
 
 MAX_SEED = 2**32 - 1
-"""The largest that numpy's legacy generator takes; the smallest is 0."""
+"""The largest seed of numpy's legacy generator; the smallest is 0."""

@@ -1,4 +1,4 @@
-"""What a file tells of requests, before a workload makes a trace of it. Pure."""
+"""Rows of a trace file, from which a workload makes a trace. Pure."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ from sterna.workload.prefix import PrefixBlocks
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """One entry of every array a request, in the file's order; None where the file has no column.
+    """Arrays with one entry for each request, in the file's order; None for a missing column.
 
     Attributes:
         input_tokens: int64[n], at least 1.
         output_tokens: int64[n], at least 1.
         arrival_s: float64[n], ascending, from any time on.
         priority: int64[n], at least 0 (normal).
-        prefix_blocks: of every prompt.
+        prefix_blocks: the blocks of every prompt.
     """
 
     input_tokens: NDArray[np.int64]
@@ -38,10 +38,10 @@ class Rows:
         return float((len(self) - 1) / (self.arrival_s[-1] - self.arrival_s[0]))
 
     def no_longer_than(self, max_total_tokens: int) -> "Rows":
-        """The requests whose input and output have at most so many tokens together.
+        """The requests whose input and output have at most this number of tokens together.
 
         Raises:
-            ConfigurationError: there is none.
+            ConfigurationError: there is no such request.
         """
         total_tokens = self.input_tokens + self.output_tokens
         rows = np.flatnonzero(total_tokens <= max_total_tokens)
@@ -53,11 +53,11 @@ class Rows:
         return self._taken(rows)
 
     def repeated_to(self, num_requests: int) -> "Rows":
-        """The first so many requests; where there are fewer, all again and again.
+        """The first requests up to this number; if there are fewer, all of them repeatedly.
 
-        Recorded arrivals go on one mean gap after the last of the pass before. Prompts of another
-        pass are other prompts, of the same lengths: they share prefix blocks with their own pass
-        only.
+        Recorded arrivals of a pass begin one mean gap after the last of the pass before. The
+        prompts of each pass are different ones of the same lengths: they share prefix blocks only
+        within their pass.
         """
         passes, rows = np.divmod(np.arange(num_requests, dtype=np.int64), len(self))
         taken = self._taken(rows)

@@ -11,15 +11,15 @@ from sterna.workload.prefix import PrefixBlocks
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Requests in the order of their arrival; one entry of every array a request.
+    """Requests in the order of their arrival; every array has one entry for each of them.
 
     Attributes:
-        name: what reports call it.
+        name: its name in reports.
         arrival_s: float64[n], ascending, from 0 on.
         input_tokens: int64[n], at least 1.
-        output_tokens: int64[n], at least 1: how many tokens the model will produce.
-        priority: int64[n], the execution priority, which is the scheduling priority too.
-        prefix_blocks: of every prompt, or None where the trace does not tell them.
+        output_tokens: int64[n], at least 1: the number of tokens that the model will produce.
+        priority: int64[n], the execution priority, which is also the scheduling priority.
+        prefix_blocks: the blocks of every prompt; None if the trace does not have them.
 
     Raises:
         ConfigurationError: the arrays do not fit together; the message has the row.

@@ -1,15 +1,15 @@
-"""What to measure of an engine, and the target load that the measurement says. Pure.
+"""Measurement of an engine: the batches to time, and the target load that follows. Pure.
 
 The headroom of a high priority is "that required to preserve the ideal decode speed (i.e., no
 visible interference), which is obtained through profiling" (Section 4.4.2). The paper reads a
 target load of 1,600 tokens off its Figure 4, "as we observe that such load preserves near-ideal
-decode speed" (Section 6.4), and defines neither word. Here
+decode speed" (Section 6.4), and defines neither word. Here:
 
 - *ideal* is the decode step of one request that has the batch to itself;
 - *near* is at most `TOLERANCE` longer, and the target load is the largest one that is near;
-- the batch grows by requests of one length, for a step takes time for its requests as well as for
-  their tokens: as many tokens in fewer, longer requests are faster. The reference is a request of
-  the experiment's Short-Short trace at its end, 128 tokens in and 128 out.
+- the batch grows by requests of one length, since a step takes time for its requests as well as for
+  their tokens: the same number of tokens in fewer, longer requests is faster. The reference is a
+  request of the experiment's Short-Short trace at its end, 128 tokens in and 128 out.
 """
 
 from collections.abc import Sequence
@@ -23,42 +23,42 @@ from sterna.engine.emulated.fitting import DecodePoint, fit_decode
 from sterna.errors import ConfigurationError
 
 TOLERANCE = 0.1
-"""By how much more than the ideal a step may take at the target load."""
+"""Largest excess of a step over the ideal one at the target load, as a fraction."""
 
 REQUEST_TOKENS = 256
 """Tokens of each request in the reference batch."""
 
 LENGTHS = (64, 256, 1024, 4096)
-"""Tokens of each request, measured beside the reference's: they tell the time for a request from
-that for a token."""
+"""Tokens of each request, measured in addition to the reference's: they separate the time for a
+request from that for a token."""
 
 QUICK_LENGTHS = (64, 1024)
-"""Those of them that a quick run measures, too."""
+"""The lengths of these that a quick run measures, too."""
 
 MIN_ROOM = 8
-"""Requests of a length, besides the reference's, that must fit: to prefill longer ones takes longer
-than all the rest."""
+"""Number of requests of another length than the reference's that must fit: the prefills of longer
+ones take longer than the rest of the measurement."""
 
 MIN_POINTS = 3
-"""Batches of the reference length that make a curve of their own."""
+"""Number of batches of the reference length that suffices for a measured curve."""
 
 SAME_LENGTH = 0.25
-"""By how much the mean length of a batch may differ from the reference's and count as the same:
-requests that entered the batch first have got tokens while the last ones were prefilled."""
+"""Largest difference of a batch's mean length from the reference's, as a fraction: the first
+requests of the batch get tokens while the last ones are prefilled."""
 
 NOISY_FACTOR = 1.5
 """A round contradicts a target load from which its own differs by more than this factor."""
 
 APART = 1.5
-"""The factor by which other lengths differ from the reference's at least."""
+"""Smallest factor by which other lengths differ from the reference's."""
 
 ROOM_TOKENS = 96
-"""What a request may grow by while it is measured."""
+"""Tokens by which a request may grow while it is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A decode to be timed: so many requests of so many tokens each."""
+    """A decode to be timed: a number of requests of equal length."""
 
     num_requests: int
     tokens_each: int
@@ -66,11 +66,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """A batch as it was timed.
+    """The measured times of a batch.
 
     Attributes:
-        batch: what was asked for.
-        num_tokens: in the KV caches of all its requests, on average over the steps.
+        batch: the batch as planned.
+        num_tokens: tokens in the KV caches of all its requests, on average over the steps.
         rounds_s: the median step of each round, in seconds.
     """
 
@@ -84,13 +84,13 @@ class Decode:
         return float(np.median(self.rounds_s))
 
     def point(self, round_index: int | None = None) -> DecodePoint:
-        """What is fitted: all rounds, or one."""
+        """The point for a fit: of all rounds, or of one."""
         step_s = self.step_s if round_index is None else self.rounds_s[round_index]
         return DecodePoint(self.batch.num_requests, round(self.num_tokens), step_s)
 
 
 class Basis(Enum):
-    """Where the curve of steps over tokens comes from."""
+    """Origin of the curve of steps over tokens."""
 
     MEASURED = "measured"
     """Batches of the reference length, each timed; in between, straight lines."""
@@ -100,16 +100,16 @@ class Basis(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TargetLoad:
-    """The load up to which decoding is nearly as fast as can be.
+    """The load up to which decoding has nearly its ideal speed.
 
     Attributes:
-        tokens: in the batch, the largest number within the limit.
+        tokens: the largest number of tokens in the batch within the limit.
         ideal_s: the step of one request alone, in seconds.
         limit_s: the longest step that counts as near.
         request_tokens: tokens of each request.
-        basis: where the curve comes from.
+        basis: origin of the curve.
         is_reached: whether the largest batch's step was longer than the limit; if not, `tokens` is
-            that batch, and more might be as near.
+            that of this batch, and larger ones may be within the limit.
     """
 
     tokens: int
@@ -122,13 +122,13 @@ class TargetLoad:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A target load, and how far it is to be relied on.
+    """A target load, and values that show its reliability.
 
     Attributes:
         target: from all rounds together.
         by_round: the target load of each round alone, in tokens.
-        by_length: the target load of requests of other lengths, by their tokens each, where
-            enough batches of that length were timed.
+        by_length: the target load of requests of other lengths, by their tokens each, if enough
+            batches of that length were timed.
     """
 
     target: TargetLoad
@@ -137,8 +137,7 @@ class Proposal:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether half of the rounds or more contradict it: the median is then no better than
-        they are."""
+        """Whether at least half of the rounds contradict it: the median is no better then."""
         tokens = self.target.tokens
         num_contradicting = sum(
             not tokens / NOISY_FACTOR <= each <= tokens * NOISY_FACTOR for each in self.by_round
@@ -154,11 +153,12 @@ def batches(
     request_tokens: int = REQUEST_TOKENS,
     is_quick: bool = False,
 ) -> tuple[Batch, ...]:
-    """The batches to time: of each length one request, two, four, ... and as many as fit.
+    """The batches to time: for each length one request, two, four, ... and the largest number that
+    fits.
 
     Within a length the largest comes first. A length of which memory holds fewer than
-    `MIN_ROOM` requests is left out; a quick run has the reference's length and little of two
-    others.
+    `MIN_ROOM` requests is left out; a quick run has the reference's length and two batches each of
+    two others.
 
     Args:
         total_tokens: M, the memory that requests can use.
@@ -181,7 +181,7 @@ def batches(
             )
         if tokens_each != request_tokens and most < MIN_ROOM:
             continue
-        # A power of two next to the largest batch would tell little more than that one.
+        # A power of two close to the largest batch would add little.
         powers = (1 << power for power in range(most.bit_length()))
         sizes = {1, most, *(each for each in powers if 3 * each <= 2 * most)}
         if is_quick and tokens_each != request_tokens:
@@ -193,7 +193,7 @@ def batches(
 def prompt_lengths(
     max_num_batched_tokens: int, max_model_len: int, total_tokens: int, *, is_quick: bool = False
 ) -> tuple[int, ...]:
-    """The prompts to time: powers of two that one step takes, and one of several steps."""
+    """The prompts to time: powers of two that fit into one step, and one of several steps."""
     longest = min(max_model_len - 1, total_tokens)
     one_step = min(max_num_batched_tokens, longest)
     lengths = {one_step, *(1 << power for power in range(4, one_step.bit_length()))}
@@ -213,16 +213,16 @@ def target_load(
 ) -> TargetLoad:
     """The most tokens in the batch with which a decode step is at most `tolerance` over the ideal.
 
-    The curve of steps is made of the batches whose requests are as long as the reference, where
-    there are `MIN_POINTS` of them, a single request included; else of the model fitted to all
-    points. Between two batches it is a straight line, and where it leaves the limit for good is the
-    target load: a smaller batch may be slower than that, for kernels prefer some sizes. The ideal
-    is where the nearest curve that never falls begins, so that a request alone that was timed
-    slower than a larger batch counts as fast as both on average.
+    The curve of steps consists of the batches whose requests are as long as the reference, if there
+    are at least `MIN_POINTS` of them and one is a single request; otherwise of the model fitted to
+    all points. Between two batches it is a straight line, and the target load is the point where it
+    leaves the limit for good: a smaller batch may be slower, since kernels prefer some sizes. The
+    ideal is the beginning of the nearest curve that never falls, so that a request alone that was
+    timed slower than a larger batch counts with the mean of both.
 
     Args:
-        points: steps in seconds; at least those that a fit needs.
-        kv_per_weights: as in `fit_step_time`, for the fit.
+        points: steps in seconds; enough for a fit.
+        kv_per_weights: that of `fit_step_time`, for the fit.
 
     Raises:
         ConfigurationError: there are too few points.
@@ -253,10 +253,10 @@ def propose(
     request_tokens: int = REQUEST_TOKENS,
     tolerance: float = TOLERANCE,
 ) -> Proposal:
-    """The target load of what was measured.
+    """The target load of a measurement.
 
     Raises:
-        ConfigurationError: too little was measured.
+        ConfigurationError: too few batches were measured.
     """
     points = [each.point() for each in decodes]
     num_rounds = min(len(each.rounds_s) for each in decodes)
@@ -321,7 +321,8 @@ def _of_length(points: Sequence[DecodePoint], request_tokens: int) -> list[Decod
 def _fitted(
     points: Sequence[DecodePoint], request_tokens: int, kv_per_weights: float | None
 ) -> list[DecodePoint]:
-    """The model's steps of one request of this length and of as many as the points' tokens hold."""
+    """The model's steps for one request of this length, and for the largest measured number of
+    tokens."""
     decode_s, request_s, token_s = fit_decode(points, kv_per_weights)
     most = max(each.num_context_tokens for each in points) // request_tokens
     return [
@@ -335,9 +336,9 @@ def _fitted(
 
 
 def _crossing(tokens: Sequence[int], steps_s: Sequence[float], limit_s: float) -> int:
-    """The tokens at which the curve, which ends above the limit, is at it for the last time.
+    """The tokens at which the curve, which ends above the limit, crosses it for the last time.
 
-    Some step is below: the limit is over the mean of the first ones.
+    At least one step is below: the limit is above the mean of the first ones.
     """
     below = max(index for index, step_s in enumerate(steps_s) if step_s <= limit_s)
     share = (limit_s - steps_s[below]) / (steps_s[below + 1] - steps_s[below])

@@ -1,10 +1,10 @@
-"""The files of `sterna profile`: where they are, how they are written and found.
+"""Files of `sterna profile`: their paths, how they are written, and how they are found.
 
     <cache>/profiles/<model>-<digest of the key>.json
 
 A file is a profile of the emulated engine (`engine/emulated/profiles.py`) with one more section,
-`measurement`: what the profile holds for, the target load, and every point that was timed. The
-whole key is compared when a file is found, so that a file of another engine is never taken.
+`measurement`: the key of the engine, the target load, and every point that was timed. The whole key
+is compared when a file is found, so that the file of another engine is never used.
 """
 
 import hashlib
@@ -24,15 +24,15 @@ from sterna.engine.profiling.measurement_plan import Decode
 from sterna.errors import ConfigurationError
 
 FORMAT = 1
-"""Counts the forms of a measurement that cannot be read as each other."""
+"""Version of the measurement's format; a file of another one cannot be read."""
 
 Key = Mapping[str, str]
-"""What a profile holds for: model, options and hardware, by name."""
+"""Key of the engine that a profile is valid for: model, options and hardware, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class FitError:
-    """How far the fitted step times are from the points, as fractions of them."""
+    """Distance of the fitted step times from the points, as fractions of these."""
 
     mean: float
     max: float
@@ -40,25 +40,25 @@ class FitError:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What was measured, and what it says; all times in seconds.
+    """A measurement and its results; all times in seconds.
 
     Attributes:
         format: see `FORMAT`.
-        date: when, in UTC.
-        key: what it holds for.
+        date: its time, in UTC.
+        key: the engine that it is valid for.
         total_tokens: M of the engine that was measured.
         target_load_tokens: the proposal.
-        target_load_by_round_tokens: what each round alone says.
+        target_load_by_round_tokens: the target load of each round alone.
         is_reached: whether the step of the largest batch was over the limit.
         is_noisy: whether the rounds contradict the proposal.
         request_tokens: tokens of each request in the reference batch.
-        tolerance: by how much more than the ideal a step may take.
+        tolerance: largest excess of a step over the ideal one, as a fraction.
         ideal_step_s: the step of one request alone.
         limit_step_s: the longest step within the tolerance.
         basis: "measured" or "fitted"; see `Basis`.
-        target_load_by_request_tokens: the same of requests of other lengths.
-        prefill_fit_error: of the profile's step time.
-        decode_fit_error: likewise.
+        target_load_by_request_tokens: the target load of requests of other lengths.
+        prefill_fit_error: error of the profile's prefill times.
+        decode_fit_error: error of its decode times.
     """
 
     format: int
@@ -82,18 +82,18 @@ class Measurement:
 
     def __post_init__(self) -> None:
         if self.target_load_tokens < 1:
-            # msgspec makes a validation error of it that names the place.
+            # msgspec turns it into a validation error that names the place.
             raise ValueError(f"target_load_tokens is {self.target_load_tokens}: must be positive")
 
 
 def document(profile: Profile, measurement: Measurement) -> dict[str, Any]:
-    """What a file holds."""
+    """The content of a file."""
     found: dict[str, Any] = msgspec.to_builtins(profile, str_keys=True)
     return {**found, MEASUREMENT: msgspec.to_builtins(measurement, str_keys=True)}
 
 
 def path_of(cache_folder: Path, key: Key) -> Path:
-    """Where the profile with that key is kept."""
+    """The path of the profile with this key."""
     digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
     return cache_folder / "profiles" / f"{_stem(key)}-{digest[:12]}.json"
 
@@ -161,8 +161,8 @@ def find(cache_folder: Path, key: Key) -> Measurement | None:
 
 
 def nearest_difference(cache_folder: Path, key: Key) -> str | None:
-    """In what the nearest saved profile of the same model differs from this engine, in words; None
-    if the model has no profile that can be read."""
+    """The difference between this engine and the nearest saved profile of the same model, in words;
+    None if the model has no profile that can be read."""
     differences = []
     for path in sorted((cache_folder / "profiles").glob(f"{_stem(key)}-*.json")):
         try:
@@ -175,7 +175,7 @@ def nearest_difference(cache_folder: Path, key: Key) -> str | None:
 
 
 def difference(saved: Key, wanted: Key) -> str:
-    """Which parts of the keys differ, and how."""
+    """The parts in which the keys differ, with both values."""
     return "; ".join(
         f"{name} {saved.get(name)} instead of {wanted.get(name)}"
         for name in sorted({*saved, *wanted})
@@ -196,8 +196,7 @@ def _broken(path: Path, reason: object) -> ConfigurationError:
 
 
 def cpu_model() -> str:
-    """The name of the processor as it calls itself, or what kind it is; "" where neither is
-    known."""
+    """The name of the processor, or its kind; "" if neither is known."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
