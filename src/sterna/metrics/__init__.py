@@ -1,4 +1,4 @@
-"""What a run records of its requests and of the cluster, and the summaries of that. Pure.
+"""Records of a run: its requests and its cluster, and summaries of both. Pure.
 
 Offers: records, summary.
 Imports: types.

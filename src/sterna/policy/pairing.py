@@ -32,7 +32,7 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
     migrations at once (`num_concurrent_migrations`): these then have the same peer.
 
     A source whose move would not help (`move_helps`) is passed over, and the destination is
-    left to the next one, if the policy says so (`pairs_only_to_gain`).
+    left to the next one, with `pairs_only_to_gain`.
     """
     every = tuple(candidates)
     sources, destinations = [], []
