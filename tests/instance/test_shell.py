@@ -61,7 +61,7 @@ def test_no_farewell_is_waited_for_that_tells_of_dropped_tokens() -> None:
 
     async def scenario() -> list[WireMessage]:
         mailbox = FullOutbox()
-        under_test = shell.InstanceMember(I0, LlumletConfig(policy=STERNA), mailbox)
+        under_test = shell.Instance(I0, LlumletConfig(policy=STERNA), mailbox)
         await under_test.start(IdleEngine())
         itself = InstanceMember(I0, "i0", is_terminating=True, emptied_since=3)
         frontends = (FrontendMember(F0, "front end"),)

@@ -107,7 +107,7 @@ def test_one_that_is_empty_and_ends_is_told_of_until_it_is_gone() -> None:
 
 def test_while_there_is_no_scheduler_the_others_are_told_so() -> None:
     core = SupervisorCore(serving(I0))
-    others = Others(OTHERS.frontends, None, 1, 1, None)
+    others = OtherMembers(OTHERS.frontends, None, 1, 1, None)
     *told, keep = core.announce({I0: HOSTED[I0]}, others, "supervisor")
     addresses = ["f0", "mailbox of i0"]
     assert [each.address for each in told if isinstance(each, ToMailbox)] == addresses

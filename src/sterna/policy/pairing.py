@@ -62,9 +62,7 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
     if overstayed:
         taken = set(pairs.values())
         left = [
-            each
-            for each in every
-            if not each.load.is_terminating and each.instance_id not in taken
+            each for each in every if not each.load.is_terminating and each.instance_id not in taken
         ]
         left.sort(key=lambda each: (-each.freeness, each.instance_id))
         for source, destination in zip(overstayed, left, strict=False):

@@ -8,11 +8,11 @@ import pytest
 
 SCRIPT = """
 import logging, resource, sys
-from sterna.runtime import open_files
-soft, hard, open_files.ENOUGH = map(int, sys.argv[1:])
+from sterna.runtime.processes import limits
+soft, hard, limits.ENOUGH = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
-open_files.raise_limit()
+limits.raise_limit()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
