@@ -18,11 +18,11 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from sterna.frontend import series_file
+from sterna.frontend.metrics import allocated_files
 from tests.small_disk import fill
 
-series_file.allocate_metrics()
-series_file.RETRY_S = 0.0
+allocated_files.allocate_metrics()
+allocated_files.RETRY_S = 0.0
 folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
 gauges = []
 
