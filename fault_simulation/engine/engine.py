@@ -38,6 +38,7 @@ from fault_simulation.virtual.settings import (
     TELL_S,
 )
 from fault_simulation.virtual.timeline import Process, Timeline
+from sterna.engine.emulated import outcomes
 from sterna.engine.emulated.core import EmulatedCore
 from sterna.engine.emulated.requests import EmulatedRequest, RequestState
 from sterna.engine.emulated.steps import Step, Token
@@ -46,27 +47,24 @@ from sterna.migration.messages import (
     Adopt,
     Adopted,
     AdoptFailed,
-    BlocksReserved,
     CopyBlocks,
+    CopyEvent,
     Drain,
     Drained,
     DrainRefused,
-    Event,
+    EffectWithOutcome,
     FreeReservation,
     Inspect,
-    Inspected,
-    Mode,
+    Outcome,
     Reason,
     ReservationFreed,
     ReserveBlocks,
-    ReserveFailed,
     StageFailed,
     StageReceived,
 )
 from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
 
 Command = Callable[[], None]
-OutcomeEffect = Inspect | Drain | ReserveBlocks | FreeReservation | Adopt
 
 
 class Exported(msgspec.Struct, frozen=True, array_like=True):
@@ -127,10 +125,10 @@ class EngineListener(Protocol):
     def on_adopted(self, frontend_id: FrontendId, request_id: RequestId, first_index: int) -> None:
         """A migrated request is here."""
 
-    def on_effect_done(self, migration_id: MigrationId, event: Event) -> None:
+    def on_effect_done(self, migration_id: MigrationId, outcome: Outcome) -> None:
         """The outcome of an effect."""
 
-    def on_transfer(self, migration_id: MigrationId, event: Event) -> None:
+    def on_transfer(self, migration_id: MigrationId, event: CopyEvent) -> None:
         """Something happened to a copy."""
 
 
@@ -236,7 +234,7 @@ class HostileEngine:
 
     # --------------------------------------------------------------- effects with an outcome
 
-    def carry_out(self, effect: OutcomeEffect) -> None:
+    def carry_out(self, effect: EffectWithOutcome) -> None:
         """Carry the effect out between two steps; `on_effect_done` tells how it went."""
         if isinstance(effect, FreeReservation | Adopt):
             # Its receivers stop at once.
@@ -252,17 +250,14 @@ class HostileEngine:
 
         self._do(run)
 
-    def _outcome(self, effect: OutcomeEffect) -> Event:
+    def _outcome(self, effect: EffectWithOutcome) -> Outcome:
         match effect:
             case Inspect(_, request_id):
-                progress = self.core.progress(request_id)
-                if progress is None:
-                    return Inspected(None)
-                return Inspected(progress, encode(self.streams[request_id].ask))
+                return outcomes.inspect(self.core, request_id, self._encode)
             case Drain():
                 return self._drain(effect)
             case ReserveBlocks():
-                return self._reserve(effect)
+                return outcomes.reserve(self.core, effect, self._expect)
             case FreeReservation(migration_id):
                 self.prepared.pop(migration_id, None)
                 self.core.free_reservation(migration_id)
@@ -270,54 +265,42 @@ class HostileEngine:
             case Adopt():
                 return self._adopt(effect)
 
-    def _drain(self, effect: Drain) -> Drained | DrainRefused:
-        is_recompute = effect.mode is Mode.RECOMPUTE
-        outcome = self.core.begin_drain(
-            effect.request_id,
-            effect.num_preemptions,
-            effect.first_block,
-            None if is_recompute else effect.max_blocks,
-        )
-        if outcome is None or isinstance(outcome, Reason):
-            return DrainRefused(outcome)
-        progress = self.core.progress(effect.request_id)
-        assert progress is not None
-        stream = self.streams[effect.request_id]
-        state = self.core.export(effect.request_id)
-        exported = Exported(state, stream.digest, stream.is_wrong)
-        return Drained(0 if is_recompute else progress.num_blocks, encode(exported))
+    def _encode(self, request_id: RequestId) -> bytes:
+        return encode(self.streams[request_id].ask)
 
-    def _reserve(self, effect: ReserveBlocks) -> BlocksReserved | ReserveFailed:
-        if self.core.progress(effect.request_id) is not None:
-            return ReserveFailed(effect.stage, Reason.DUPLICATE_REQUEST)
-        num_blocks = effect.first_block + effect.num_blocks
-        refusal = self.core.reserve(effect.migration_id, num_blocks, needs_slot=effect.is_last)
-        if refusal is not None:
-            return ReserveFailed(effect.stage, refusal)
+    def _drain(self, effect: Drain) -> Drained | DrainRefused:
+        return outcomes.drain(self.core, effect, self._export)
+
+    def _export(self, request_id: RequestId) -> bytes:
+        stream = self.streams[request_id]
+        return encode(Exported(self.core.export(request_id), stream.digest, stream.is_wrong))
+
+    def _expect(self, effect: ReserveBlocks) -> tuple[str, ...]:
         if effect.num_blocks > 0:
             prepared = self.prepared.setdefault(effect.migration_id, Prepared())
             incoming = Incoming(effect.stage, self._timeline.now_s)
             prepared.incoming[effect.stage] = incoming
             self._await_stage(effect.migration_id, incoming)
-        return BlocksReserved(effect.stage, (self._process.name,))
+        return (self._process.name,)
 
     def _adopt(self, effect: Adopt) -> Adopted | AdoptFailed:
         prepared = self.prepared.pop(effect.migration_id, None)
         if prepared is None or prepared.ask is None:
             return AdoptFailed(Reason.UNSUPPORTED)
-        if self.core.progress(effect.request_id) is not None:
-            return AdoptFailed(Reason.DUPLICATE_REQUEST)
+        ask = prepared.ask
+        return outcomes.adopt(self.core, effect, lambda: self._take_in(effect, prepared, ask))
+
+    def _take_in(self, effect: Adopt, prepared: Prepared, ask: Ask) -> None:
         exported = msgspec.msgpack.decode(effect.state, type=Exported)
         self.core.adopt(effect.migration_id, exported.state, effect.num_blocks)
-        stream = Stream(prepared.ask, exported.digest, exported.is_wrong)
+        stream = Stream(ask, exported.digest, exported.is_wrong)
         if effect.num_blocks > 0 and not self._is_complete(prepared, effect, exported.state):
             stream.is_wrong = True
         elif effect.num_blocks == 0:
             stream.is_wrong = False
         self.streams[effect.request_id] = stream
-        ask, index = prepared.ask, exported.state.num_output_tokens
+        index = exported.state.num_output_tokens
         self._tell(lambda: self.listener.on_adopted(ask.frontend_id, ask.request_id, index))
-        return Adopted()
 
     @staticmethod
     def _is_complete(prepared: Prepared, effect: Adopt, state: RequestState) -> bool:
@@ -370,7 +353,7 @@ class HostileEngine:
             wait_s, self._process, "", lambda: self._await_stage(migration_id, incoming)
         )
 
-    def _tell_of_transfer(self, migration_id: MigrationId, event: Event) -> None:
+    def _tell_of_transfer(self, migration_id: MigrationId, event: CopyEvent) -> None:
         # It comes from the data plane, past what the step thread has to say.
         self._timeline.push(
             self._rng.random() * 0.002,

@@ -19,9 +19,9 @@ from sterna.migration.messages import (
     Drain,
     Drained,
     DrainRefused,
-    Event,
     FreeReservation,
     Inspected,
+    Outcome,
     Release,
     Resume,
     Send,
@@ -34,15 +34,15 @@ class _Without(InstanceCore):
 
     left_out: tuple[type, ...] = ()
 
-    def _translate(self, effects: Iterable[LlumletEffect], now_s: float) -> list[InstanceEffect]:
+    def _on_llumlet(self, effects: Iterable[LlumletEffect], now_s: float) -> list[InstanceEffect]:
         kept = [each for each in effects if not isinstance(each, self.left_out)]
-        return super()._translate(kept, now_s)
+        return super()._on_llumlet(kept, now_s)
 
 
 class FreesFirst(InstanceCore):
     """Frees the source's blocks before the last stage was sent."""
 
-    def _translate(self, effects: Iterable[LlumletEffect], now_s: float) -> list[InstanceEffect]:
+    def _on_llumlet(self, effects: Iterable[LlumletEffect], now_s: float) -> list[InstanceEffect]:
         changed: list[LlumletEffect] = []
         for effect in effects:
             match effect:
@@ -52,7 +52,7 @@ class FreesFirst(InstanceCore):
                     pass
                 case _:
                     changed.append(effect)
-        return super()._translate(changed, now_s)
+        return super()._on_llumlet(changed, now_s)
 
 
 class NeverFreesReservations(_Without):
@@ -132,7 +132,7 @@ class PartsInSilence(InstanceCore):
 class TellsPresenceOnly(HostileEngine):
     """Does not tell that a request was preempted since."""
 
-    def _outcome(self, effect: Any) -> Event:
+    def _outcome(self, effect: Any) -> Outcome:
         outcome = super()._outcome(effect)
         if isinstance(outcome, Inspected) and outcome.progress is not None:
             return replace(outcome, progress=replace(outcome.progress, num_preemptions=0))

@@ -1,6 +1,5 @@
 """Instances: the production core and an engine, interpreted in virtual time."""
 
-from collections import deque
 from collections.abc import Sequence
 
 from fault_simulation.oracle.token_oracle import decode_ask
@@ -26,17 +25,19 @@ from sterna.messages.actors import (
     WireMessage,
 )
 from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
+from sterna.migration.effect_queue import EffectQueue
 from sterna.migration.messages import (
     AbortDrained,
     AbortRequest,
     Adopt,
     CopyBlocks,
+    CopyEvent,
     Drain,
     Effect,
     Ended,
-    Event,
     FreeReservation,
     Inspect,
+    Outcome,
     Release,
     ReserveBlocks,
     Resume,
@@ -62,8 +63,7 @@ class InstanceProcess(Actor):
         self.core = world.cores.instance(self.instance_id, world.staying.llumlet)
         self.engine = world.cores.engine(self, self, world.timeline, world.rng)
         world.copies.join(self.engine)
-        # Effects of one migration wait for each other's outcomes, as in `runtime.effects`.
-        self._waiting: dict[MigrationId, deque[Effect]] = {}
+        self._effects = EffectQueue()
         self._guard: Guard | None = None
         self.told_to_end: set[RequestId] = set()
         self.engine.start()
@@ -137,7 +137,8 @@ class InstanceProcess(Actor):
                 case FrontendGone() | CallEngine():
                     pass
                 case _:
-                    self._run(effect)
+                    if self._effects.push(effect):
+                        self._begin(effect)
         self.schedule_tick()
 
     def _hand_back(self, message: HandedBack) -> None:
@@ -150,16 +151,7 @@ class InstanceProcess(Actor):
 
     # ------------------------------------------------------------------ effects of migrations
 
-    def _run(self, effect: Effect) -> None:
-        migration_id = _migration_id(effect)
-        waiting = None if migration_id is None else self._waiting.get(migration_id)
-        if waiting is not None:
-            waiting.append(effect)
-        elif self._begin(effect) and migration_id is not None:
-            self._waiting[migration_id] = deque()
-
-    def _begin(self, effect: Effect) -> bool:
-        """Carry the effect out; returns whether an outcome is to come."""
+    def _begin(self, effect: Effect) -> None:
         engine = self.engine
         match effect:
             case Send(peer, message):
@@ -181,16 +173,11 @@ class InstanceProcess(Actor):
                 engine.forget_migration(migration_id)
             case Inspect() | Drain() | ReserveBlocks() | FreeReservation() | Adopt():
                 engine.carry_out(effect)
-                return True
-        return False
 
-    def on_effect_done(self, migration_id: MigrationId, event: Event) -> None:
-        self._carry_out(self.core.on_outcome(migration_id, event, self.now_s))
-        waiting = self._waiting[migration_id]
-        while waiting:
-            if self._begin(waiting.popleft()):
-                return
-        del self._waiting[migration_id]
+    def on_effect_done(self, migration_id: MigrationId, outcome: Outcome) -> None:
+        self._carry_out(self.core.on_outcome(migration_id, outcome, self.now_s))
+        for effect in self._effects.done(migration_id):
+            self._begin(effect)
 
     # -------------------------------------------------------------------------- from the engine
 
@@ -206,13 +193,5 @@ class InstanceProcess(Actor):
         self.world.ledger.on_sent(request_id, self.instance_id)
         self._carry_out(self.core.on_adopted(frontend_id, request_id, first_index, self.now_s))
 
-    def on_transfer(self, migration_id: MigrationId, event: Event) -> None:
+    def on_transfer(self, migration_id: MigrationId, event: CopyEvent) -> None:
         self._carry_out(self.core.on_outcome(migration_id, event, self.now_s))
-
-
-def _migration_id(effect: Effect) -> MigrationId | None:
-    if isinstance(effect, Send):
-        return effect.message.migration_id
-    if isinstance(effect, AbortRequest):
-        return None
-    return effect.migration_id

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from sterna.instance.effect_runner import EffectRunner, _migration_id
+from sterna.instance.effect_runner import EffectRunner
+from sterna.migration.effect_queue import migration_of
 from sterna.migration.messages import Effect, Send
 from sterna.runtime.actors.actor_classes import _InstanceActor, remote_class
 from sterna.types import MigrationId
@@ -39,7 +40,7 @@ class HoldingEffectRunner(EffectRunner):
         self._notes: set[asyncio.Task[None]] = set()
 
     def run(self, effect: Effect) -> None:
-        migration_id = _migration_id(effect)
+        migration_id = migration_of(effect)
         if migration_id in self._held:
             self._held[migration_id].append(effect)
         elif migration_id is not None and point_of(effect) == self._point:
@@ -170,7 +171,7 @@ class _ProbedInstance(_InstanceActor):
             "stopping migrations": len(transfers._stopping),
             "outgoing machines": len(coordinator._sources),
             "incoming machines": len(coordinator._destinations),
-            "migrations with effects": len(instance._effects._waiting),
+            "migrations with effects": len(instance._effects._queue),
             "requests of front ends": len(decisions._requests),
             "orders": len(decisions._orders),
             "drain times": len(decisions._drained_s),

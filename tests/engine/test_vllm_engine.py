@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from sterna.config import TransportConfig
+from sterna.engine.drains import Left
 from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
     Adopt,
@@ -363,6 +364,9 @@ class InFlight:
         )
 
 
+DRAIN = Drain(MIGRATION, RequestId("a"), Mode.LIVE, 0, 0, 9)
+
+
 def test_a_drain_waits_for_the_step_in_flight(vllm_core: Any) -> None:
     flight = InFlight(vllm_core)
     scheduler = flight.scheduler
@@ -370,7 +374,7 @@ def test_a_drain_waits_for_the_step_in_flight(vllm_core: Any) -> None:
     flight.begin()
     flight.begin()
     flight.end(7)
-    assert scheduler.begin_drain("a", 0, 0, 9) is True
+    assert scheduler.begin_drain(DRAIN) == Left()
     assert not scheduler.is_drained("a")
     # The batch goes on without it.
     assert not scheduler.schedule().num_scheduled_tokens
@@ -393,7 +397,7 @@ def test_a_request_that_ends_in_the_step_in_flight_is_not_drained(vllm_core: Any
     flight.begin()
     flight.begin()
     flight.end(7)
-    assert scheduler.begin_drain("a", 0, 0, 9) is True
+    assert scheduler.begin_drain(DRAIN) == Left()
     flight.end(99)
     assert scheduler.is_drained("a")
     assert scheduler.drained_request("a") is None

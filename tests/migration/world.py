@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from sterna.config import LlumletConfig, MigrationConfig, PolicyConfig
 from sterna.instance.llumlet import ForwardAbort, Llumlet, LlumletEffect, Report
+from sterna.migration.effect_queue import EffectQueue
 from sterna.migration.messages import (
     AbortDrained,
     AbortRequest,
@@ -25,6 +26,7 @@ from sterna.migration.messages import (
     Inspect,
     Message,
     Mode,
+    Outcome,
     Reason,
     Release,
     ReservationFreed,
@@ -77,6 +79,7 @@ class Node:
     engine: Engine
     is_alive: bool = True
     is_death_confirmed: bool = False
+    effects: EffectQueue = field(default_factory=EffectQueue)
     commands: deque[Effect] = field(default_factory=deque)
     outcomes: deque[tuple[MigrationId, Event]] = field(default_factory=deque)
 
@@ -224,6 +227,9 @@ class World:
         migration_id, event = node.outcomes[index]
         del node.outcomes[index]
         self.carry_out(node, node.llumlet.on_outcome(migration_id, event, self.now_s))
+        if isinstance(event, Outcome):
+            for effect in node.effects.done(migration_id):
+                self.begin(node, effect)
 
     # ------------------------------------------------------------------- what networks do
 
@@ -313,10 +319,16 @@ class World:
         match effect:
             case Report():
                 pass
-            case Send(peer, message):
-                self.network.append(Packet(node.engine.instance_id, peer, message))
             case ForwardAbort():
                 self.forwarded.append(effect)
+            case _:
+                if node.effects.push(effect):
+                    self.begin(node, effect)
+
+    def begin(self, node: Node, effect: Effect) -> None:
+        match effect:
+            case Send(peer, message):
+                self.network.append(Packet(node.engine.instance_id, peer, message))
             case Ended():
                 self.endings.append((node.engine.instance_id, effect))
             case _:

@@ -12,6 +12,7 @@ from sterna.policy.presets import LLUMNIX
 from sterna.simulator import simulate
 from sterna.simulator.plain import PlainEngines
 from sterna.types import InstanceId, RequestId
+from tests.engine.emulated.builders import drain
 from tests.simulator.builders import STEP_TIME, configuration, crowded_trace, differences, run
 from tests.simulator.checkers import Checker
 
@@ -49,7 +50,7 @@ class Scene:
 
 def move(scene: Scene, *, releases: bool) -> None:
     """r goes to the second engine, which runs it."""
-    scene.cores[A].begin_drain(R, 0, 0, None)
+    drain(scene.cores[A], R)
     state = scene.cores[A].export(R)
     scene.cores[B].reserve("m", 3, needs_slot=True)
     scene.cores[B].adopt("m", state, 3)
@@ -81,7 +82,7 @@ def run_twice(scene: Scene) -> None:
 
 
 def lose_the_request(scene: Scene) -> None:
-    scene.cores[A].begin_drain(R, 0, 0, None)
+    drain(scene.cores[A], R)
     scene.cores[A].release(R)
 
 

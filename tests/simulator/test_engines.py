@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from sterna.engine.drains import Left
 from sterna.engine.emulated.config import EmulatedEngineConfig, StepMode
 from sterna.engine.emulated.requests import RequestState
-from sterna.migration.messages import Reason
+from sterna.migration.messages import Drain, Mode, Reason
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.engines import Engines, request_id_of
 from sterna.simulator.fast import FastEngines
@@ -62,12 +63,13 @@ def test_a_request_preempted_in_its_prompt_is_adopted_by_its_arrival(
         now_s = step(engines, 0, now_s)
     assert queue(engines, 0, now_s) == ["r000000002"]
     assert engines.view(0, now_s).queuing[0].num_output_tokens == 0
-    assert engines.begin_drain(0, 2, 1, 0, None) is True
+    drain = Drain(MigrationId("m"), request_id_of(2), Mode.LIVE, 1, 0, 0)
+    assert engines.core(0).begin_drain(drain) == Left()
     state = engines.export(0, 2)
     migration_id = MigrationId("m")
-    assert engines.reserve(1, migration_id, 0, needs_slot=True) is None
+    assert engines.core(1).reserve(migration_id, 0, needs_slot=True) is None
     engines.adopt(1, migration_id, 2, state, 0)
-    engines.release(0, 2)
+    engines.core(0).release(request_id_of(2))
     engines.add(1, 1, 3, now_s)
     assert queue(engines, 1, now_s) == ["r000000001", "r000000002"]
 
@@ -88,8 +90,9 @@ def test_a_request_that_will_queue_is_reserved_neither_slot_nor_memory(
     engines.add(0, 0, 1, 0.0)
     now_s = step(engines, 0, step(engines, 0, 0.0))
     migration_id = MigrationId("m")
-    assert engines.reserve(0, migration_id, 1, needs_slot=False) is Reason.NO_MEMORY
-    assert engines.reserve(0, migration_id, 0, needs_slot=True) is None
+    core = engines.core(0)
+    assert core.reserve(migration_id, 1, needs_slot=False) is Reason.NO_MEMORY
+    assert core.reserve(migration_id, 0, needs_slot=True) is None
     assert not engines.is_empty(0)
     state = RequestState(request_id_of(1), prompt_tokens=16, output_tokens=9, arrival_s=1.0)
     engines.adopt(0, migration_id, 1, state.encode(), 0)

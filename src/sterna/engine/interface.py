@@ -16,10 +16,10 @@ from sterna.migration.messages import (
     AdoptFailed,
     BlocksReserved,
     CopyBlocks,
+    CopyEvent,
     Drain,
     Drained,
     DrainRefused,
-    Event,
     Inspected,
     ReserveBlocks,
     ReserveFailed,
@@ -73,8 +73,8 @@ class EngineListener(Protocol):
     def on_view(self, view: InstanceView) -> None:
         """The state at the beginning of a step, or between two steps."""
 
-    def on_transfer(self, migration_id: MigrationId, event: Event) -> None:
-        """StageReceived, StageFailed or CopyFailed happened."""
+    def on_transfer(self, migration_id: MigrationId, event: CopyEvent) -> None:
+        """This happened to a stage's copy."""
 
     def on_utility_result(self, frontend_id: FrontendId, call_id: int, payload: bytes) -> None:
         """A utility call ended."""

@@ -195,9 +195,9 @@ class InstanceCore:
                 # It was still under way when its sender died. The request goes on elsewhere.
                 return []
             case MigrationMessage(sender, inner):
-                return self._translate(self._llumlet.on_message(sender, inner, now_s), now_s)
+                return self._on_llumlet(self._llumlet.on_message(sender, inner, now_s), now_s)
             case SetDestination(destination):
-                return self._translate(self._llumlet.on_destination(destination, now_s), now_s)
+                return self._on_llumlet(self._llumlet.on_destination(destination, now_s), now_s)
             case CallUtility():
                 return [CallEngine(message, frames[0])]
             case OwnerQuery(frontend_id, query_id, request_ids):
@@ -234,10 +234,10 @@ class InstanceCore:
         effects: list[InstanceEffect] = [KeepOnly(frozenset(known))]
         if has_other_scheduler:
             # Migration is disabled while the scheduler is gone (Section 5).
-            effects += self._translate(self._llumlet.on_scheduler(now_s), now_s)
+            effects += self._on_llumlet(self._llumlet.on_scheduler(now_s), now_s)
         effects += self._send_kept()
         for instance_id in sorted(dead):
-            effects += self._translate(self._llumlet.on_peer_dead(instance_id, now_s), now_s)
+            effects += self._on_llumlet(self._llumlet.on_peer_dead(instance_id, now_s), now_s)
         for frontend_id in sorted(gone):
             effects.append(FrontendGone(frontend_id))
             effects += self._abort(
@@ -272,7 +272,7 @@ class InstanceCore:
         return [
             effect
             for request_id in request_ids
-            for effect in self._translate(self._llumlet.on_client_abort(request_id, now_s), now_s)
+            for effect in self._on_llumlet(self._llumlet.on_client_abort(request_id, now_s), now_s)
         ]
 
     def _answer_owner_query(
@@ -306,7 +306,7 @@ class InstanceCore:
             return [_error(order, outcome.value)]
         migration_id, effects = outcome
         self._orders[migration_id] = order
-        return self._translate(effects, now_s)
+        return self._on_llumlet(effects, now_s)
 
     def _describe_requests(self) -> list[dict[str, object]]:
         if (view := self._llumlet.view) is None:
@@ -336,7 +336,7 @@ class InstanceCore:
         """An effect of a migration had this outcome, or something happened to its transfer."""
         if isinstance(event, Drained):
             self._drained_s[migration_id] = now_s
-        return self._translate(self._llumlet.on_outcome(migration_id, event, now_s), now_s)
+        return self._on_llumlet(self._llumlet.on_outcome(migration_id, event, now_s), now_s)
 
     def on_outputs(
         self,
@@ -353,7 +353,7 @@ class InstanceCore:
                 ended = self._llumlet.on_request_ended(
                     span.request_id, Reason.REQUEST_FINISHED, now_s
                 )
-                effects += self._translate(ended, now_s)
+                effects += self._on_llumlet(ended, now_s)
         # A request that the engine refuses ends here, without any view that would show it.
         return [*effects, *self._tell_if_emptied()]
 
@@ -361,7 +361,7 @@ class InstanceCore:
         """The state has changed, at the beginning of a step or between two."""
         for dispatch_number in self._arrivals.seen(view):
             self._llumlet.on_request_admitted(dispatch_number)
-        effects = self._translate(self._llumlet.on_view(view, now_s), now_s)
+        effects = self._on_llumlet(self._llumlet.on_view(view, now_s), now_s)
         return [*effects, *self._hand_back(), *self._tell_if_emptied()]
 
     def _forget(self, request_id: RequestId) -> None:
@@ -392,7 +392,7 @@ class InstanceCore:
 
     def on_tick(self, now_s: float) -> list[InstanceEffect]:
         """Time has passed; due at `next_deadline_s`, harmless at any other time."""
-        effects = self._translate(self._llumlet.on_tick(now_s), now_s)
+        effects = self._on_llumlet(self._llumlet.on_tick(now_s), now_s)
         return [*effects, *self._hand_back()]
 
     def _hand_back(self) -> list[InstanceEffect]:
@@ -427,50 +427,54 @@ class InstanceCore:
     def _new_llumlet(self, config: LlumletConfig) -> Llumlet:
         return Llumlet(self._instance_id, config)
 
-    def _translate(self, effects: Iterable[LlumletEffect], now_s: float) -> list[InstanceEffect]:
-        """What the llumlet wants done, with the names of instances and roles as addresses."""
-        translated: list[InstanceEffect] = []
+    def _on_llumlet(self, effects: Iterable[LlumletEffect], now_s: float) -> list[InstanceEffect]:
+        """The llumlet wants this done: note the requests and migrations that end by it, and return
+        it with addresses in place of names, and with the answers to operators."""
+        addressed: list[InstanceEffect] = []
         for effect in effects:
             match effect:
                 case Report(load):
                     if self._membership.scheduler is not None:
                         report = LoadReport(load, self._num_committed, self._num_aborted)
-                        translated.append(ToMailbox(self._membership.scheduler, report))
+                        addressed.append(ToMailbox(self._membership.scheduler, report))
                 case ForwardAbort(instance_id, request_id):
                     if (address := self._addresses.get(instance_id)) is not None:
-                        translated.append(ToMailbox(address, AbortRequests((request_id,))))
+                        addressed.append(ToMailbox(address, AbortRequests((request_id,))))
                 case AbortRequest(request_id) | AbortDrained(_, request_id):
                     self._forget(request_id)
-                    translated.append(effect)
+                    addressed.append(effect)
                 case Ended():
-                    translated += [effect, *self._note_end(effect, now_s)]
+                    addressed += [effect, *self._record_end(effect, now_s)]
                 case _:
-                    translated.append(effect)
-        return translated
+                    addressed.append(effect)
+        return addressed
 
-    def _note_end(self, ended: Ended, now_s: float) -> list[InstanceEffect]:
+    def _record_end(self, ended: Ended, now_s: float) -> list[MovedOut | ToMailbox]:
+        """Count the migration; returns a fact for the log, and the answer to its operator."""
         drained_s = self._drained_s.pop(ended.migration_id, None)
         order = self._orders.pop(ended.migration_id, None)
         if not ended.is_outgoing:
             return []
-        suspended_s = 0.0 if drained_s is None else now_s - drained_s
-        effects: list[InstanceEffect] = [MovedOut(ended, suspended_s)]
-        if ended.aborted is not None:
+        if ended.aborted is None:
+            self._num_committed += 1
+            self._forget(ended.request_id)
+        else:
             self._num_aborted += 1
-            return effects if order is None else [*effects, _error(order, ended.aborted.value)]
-        self._num_committed += 1
-        self._forget(ended.request_id)
-        if order is None:
-            return effects
+        moved = MovedOut(ended, 0.0 if drained_s is None else now_s - drained_s)
+        return [moved] if order is None else [moved, self._answer(order, moved)]
+
+    def _answer(self, order: MigrateRequest, moved: MovedOut) -> ToMailbox:
+        ended = moved.ended
+        if ended.aborted is not None:
+            return _error(order, ended.aborted.value)
         body = {
             "request": ended.request_id,
             "from": self._instance_id,
             "to": order.destination,
             "stages": ended.stages,
-            "suspended_ms": suspended_s * 1e3,
+            "suspended_ms": moved.suspended_s * 1e3,
         }
-        reply = AdminReply(order.query_id, msgspec.json.encode(body))
-        return [*effects, ToMailbox(order.reply_to, reply)]
+        return ToMailbox(order.reply_to, AdminReply(order.query_id, msgspec.json.encode(body)))
 
     def _to_frontend(
         self, frontend_id: FrontendId, message: WireMessage, frames: Sequence[bytes] = ()

@@ -1,18 +1,16 @@
 """Carries out the effects of a llumlet on a real engine, and brings their outcomes back.
 
-Effects of one migration are carried out one after the other: the next one begins when the
-outcome of the last has been delivered. Effects of different migrations do not wait for each
-other.
+`EffectQueue` says when each of them begins.
 """
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from typing import assert_never
 
 from sterna.engine.interface import Engine
 from sterna.messages.actors import MigrationMessage
+from sterna.migration.effect_queue import EffectQueue
 from sterna.migration.messages import (
     AbortDrained,
     AbortRequest,
@@ -20,10 +18,11 @@ from sterna.migration.messages import (
     CopyBlocks,
     Drain,
     Effect,
+    EffectWithOutcome,
     Ended,
-    Event,
     FreeReservation,
     Inspect,
+    Outcome,
     Release,
     ReservationFreed,
     ReserveBlocks,
@@ -51,7 +50,7 @@ class EffectRunner:
         engine: Engine,
         *,
         send: Callable[[InstanceId, MigrationMessage], None],
-        on_outcome: Callable[[MigrationId, Event], None],
+        on_outcome: Callable[[MigrationId, Outcome], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._instance_id = instance_id
@@ -59,40 +58,15 @@ class EffectRunner:
         self._send = send
         self._on_outcome = on_outcome
         self._on_failure = on_failure
-        self._waiting: dict[MigrationId, deque[Effect]] = {}
+        self._queue = EffectQueue()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, effect: Effect) -> None:
         """Carry the effect out, after all earlier ones of its migration."""
-        migration_id = _migration_id(effect)
-        waiting = None if migration_id is None else self._waiting.get(migration_id)
-        if waiting is not None:
-            waiting.append(effect)
-            return
-        outcome = self._begin(effect)
-        if outcome is not None and migration_id is not None:
-            self._waiting[migration_id] = deque()
-            task = asyncio.create_task(self._finish(migration_id, effect))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if self._queue.push(effect):
+            self._begin(effect)
 
-    async def _finish(self, migration_id: MigrationId, effect: Effect) -> None:
-        """Await the effect's outcome, then carry out what has been waiting behind it."""
-        waiting = self._waiting[migration_id]
-        try:
-            self._on_outcome(migration_id, await self._outcome(effect))
-            while waiting:
-                effect = waiting.popleft()
-                if self._begin(effect) is not None:
-                    self._on_outcome(migration_id, await self._outcome(effect))
-        except Exception as error:
-            logger.exception("effect failed migration=%s effect=%s", migration_id, type(effect))
-            self._on_failure(error)
-        finally:
-            del self._waiting[migration_id]
-
-    def _begin(self, effect: Effect) -> Effect | None:
-        """Carry out an effect without an outcome; return one that has an outcome to await."""
+    def _begin(self, effect: Effect) -> None:
         match effect:
             case Send(peer, message):
                 self._send(peer, MigrationMessage(self._instance_id, message))
@@ -109,12 +83,24 @@ class EffectRunner:
             case Ended(migration_id):
                 self._engine.forget_migration(migration_id)
             case Inspect() | Drain() | ReserveBlocks() | FreeReservation() | Adopt():
-                return effect
+                task = asyncio.create_task(self._finish(effect))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             case _:
                 assert_never(effect)
-        return None
 
-    async def _outcome(self, effect: Effect) -> Event:
+    async def _finish(self, effect: EffectWithOutcome) -> None:
+        """Await the effect's outcome, then begin what has been waiting behind it."""
+        migration_id = effect.migration_id
+        try:
+            self._on_outcome(migration_id, await self._outcome(effect))
+            for each in self._queue.done(migration_id):
+                self._begin(each)
+        except Exception as error:
+            logger.exception("effect failed migration=%s effect=%s", migration_id, type(effect))
+            self._on_failure(error)
+
+    async def _outcome(self, effect: EffectWithOutcome) -> Outcome:
         match effect:
             case Inspect(migration_id, request_id):
                 return await self._engine.inspect(migration_id, request_id)
@@ -127,19 +113,9 @@ class EffectRunner:
                 return ReservationFreed()
             case Adopt():
                 return await self._engine.adopt(effect)
-            case _:
-                raise AssertionError(f"{effect} has no outcome")
 
     async def close(self) -> None:
         """Drop everything that is under way."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _migration_id(effect: Effect) -> MigrationId | None:
-    if isinstance(effect, Send):
-        return effect.message.migration_id
-    if isinstance(effect, AbortRequest):
-        return None
-    return effect.migration_id

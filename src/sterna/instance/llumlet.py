@@ -178,7 +178,7 @@ class Llumlet:
         """The engine has made a step, or its requests have changed."""
         self._view = self._completed(view)
         self._has_changed = True
-        return self._conclude([], now_s)
+        return self._then_start_and_report([], now_s)
 
     def on_look(self, view: InstanceView, now_s: float) -> list[LlumletEffect]:
         """Begin the migrations that may begin, by a view that was made for this alone.
@@ -198,7 +198,7 @@ class Llumlet:
         """
         self._destination = destination
         self._paused_until_s = None
-        return self._conclude([], now_s)
+        return self._then_start_and_report([], now_s)
 
     def on_scheduler(self, now_s: float) -> list[LlumletEffect]:
         """Another global scheduler is there, or none: it says anew what it wants, and knows nothing
@@ -227,7 +227,7 @@ class Llumlet:
         if destination in self._strangers:
             mode = Mode.RECOMPUTE
         migration_id, effects = self._coordinator.start(request_id, destination, mode, now_s)
-        return migration_id, self._conclude(effects, now_s)
+        return migration_id, self._then_start_and_report(effects, now_s)
 
     def on_message(self, sender: InstanceId, message: Message, now_s: float) -> list[LlumletEffect]:
         """A message of another llumlet arrived.
@@ -238,7 +238,7 @@ class Llumlet:
         effects = self._coordinator.on_message(
             sender, message, now_s, is_terminating=self._is_terminating
         )
-        return self._conclude(effects, now_s)
+        return self._then_start_and_report(effects, now_s)
 
     def on_outcome(
         self, migration_id: MigrationId, event: Event, now_s: float
@@ -248,7 +248,9 @@ class Llumlet:
         Raises:
             ProtocolError: the interpreter broke its contract; nothing was changed.
         """
-        return self._conclude(self._coordinator.on_outcome(migration_id, event, now_s), now_s)
+        return self._then_start_and_report(
+            self._coordinator.on_outcome(migration_id, event, now_s), now_s
+        )
 
     def on_request_arrived(self, request_id: RequestId) -> None:
         """A request that was dispatched to this instance is here; the engine will take it in."""
@@ -274,18 +276,20 @@ class Llumlet:
         source = self._coordinator.source_of(request_id)
         if source is None:
             return []
-        return self._conclude(self._coordinator.tell(source, RequestEnded(reason), now_s), now_s)
+        return self._then_start_and_report(
+            self._coordinator.tell(source, RequestEnded(reason), now_s), now_s
+        )
 
     def on_client_abort(self, request_id: RequestId, now_s: float) -> list[LlumletEffect]:
         """The request's client has gone: end the request wherever it is by now."""
         if (source := self._coordinator.source_of(request_id)) is not None:
             leaving = self._coordinator.tell(source, ClientAborted(), now_s)
-            return self._conclude(leaving, now_s)
+            return self._then_start_and_report(leaving, now_s)
         if (destination := self._coordinator.destination_of(request_id)) is not None:
             # It is the source's until it is adopted; told both, it ends on either side.
             forward = ForwardAbort(destination.peer, request_id)
             coming = self._coordinator.tell(destination, ClientAborted(), now_s)
-            return [forward, *self._conclude(coming, now_s)]
+            return [forward, *self._then_start_and_report(coming, now_s)]
         if (instance_id := self._moved_out.get(request_id)) is not None:
             return [ForwardAbort(instance_id, request_id)]
         return [AbortRequest(request_id)]
@@ -306,11 +310,11 @@ class Llumlet:
         self._taken_back |= committing - self._coordinator.committing_requests()
         if self._view is not None:
             self._view = self._completed(self._view)
-        return self._conclude(effects, now_s)
+        return self._then_start_and_report(effects, now_s)
 
     def on_tick(self, now_s: float) -> list[LlumletEffect]:
         """Time has passed; due at `next_deadline_s`, harmless at any other time."""
-        return self._conclude(self._coordinator.on_tick(now_s), now_s)
+        return self._then_start_and_report(self._coordinator.on_tick(now_s), now_s)
 
     def set_terminating(self, is_terminating: bool, now_s: float) -> None:
         """Say whether the instance is being emptied: it then refuses requests that come, and
@@ -352,19 +356,23 @@ class Llumlet:
             for each in requests
         )
 
-    def _conclude(self, effects: list[Effect], now_s: float) -> list[LlumletEffect]:
-        """Learn from what has ended, begin what may begin, report what has changed."""
+    def _then_start_and_report(self, effects: list[Effect], now_s: float) -> list[LlumletEffect]:
+        """Return the effects, followed by those of migrations that begin and by the report that is
+        due, after noting what has ended by them or by the time."""
         for effect in effects:
             if isinstance(effect, Ended):
                 self._note_end(effect, now_s)
         self._end_waits(now_s)
-        if self._recompute_from_s is not None and now_s >= self._recompute_from_s:
-            self._has_changed = self._has_changed or not self._has_overstayed
-            self._has_overstayed = True
+        self._note_overstay(now_s)
         if self._view is None:
             return [*effects]
         started = self._start_migrations(self._view, now_s)
         return [*effects, *started, *self._report(self._view, now_s)]
+
+    def _note_overstay(self, now_s: float) -> None:
+        if self._recompute_from_s is not None and now_s >= self._recompute_from_s:
+            self._has_changed = self._has_changed or not self._has_overstayed
+            self._has_overstayed = True
 
     def _note_end(self, ended: Ended, now_s: float) -> None:
         if not ended.is_outgoing:

@@ -33,7 +33,7 @@ from sterna.messages.actors import (
 )
 from sterna.messaging.mailbox import Mailbox
 from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
-from sterna.migration.messages import Event
+from sterna.migration.messages import CopyEvent, Outcome
 from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
 
 logger = logging.getLogger(__name__)
@@ -152,8 +152,8 @@ class Instance:
                     self._effects.run(effect)
         self._schedule_tick()
 
-    def _on_outcome(self, migration_id: MigrationId, event: Event) -> None:
-        self._carry_out(self._core.on_outcome(migration_id, event, _now_s()))
+    def _on_outcome(self, migration_id: MigrationId, outcome: Outcome) -> None:
+        self._carry_out(self._core.on_outcome(migration_id, outcome, _now_s()))
 
     def _send_to_peer(self, peer: InstanceId, message: MigrationMessage) -> None:
         address = self._core.address_of(peer)
@@ -170,7 +170,7 @@ class Instance:
     def on_view(self, view: InstanceView) -> None:
         self._carry_out(self._core.on_view(view, _now_s()))
 
-    def on_transfer(self, migration_id: MigrationId, event: Event) -> None:
+    def on_transfer(self, migration_id: MigrationId, event: CopyEvent) -> None:
         self._carry_out(self._core.on_outcome(migration_id, event, _now_s()))
 
     def on_utility_result(self, frontend_id: FrontendId, call_id: int, payload: bytes) -> None:

@@ -8,8 +8,8 @@ notice.
 
 from typing import Protocol
 
+from sterna.engine.emulated.outcomes import Core
 from sterna.metrics.records import Records
-from sterna.migration.messages import Reason, RequestPosition
 from sterna.types import InstanceId, InstanceLoad, InstanceView, MigrationId, RequestId
 
 
@@ -89,35 +89,16 @@ class Engines(Protocol):
     def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
         """Queue a request of the trace."""
 
-    def progress(self, row: int, index: int) -> RequestPosition | None:
-        """Where the request stands, or None when it is not here."""
-
-    def begin_drain(
-        self, row: int, index: int, num_preemptions: int, first_block: int, max_blocks: int | None
-    ) -> bool | Reason | None:
-        """See `EmulatedCore.begin_drain`."""
+    def core(self, row: int) -> Core:
+        """The engine as migrations use it."""
 
     def export(self, row: int, index: int) -> bytes:
         """The state of a drained request."""
 
-    def resume(self, row: int, index: int) -> None:
-        """See `EmulatedCore.resume`."""
-
-    def release(self, row: int, index: int) -> None:
-        """See `EmulatedCore.release`."""
-
-    def reserve(
-        self, row: int, migration_id: MigrationId, num_blocks: int, *, needs_slot: bool
-    ) -> Reason | None:
-        """See `EmulatedCore.reserve`."""
-
-    def free_reservation(self, row: int, migration_id: MigrationId) -> None:
-        """See `EmulatedCore.free_reservation`."""
-
     def adopt(
         self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int
     ) -> None:
-        """See `EmulatedCore.adopt`."""
+        """Take the migrated request in, with KV in the reservation's first blocks."""
 
     def records(self) -> Records:
         """What came of the requests."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec import structs
 
+from sterna.engine.drains import DrainOutcome, Left, drain_outcome
 from sterna.engine.emulated.compiled import entries
 from sterna.engine.emulated.compiled.tables import (
     ENGINE,
@@ -22,10 +23,10 @@ from sterna.engine.emulated.compiled.tables import (
     with_more_rows,
 )
 from sterna.metrics.records import Records
-from sterna.migration.messages import Reason, RequestPosition
+from sterna.migration.messages import Drain, Reason, RequestPosition
 from sterna.policy.virtual_usage import free_tokens_of, is_source_by_memory, lowest_with_headroom
 from sterna.simulator.config import SimulationConfig
-from sterna.simulator.engines import request_id_of
+from sterna.simulator.engines import index_of, request_id_of
 from sterna.simulator.fast_tables import Columns, tables_of
 from sterna.types import (
     NORMAL,
@@ -35,6 +36,7 @@ from sterna.types import (
     InstanceView,
     MigrationId,
     Priority,
+    RequestId,
     RequestStatus,
     RequestView,
 )
@@ -47,8 +49,12 @@ class _Reservation:
     has_slot: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Engine:
+    """One engine: a row of the tables, as migrations use it (`outcomes.Core`)."""
+
+    tables: "FastEngines"
+    row: int
     instance_id: InstanceId
     is_terminating: bool = False
     num_outgoing: int = 0
@@ -57,6 +63,84 @@ class _Engine:
     reservations: dict[MigrationId, _Reservation] = field(default_factory=dict)
     # Each drained request with the blocks that it holds; none when it was queuing.
     drained: dict[int, int] = field(default_factory=dict)
+
+    def progress(self, request_id: RequestId) -> RequestPosition | None:
+        index, block_size = index_of(request_id), self.tables._block_size
+        is_drained = index in self.drained
+        is_here, is_queuing, num_valid_tokens, num_preemptions, is_prefilling = entries.progress_of(
+            self.tables._places, self.row, index
+        )
+        if not (is_drained or is_here):
+            return None
+        return RequestPosition(
+            is_queuing=is_queuing,
+            num_full_blocks=num_valid_tokens // block_size,
+            num_blocks=-(-num_valid_tokens // block_size),
+            num_preemptions=num_preemptions,
+            immovable=is_drained or is_prefilling,
+        )
+
+    def begin_drain(self, drain: Drain) -> DrainOutcome:
+        outcome = drain_outcome(self.progress(drain.request_id), drain)
+        if isinstance(outcome, Left):
+            index = index_of(drain.request_id)
+            entries.drain(self.tables._places, self.row, index)
+            self.drained[index] = self.tables._blocks_held[index]
+        return outcome
+
+    def resume(self, request_id: RequestId) -> None:
+        index = index_of(request_id)
+        del self.drained[index]
+        entries.resume(self.tables._places, self.row, index)
+
+    def release(self, request_id: RequestId) -> None:
+        index, row = index_of(request_id), self.row
+        num_blocks = self.drained.pop(index)
+        if num_blocks == 0:
+            return
+        columns, tables = self.tables._columns, self.tables._tables
+        columns.num_drained[row] -= 1
+        columns.free_blocks[row] += num_blocks
+        columns.used_blocks[row] -= num_blocks
+        tables.counts[row, tables.requests[index]["priority"]] -= 1
+
+    def reserve(
+        self, migration_id: MigrationId, num_blocks: int, *, needs_slot: bool
+    ) -> Reason | None:
+        config, columns, row = self.tables._config.engine, self.tables._columns, self.row
+        if num_blocks == 0:
+            self.reservations.setdefault(migration_id, _Reservation())
+            return None
+        reservation = self.reservations.get(migration_id, _Reservation())
+        num_new_blocks = max(0, num_blocks - reservation.num_blocks)
+        if num_new_blocks > columns.free_blocks[row] - config.watermark_blocks:
+            return Reason.NO_MEMORY
+        if needs_slot and not reservation.has_slot:
+            num_taken = columns.num_running[row] + columns.num_drained[row]
+            if num_taken + columns.num_held_slots[row] >= config.max_num_seqs:
+                return Reason.NO_SLOT
+            columns.num_held_slots[row] += 1
+            reservation.has_slot = True
+        columns.free_blocks[row] -= num_new_blocks
+        columns.reserved_blocks[row] += num_new_blocks
+        reservation.num_blocks += num_new_blocks
+        self.reservations[migration_id] = reservation
+        return None
+
+    def free_reservation(self, migration_id: MigrationId) -> None:
+        self.end_reservation(migration_id, 0)
+
+    def end_reservation(self, migration_id: MigrationId, num_kept_blocks: int) -> None:
+        """Give the reservation back, but for the blocks that a request takes over."""
+        reservation = self.reservations.pop(migration_id, None)
+        if reservation is None:
+            assert num_kept_blocks == 0
+            return
+        assert num_kept_blocks <= reservation.num_blocks
+        columns, row = self.tables._columns, self.row
+        columns.num_held_slots[row] -= reservation.has_slot
+        columns.reserved_blocks[row] -= reservation.num_blocks
+        columns.free_blocks[row] += reservation.num_blocks - num_kept_blocks
 
 
 class FastEngines:
@@ -98,7 +182,7 @@ class FastEngines:
     def start(self, row: int, instance_id: InstanceId) -> None:
         if row >= len(self._tables.rows):
             self._use(with_more_rows(self._tables, 2 * row))
-        self._engines[row] = _Engine(instance_id)
+        self._engines[row] = _Engine(self, row, instance_id)
         new = np.zeros((), ENGINE)
         new["exists"] = 1
         new["first"] = new["last"] = NONE
@@ -329,99 +413,18 @@ class FastEngines:
     def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
         entries.add(self._places, row, index, dispatch_number, now_s)
 
-    def progress(self, row: int, index: int) -> RequestPosition | None:
-        is_drained = index in self._engines[row].drained
-        is_here, is_queuing, num_valid_tokens, num_preemptions, is_prefilling = entries.progress_of(
-            self._places, row, index
-        )
-        if not (is_drained or is_here):
-            return None
-        return RequestPosition(
-            is_queuing=is_queuing,
-            num_full_blocks=num_valid_tokens // self._block_size,
-            num_blocks=-(-num_valid_tokens // self._block_size),
-            num_preemptions=num_preemptions,
-            immovable=is_drained or is_prefilling,
-        )
-
-    def begin_drain(
-        self, row: int, index: int, num_preemptions: int, first_block: int, max_blocks: int | None
-    ) -> bool | Reason | None:
-        progress = self.progress(row, index)
-        if progress is None:
-            return Reason.REQUEST_UNKNOWN
-        if progress.num_preemptions != num_preemptions:
-            return Reason.REQUEST_PREEMPTED
-        if progress.immovable:
-            return Reason.REQUEST_IMMOVABLE
-        if max_blocks is not None and progress.num_blocks - first_block > max_blocks:
-            return None
-        entries.drain(self._places, row, index)
-        self._engines[row].drained[index] = self._blocks_held[index]
-        return True
+    def core(self, row: int) -> "_Engine":
+        return self._engines[row]
 
     def export(self, row: int, index: int) -> bytes:
         # The request's row in the table is its state.
         return b""
 
-    def resume(self, row: int, index: int) -> None:
-        del self._engines[row].drained[index]
-        entries.resume(self._places, row, index)
-
-    def release(self, row: int, index: int) -> None:
-        num_blocks = self._engines[row].drained.pop(index)
-        if num_blocks == 0:
-            return
-        columns = self._columns
-        columns.num_drained[row] -= 1
-        columns.free_blocks[row] += num_blocks
-        columns.used_blocks[row] -= num_blocks
-        self._tables.counts[row, self._tables.requests[index]["priority"]] -= 1
-
-    def reserve(
-        self, row: int, migration_id: MigrationId, num_blocks: int, *, needs_slot: bool
-    ) -> Reason | None:
-        config, columns = self._config.engine, self._columns
-        reservations = self._engines[row].reservations
-        if num_blocks == 0:
-            reservations.setdefault(migration_id, _Reservation())
-            return None
-        reservation = reservations.get(migration_id, _Reservation())
-        num_new_blocks = max(0, num_blocks - reservation.num_blocks)
-        if num_new_blocks > columns.free_blocks[row] - config.watermark_blocks:
-            return Reason.NO_MEMORY
-        if needs_slot and not reservation.has_slot:
-            num_taken = columns.num_running[row] + columns.num_drained[row]
-            if num_taken + columns.num_held_slots[row] >= config.max_num_seqs:
-                return Reason.NO_SLOT
-            columns.num_held_slots[row] += 1
-            reservation.has_slot = True
-        columns.free_blocks[row] -= num_new_blocks
-        columns.reserved_blocks[row] += num_new_blocks
-        reservation.num_blocks += num_new_blocks
-        reservations[migration_id] = reservation
-        return None
-
-    def free_reservation(self, row: int, migration_id: MigrationId) -> None:
-        self._end_reservation(row, migration_id, 0)
-
     def adopt(
         self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int
     ) -> None:
-        self._end_reservation(row, migration_id, num_blocks)
+        self._engines[row].end_reservation(migration_id, num_blocks)
         entries.adopt(self._places, row, index, num_blocks)
-
-    def _end_reservation(self, row: int, migration_id: MigrationId, num_kept_blocks: int) -> None:
-        """Give the reservation back, but for the blocks that a request takes over."""
-        reservation = self._engines[row].reservations.pop(migration_id, None)
-        if reservation is None:
-            assert num_kept_blocks == 0
-            return
-        assert num_kept_blocks <= reservation.num_blocks
-        columns = self._columns
-        columns.num_held_slots[row] -= reservation.has_slot
-        columns.reserved_blocks[row] -= reservation.num_blocks
-        columns.free_blocks[row] += reservation.num_blocks - num_kept_blocks
 
     def records(self) -> Records:
         requests = self._tables.requests

@@ -12,7 +12,6 @@ from sterna.engine.emulated.durations import whole_nanoseconds
 from sterna.engine.emulated.requests import RequestState, decode_state
 from sterna.engine.emulated.steps import Step
 from sterna.metrics.records import Records
-from sterna.migration.messages import Reason, RequestPosition
 from sterna.policy.load_report import load
 from sterna.simulator.config import Report, SimulationConfig
 from sterna.simulator.engines import index_of, request_id_of
@@ -232,31 +231,11 @@ class PlainEngines:
         engine.last_dispatch = dispatch_number
         self._changed.add(row)
 
-    def progress(self, row: int, index: int) -> RequestPosition | None:
-        return self._engines[row].core.progress(request_id_of(index))
-
-    def begin_drain(
-        self, row: int, index: int, num_preemptions: int, first_block: int, max_blocks: int | None
-    ) -> bool | Reason | None:
-        core = self._engines[row].core
-        return core.begin_drain(request_id_of(index), num_preemptions, first_block, max_blocks)
+    def core(self, row: int) -> EmulatedCore:
+        return self._engines[row].core
 
     def export(self, row: int, index: int) -> bytes:
         return self._engines[row].core.export(request_id_of(index)).encode()
-
-    def resume(self, row: int, index: int) -> None:
-        self._engines[row].core.resume(request_id_of(index))
-
-    def release(self, row: int, index: int) -> None:
-        self._engines[row].core.release(request_id_of(index))
-
-    def reserve(
-        self, row: int, migration_id: MigrationId, num_blocks: int, *, needs_slot: bool
-    ) -> Reason | None:
-        return self._engines[row].core.reserve(migration_id, num_blocks, needs_slot=needs_slot)
-
-    def free_reservation(self, row: int, migration_id: MigrationId) -> None:
-        self._engines[row].core.free_reservation(migration_id)
 
     def adopt(
         self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int

@@ -1,7 +1,7 @@
 """One instance of the simulated cluster: the production llumlet over an emulated engine.
 
 Carries out the llumlet's effects in virtual time, as `runtime.effects` does on a real engine:
-those on the engine between two steps, those of one migration one after the other.
+those on the engine between two steps.
 """
 
 from collections import deque
@@ -9,30 +9,28 @@ from collections.abc import Iterable
 from typing import Protocol, assert_never
 
 from sterna.config import LlumletConfig
+from sterna.engine.emulated import outcomes
 from sterna.instance.llumlet import ForwardAbort, Llumlet, LlumletEffect, Report
+from sterna.migration.effect_queue import EffectQueue
 from sterna.migration.messages import (
     AbortDrained,
     AbortRequest,
     Adopt,
-    Adopted,
-    BlocksReserved,
     CopyBlocks,
     Drain,
     Drained,
     DrainRefused,
     Effect,
+    EffectWithOutcome,
     Ended,
     Event,
     FreeReservation,
     Inspect,
-    Inspected,
     Message,
-    Mode,
-    Reason,
+    Outcome,
     Release,
     ReservationFreed,
     ReserveBlocks,
-    ReserveFailed,
     Resume,
     Send,
     StageReceived,
@@ -41,9 +39,7 @@ from sterna.migration.messages import (
 from sterna.simulator.engines import Engines, index_of
 from sterna.types import InstanceId, MigrationId, RequestId
 
-EngineEffect = (
-    Inspect | Drain | ReserveBlocks | FreeReservation | Adopt | Resume | Release | AbortDrained
-)
+EngineEffect = EffectWithOutcome | Resume | Release | AbortDrained
 """Effects that are carried out by the engine, between two of its steps."""
 
 UNASKED = (Report, ForwardAbort, AbortRequest)
@@ -97,7 +93,7 @@ class SimulatedInstance:
         self._engines = engines
         self._surroundings = surroundings
         self._commands: deque[EngineEffect] = deque()
-        self._waiting: dict[MigrationId, deque[Effect]] = {}
+        self._effects = EffectQueue()
         # The stage whose blocks each migration to here waits for.
         self._expected: dict[MigrationId, int] = {}
 
@@ -151,7 +147,8 @@ class SimulatedInstance:
             outcome = self._execute(effect, now_s)
             if outcome is not None:
                 self._tell(effect.migration_id, outcome, now_s)
-                self._continue(effect.migration_id, now_s)
+                for each in self._effects.done(effect.migration_id):
+                    self._begin(each, now_s)
         self._surroundings.on_activity(self, now_s)
         self.is_between_steps = False
 
@@ -171,105 +168,80 @@ class SimulatedInstance:
 
     def _run(self, effect: LlumletEffect, now_s: float) -> None:
         """Carry the effect out, after all earlier ones of its migration."""
-        if isinstance(effect, Send):
-            migration_id = effect.message.migration_id
-        else:
-            assert not isinstance(effect, UNASKED), f"nobody asked for {effect}"
-            migration_id = effect.migration_id
-        waiting = self._waiting.get(migration_id)
-        if waiting is not None:
-            waiting.append(effect)
-        else:
-            self._begin(effect, migration_id, now_s)
+        assert not isinstance(effect, UNASKED), f"nobody asked for {effect}"
+        if self._effects.push(effect):
+            self._begin(effect, now_s)
 
-    def _continue(self, migration_id: MigrationId, now_s: float) -> None:
-        """An outcome has been told: go on with the effects that waited behind it."""
-        for effect in self._waiting.pop(migration_id, ()):
-            self._run(effect, now_s)
-
-    def _begin(self, effect: Effect, migration_id: MigrationId, now_s: float) -> None:
+    def _begin(self, effect: Effect, now_s: float) -> None:
         match effect:
             case Send(peer, message):
                 self._surroundings.send(self.instance_id, peer, message, now_s)
             case CopyBlocks():
                 self._surroundings.begin_copy(self.instance_id, effect, now_s)
-            case StopCopying():
+            case StopCopying(migration_id):
                 self._surroundings.stop_copy(migration_id, now_s)
             case Ended():
                 self._surroundings.on_ended(effect)
-            case Resume() | Release() | AbortDrained():
+            case (
+                Inspect()
+                | Drain()
+                | Resume()
+                | Release()
+                | AbortDrained()
+                | ReserveBlocks()
+                | FreeReservation()
+                | Adopt()
+            ):
                 self._commands.append(effect)
-            case Inspect() | Drain() | ReserveBlocks() | FreeReservation() | Adopt():
-                self._commands.append(effect)
-                self._waiting[migration_id] = deque()
             case AbortRequest():
                 raise AssertionError(f"nobody asked for {effect}")
             case _:
                 assert_never(effect)
 
-    def _execute(self, effect: EngineEffect, now_s: float) -> Event | None:
+    def _execute(self, effect: EngineEffect, now_s: float) -> Outcome | None:
         """Carry out an effect on the engine; returns its outcome, if it has one."""
-        migration_id = effect.migration_id
+        core = self._engines.core(self.row)
         match effect:
             case Inspect(_, request_id):
-                progress = self._engines.progress(self.row, index_of(request_id))
-                return Inspected(progress, b"")
+                return outcomes.inspect(core, request_id, lambda _: b"")
             case Drain():
-                return self._drain(effect, now_s)
+                return self._drain(core, effect, now_s)
             case Resume(_, request_id):
-                self._engines.resume(self.row, index_of(request_id))
+                core.resume(request_id)
             case Release(_, request_id) | AbortDrained(_, request_id):
-                self._engines.release(self.row, index_of(request_id))
+                core.release(request_id)
             case ReserveBlocks():
-                return self._reserve(effect)
-            case FreeReservation():
+                return outcomes.reserve(core, effect, self._expect)
+            case FreeReservation(migration_id):
                 self._expected.pop(migration_id, None)
-                self._engines.free_reservation(self.row, migration_id)
+                core.free_reservation(migration_id)
                 return ReservationFreed()
-            case Adopt(_, request_id, num_blocks, state):
+            case Adopt(migration_id):
                 self._expected.pop(migration_id, None)
-                index = index_of(request_id)
-                self._engines.adopt(self.row, migration_id, index, state, num_blocks)
-                self._surroundings.on_adopted(migration_id, now_s)
-                return Adopted()
+                return outcomes.adopt(core, effect, lambda: self._take_in(effect, now_s))
             case _:
                 assert_never(effect)
         return None
 
-    def _drain(self, effect: Drain, now_s: float) -> Drained | DrainRefused:
-        index = index_of(effect.request_id)
-        is_recompute = effect.mode is Mode.RECOMPUTE
-        outcome = self._engines.begin_drain(
-            self.row,
-            index,
-            effect.num_preemptions,
-            effect.first_block,
-            None if is_recompute else effect.max_blocks,
-        )
-        if outcome is not True:
-            assert outcome is None or isinstance(outcome, Reason)
-            return DrainRefused(outcome)
-        progress = self._engines.progress(self.row, index)
-        assert progress is not None
-        if not progress.is_queuing:
+    def _drain(self, core: outcomes.Core, effect: Drain, now_s: float) -> Drained | DrainRefused:
+        outcome = outcomes.drain(core, effect, self._export)
+        progress = core.progress(effect.request_id)
+        if isinstance(outcome, Drained) and progress is not None and not progress.is_queuing:
             self._surroundings.on_drained(effect.migration_id, now_s)
-        num_blocks = 0 if is_recompute else progress.num_blocks
-        return Drained(num_blocks, self._engines.export(self.row, index))
+        return outcome
 
-    def _reserve(self, effect: ReserveBlocks) -> BlocksReserved | ReserveFailed:
-        if self._engines.progress(self.row, index_of(effect.request_id)) is not None:
-            return ReserveFailed(effect.stage, Reason.DUPLICATE_REQUEST)
-        refusal = self._engines.reserve(
-            self.row,
-            effect.migration_id,
-            effect.first_block + effect.num_blocks,
-            needs_slot=effect.is_last,
-        )
-        if refusal is not None:
-            return ReserveFailed(effect.stage, refusal)
+    def _export(self, request_id: RequestId) -> bytes:
+        return self._engines.export(self.row, index_of(request_id))
+
+    def _expect(self, effect: ReserveBlocks) -> tuple[str, ...]:
         if effect.num_blocks > 0:
             self._expected[effect.migration_id] = effect.stage
-        return BlocksReserved(effect.stage, (str(self.instance_id),))
+        return (str(self.instance_id),)
+
+    def _take_in(self, effect: Adopt, now_s: float) -> None:
+        index = index_of(effect.request_id)
+        self._engines.adopt(self.row, effect.migration_id, index, effect.state, effect.num_blocks)
+        self._surroundings.on_adopted(effect.migration_id, now_s)
 
     def on_request_admitted(self, request_id: RequestId, dispatch_number: int) -> None:
         """A dispatched request has reached the engine's queue."""

@@ -1,8 +1,13 @@
-"""What the KV data plane asks of a wire, and what it tells its owner."""
+"""What the KV data plane asks of a wire, and what it tells its owner.
+
+The events are structs because they go over the wire as they are where the owner is another process.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from sterna.types import MigrationId
 
@@ -15,8 +20,7 @@ class Transfer:
     stage: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(msgspec.Struct, frozen=True, tag=True):
     """The source handed all bytes of the transfer over; its blocks are not read any more."""
 
     transfer: Transfer
@@ -24,16 +28,14 @@ class Sent:
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SendFailed:
+class SendFailed(msgspec.Struct, frozen=True, tag=True):
     """The transfer did not go through; the source's blocks are not read any more."""
 
     transfer: Transfer
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True, tag=True):
     """All blocks of the transfer are in place in the destination's KV cache."""
 
     transfer: Transfer
@@ -41,16 +43,14 @@ class Arrived:
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiveFailed:
+class ReceiveFailed(msgspec.Struct, frozen=True, tag=True):
     """The transfer will not complete; the destination's blocks are not written any more."""
 
     transfer: Transfer
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(msgspec.Struct, frozen=True, tag=True):
     """Outcome of `stop`: nothing of the migration is read or written any more, on this rank."""
 
     migration_id: MigrationId

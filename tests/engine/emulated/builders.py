@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable
 
+from sterna.engine.drains import DrainOutcome
 from sterna.engine.emulated.config import EmulatedEngineConfig, StepMode
 from sterna.engine.emulated.core import EmulatedCore, Step, Token
 from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.requests import EmulatedRequest, RequestState
-from sterna.types import NORMAL, InstanceId, Priority, RequestId
+from sterna.migration.messages import Drain, Mode
+from sterna.types import NORMAL, InstanceId, MigrationId, Priority, RequestId
 
 STEP_TIME = StepTime(
     prefill_s=0.01,
@@ -75,6 +77,22 @@ def step_with_tokens(core: EmulatedCore) -> tuple[Step, tuple[Token, ...]]:
 
 def steps(core: EmulatedCore, num_steps: int) -> list[Step]:
     return [step(core) for _ in range(num_steps)]
+
+
+def drain(
+    core: EmulatedCore,
+    name: str,
+    *,
+    num_preemptions: int = 0,
+    first_block: int = 0,
+    max_blocks: int | None = None,
+) -> DrainOutcome:
+    """Drain the request, with any number of blocks when none is given."""
+    mode = Mode.RECOMPUTE if max_blocks is None else Mode.LIVE
+    effect = Drain(
+        MigrationId("m"), RequestId(name), mode, num_preemptions, first_block, max_blocks or 0
+    )
+    return core.begin_drain(effect)
 
 
 def named(core: EmulatedCore, name: str) -> EmulatedRequest:

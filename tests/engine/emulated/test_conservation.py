@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sterna.engine.drains import Left
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
 from sterna.engine.emulated.core import EmulatedCore, Step
 from sterna.engine.emulated.requests import RequestState, decode_state
 from sterna.types import HIGH, NORMAL, InstanceId, MigrationId, RequestId
-from tests.engine.emulated.builders import STEP_TIME
+from tests.engine.emulated.builders import STEP_TIME, drain
 
 BLOCK_SIZE = 4
 PICK = st.integers(0, 30)
@@ -170,9 +171,9 @@ class TwoEngines(RuleBasedStateMachine):
         request_id = here[pick % len(here)]
         progress = core.progress(request_id)
         assert progress is not None
-        outcome = core.begin_drain(request_id, progress.num_preemptions, 0, None)
-        assert (outcome is True) != progress.immovable
-        if outcome is True:
+        outcome = drain(core, request_id, num_preemptions=progress.num_preemptions)
+        assert isinstance(outcome, Left) != progress.immovable
+        if isinstance(outcome, Left):
             self.moves.append(Move(request_id, side, progress.num_blocks))
 
     @precondition(lambda self: self.moves)

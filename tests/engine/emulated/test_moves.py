@@ -2,6 +2,7 @@
 
 import pytest
 
+from sterna.engine.drains import Left, Outgrown, Stays
 from sterna.engine.emulated.config import Preemption
 from sterna.engine.emulated.core import EmulatedCore, Token
 from sterna.engine.emulated.requests import decode_state
@@ -20,6 +21,7 @@ from tests.engine.emulated.builders import (
     add,
     batch,
     chunked,
+    drain,
     engine,
     named,
     queue,
@@ -85,7 +87,7 @@ def test_a_prompt_in_chunks_cannot_move() -> None:
 
 def test_a_drained_request_leaves_the_batch_and_keeps_its_blocks() -> None:
     core = two_running()
-    assert core.begin_drain("a", 0, 0, None) is True
+    assert drain(core, "a") == Left()
     assert core.num_free_blocks == 6
     assert step(core).scheduled == (("b", 1),)
     assert core.progress("a").immovable
@@ -96,7 +98,7 @@ def test_a_drained_queuing_request_leaves_the_queue() -> None:
     core = engine(max_num_seqs=1)
     add(core, request("a", 4, output_tokens=2), request("b"), request("c"))
     step(core)
-    assert core.begin_drain("b", 0, 0, None) is True
+    assert drain(core, "b") == Left()
     assert queue(core) == ["c"]
     steps(core, 1)
     assert step(core).admitted == ("c",)
@@ -105,26 +107,26 @@ def test_a_drained_queuing_request_leaves_the_queue() -> None:
 def test_a_drain_is_refused_with_the_reason() -> None:
     core = two_running()
     add(core, request("queuing", 100, arrival_s=2.0))
-    assert core.begin_drain("nobody", 0, 0, None) is Reason.REQUEST_UNKNOWN
-    assert core.begin_drain("a", 1, 0, None) is Reason.REQUEST_PREEMPTED
-    assert core.begin_drain("a", 0, 0, None) is True
-    assert core.begin_drain("a", 0, 0, None) is Reason.REQUEST_IMMOVABLE
+    assert drain(core, "nobody") == Stays(Reason.REQUEST_UNKNOWN)
+    assert drain(core, "a", num_preemptions=1) == Stays(Reason.REQUEST_PREEMPTED)
+    assert drain(core, "a") == Left()
+    assert drain(core, "a") == Stays(Reason.REQUEST_IMMOVABLE)
     assert step(core).scheduled == (("b", 1),)
 
 
 def test_a_drain_waits_while_there_are_too_many_blocks_for_the_last_stage() -> None:
     """b has 2 blocks of KV: one from block 1 on, two from block 0 on."""
     core = two_running()
-    assert core.begin_drain("b", 0, 0, 1) is None
+    assert drain(core, "b", max_blocks=1) == Outgrown()
     assert batch(core) == ["a", "b"]
-    assert core.begin_drain("b", 0, 1, 1) is True
+    assert drain(core, "b", first_block=1, max_blocks=1) == Left()
 
 
 def test_a_drained_request_keeps_its_slot() -> None:
     core = engine(max_num_seqs=2)
     add(core, request("a"), request("b", arrival_s=1.0))
     step(core)
-    core.begin_drain("a", 0, 0, None)
+    drain(core, "a")
     add(core, request("c", arrival_s=2.0))
     assert step(core).scheduled == (("b", 1),)
     core.release("a")
@@ -136,7 +138,7 @@ def test_a_drained_request_is_never_preempted() -> None:
     core = engine(4, watermark=0.0, keeps_block_free=False)
     add(core, request("a", 8), request("b", 8, arrival_s=1.0))
     step(core)
-    core.begin_drain("b", 0, 0, None)
+    drain(core, "b")
     begun = step(core)
     assert (begun.preempted, begun.scheduled) == (("a",), ())
     assert named(core, "b").num_blocks == 2
@@ -152,7 +154,7 @@ def test_a_resumed_request_is_part_of_the_next_batch(
     core = engine(preemption=preemption)
     add(core, request("a", 5), request("b", 8, arrival_s=1.0))
     step(core)
-    core.begin_drain("a", 0, 0, None)
+    drain(core, "a")
     step(core)
     core.resume("a")
     begun, tokens = step_with_tokens(core)
@@ -164,7 +166,7 @@ def test_a_resumed_request_is_part_of_the_next_batch(
 def test_a_resumed_queuing_request_is_the_head_of_its_priority_again() -> None:
     core = engine()
     add(core, request("a", 100), request("b", 100), request("urgent", 100, priority=HIGH))
-    core.begin_drain("a", 0, 0, None)
+    drain(core, "a")
     assert queue(core) == ["urgent", "b"]
     core.resume("a")
     assert queue(core) == ["urgent", "a", "b"]
@@ -172,7 +174,7 @@ def test_a_resumed_queuing_request_is_the_head_of_its_priority_again() -> None:
 
 def test_a_released_request_gives_its_blocks_back() -> None:
     core = two_running()
-    core.begin_drain("a", 0, 0, None)
+    drain(core, "a")
     core.release("a")
     assert core.num_free_blocks == 8
     assert core.progress("a") is None
@@ -269,7 +271,7 @@ def test_an_adopted_request_goes_on_where_it_was() -> None:
     """By hand: 9 tokens of KV are 3 blocks; the next token needs no other."""
     source, destination = two_running(), engine()
     step(source)
-    source.begin_drain("b", 0, 0, None)
+    drain(source, "b")
     state = decode_state(source.export("b").encode())
     assert destination.reserve("m", 3, needs_slot=True) is None
     destination.adopt("m", state, 3)
@@ -345,7 +347,7 @@ def test_an_aborted_request_is_gone_with_its_blocks(where: str) -> None:
     add(core, request("running"), request("queuing", arrival_s=1.0))
     step(core)
     if where == "drained":
-        core.begin_drain("running", 0, 0, None)
+        drain(core, "running")
     name = RequestId("queuing" if where == "queuing" else "running")
     core.abort(name)
     assert core.progress(name) is None
@@ -373,7 +375,7 @@ def test_a_view_shows_requests_with_their_memory_and_demands() -> None:
     core = two_running()
     add(core, request("c", 99, arrival_s=2.0, priority=HIGH))
     core.reserve("m", 3, needs_slot=False)
-    core.begin_drain("a", 0, 0, None)
+    drain(core, "a")
     assert core.view(InstanceId("i3"), is_terminating=True) == InstanceView(
         instance_id=InstanceId("i3"),
         total_tokens=36,

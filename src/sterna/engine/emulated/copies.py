@@ -17,7 +17,7 @@ import msgspec
 
 from sterna.engine.emulated.durations import CopyTime
 from sterna.errors import UNREADABLE
-from sterna.migration.messages import CopyFailed, Event, StageFailed, StageReceived
+from sterna.migration.messages import CopyEvent, CopyFailed, StageFailed, StageReceived
 from sterna.types import MigrationId
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Copies:
     """
 
     def __init__(
-        self, host: str, copy_time: CopyTime, on_transfer: Callable[[MigrationId, Event], None]
+        self, host: str, copy_time: CopyTime, on_transfer: Callable[[MigrationId, CopyEvent], None]
     ) -> None:
         self._host = host
         self._copy_time = copy_time

@@ -12,12 +12,13 @@ Where a rule differs between vLLM 0.1, which the paper ran, and vLLM 1, `config`
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sterna.engine.drains import DrainOutcome, Left, drain_outcome
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
 from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.requests import EmulatedRequest, RequestState
 from sterna.engine.emulated.steps import Step, Token
 from sterna.errors import UnknownRequestError
-from sterna.migration.messages import Reason, RequestPosition
+from sterna.migration.messages import Drain, Reason, RequestPosition
 from sterna.types import (
     Immovable,
     InstanceId,
@@ -369,27 +370,14 @@ class EmulatedCore:
 
     # ------------------------------------------------------------------------------ source
 
-    def begin_drain(
-        self, request_id: RequestId, num_preemptions: int, first_block: int, max_blocks: int | None
-    ) -> bool | Reason | None:
-        """Take the request out of the batch or queue, its blocks and slot kept.
-
-        Returns True when it left, None when it has more than `max_blocks` blocks (None: any
-        number will do) from `first_block` on, else the reason why it stays.
-        """
-        progress = self.progress(request_id)
-        if progress is None:
-            return Reason.REQUEST_UNKNOWN
-        if progress.num_preemptions != num_preemptions:
-            return Reason.REQUEST_PREEMPTED
-        if progress.immovable:
-            return Reason.REQUEST_IMMOVABLE
-        if max_blocks is not None and progress.num_blocks - first_block > max_blocks:
-            return None
-        request = self._requests[request_id]
-        (self._waiting if progress.is_queuing else self._running).remove(request)
-        self._drained[request_id] = request
-        return True
+    def begin_drain(self, drain: Drain) -> DrainOutcome:
+        """Take the request out of the batch or queue, its blocks and slot kept, if it may leave."""
+        outcome = drain_outcome(self.progress(drain.request_id), drain)
+        if isinstance(outcome, Left):
+            request = self._requests[drain.request_id]
+            (self._running if request.num_blocks > 0 else self._waiting).remove(request)
+            self._drained[drain.request_id] = request
+        return outcome
 
     def export(self, request_id: RequestId) -> RequestState:
         """What the destination needs to go on with the drained request."""

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import structs
 
 from sterna.engine.emulated import engine_messages as wire
+from sterna.engine.emulated import outcomes
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.copies import Copies
 from sterna.engine.emulated.core import EmulatedCore
@@ -42,7 +43,6 @@ from sterna.migration.messages import (
     Drained,
     DrainRefused,
     Inspected,
-    Mode,
     Reason,
     ReserveBlocks,
     ReserveFailed,
@@ -257,32 +257,16 @@ class EmulatedEngine:
     # ------------------------------------------------------------------------------- source
 
     async def inspect(self, migration_id: MigrationId, request_id: RequestId) -> Inspected:
-        def inspect() -> Inspected:
-            progress = self._core.progress(request_id)
-            if progress is None:
-                return Inspected(None)
-            return Inspected(progress, msgspec.msgpack.encode(self._streams[request_id].origin))
-
-        return await self._call(inspect)
+        return await self._call(lambda: outcomes.inspect(self._core, request_id, self._encode))
 
     async def drain(self, effect: Drain) -> Drained | DrainRefused:
-        is_recompute = effect.mode is Mode.RECOMPUTE
+        return await self._call(lambda: outcomes.drain(self._core, effect, self._export))
 
-        def drain() -> Drained | DrainRefused:
-            outcome = self._core.begin_drain(
-                effect.request_id,
-                effect.num_preemptions,
-                effect.first_block,
-                None if is_recompute else effect.max_blocks,
-            )
-            if outcome is None or isinstance(outcome, Reason):
-                return DrainRefused(outcome)
-            progress = self._core.progress(effect.request_id)
-            assert progress is not None
-            num_blocks = 0 if is_recompute else progress.num_blocks
-            return Drained(num_blocks, self._core.export(effect.request_id).encode())
+    def _encode(self, request_id: RequestId) -> bytes:
+        return msgspec.msgpack.encode(self._streams[request_id].origin)
 
-        return await self._call(drain)
+    def _export(self, request_id: RequestId) -> bytes:
+        return self._core.export(request_id).encode()
 
     def resume(self, request_id: RequestId) -> None:
         self._do(lambda: self._core.resume(request_id))
@@ -314,21 +298,10 @@ class EmulatedEngine:
                 # The source is an engine of another kind.
                 return ReserveFailed(effect.stage, Reason.UNSUPPORTED)
             self._prepared[effect.migration_id] = origin
+        return await self._call(lambda: outcomes.reserve(self._core, effect, self._expect))
 
-        def reserve() -> BlocksReserved | ReserveFailed:
-            if self._core.progress(effect.request_id) is not None:
-                return ReserveFailed(effect.stage, Reason.DUPLICATE_REQUEST)
-            refusal = self._core.reserve(
-                effect.migration_id,
-                effect.first_block + effect.num_blocks,
-                needs_slot=effect.is_last,
-            )
-            if refusal is not None:
-                return ReserveFailed(effect.stage, refusal)
-            receivers = self._copies.expect(effect.migration_id, effect.stage, effect.num_blocks)
-            return BlocksReserved(effect.stage, receivers)
-
-        return await self._call(reserve)
+    def _expect(self, effect: ReserveBlocks) -> tuple[str, ...]:
+        return self._copies.expect(effect.migration_id, effect.stage, effect.num_blocks)
 
     async def free_reservation(self, migration_id: MigrationId) -> None:
         self._copies.forget(migration_id)
@@ -345,14 +318,11 @@ class EmulatedEngine:
         except UNREADABLE:
             return AdoptFailed(Reason.UNSUPPORTED)
 
-        def adopt() -> Adopted | AdoptFailed:
-            if self._core.progress(effect.request_id) is not None:
-                return AdoptFailed(Reason.DUPLICATE_REQUEST)
+        def take_in() -> None:
             self._core.adopt(effect.migration_id, state, effect.num_blocks)
             self._streams[effect.request_id] = _Stream(origin)
-            return Adopted()
 
-        outcome = await self._call(adopt)
+        outcome = await self._call(lambda: outcomes.adopt(self._core, effect, take_in))
         if isinstance(outcome, Adopted):
             self._listener.on_adopted(
                 origin.frontend_id, effect.request_id, state.num_output_tokens

@@ -19,6 +19,7 @@ from vllm.v1.engine import (
 from vllm.v1.request import Request, RequestStatus
 
 from sterna.config import TransportConfig
+from sterna.engine.drains import DrainOutcome, Left, refused
 from sterna.engine.interface import EngineActivity, EngineFacts, EngineListener
 from sterna.engine.vllm.facts import kv_format
 from sterna.engine.vllm.hosted_core import HostedCore, build_core
@@ -274,14 +275,9 @@ class VllmEngine:
     async def drain(self, effect: Drain) -> Drained | DrainRefused:
         def drain(core: HostedCore) -> Future[Drained | DrainRefused]:
             future: Future[Drained | DrainRefused] = Future()
-            outcome = core.scheduler.begin_drain(
-                effect.request_id,
-                effect.num_preemptions,
-                effect.first_block,
-                None if effect.mode is Mode.RECOMPUTE else effect.max_blocks,
-            )
-            if outcome is not True:
-                future.set_result(DrainRefused(outcome))
+            outcome: DrainOutcome = core.scheduler.begin_drain(effect)
+            if not isinstance(outcome, Left):
+                future.set_result(refused(outcome))
             elif core.scheduler.is_drained(effect.request_id):
                 future.set_result(self._export(core, effect))
             else:

@@ -14,16 +14,7 @@ import msgspec
 import zmq
 
 from sterna.folders import private_folder
-from sterna.transport.data_plane import (
-    Arrived,
-    DataPlane,
-    PlaneEvent,
-    ReceiveFailed,
-    SendFailed,
-    Sent,
-    Stopped,
-    Transfer,
-)
+from sterna.transport.data_plane import DataPlane, PlaneEvent, Transfer
 from sterna.types import MigrationId
 
 logger = logging.getLogger(__name__)
@@ -56,47 +47,26 @@ class ClosePlane(msgspec.Struct, frozen=True, tag=True):
 
 
 class StageArmed(msgspec.Struct, frozen=True, tag=True):
-    """Worker -> instance: the rank expects the transfer from here on."""
+    """The rank expects the transfer from here on."""
 
-    rank: int
     transfer: Transfer
-
-
-class TransferDone(msgspec.Struct, frozen=True, tag=True):
-    """Worker -> instance: Sent (`sent`) or Arrived."""
-
-    rank: int
-    transfer: Transfer
-    is_sent: bool
-    copy_bytes: int
-    duration_s: float
-
-
-class TransferFailed(msgspec.Struct, frozen=True, tag=True):
-    """Worker -> instance: SendFailed (`is_send`) or ReceiveFailed."""
-
-    rank: int
-    transfer: Transfer
-    is_send: bool
-    reason: str
-
-
-class TransfersStopped(msgspec.Struct, frozen=True, tag=True):
-    """Worker -> instance: nothing of the migration is read or written on this rank."""
-
-    rank: int
-    migration_id: MigrationId
 
 
 class PlaneFailed(msgspec.Struct, frozen=True, tag=True):
-    """Worker -> instance: the plane broke, which is a bug; it answers no more."""
+    """The plane broke, which is a bug; it answers no more."""
 
-    rank: int
     reason: str
 
 
 PlaneCommand = SendStage | ReceiveStage | StopTransfers | ClosePlane
-PlaneNotice = StageArmed | TransferDone | TransferFailed | TransfersStopped | PlaneFailed
+RankEvent = PlaneEvent | StageArmed | PlaneFailed
+
+
+class PlaneNotice(msgspec.Struct, frozen=True):
+    """Worker -> instance: what happened on a rank."""
+
+    rank: int
+    event: RankEvent
 
 
 class PlaneServer:
@@ -123,7 +93,7 @@ class PlaneServer:
         self._directory = private_folder("plane")
         self.command_address = f"ipc://{self._directory.name}/commands"
         self._commands.bind(self.command_address)
-        self.plane = make_plane(self._on_event)
+        self.plane = make_plane(self._report)
         self._thread = threading.Thread(
             target=self._serve, name=f"sterna-plane-{rank}", daemon=True
         )
@@ -134,7 +104,7 @@ class PlaneServer:
             self._carry_out_commands()
         except Exception as error:
             logger.exception("kv plane failed rank=%d", self._rank)
-            self._report(PlaneFailed(self._rank, repr(error)))
+            self._report(PlaneFailed(repr(error)))
         self.plane.close()
         self._commands.close()
         with self._notices_lock:
@@ -153,32 +123,16 @@ class PlaneServer:
                     self.plane.send(transfer, endpoint, block_ids, paced=paced)
                 case ReceiveStage(transfer, block_ids):
                     self.plane.receive(transfer, block_ids)
-                    self._report(StageArmed(self._rank, transfer))
+                    self._report(StageArmed(transfer))
                 case StopTransfers(migration_id):
                     self.plane.stop(migration_id)
                 case ClosePlane():
                     return
 
-    def _on_event(self, event: PlaneEvent) -> None:
-        match event:
-            case Sent(transfer, copy_bytes, duration_s):
-                notice: PlaneNotice = TransferDone(
-                    self._rank, transfer, True, copy_bytes, duration_s
-                )
-            case Arrived(transfer, copy_bytes, duration_s):
-                notice = TransferDone(self._rank, transfer, False, copy_bytes, duration_s)
-            case SendFailed(transfer, reason):
-                notice = TransferFailed(self._rank, transfer, True, reason)
-            case ReceiveFailed(transfer, reason):
-                notice = TransferFailed(self._rank, transfer, False, reason)
-            case Stopped(migration_id):
-                notice = TransfersStopped(self._rank, migration_id)
-        self._report(notice)
-
-    def _report(self, notice: PlaneNotice) -> None:
+    def _report(self, event: RankEvent) -> None:
         with self._notices_lock:
             if not self._notices.closed:
-                self._notices.send(msgspec.msgpack.encode(notice))
+                self._notices.send(msgspec.msgpack.encode(PlaneNotice(self._rank, event)))
 
 
 class PlaneLink:

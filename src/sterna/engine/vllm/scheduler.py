@@ -17,9 +17,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from sterna.engine.drains import DrainOutcome, Left, drain_outcome
 from sterna.engine.vllm.support import immovable_engine_features, immovable_request_feature
 from sterna.errors import UnknownRequestError
-from sterna.migration.messages import Reason, RequestPosition
+from sterna.migration.messages import Drain, Reason, RequestPosition
 from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.types import (
     Immovable,
@@ -82,10 +83,12 @@ class MigratingScheduler(Scheduler):
 
     def view(self, instance_id: InstanceId, is_terminating: bool) -> InstanceView:
         """Return the state between two steps, or of the step that has just been scheduled."""
-        running = [self._view_running(request) for request in self.running]
-        running += [self._view_running(request) for request in self._drained_running()]
+        running = [
+            self._view(request, Status.RUNNING)
+            for request in (*self.running, *self._drained_running())
+        ]
         queuing = [
-            self._view_queuing(request)
+            self._view(request, Status.QUEUING)
             for queue in (self.kv_holding_waiting, self.waiting)
             for request in queue
         ]
@@ -108,29 +111,16 @@ class MigratingScheduler(Scheduler):
     def _drained_running(self) -> list[Request]:
         return [r for r in self._drained.values() if r.status == RequestStatus.RUNNING]
 
-    def _view_running(self, request: Request) -> RequestView:
+    def _view(self, request: Request, status: Status) -> RequestView:
         its_class = self.classes.of_vllm_priority(request.priority)
+        is_running = status is Status.RUNNING
+        is_awaiting = not is_running or _is_prefilling(request)
         return RequestView(
             request_id=RequestId(request.request_id),
-            status=Status.RUNNING,
+            status=status,
             num_tokens=request.num_tokens,
-            physical_usage_tokens=len(self._blocks(request)) * self.block_size,
-            demand_tokens=self._demand_tokens(request) if _is_prefilling(request) else 0,
-            scheduling_priority=its_class.scheduling_priority,
-            execution_priority=its_class.execution_priority,
-            num_output_tokens=request.num_output_tokens,
-            num_preemptions=request.num_preemptions,
-            arrival_s=request.arrival_time,
-            immovable=self.immovable(request),
-        )
-
-    def _view_queuing(self, request: Request) -> RequestView:
-        its_class = self.classes.of_vllm_priority(request.priority)
-        return RequestView(
-            request_id=RequestId(request.request_id),
-            status=Status.QUEUING,
-            num_tokens=request.num_tokens,
-            demand_tokens=self._demand_tokens(request),
+            physical_usage_tokens=len(self._blocks(request)) * self.block_size if is_running else 0,
+            demand_tokens=self._demand_tokens(request) if is_awaiting else 0,
             scheduling_priority=its_class.scheduling_priority,
             execution_priority=its_class.execution_priority,
             num_output_tokens=request.num_output_tokens,
@@ -156,10 +146,13 @@ class MigratingScheduler(Scheduler):
 
     def progress(self, request_id: RequestId) -> RequestPosition | None:
         """Return where the request stands, or None when it is not here."""
-        request = self.requests.get(request_id)
-        if request is None or request.is_finished():
+        request = self._unfinished(request_id)
+        if request is None:
             return None
-        num_valid_tokens = self._num_valid_tokens(request)
+        # What steps in flight compute is not in memory yet.
+        return self._progress(request, request.num_computed_tokens - request.num_in_flight_tokens)
+
+    def _progress(self, request: Request, num_valid_tokens: int) -> RequestPosition:
         return RequestPosition(
             is_queuing=request.status != RequestStatus.RUNNING,
             num_full_blocks=num_valid_tokens // self.block_size,
@@ -168,10 +161,9 @@ class MigratingScheduler(Scheduler):
             immovable=self.immovable(request) is not None,
         )
 
-    @staticmethod
-    def _num_valid_tokens(request: Request) -> int:
-        """Tokens whose KV is in memory; those of a step in flight are still being computed."""
-        return int(request.num_computed_tokens - request.num_in_flight_tokens)
+    def _unfinished(self, request_id: RequestId) -> Request | None:
+        request = self.requests.get(request_id)
+        return None if request is None or request.is_finished() else request
 
     def block_ids(self, request_id: RequestId) -> list[int]:
         """Return the ids of the request's blocks, in order."""
@@ -179,39 +171,23 @@ class MigratingScheduler(Scheduler):
 
     # ------------------------------------------------------------------------------ source
 
-    def begin_drain(
-        self,
-        request_id: RequestId,
-        num_preemptions: int,
-        first_block: int,
-        max_blocks: int | None,
-    ) -> bool | Reason | None:
-        """Take the request out of the batch or queue, its blocks and slot kept.
-
-        Returns True when it left, None when it has more than `max_blocks` blocks (None: any
-        number will do) from `first_block` on, else the reason why it stays.
-        """
-        progress = self.progress(request_id)
-        if progress is None:
-            return Reason.REQUEST_UNKNOWN
-        if progress.num_preemptions != num_preemptions:
-            return Reason.REQUEST_PREEMPTED
-        if progress.immovable:
-            return Reason.REQUEST_IMMOVABLE
-        request = self._request(request_id)
+    def begin_drain(self, drain: Drain) -> DrainOutcome:
+        """Take the request out of the batch or queue, its blocks and slot kept, if it may leave."""
+        request = self._unfinished(drain.request_id)
+        if request is None:
+            return drain_outcome(None, drain)
         # Steps in flight will still write to the blocks after the valid ones.
-        num_final_blocks = cdiv(request.num_computed_tokens, self.block_size)
-        has_too_many = max_blocks is not None and num_final_blocks - first_block > max_blocks
-        if has_too_many and not progress.is_queuing:
-            return None
-        self._drained[request_id] = request
+        outcome = drain_outcome(self._progress(request, request.num_computed_tokens), drain)
+        if not isinstance(outcome, Left):
+            return outcome
+        self._drained[drain.request_id] = request
         if request.status == RequestStatus.RUNNING:
             self.running.remove(request)
             self._hold_slots()
         else:
             self.waiting.remove_request(request)
             self.deferred_waiting.discard(request)
-        return True
+        return outcome
 
     def is_drained(self, request_id: RequestId) -> bool:
         """Whether no step in flight computes the request any more."""

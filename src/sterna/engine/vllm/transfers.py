@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import zmq
@@ -22,16 +22,22 @@ from sterna.engine.vllm.plane_link import (
     SendStage,
     StageArmed,
     StopTransfers,
-    TransferDone,
-    TransferFailed,
-    TransfersStopped,
 )
 from sterna.errors import TransportError
-from sterna.migration.messages import CopyFailed, Event, StageFailed, StageReceived
-from sterna.transport.data_plane import Transfer
+from sterna.migration.messages import CopyEvent, CopyFailed, StageFailed, StageReceived
+from sterna.transport.data_plane import (
+    Arrived,
+    ReceiveFailed,
+    SendFailed,
+    Sent,
+    Stopped,
+    Transfer,
+)
 from sterna.types import MigrationId
 
 logger = logging.getLogger(__name__)
+
+Key = TypeVar("Key")
 
 
 class Transfers:
@@ -46,7 +52,7 @@ class Transfers:
     def __init__(
         self,
         config: TransportConfig,
-        on_transfer: Callable[[MigrationId, Event], None],
+        on_transfer: Callable[[MigrationId, CopyEvent], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._config = config
@@ -157,43 +163,51 @@ class Transfers:
             self._on_failure(error)
 
     def _on_notice(self, notice: PlaneNotice) -> None:
-        match notice:
-            case StageArmed(_, transfer):
-                if transfer in self._armed and self._armed[transfer].count():
-                    del self._armed[transfer]
-            case TransferDone(_, transfer, is_sent, copy_bytes, duration_s):
-                logger.debug(
-                    "stage %s migration=%s stage=%d bytes=%d duration_ms=%.1f",
-                    "sent" if is_sent else "received",
-                    transfer.migration_id,
-                    transfer.stage,
-                    copy_bytes,
-                    duration_s * 1e3,
-                )
-                under_way = self._sending if is_sent else self._arriving
-                if transfer in under_way and under_way[transfer].count():
-                    del under_way[transfer]
-                    if not is_sent:
-                        self._on_transfer(transfer.migration_id, StageReceived(transfer.stage))
-            case TransferFailed(rank, transfer, is_send, reason):
-                logger.warning(
-                    "stage failed migration=%s stage=%d rank=%d side=%s reason=%s",
-                    transfer.migration_id,
-                    transfer.stage,
-                    rank,
-                    "source" if is_send else "destination",
-                    reason,
-                )
-                failed = CopyFailed(transfer.stage) if is_send else StageFailed(transfer.stage)
-                under_way = self._sending if is_send else self._arriving
+        match notice.event:
+            case StageArmed(transfer):
+                _count(self._armed, transfer)
+            case Sent(transfer) as sent:
+                _log("stage sent", sent)
+                _count(self._sending, transfer)
+            case Arrived(transfer) as arrived:
+                _log("stage received", arrived)
+                if _count(self._arriving, transfer):
+                    self._on_transfer(transfer.migration_id, StageReceived(transfer.stage))
+            case SendFailed(transfer) as failed:
+                _log_failure(notice.rank, "source", failed)
                 # The first rank that fails has failed the stage.
-                if under_way.pop(transfer, None) is not None:
-                    self._on_transfer(transfer.migration_id, failed)
-            case TransfersStopped(_, migration_id):
-                if migration_id in self._stopping and self._stopping[migration_id].count():
-                    del self._stopping[migration_id]
-            case PlaneFailed(rank, reason):
-                raise TransportError(f"the KV plane of rank {rank} broke: {reason}")
+                if self._sending.pop(transfer, None) is not None:
+                    self._on_transfer(transfer.migration_id, CopyFailed(transfer.stage))
+            case ReceiveFailed(transfer) as failed:
+                _log_failure(notice.rank, "destination", failed)
+                if self._arriving.pop(transfer, None) is not None:
+                    self._on_transfer(transfer.migration_id, StageFailed(transfer.stage))
+            case Stopped(migration_id):
+                _count(self._stopping, migration_id)
+            case PlaneFailed(reason):
+                raise TransportError(f"the KV plane of rank {notice.rank} broke: {reason}")
+
+
+def _log(what: str, event: Sent | Arrived) -> None:
+    logger.debug(
+        "%s migration=%s stage=%d bytes=%d duration_ms=%.1f",
+        what,
+        event.transfer.migration_id,
+        event.transfer.stage,
+        event.copy_bytes,
+        event.duration_s * 1e3,
+    )
+
+
+def _log_failure(rank: int, side: str, event: SendFailed | ReceiveFailed) -> None:
+    logger.warning(
+        "stage failed migration=%s stage=%d rank=%d side=%s reason=%s",
+        event.transfer.migration_id,
+        event.transfer.stage,
+        rank,
+        side,
+        event.reason,
+    )
 
 
 class _Countdown:
@@ -208,3 +222,11 @@ class _Countdown:
         if self._num_left == 0 and not self.done.done():
             self.done.set_result(None)
         return self._num_left == 0
+
+
+def _count(countdowns: dict[Key, _Countdown], key: Key) -> bool:
+    """Count a rank of what is under way; returns whether it was the last, and forgets it then."""
+    if key not in countdowns or not countdowns[key].count():
+        return False
+    del countdowns[key]
+    return True

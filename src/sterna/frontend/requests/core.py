@@ -135,7 +135,7 @@ class FrontendCore:
         demand_tokens = ask.demand_tokens + len(output_token_ids)
         ask = structs.replace(ask, demand_tokens=demand_tokens)
         effects = self._dispatcher.on_request(ask, payload, now_s, output_token_ids)
-        return self._conclude(effects, now_s)
+        return self._resend_and_say_farewell(effects, now_s)
 
     def on_abort(self, request_ids: Sequence[RequestId], now_s: float) -> list[Effect]:
         """The clients of these requests have gone; unknown ones have ended already."""
@@ -144,7 +144,7 @@ class FrontendCore:
             self._streams.close(attempt_id)
             if self._histories is not None:
                 self._histories.close(request_id)
-        return self._conclude(self._dispatcher.on_abort(attempt_ids), now_s)
+        return self._resend_and_say_farewell(self._dispatcher.on_abort(attempt_ids), now_s)
 
     def on_message(
         self, message: RequestMessage, frames: Sequence[bytes], now_s: float
@@ -165,7 +165,7 @@ class FrontendCore:
                 effects = self._dispatcher.on_owner_reply(message, now_s)
             case Membership():
                 effects = self._dispatcher.on_membership(message, now_s)
-        return self._conclude(effects, now_s)
+        return self._resend_and_say_farewell(effects, now_s)
 
     def on_time(self, now_s: float) -> list[Effect]:
         """Deal with everything whose deadline has come."""
@@ -178,7 +178,7 @@ class FrontendCore:
                 effects.append(Fail(attempt_id, Failure.TOKENS_LOST))
             else:
                 effects += self._send_again(again, now_s)
-        return self._conclude(effects, now_s)
+        return self._resend_and_say_farewell(effects, now_s)
 
     def on_unsent(self, attempt_ids: Iterable[RequestId], now_s: float) -> list[Effect]:
         """These could not be sent to their instance, which does not read what is there for it."""
@@ -186,7 +186,7 @@ class FrontendCore:
         for attempt_id in attempt_ids:
             effects += self._dispatcher.on_abort([attempt_id])
             effects.append(Fail(attempt_id, Failure.UNSENT))
-        return self._conclude(effects, now_s)
+        return self._resend_and_say_farewell(effects, now_s)
 
     # ------------------------------------------------------------------------------- tokens
 
@@ -285,29 +285,35 @@ class FrontendCore:
             *self._dispatcher.on_request(ask, payload, now_s, token_ids),
         ]
 
-    def _conclude(self, effects: Iterable[Effect], now_s: float) -> list[Effect]:
-        """Send again what died with an instance, end what fails, and say the farewells due."""
-        concluded: list[Effect] = []
+    def _resend_and_say_farewell(self, effects: Iterable[Effect], now_s: float) -> list[Effect]:
+        """Return the effects, with requests sent again in place of their failures where that can
+        be, and behind them the farewells that are due."""
+        return [*self._resend_or_fail(effects, now_s), *self._dispatcher.farewells()]
+
+    def _resend_or_fail(self, effects: Iterable[Effect], now_s: float) -> list[Effect]:
+        """Close the streams that failed, and send again what died with an instance or waits for
+        its turn to be tried."""
+        done: list[Effect] = []
         dead = []
         for effect in effects:
             if not isinstance(effect, Fail):
-                concluded.append(effect)
+                done.append(effect)
                 continue
             self._streams.close(effect.request_id)
             if self._histories is None:
-                concluded.append(effect)
+                done.append(effect)
             elif effect.failure is Failure.OWNER_DIED:
                 dead.append(effect.request_id)
             else:
                 request_id = self._histories.request_of(effect.request_id)
                 self._histories.close(request_id)
-                concluded.append(Fail(request_id, effect.failure))
+                done.append(Fail(request_id, effect.failure))
         if self._histories is not None:
             again, guilty = self._histories.on_death(dead)
-            concluded += [Fail(each, Failure.KILLED_INSTANCES) for each in guilty]
+            done += [Fail(each, Failure.KILLED_INSTANCES) for each in guilty]
             for attempt in (*again, *self._histories.due(now_s)):
-                concluded += self._send_again(attempt, now_s)
-        return [*concluded, *self._dispatcher.farewells()]
+                done += self._send_again(attempt, now_s)
+        return done
 
     def _attempt_of(self, request_id: RequestId) -> RequestId:
         return request_id if self._histories is None else self._histories.attempt_of(request_id)

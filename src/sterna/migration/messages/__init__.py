@@ -22,6 +22,8 @@ The interpreter's contract:
    failed. A stage of no blocks ends in neither.
 4. PeerDead is told only of an instance that will never act again.
 
+`sterna.migration.effect_queue` keeps the order of 1 and 2 for every interpreter.
+
 Import all of them from here.
 
 Offers: nothing.
@@ -35,6 +37,7 @@ from sterna.migration.messages.effects import (
     CopyBlocks,
     Drain,
     Effect,
+    EffectWithOutcome,
     Ended,
     FreeReservation,
     Inspect,
@@ -50,11 +53,13 @@ from sterna.migration.messages.events import (
     BlocksReserved,
     Cancelled,
     ClientAborted,
+    CopyEvent,
     CopyFailed,
     Drained,
     DrainRefused,
     Event,
     Inspected,
+    Outcome,
     PeerDead,
     Received,
     RequestEnded,
@@ -97,11 +102,13 @@ __all__ = [
     "CommitQuery",
     "Committed",
     "CopyBlocks",
+    "CopyEvent",
     "CopyFailed",
     "Drain",
     "DrainRefused",
     "Drained",
     "Effect",
+    "EffectWithOutcome",
     "Ended",
     "Event",
     "ForwardedAbort",
@@ -110,6 +117,7 @@ __all__ = [
     "Inspected",
     "Message",
     "Mode",
+    "Outcome",
     "PeerDead",
     "Reason",
     "Received",

@@ -168,18 +168,17 @@ class Ended:
     stages: int
 
 
+EffectWithOutcome = Inspect | Drain | ReserveBlocks | FreeReservation | Adopt
+"""Effects of which exactly one outcome is reported, once (`events.Outcome`)."""
+
 Effect = (
-    Send
-    | Inspect
+    EffectWithOutcome
+    | Send
     | CopyBlocks
     | StopCopying
-    | Drain
     | Resume
     | Release
     | AbortDrained
     | AbortRequest
-    | ReserveBlocks
-    | FreeReservation
-    | Adopt
     | Ended
 )

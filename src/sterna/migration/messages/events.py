@@ -150,22 +150,19 @@ class Tick:
     """Time has passed; deadlines are compared with the `now_s` given along."""
 
 
-Event = (
-    Received
-    | Inspected
-    | CopyFailed
+Outcome = (
+    Inspected
     | Drained
     | DrainRefused
     | BlocksReserved
     | ReserveFailed
-    | StageReceived
-    | StageFailed
     | ReservationFreed
     | Adopted
     | AdoptFailed
-    | RequestEnded
-    | ClientAborted
-    | PeerDead
-    | Cancelled
-    | Tick
 )
+"""How an effect ended that has an outcome (`effects.EffectWithOutcome`)."""
+
+CopyEvent = CopyFailed | StageReceived | StageFailed
+"""What happened to a stage's copy, at any time after it was begun or expected."""
+
+Event = Outcome | CopyEvent | Received | RequestEnded | ClientAborted | PeerDead | Cancelled | Tick

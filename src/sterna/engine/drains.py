@@ -1,0 +1,49 @@
+"""Outcome of a drain, and the conditions on which a request leaves; for every engine. Pure."""
+
+from dataclasses import dataclass
+
+from sterna.migration.messages import Drain, DrainRefused, Mode, Reason, RequestPosition
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The request has left the batch or the queue; its blocks and its slot are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgrown:
+    """The request has more blocks than the last stage may take, and goes on decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """The request cannot leave."""
+
+    reason: Reason
+
+
+DrainOutcome = Left | Outgrown | Stays
+
+
+def drain_outcome(progress: RequestPosition | None, drain: Drain) -> DrainOutcome:
+    """Return whether the request may leave; when it may, the engine takes it out.
+
+    Args:
+        progress: where the request stands, or None when it is not here. Its `num_blocks` are
+            those that it has when it has left.
+    """
+    if progress is None:
+        return Stays(Reason.REQUEST_UNKNOWN)
+    if progress.num_preemptions != drain.num_preemptions:
+        return Stays(Reason.REQUEST_PREEMPTED)
+    if progress.immovable:
+        return Stays(Reason.REQUEST_IMMOVABLE)
+    has_kv_to_move = drain.mode is not Mode.RECOMPUTE and not progress.is_queuing
+    if has_kv_to_move and progress.num_blocks - drain.first_block > drain.max_blocks:
+        return Outgrown()
+    return Left()
+
+
+def refused(outcome: Outgrown | Stays) -> DrainRefused:
+    """Return what the migration is told of a request that has not left."""
+    return DrainRefused(outcome.reason if isinstance(outcome, Stays) else None)

@@ -1,0 +1,85 @@
+"""Outcomes of a migration's effects on the core of an emulated engine. Pure.
+
+Written once for the drivers of such cores: `driver` on the wall clock, `simulator` and the fault
+simulation in virtual time. Each is to be called between two steps. What a driver keeps of a
+request besides the core's state, it brings along in functions.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from sterna.engine.drains import DrainOutcome, Left, refused
+from sterna.migration.messages import (
+    Adopt,
+    Adopted,
+    AdoptFailed,
+    BlocksReserved,
+    Drain,
+    Drained,
+    DrainRefused,
+    Inspected,
+    Mode,
+    Reason,
+    RequestPosition,
+    ReserveBlocks,
+    ReserveFailed,
+)
+from sterna.types import MigrationId, RequestId
+
+
+class Core(Protocol):
+    """The part of an engine's core that migrations use; `EmulatedCore` says what it does."""
+
+    def progress(self, request_id: RequestId) -> RequestPosition | None: ...
+
+    def begin_drain(self, drain: Drain) -> DrainOutcome: ...
+
+    def resume(self, request_id: RequestId) -> None: ...
+
+    def release(self, request_id: RequestId) -> None: ...
+
+    def reserve(
+        self, migration_id: MigrationId, num_blocks: int, *, needs_slot: bool
+    ) -> Reason | None: ...
+
+    def free_reservation(self, migration_id: MigrationId) -> None: ...
+
+
+def inspect(core: Core, request_id: RequestId, encode: Callable[[RequestId], bytes]) -> Inspected:
+    """Carry out `Inspect`; `encode` returns the request as it is sent to the destination."""
+    progress = core.progress(request_id)
+    return Inspected(None) if progress is None else Inspected(progress, encode(request_id))
+
+
+def drain(
+    core: Core, effect: Drain, export: Callable[[RequestId], bytes]
+) -> Drained | DrainRefused:
+    """Carry out `Drain`; `export` returns the state of the drained request."""
+    outcome = core.begin_drain(effect)
+    if not isinstance(outcome, Left):
+        return refused(outcome)
+    progress = core.progress(effect.request_id)
+    assert progress is not None
+    num_blocks = 0 if effect.mode is Mode.RECOMPUTE else progress.num_blocks
+    return Drained(num_blocks, export(effect.request_id))
+
+
+def reserve(
+    core: Core, effect: ReserveBlocks, expect: Callable[[ReserveBlocks], tuple[str, ...]]
+) -> BlocksReserved | ReserveFailed:
+    """Carry out `ReserveBlocks`; `expect` has the stage listened for, and returns where."""
+    if core.progress(effect.request_id) is not None:
+        return ReserveFailed(effect.stage, Reason.DUPLICATE_REQUEST)
+    num_blocks = effect.first_block + effect.num_blocks
+    refusal = core.reserve(effect.migration_id, num_blocks, needs_slot=effect.is_last)
+    if refusal is not None:
+        return ReserveFailed(effect.stage, refusal)
+    return BlocksReserved(effect.stage, expect(effect))
+
+
+def adopt(core: Core, effect: Adopt, take_in: Callable[[], None]) -> Adopted | AdoptFailed:
+    """Carry out `Adopt`; `take_in` has the core adopt the request."""
+    if core.progress(effect.request_id) is not None:
+        return AdoptFailed(Reason.DUPLICATE_REQUEST)
+    take_in()
+    return Adopted()

@@ -1,0 +1,148 @@
+"""Transfers over two ranks, each with a data plane that does what a test says, on real sockets."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from sterna.config import TransportConfig
+from sterna.engine.vllm.plane_link import PlaneServer
+from sterna.engine.vllm.transfers import Transfers
+from sterna.errors import TransportError
+from sterna.migration.messages import CopyEvent, CopyFailed, StageFailed, StageReceived
+from sterna.transport.data_plane import (
+    Arrived,
+    Notify,
+    PlaneEvent,
+    ReceiveFailed,
+    SendFailed,
+    Sent,
+    Stopped,
+    Transfer,
+)
+from sterna.types import MigrationId
+
+NUM_RANKS = 2
+TIMEOUT_S = 60
+M, OTHER = MigrationId("m"), MigrationId("other")
+LEAVING, COMING = Transfer(M, 1), Transfer(M, 2)
+SENT, UNSENT = Sent(LEAVING, 4096, 0.25), SendFailed(LEAVING, "cut")
+ARRIVED, LOST = Arrived(COMING, 4096, 0.25), ReceiveFailed(COMING, "silent")
+
+
+class Plane:
+    """Expects and sends in silence, but for a block that it does not have, and stops at once."""
+
+    def __init__(self, rank: int, notify: Notify) -> None:
+        self.endpoint = f"rank {rank}"
+        self.notify = notify
+
+    def send(
+        self, transfer: Transfer, endpoint: str, blocks: Sequence[int], *, paced: bool
+    ) -> None:
+        """Nothing happens."""
+
+    def receive(self, transfer: Transfer, block_ids: Sequence[int]) -> None:
+        if 99 in block_ids:
+            raise TransportError("there is no block 99")
+
+    def stop(self, migration_id: MigrationId) -> None:
+        self.notify(Stopped(migration_id))
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+class Ranks:
+    """The workers, and what the instance is told of their copies."""
+
+    def __init__(self) -> None:
+        self.servers: list[PlaneServer] = []
+        self.told: list[CopyEvent] = []
+        self.failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self.transfers = Transfers(
+            TransportConfig(), lambda _, event: self.told.append(event), self.failure.set_result
+        )
+
+    def collective_rpc(self, method: str, args: tuple[Any, str]) -> list[tuple[str, str]]:
+        for rank in range(NUM_RANKS):
+            self.servers.append(PlaneServer(rank, args[1], lambda notify, r=rank: Plane(r, notify)))
+        return [(each.command_address, each.plane.endpoint) for each in self.servers]
+
+    async def report(self, *events: PlaneEvent | None) -> None:
+        """Have each rank report its event, and wait until all that was reported has come."""
+        for server, event in zip(self.servers, events, strict=True):
+            if event is not None:
+                server.plane.notify(event)
+        await self.transfers.stop(OTHER)
+
+
+def play(scenario: Callable[[Ranks], Awaitable[None]]) -> list[CopyEvent]:
+    """Copy one stage from here and expect another, and play on; returns what was told."""
+
+    async def run() -> list[CopyEvent]:
+        ranks = Ranks()
+        ranks.transfers.open(ranks)
+        ranks.transfers.start()
+        try:
+            ranks.transfers.send(M, 1, [3], ("theirs 0", "theirs 1"), is_paced=True)
+            assert await ranks.transfers.expect(M, 2, [4]) == ("rank 0", "rank 1")
+            await scenario(ranks)
+            return ranks.told
+        finally:
+            await ranks.transfers.close()
+
+    return asyncio.run(asyncio.wait_for(run(), TIMEOUT_S))
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        ((SENT, SENT), []),
+        ((ARRIVED, ARRIVED), [StageReceived(2)]),
+        ((ARRIVED, None), []),
+        ((SENT, UNSENT), [CopyFailed(1)]),
+        ((UNSENT, UNSENT), [CopyFailed(1)]),
+        ((ARRIVED, LOST), [StageFailed(2)]),
+        ((LOST, ARRIVED), [StageFailed(2)]),
+    ],
+)
+def test_a_stage_is_received_when_all_ranks_have_it_and_failed_when_one_has_failed(
+    events: tuple[PlaneEvent | None, ...], told: list[CopyEvent]
+) -> None:
+    assert play(lambda ranks: ranks.report(*events)) == told
+
+
+def test_nothing_is_told_of_a_migration_that_was_stopped() -> None:
+    async def scenario(ranks: Ranks) -> None:
+        await ranks.transfers.stop(M)
+        assert not ranks.transfers.is_expecting(M)
+        await ranks.report(ARRIVED, LOST)
+
+    assert play(scenario) == []
+
+
+def test_nothing_is_told_of_a_copy_that_is_not_to_be_sent_any_more() -> None:
+    async def scenario(ranks: Ranks) -> None:
+        ranks.transfers.stop_sending(M)
+        await ranks.report(UNSENT, SENT)
+
+    assert play(scenario) == []
+
+
+def test_a_copy_to_an_instance_of_other_ranks_fails_at_once() -> None:
+    async def scenario(ranks: Ranks) -> None:
+        ranks.transfers.send(OTHER, 5, [3], ("their only one",), is_paced=True)
+
+    assert play(scenario) == [CopyFailed(5)]
+
+
+def test_a_plane_that_breaks_is_a_failure_of_the_engine() -> None:
+    async def scenario(ranks: Ranks) -> None:
+        expecting = asyncio.create_task(ranks.transfers.expect(OTHER, 1, [99]))
+        failure = await ranks.failure
+        assert "broke: TransportError('there is no block 99')" in str(failure)
+        expecting.cancel()
+
+    assert play(scenario) == []
