@@ -85,7 +85,8 @@ class Run:
         self._timeline = timeline = Timeline()
         num_nodes, nodes_rng = nodes_of(seed)
         nodes = Nodes(timeline, nodes_rng, num_nodes)
-        network = Network(timeline, rng, nodes)
+        breaks = Random(f"connections of {seed}")
+        network = Network(timeline, rng, nodes, breaks, cores.mailbox)
         self._ledger = ledger = Ledger()
         num_instances = rng.randint(2, 4)
         scaling = None
@@ -155,7 +156,8 @@ class Run:
         for process in self._world.processes.values():
             if isinstance(process, InstanceProcess):
                 num_preemptions += process.engine.num_preemptions
-        return {**self._world.counts, **requests, "preemptions": num_preemptions}
+        counts = {**self._world.counts, **self._world.network.counts}
+        return {**counts, **requests, "preemptions": num_preemptions}
 
     def _run(self) -> None:
         timeline = self._timeline
@@ -170,6 +172,7 @@ class Run:
         while timeline.now_s < rest_s:
             self._step()
         check_rest(self._platform)
+        self._world.network.check_rest()
 
     @property
     def _num_open(self) -> int:

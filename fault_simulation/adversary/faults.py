@@ -49,6 +49,7 @@ class Trouble(Enum):
     """What is borne at any time."""
 
     MESSAGES = "messages are lost, repeated and overtaken"
+    CONNECTIONS = "connections break, and cannot be opened"
     COPIES = "copies fail"
     SLOW = "the network is slow"
     LINK = "one way from one to another is slow"
@@ -289,12 +290,15 @@ class Adversary:
         conditions = network.conditions
         match trouble:
             case Trouble.MESSAGES:
-                worse = Conditions(conditions.latency_s)
+                worse = Conditions(conditions.latency_s, unconnected=conditions.unconnected)
                 if not is_over:
                     worse.loss = rng.choice((0.0, 0.05, 0.3))
                     worse.repetition = rng.choice((0.0, 0.1, 0.5))
                     worse.overtaking_s = rng.choice((0.0, 0.02, 0.5, 4.0))
                 network.conditions = worse
+            case Trouble.CONNECTIONS:
+                conditions.unconnected = 0.0 if is_over else rng.choice((0.0, 0.3))
+                network.break_one(rng.choice((1, 1, 2, 5, 20)))
             case Trouble.SLOW:
                 conditions.latency_s = 0.0005 if is_over else rng.choice((0.0001, 0.005, 0.05))
             case Trouble.COPIES:

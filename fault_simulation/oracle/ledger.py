@@ -91,12 +91,19 @@ class Ledger:
             record.attempt_hosts.add(instance_id)
 
     def on_sent_again(
-        self, request_id: RequestId, attempt_id: RequestId, num_tokens: int, *, is_by_time: bool
+        self,
+        request_id: RequestId,
+        attempt_id: RequestId,
+        num_tokens: int,
+        *,
+        is_by_time: bool,
+        is_late: bool = False,
     ) -> None:
         """The request goes on behind so many tokens, under another id.
 
         Args:
             is_by_time: because something has not come in time.
+            is_late: some message is under way for longer than it should be.
 
         Raises:
             Violation: its client has not exactly these, or waits for nothing, or there was no
@@ -113,7 +120,7 @@ class Ledger:
         if given_up := record.hosts & self.given_up:
             raise Violation(f"{request_id} is sent again, and {min(given_up)} that has it lives")
         has_died = not record.attempt_hosts.isdisjoint(self.dead_instances)
-        may_be_late = is_by_time and not self.is_calm
+        may_be_late = is_by_time and (is_late or not self.is_calm)
         if not may_be_late and not has_died and not record.is_handed_back:
             raise Violation(f"{request_id} is sent again, and no instance that had it has failed")
         if has_died:

@@ -42,8 +42,13 @@ class Actor(Process, ABC):
 
     def send(self, address: str | None, message: WireMessage, frames: Sequence[bytes] = ()) -> None:
         """Send, unless nobody is there to send to."""
-        if address is not None:
-            self.world.network.send(self, address, message, frames)
+        if address is None:
+            return
+        if not self.world.network.send(self, address, message, frames):
+            self.on_unsent(address, message)
+
+    def on_unsent(self, address: str, message: WireMessage) -> None:
+        """The mailbox has refused this message."""
 
     def begin_effect(self) -> None:
         """Die in place of the next effect, if that was decided.

@@ -180,7 +180,11 @@ class FrontendProcess(Actor):
                 case SendAgain(request_id, attempt_id, num_tokens):
                     self.world.counts["request sent again"] += 1
                     self.world.ledger.on_sent_again(
-                        request_id, attempt_id, num_tokens, is_by_time=is_by_time
+                        request_id,
+                        attempt_id,
+                        num_tokens,
+                        is_by_time=is_by_time,
+                        is_late=is_by_time and self.world.network.is_late(),
                     )
                 case Fail(request_id, failure):
                     self.world.counts[f"request failed: {failure.value}"] += 1

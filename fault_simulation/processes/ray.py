@@ -281,6 +281,7 @@ class Platform:
         if not process.is_hung or not process.is_alive:
             return
         process.is_hung = False
+        process.went_on_s = self.world.timeline.now_s
         frozen, process.frozen = process.frozen, []
         for what, action in frozen:
             self.world.timeline.push(0.0, process, what, action)

@@ -50,6 +50,7 @@ class Links:
         how_long = rng.choice(self._how_long)
         duration_s = rng.uniform(*CUTS[how_long]) * LEASE_S
         nodes.cut(node, duration_s)
+        self._world.network.on_node_cut(node, duration_s)
         # Tokens may come so late that they are taken for lost.
         self._world.ledger.is_calm = False
         self._world.counts[f"link cut: {how_long}"] += 1

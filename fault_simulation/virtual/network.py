@@ -1,23 +1,30 @@
-"""Mailboxes' connections in virtual time: what ZeroMQ's push over TCP promises, and no more.
+"""The network in virtual time: connections between mailboxes, which promise as little as ZeroMQ's
+push over TCP.
 
-One connection for each sender and receiver. It delivers in order and once while both live, late
-when the link is slow or cut off for a time (TCP sends again), never to the dead, and of what the
-dead had sent only a beginning. Messages of the migration protocol fare worse, because that claims
-to bear it: they are lost, repeated and overtaken. So do a front end's questions who has a request,
-and the answers, but for the last: there order counts.
+One connection for each sender and receiver. What comes through is in order, late when the link is
+slow or cut off for a time, never for the dead, and of what the dead had sent only a beginning. A
+connection that breaks comes back at once or when the link is whole again, and what was on its way
+is lost: messages, probes and receipts alike. That messages arrive all the same, once and in order
+while both sides live, is up to their mailboxes.
+
+Messages of the migration protocol fare worse, because that claims to bear it: behind the mailbox
+they are lost, repeated and overtaken. So do a front end's questions who has a request, and the
+answers, but for the last: there order counts.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 
+from fault_simulation.virtual.mailboxes import LATE_S, LATEST_S, Receive, Tally, VirtualMailbox
 from fault_simulation.virtual.nodes import BACKLOG_S, Nodes
-from fault_simulation.virtual.timeline import Process, Timeline
+from fault_simulation.virtual.timeline import Action, Process, Timeline
+from fault_simulation.virtual.violations import Violation
 from sterna.messages.actors import MigrationMessage, OwnerQuery, OwnerReply, WireMessage
-
-Receive = Callable[[WireMessage, Sequence[bytes]], None]
+from sterna.messaging.mailbox_core import MailboxCore
+from sterna.messaging.reliable_channel import CHANNEL_BYTES, MESSAGE, Head
 
 
 @dataclass(slots=True)
@@ -28,18 +35,23 @@ class Conditions:
         loss: the share that is lost of the messages for which that is allowed.
         repetition: the share of them that arrives twice.
         overtaking_s: by up to so much a migration message may be overtaken.
+        unconnected: the share of connections that cannot be opened at the first try.
     """
 
     latency_s: float = 0.0005
     loss: float = 0.0
     repetition: float = 0.0
     overtaking_s: float = 0.0
+    unconnected: float = 0.0
 
 
 SLOW_LINK_S = 1.0
 """By up to so much what goes by a slow link is later."""
 
-Packet = tuple[WireMessage, Sequence[bytes]]
+BROKEN_SHARE = 0.5
+"""Of the connections over a link that is cut: those that do not outlive it."""
+
+Link = tuple[str, str]
 
 
 @dataclass(slots=True)
@@ -47,138 +59,257 @@ class _Connection:
     """What is on its way from one to another.
 
     Attributes:
-        ordered: arrives first in, first out.
-        unordered: migration messages, by the number of their entry.
+        last_arrival_s: of the frames, which arrive first in, first out.
+        num_to_lose: so many of the next frames are lost.
+        lost_until_s: and all that are sent until then.
     """
 
     last_arrival_s: float = 0.0
-    ordered: deque[Packet] = field(default_factory=deque)
-    unordered: dict[int, Packet] = field(default_factory=dict)
+    frames: deque[tuple[Head, Sequence[bytes]]] = field(default_factory=deque)
+    num_to_lose: int = 0
+    lost_until_s: float = 0.0
 
 
 class Network:
-    """All connections."""
+    """All mailboxes and their connections.
 
-    def __init__(self, timeline: Timeline, rng: Random, nodes: Nodes) -> None:
-        self._timeline = timeline
+    Args:
+        breaks: draws which connections break, and what is lost by that.
+        core: decides for each mailbox.
+
+    Attributes:
+        counts: how often each thing worth counting happened.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        rng: Random,
+        nodes: Nodes,
+        breaks: Random,
+        core: type[MailboxCore] = MailboxCore,
+    ) -> None:
+        self.timeline = timeline
+        self.counts: Counter[str] = Counter()
+        self.conditions = Conditions()
         self._nodes = nodes
         self._rng = rng
-        self._receivers: dict[str, tuple[Process, Receive]] = {}
-        self._connections: dict[tuple[str, str], _Connection] = {}
+        self._breaks = breaks
+        self._core = core
+        self._mailboxes: dict[str, tuple[Process, VirtualMailbox]] = {}
+        self._connections: dict[Link, _Connection] = {}
         # Until when the processes of these names cannot reach each other.
-        self._cut_off_until_s: dict[tuple[str, str], float] = {}
+        self._cut_off_until_s: dict[Link, float] = {}
         # Until when what the first sends to the second is slow.
-        self._slow_until_s: dict[tuple[str, str], float] = {}
-        self._num_unordered = 0
-        self.conditions = Conditions()
+        self._slow_until_s: dict[Link, float] = {}
+        # When something of what the first sends to the second was last lost, or late.
+        self._trouble_s: dict[Link, float] = {}
+
+    # ---------------------------------------------------------------------------- processes
 
     def join(self, process: Process, receive: Receive) -> None:
         """Give the process a mailbox, whose address is its name."""
-        self._receivers[process.name] = (process, receive)
+        self._mailboxes[process.name] = (process, VirtualMailbox(process, receive, self))
 
     def send(
         self, sender: Process, address: str, message: WireMessage, frames: Sequence[bytes] = ()
-    ) -> None:
-        """Let the message arrive in some time, if it does."""
-        connection = self._connections.setdefault((sender.name, address), _Connection())
-        link = (sender.name, address)
-        delay_s = self._rng.expovariate(1.0) * self.conditions.latency_s
-        if self._slow_until_s.get(link, 0.0) > self._timeline.now_s:
-            delay_s += self._rng.random() * SLOW_LINK_S
-        if isinstance(message, MigrationMessage):
-            self._send_unordered(link, connection, (message, frames), delay_s)
-            return
-        now_s = self._timeline.now_s
-        connection.last_arrival_s = max(connection.last_arrival_s, now_s + delay_s)
-        is_certain = not isinstance(message, OwnerQuery | OwnerReply)
-        for _ in range(1 if is_certain else self._num_copies(sender.name)):
-            connection.ordered.append((message, frames))
-            self._later(
-                connection.last_arrival_s - now_s, lambda: self._arrive(link, connection, None)
-            )
+    ) -> bool:
+        """Send by the mailbox of the sender; returns False when that refuses it."""
+        return self._mailboxes[sender.name][1].send(address, message, frames)
 
-    def _send_unordered(
-        self, link: tuple[str, str], connection: _Connection, packet: Packet, delay_s: float
-    ) -> None:
-        conditions, rng = self.conditions, self._rng
-        for _ in range(self._num_copies(link[0])):
-            late_s = rng.random() * conditions.overtaking_s if conditions.overtaking_s else 0.0
-            self._num_unordered += 1
-            number = self._num_unordered
-            connection.unordered[number] = packet
-            self._later(delay_s + late_s, partial(self._arrive, link, connection, number))
-
-    def _num_copies(self, sender: str) -> int:
-        """How many times a message arrives that may be lost and repeated."""
-        conditions, rng = self.conditions, self._rng
-        if conditions.loss and rng.random() < conditions.loss:
-            self._timeline.note(sender, "a message is lost")
-            return 0
-        return 2 if conditions.repetition and rng.random() < conditions.repetition else 1
-
-    def _arrive(self, link: tuple[str, str], connection: _Connection, number: int | None) -> None:
-        """Deliver the migration message of this number, or the next of the others."""
-        delay_s = self._cut_off_until_s.get(link, 0.0) - self._timeline.now_s
-        if (cut_left_s := self._nodes.cut_left_s(*link)) > 0:
-            delay_s = max(delay_s, cut_left_s + self._nodes.rng.random() * BACKLOG_S)
-        if delay_s > 0:
-            self._later(delay_s, lambda: self._arrive(link, connection, number))
-            return
-        if number is None:
-            packet = connection.ordered.popleft() if connection.ordered else None
-        else:
-            packet = connection.unordered.pop(number, None)
-        receiver = self._receivers.get(link[1])
-        if packet is None or receiver is None or not receiver[0].is_alive:
-            return
-        process, receive = receiver
-        message, frames = packet
-        self._timeline.push(0.0, process, message, lambda: receive(message, frames))
-
-    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
-        # The entry belongs to nobody: what a sender has sent may arrive after its death.
-        self._timeline.push(delay_s, None, "", action)
-
-    # ------------------------------------------------------------------------------- faults
-
-    def keep_only(self, sender: Process, addresses: frozenset[str]) -> None:
+    def keep_only(self, sender: Process, addresses: AbstractSet[str]) -> None:
         """The sender closes its other connections; what is on its way may be lost."""
-        for name, address in list(self._connections):
-            if name == sender.name and address not in addresses:
-                self._lose_end(self._connections.pop((name, address)))
+        self._mailboxes[sender.name][1].keep_only(addresses)
 
     def on_death(self, process: Process) -> None:
         """Of what it had sent, a beginning arrives."""
         for name, address in list(self._connections):
             if name == process.name:
-                self._lose_end(self._connections.pop((name, address)))
+                self.close(name, address)
+
+    # ---------------------------------------------------------------------------- mailboxes
+
+    def new_core(self, name: str, mailbox: VirtualMailbox) -> MailboxCore:
+        """Make what decides for the mailbox of this name."""
+
+        def draw_channel() -> bytes:
+            return self._breaks.randbytes(CHANNEL_BYTES)
+
+        return self._core(name, mailbox, draw_channel, 100_000, 1 << 30)
+
+    def connect(self, sender: str, address: str) -> bool:
+        """See `mailbox_core.Connections`."""
+        share = self.conditions.unconnected
+        if share and self._breaks.random() < share:
+            self._trouble_s[sender, address] = self.timeline.now_s
+            self.counts["connection: cannot be opened"] += 1
+            return False
+        self._connections[sender, address] = _Connection()
+        return True
+
+    def close(self, sender: str, address: str) -> None:
+        """See `mailbox_core.Connections`; of what was on its way a beginning arrives."""
+        connection = self._connections.pop((sender, address), None)
+        if connection is not None:
+            num_kept = self._rng.randint(0, len(connection.frames))
+            while len(connection.frames) > num_kept:
+                connection.frames.pop()
+
+    def carry(self, sender: str, address: str, head: Head, content: Sequence[bytes]) -> None:
+        """Let the frame arrive in some time, if it does."""
+        link = (sender, address)
+        connection = self._connections[link]
+        now_s = self.timeline.now_s
+        if connection.num_to_lose or connection.lost_until_s > now_s:
+            connection.num_to_lose = max(0, connection.num_to_lose - 1)
+            self._lose(link, head)
+            return
+        delay_s = self._rng.expovariate(1.0) * self.conditions.latency_s
+        if self._slow_until_s and self._slow_until_s.get(link, 0.0) > now_s:
+            delay_s += self._rng.random() * SLOW_LINK_S
+            self._trouble_s[link] = now_s + delay_s
+        connection.last_arrival_s = max(connection.last_arrival_s, now_s + delay_s)
+        connection.frames.append((head, content))
+        self._later(connection.last_arrival_s - now_s, lambda: self._arrive(link, connection))
+
+    def delays_of(self, receiver: str, message: WireMessage) -> list[float]:
+        """How long after its arrival the message is handed over, each time that it is."""
+        if isinstance(message, MigrationMessage):
+            overtaking_s, latency_s = self.conditions.overtaking_s, self.conditions.latency_s
+            rng = self._rng
+            return [
+                rng.expovariate(1.0) * latency_s
+                + (rng.random() * overtaking_s if overtaking_s else 0.0)
+                for _ in range(self._num_copies(receiver))
+            ]
+        if isinstance(message, OwnerQuery | OwnerReply):
+            return [0.0] * self._num_copies(receiver)
+        return [0.0]
+
+    def _num_copies(self, receiver: str) -> int:
+        """How many times a message arrives that may be lost and repeated."""
+        conditions, rng = self.conditions, self._rng
+        if conditions.loss and rng.random() < conditions.loss:
+            self.timeline.note(receiver, "a message is lost")
+            return 0
+        return 2 if conditions.repetition and rng.random() < conditions.repetition else 1
+
+    def _arrive(self, link: Link, connection: _Connection) -> None:
+        """Let the next frame out of the connection."""
+        delay_s = self._cut_left_s(link)
+        if delay_s > 0:
+            self._trouble_s[link] = self.timeline.now_s + delay_s
+            self._later(delay_s, lambda: self._arrive(link, connection))
+        elif connection.frames:
+            head, content = connection.frames.popleft()
+            receiver = self._mailboxes.get(link[1])
+            if receiver is not None:
+                receiver[1].on_frame(link[0], head, content)
+
+    def _cut_left_s(self, link: Link) -> float:
+        """How long nothing comes through; what does then may take a moment longer."""
+        delay_s = self._cut_off_until_s.get(link, 0.0) - self.timeline.now_s
+        if (cut_left_s := self._nodes.cut_left_s(*link)) > 0:
+            delay_s = max(delay_s, cut_left_s + self._nodes.rng.random() * BACKLOG_S)
+        return delay_s
+
+    def _later(self, delay_s: float, action: Action) -> None:
+        # The entry belongs to nobody: what a sender has sent may arrive after its death.
+        self.timeline.push(delay_s, None, "", action)
+
+    # ------------------------------------------------------------------------------- faults
 
     def cut_off(self, one: str, other: str, duration_s: float) -> None:
-        """Neither of them hears the other for so long; then all that was said arrives."""
-        until_s = self._timeline.now_s + duration_s
+        """Neither of them hears the other for so long. Then what is on its way arrives, unless its
+        connection has broken."""
+        until_s = self.timeline.now_s + duration_s
         for link in ((one, other), (other, one)):
             self._cut_off_until_s[link] = max(until_s, self._cut_off_until_s.get(link, 0.0))
+            self._may_break(link, until_s)
+
+    def on_node_cut(self, node: int, duration_s: float) -> None:
+        """Nothing comes through between this node and all others for so long."""
+        until_s = self.timeline.now_s + duration_s
+        for link in self._connections:
+            if (self._nodes.node_of(link[0]) == node) != (self._nodes.node_of(link[1]) == node):
+                self._may_break(link, until_s)
+
+    def break_one(self, num_frames: int) -> None:
+        """Break a connection the next time that something is sent by it: so much is lost."""
+        links = [each for each in self._connections if each[1] in self._mailboxes]
+        if links:
+            link = self._breaks.choice(links)
+            self._connections[link].num_to_lose = num_frames
+            self.counts["connection: broken"] += 1
+            self.timeline.note(link[0], f"its connection to {link[1]} breaks")
 
     def slow_down(self, sender: str, receiver: str, duration_s: float) -> None:
         """Let what the one sends to the other for so long take longer."""
-        self._slow_until_s[sender, receiver] = self._timeline.now_s + duration_s
+        self._slow_until_s[sender, receiver] = self.timeline.now_s + duration_s
 
     def is_cut_off(self, one: str, other: str) -> bool:
         """Whether the two cannot reach each other."""
         if self._nodes.cut_left_s(one, other) > 0:
             return True
-        return self._cut_off_until_s.get((one, other), 0.0) > self._timeline.now_s
+        return self._cut_off_until_s.get((one, other), 0.0) > self.timeline.now_s
 
     def heal(self) -> None:
         """Nothing is lost any more; who is cut off is so for as long as was said."""
         self.conditions = Conditions()
         self._slow_until_s.clear()
+        for connection in self._connections.values():
+            connection.num_to_lose = 0
 
-    def _lose_end(self, connection: _Connection) -> None:
-        rng = self._rng
-        num_kept = rng.randint(0, len(connection.ordered))
-        while len(connection.ordered) > num_kept:
-            connection.ordered.pop()
-        connection.unordered = {
-            number: each for number, each in connection.unordered.items() if rng.random() < 0.5
-        }
+    def _may_break(self, link: Link, until_s: float) -> None:
+        """The link is cut until then. The kernel, which sends again what is not confirmed, may give
+        the connection up, with what it holds of it by then."""
+        connection = self._connections.get(link)
+        if connection is None or self._breaks.random() >= BROKEN_SHARE:
+            return
+        self.counts["connection: broken"] += 1
+        connection.lost_until_s = self._breaks.uniform(self.timeline.now_s, until_s)
+        num_kept = self._breaks.randint(0, len(connection.frames))
+        while len(connection.frames) > num_kept:
+            self._lose(link, connection.frames.pop()[0])
+
+    def _lose(self, link: Link, head: Head) -> None:
+        self._trouble_s[link] = max(self._trouble_s.get(link, 0.0), self.timeline.now_s)
+        self.counts["lost: message" if head.kind == MESSAGE else "lost: probe or receipt"] += 1
+
+    # ------------------------------------------------------------------------------ promises
+
+    def hindered_s(self, sender: str, address: str, since_s: float) -> float:
+        """For how long since then something may have kept the two from hearing each other."""
+        links = (sender, address), (address, sender)
+        went_on_s = [self._mailboxes[each][0].went_on_s for each in (sender, address)]
+        return (
+            max(*went_on_s, *(self._trouble_s.get(each, 0.0) for each in links), since_s) - since_s
+        )
+
+    def is_late(self) -> bool:
+        """Whether some message is under way for longer than it should be."""
+        before_s = self.timeline.now_s - LATE_S
+        return any(each.is_under_way_since(before_s) for _, each in self._tallies())
+
+    def check_rest(self) -> None:
+        """After all has healed, and some time.
+
+        Raises:
+            Violation: a message has not arrived, or its sender does not know that it has.
+        """
+        before_s = self.timeline.now_s - LATEST_S
+        for mailbox, tally in self._tallies():
+            sender, address = tally.sender, tally.address
+            if tally.is_under_way_since(before_s):
+                raise Violation(f"a message of {sender} to {address} has not arrived")
+            if mailbox.core.num_kept(address) and tally.last_s < before_s:
+                raise Violation(f"{sender} does not know that {address} has got its messages")
+
+    def _tallies(self) -> Iterator[tuple[VirtualMailbox, Tally]]:
+        """Of those who live to those who live."""
+        for process, mailbox in self._mailboxes.values():
+            if process.is_alive:
+                for address, tally in mailbox.tallies.items():
+                    receiver = self._mailboxes.get(address)
+                    if receiver is not None and receiver[0].is_alive:
+                        yield mailbox, tally

@@ -31,6 +31,9 @@ STEP_TIME = StepTime(
     decode_token_s=0.0,
 )
 
+TICK_S = 0.1
+"""How exactly mailboxes' probes and receipts are on time."""
+
 LONG_STEP_SHARE = 0.01
 """Of the steps: those that take `LONG_STEP_FACTOR` times as long, while nothing makes it more."""
 

@@ -22,6 +22,7 @@ class Process:
     Attributes:
         name: never used again; also the address of its mailbox.
         crash_after: dies in place of its so many'th next effect; None: does not.
+        went_on_s: when it last went on after it had hung.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,6 +30,7 @@ class Process:
         self.is_alive = True
         self.is_hung = False
         self.crash_after: int | None = None
+        self.went_on_s = 0.0
         # What would have happened to it while it hung, in order.
         self.frozen: list[tuple[object, Action]] = []
 

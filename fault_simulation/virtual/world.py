@@ -17,6 +17,7 @@ from sterna.frontend.requests.core import FrontendCore
 from sterna.frontend.resumable.pacing import Pacing
 from sterna.frontend.resumable.replicas import Replicas
 from sterna.instance.core import InstanceCore
+from sterna.messaging.mailbox_core import MailboxCore
 from sterna.scheduler.core import SchedulerCore
 from sterna.supervisor.core import SupervisorCore
 from sterna.supervisor.lease import GrantedLeases, HeldLease
@@ -39,6 +40,7 @@ class Cores:
     granted_leases: type[GrantedLeases] = GrantedLeases
     pacing: type[Pacing] = Pacing
     replicas: type[Replicas] = Replicas
+    mailbox: type[MailboxCore] = MailboxCore
     is_fenced: bool = True
 
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -18,8 +19,8 @@ from sterna.config import MailboxKeys
 from sterna.messages.actors import CancelDispatch, WireMessage
 from sterna.messaging import mailbox as mailbox_module
 from sterna.messaging.framing import PART_BYTES
-from sterna.messaging.mailbox import HANDSHAKE_TIMEOUT_MS, TICK_S, Mailbox, draw_keys
-from sterna.messaging.reliable_channel import MESSAGE, Head
+from sterna.messaging.mailbox import BURST, HANDSHAKE_TIMEOUT_MS, TICK_S, Mailbox, draw_keys
+from sterna.messaging.reliable_channel import MESSAGE, PROBE, RECEIPT, Head
 from sterna.types import RequestId
 from tests.descriptors import descriptors_left
 
@@ -242,6 +243,138 @@ def test_what_does_not_decode_is_dropped_and_ends_nothing(garbage: list[bytes]) 
         asyncio.run(test())
     finally:
         logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    "address", [b"", b"tcp://host", b"ipc://file:1", b"tcp://a/b:1", b"tcp://a:1 ", b"tcp://\xe4:1"]
+)
+def test_a_probe_without_the_address_of_a_mailbox_is_dropped_and_ends_nothing(
+    address: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with a_pair(None) as (_, other):
+            with a_push_socket(other.address) as push:
+                push.send(Head(PROBE, b"another mailbox.", 0).encode() + address)
+                push.send_multipart(numbered(0, ENCODED))
+                assert await delivered(other, 1) == [a_message("stranger")]
+
+    asyncio.run(test())
+    assert "message dropped, undecodable" in caplog.text
+
+
+def test_a_closed_mailbox_sends_nothing_and_says_so() -> None:
+    async def test() -> None:
+        async with a_pair(None) as (one, other):
+            assert one.send(other.address, a_message())
+            one.close()
+            assert not one.send(other.address, a_message())
+
+    asyncio.run(test())
+
+
+def test_what_is_too_much_for_a_peer_that_does_not_read_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mailbox_module, "SEND_QUEUE_LIMIT", 2)
+
+    async def test() -> None:
+        async with a_pair(None) as (one, other):
+            assert one.send(other.address, a_message("1"))
+            assert one.send(other.address, a_message("2"))
+            assert not one.send(other.address, a_message("3"))
+
+    asyncio.run(test())
+    assert "message dropped, queue full" in caplog.text
+
+
+def test_bytes_that_are_too_many_for_a_peer_that_does_not_read_are_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mailbox_module, "SEND_QUEUE_BYTES", 1000)
+
+    async def test() -> None:
+        async with a_pair(None) as (one, other):
+            assert one.send(other.address, a_message("1"), [bytes(900)])
+            assert not one.send(other.address, a_message("2"), [bytes(900)])
+
+    asyncio.run(test())
+
+
+@asynccontextmanager
+async def a_mailbox_by_hand() -> AsyncIterator[tuple[str, zmq.asyncio.Socket]]:
+    """The address of a socket to which mailboxes can write, and the socket."""
+    with zmq.asyncio.Context() as context, context.socket(zmq.PULL) as pull:
+        port = pull.bind_to_random_port(f"tcp://{HOST}")
+        yield f"tcp://{HOST}:{port}", pull
+
+
+def test_a_mailbox_that_only_reads_confirms_what_it_has_got() -> None:
+    """A while after the last message, in one receipt for all."""
+
+    async def test() -> list[Head]:
+        async with a_pair(None) as (mailbox, _), a_mailbox_by_hand() as (address, pull):
+            channel = b"another mailbox."
+            with a_push_socket(mailbox.address) as push:
+                push.send(Head(PROBE, channel, 0).encode() + address.encode())
+                for number in range(3):
+                    push.send_multipart(numbered(number, ENCODED))
+                await delivered(mailbox, 3)
+                reading = asyncio.create_task(mailbox.deliver(lambda message, frames: None))
+                heads = [Head.decode((await pull.recv_multipart())[0]) for _ in range(3)]
+                reading.cancel()
+            return [head for head in heads if head.channel == channel]
+
+    receipts = asyncio.run(test())
+    assert receipts[0] == Head(RECEIPT, b"another mailbox.", 0)
+    assert receipts[-1] == Head(RECEIPT, b"another mailbox.", 3)
+
+
+def test_connections_to_mailboxes_that_are_not_kept_are_closed() -> None:
+    """Else each that has ever been there would keep a descriptor."""
+
+    async def test() -> None:
+        async with a_pair(None) as (one, other):
+            one.send(other.address, a_message())
+            assert await other.receive() == (a_message(), [])
+            with watched(other, zmq.EVENT_DISCONNECTED) as cuts:
+                one.keep_only(set())
+                await cuts.recv_multipart()
+
+    asyncio.run(test())
+
+
+def test_other_tasks_get_their_turns_while_many_messages_come() -> None:
+    num_messages = 8 * BURST
+
+    async def test() -> int:
+        num_turns = 0
+        turns: list[int] = []
+
+        async def take_turns() -> None:
+            nonlocal num_turns
+            while True:
+                num_turns += 1
+                await asyncio.sleep(0)
+
+        async with a_pair(None) as (one, other):
+            for number in range(num_messages):
+                one.send(other.address, a_message(str(number)))
+            # The first has come, and the others are close behind it.
+            await other.receive()
+            is_enough = asyncio.Event()
+
+            def handle(message: WireMessage, frames: list[bytes]) -> None:
+                turns.append(num_turns)
+                if len(turns) == num_messages - 1:
+                    is_enough.set()
+
+            tasks = [asyncio.create_task(each) for each in (take_turns(), other.deliver(handle))]
+            await is_enough.wait()
+            for task in tasks:
+                task.cancel()
+        return max(Counter(turns).values())
+
+    assert asyncio.run(test()) <= BURST
 
 
 def test_bytes_that_are_not_zeromq_end_nothing() -> None:

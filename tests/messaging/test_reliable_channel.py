@@ -1,11 +1,19 @@
 """Messages of a channel arrive once and in order, whatever a connection loses."""
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from sterna.messaging.reliable_channel import (
     GAP,
+    HEAD_BYTES,
     IN_PARTS,
     MESSAGE,
     PROBE,
@@ -37,13 +45,20 @@ def test_a_head_is_read_as_it_was_written(kind: int, channel: bytes, number: int
     assert Head.decode(head.encode() + b"what follows") == head
 
 
-@given(st.binary(max_size=40))
-def test_other_bytes_are_no_head(content: bytes) -> None:
-    try:
-        head = Head.decode(content)
-    except ValueError:
-        return
-    assert content.startswith(head.encode())
+def test_a_head_needs_nothing_behind_it() -> None:
+    head = Head(RECEIPT, CHANNEL, 7)
+    assert Head.decode(head.encode()) == head
+
+
+@given(st.one_of(st.binary(max_size=40), st.binary(min_size=HEAD_BYTES, max_size=HEAD_BYTES)))
+@example(bytes([IN_PARTS + 1]) + bytes(HEAD_BYTES))
+@example(bytes([IN_PARTS]) + bytes(HEAD_BYTES - 1))
+def test_bytes_are_a_head_when_they_are_long_enough_and_of_a_known_kind(content: bytes) -> None:
+    if len(content) >= HEAD_BYTES and content[0] <= IN_PARTS:
+        assert content.startswith(Head.decode(content).encode())
+    else:
+        with pytest.raises(ValueError, match="head"):
+            Head.decode(content)
 
 
 def test_messages_are_numbered_and_kept_until_their_receipt() -> None:
@@ -76,6 +91,12 @@ def test_a_gap_has_everything_sent_again_from_there() -> None:
     ]
 
 
+def test_a_gap_at_the_first_message_that_is_kept_has_all_of_them_sent_again() -> None:
+    channel = outgoing(b"a", b"b")
+    channel.on_receipt(Head(RECEIPT, CHANNEL, 1), 0.1)
+    assert channel.on_receipt(Head(GAP, CHANNEL, 1), 0.2) == [(Head(MESSAGE, CHANNEL, 1), [b"b"])]
+
+
 def test_a_receipt_that_cannot_be_changes_nothing() -> None:
     channel = outgoing(b"a", b"b", b"c")
     channel.on_receipt(Head(RECEIPT, CHANNEL, 2), 0.1)
@@ -99,6 +120,29 @@ def test_without_a_receipt_the_sender_asks_again_and_again() -> None:
     assert channel.probe(2 * PROBE_AFTER_S) == Head(PROBE, CHANNEL, 2)
 
 
+def test_further_messages_do_not_put_the_question_off() -> None:
+    channel = outgoing(b"a")
+    channel.send([b"b"], PROBE_AFTER_S / 2)
+    assert channel.next_deadline_s == PROBE_AFTER_S
+    assert channel.probe(PROBE_AFTER_S) == Head(PROBE, CHANNEL, 2)
+
+
+def test_after_a_receipt_for_a_part_the_sender_asks_for_the_rest() -> None:
+    channel = outgoing(b"a", b"b", b"c")
+    channel.on_receipt(Head(RECEIPT, CHANNEL, 2), 0.2)
+    assert channel.next_deadline_s == 0.2 + PROBE_AFTER_S
+    assert channel.probe(0.2) is None
+    assert channel.probe(0.2 + PROBE_AFTER_S) == Head(PROBE, CHANNEL, 3)
+
+
+def test_the_first_message_after_all_receipts_is_asked_for_anew() -> None:
+    channel = outgoing(b"a")
+    channel.on_receipt(Head(RECEIPT, CHANNEL, 1), 0.1)
+    assert channel.probe(5.0) is None
+    channel.send([b"b"], 7.0)
+    assert channel.next_deadline_s == 7.0 + PROBE_AFTER_S
+
+
 def test_a_receipt_waits_for_more_messages_to_speak_of() -> None:
     channel = ReceivingEnd(CHANNEL)
     assert channel.on_message(0, 0.0)
@@ -109,6 +153,17 @@ def test_a_receipt_waits_for_more_messages_to_speak_of() -> None:
     for number in range(2, 2 + RECEIPT_AFTER_MESSAGES):
         channel.on_message(number, 1.0)
     assert channel.receipt(1.0) == Head(RECEIPT, CHANNEL, 2 + RECEIPT_AFTER_MESSAGES)
+    channel.on_message(2 + RECEIPT_AFTER_MESSAGES, 1.0)
+    assert channel.receipt(1.0) is None
+
+
+def test_a_message_that_comes_again_has_the_receipt_said_again() -> None:
+    """The sender has not got it: it was lost."""
+    channel = ReceivingEnd(CHANNEL)
+    channel.on_message(0, 0.0)
+    channel.receipt(RECEIPT_AFTER_S)
+    assert not channel.on_message(0, 1.0)
+    assert channel.receipt(1.0 + RECEIPT_AFTER_S) == Head(RECEIPT, CHANNEL, 1)
 
 
 def test_a_gap_is_asked_for_at_once_and_only_once() -> None:
@@ -118,6 +173,31 @@ def test_a_gap_is_asked_for_at_once_and_only_once() -> None:
     assert channel.receipt(0.0) == Head(GAP, CHANNEL, 1)
     assert not channel.on_message(3, 0.0)
     assert channel.next_deadline_s is None
+
+
+def test_the_next_gap_is_asked_for_when_the_last_one_is_filled() -> None:
+    channel = ReceivingEnd(CHANNEL)
+    channel.on_message(1, 0.0)
+    assert channel.receipt(0.0) == Head(GAP, CHANNEL, 0)
+    assert channel.on_message(0, 0.1)
+    assert channel.receipt(0.1 + RECEIPT_AFTER_S) == Head(RECEIPT, CHANNEL, 1)
+    channel.on_message(2, 1.0)
+    assert channel.receipt(1.0) == Head(GAP, CHANNEL, 1)
+
+
+def test_a_gap_that_was_asked_for_in_vain_is_asked_for_again_at_a_probe() -> None:
+    channel = ReceivingEnd(CHANNEL)
+    channel.on_message(1, 0.0)
+    channel.receipt(0.0)
+    channel.on_probe(2, 0.3)
+    assert channel.receipt(0.3) == Head(GAP, CHANNEL, 0)
+
+
+def test_the_earliest_deadline_is_the_first_that_there_is() -> None:
+    assert earliest([None, 2.0, 1.0, None]) == 1.0
+    assert earliest([0.0, 1.0]) == 0.0
+    assert earliest([None, None]) is None
+    assert earliest([]) is None
 
 
 def test_a_probe_shows_that_the_last_messages_were_lost() -> None:
@@ -141,6 +221,12 @@ class AChannel(RuleBasedStateMachine):
         self.back: list[Head] = []
         self.num_sent = 0
         self.received: list[int] = []
+        self.num_lost_last = 0
+
+    @initialize(num_lost_last=st.integers(0, 3))
+    def decide_how_it_ends(self, num_lost_last: int) -> None:
+        """So many messages, the last of all, are cut behind a receipt for those before them."""
+        self.num_lost_last = num_lost_last
 
     @rule()
     def send(self) -> None:
@@ -172,6 +258,23 @@ class AChannel(RuleBasedStateMachine):
         del self.forth[:of_forth]
         del self.back[:of_back]
 
+    @rule(num_lost=st.integers(1, 3))
+    def cut_after_a_receipt(self, num_lost: int) -> None:
+        """The sender knows that it was heard, and no message is on its way that would show the
+        loss."""
+        self.send()
+        while self.forth:
+            self.arrive(5)
+        for _ in range(num_lost):
+            self.send()
+        # What was lost before has the sender asked first.
+        for _ in range(3):
+            self.time_passes()
+            self.back, back = [], self.back
+            for head in back:
+                self.sender.on_receipt(head, self.now_s)
+        self.forth.clear()
+
     @rule()
     def time_passes(self) -> None:
         due_s = earliest((self.sender.next_deadline_s, self.receiver.next_deadline_s))
@@ -197,6 +300,8 @@ class AChannel(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Once nothing is cut any more, everything arrives, and the sender knows."""
+        if self.num_lost_last:
+            self.cut_after_a_receipt(self.num_lost_last)
         for _ in range(20):
             while self.forth or self.back:
                 if self.forth:

@@ -3,7 +3,8 @@
 The data path does not go through Ray: a push over ZeroMQ costs a sixth of a Ray actor call.
 
 What a mailbox sends to another arrives once and in order as long as both live (`delivery`),
-whatever becomes of the connection.
+whatever becomes of the connection. Which channels there are is decided by `mailbox_core`; here are
+its sockets.
 
 The mailboxes of a run know each other by its key pair (ZeroMQ's CURVE): who does not have it
 neither gets a message in nor reads one on the way. The keys come with the arguments of an actor's
@@ -19,9 +20,7 @@ import logging
 import os
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import zmq
@@ -33,6 +32,7 @@ from sterna.errors import UNREADABLE
 from sterna.log_throttle import FILES_ADVICE, LogThrottle
 from sterna.messages.actors import MAX_FRAME_BYTES, WireMessage
 from sterna.messaging.framing import PART_BYTES, cut, join
+from sterna.messaging.mailbox_core import MailboxCore
 from sterna.messaging.reliable_channel import (
     CHANNEL_BYTES,
     HEAD_BYTES,
@@ -40,8 +40,6 @@ from sterna.messaging.reliable_channel import (
     MESSAGE,
     PROBE,
     Head,
-    ReceivingEnd,
-    SendingEnd,
 )
 
 logger = logging.getLogger(__name__)
@@ -51,10 +49,6 @@ SEND_QUEUE_LIMIT = 100_000
 
 SEND_QUEUE_BYTES = 2 << 30
 """And bytes in them; a message is kept whatever it has, where nothing else is."""
-
-MAX_ORIGINS = 100_000
-"""Mailboxes that have written, of which is remembered how far they had come; the one that has been
-silent for longest is forgotten first, long after it has ended."""
 
 ADDRESS = re.compile(r"tcp://[^/\s]+:[0-9]{1,5}")
 
@@ -85,22 +79,6 @@ def draw_keys() -> MailboxKeys:
     return MailboxKeys(public, secret)
 
 
-@dataclass(slots=True)
-class _Outbox:
-    """The way to another mailbox; without a socket until there is a descriptor for one."""
-
-    socket: zmq.Socket[bytes] | None
-    channel: SendingEnd
-
-
-@dataclass(slots=True)
-class _Origin:
-    """A way from another mailbox; its address is known from the first probe on."""
-
-    channel: ReceivingEnd
-    address: str | None = None
-
-
 class Mailbox:
     """Receives messages at `address` and sends them to other mailboxes' addresses.
 
@@ -114,7 +92,6 @@ class Mailbox:
 
     def __init__(self, host: str, keys: MailboxKeys | None = None) -> None:
         self._context = zmq.asyncio.Context()
-        self._keys = keys
         self._doorkeeper = None if keys is None else _Doorkeeper(self._context, keys)
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, SEND_QUEUE_LIMIT)
@@ -128,11 +105,14 @@ class Mailbox:
         port = self._inbox.bind_to_random_port(f"tcp://{host}")
         self.address = f"tcp://{host}:{port}"
         self._burst: zmq.Socket[bytes] = zmq.Socket.shadow(self._inbox)
-        self._send_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context)
-        self._complaint = LogThrottle()
-        self._outboxes: dict[str, _Outbox] = {}
-        self._addresses: dict[bytes, str] = {}
-        self._origins: OrderedDict[bytes, _Origin] = OrderedDict()
+        self._connections = _Connections(self._context, keys)
+        self._core = MailboxCore(
+            self.address,
+            self._connections,
+            lambda: os.urandom(CHANNEL_BYTES),
+            SEND_QUEUE_LIMIT,
+            SEND_QUEUE_BYTES,
+        )
         # The first that it is used in.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ticking: asyncio.TimerHandle | None = None
@@ -149,12 +129,9 @@ class Mailbox:
             logger.error("message dropped, too large peer=%s type=%s", address, type(message))
             return False
         content = [encoded, *map(bytes, frames)]
-        outbox = self._outboxes.get(address) or self._outbox(address)
-        head = outbox.channel.send(content, _now_s())
-        if head is None:
+        if not self._core.send(address, content, _now_s()):
             logger.error("message dropped, queue full peer=%s type=%s", address, type(message))
             return False
-        _push(outbox, head, content)
         if self._ticking is None:
             self._tick_later()
         return True
@@ -173,28 +150,19 @@ class Mailbox:
                 first, *frames = self._burst.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 first, *frames = await self._inbox.recv_multipart()
-            head = kind, channel, number = Head.decode(first)
-            if kind in (MESSAGE, IN_PARTS):
-                origin = self._origins.get(channel) or self._origin(channel)
-                now_s = _now_s()
-                is_next = origin.channel.on_message(number, now_s)
-                due_s = origin.channel.next_deadline_s
-                if due_s is not None and due_s <= now_s:
-                    self._confirm(origin)
-                elif self._ticking is None:
-                    self._tick_later()
-                if is_next:
+            head = Head.decode(first)
+            if self._ticking is None:
+                self._tick_later()
+            if head.kind in (MESSAGE, IN_PARTS):
+                if self._core.on_message(head, _now_s()):
                     encoded: Payload = memoryview(first)[HEAD_BYTES:]
-                    if kind == IN_PARTS:
+                    if head.kind == IN_PARTS:
                         encoded, *frames = join(frames)
                     return self._decoder.decode(encoded), frames
-            elif kind == PROBE:
-                origin = self._origin(channel)
-                origin.address = _address(first[HEAD_BYTES:])
-                origin.channel.on_probe(number, _now_s())
-                self._confirm(origin)
+            elif head.kind == PROBE:
+                self._core.on_probe(head, _address(first[HEAD_BYTES:]), _now_s())
             else:
-                self._on_receipt(head)
+                self._core.on_receipt(head, _now_s())
 
     async def deliver(self, handle: Callable[[WireMessage, list[bytes]], None]) -> None:
         """Hand every message to `handle`, forever.
@@ -215,15 +183,7 @@ class Mailbox:
 
     def keep_only(self, addresses: set[str]) -> None:
         """Close the connections to all mailboxes but these."""
-        for address in set(self._outboxes) - addresses:
-            socket = self._outboxes.pop(address).socket
-            if socket is not None:
-                socket.close()
-        self._addresses = {
-            channel: address
-            for channel, address in self._addresses.items()
-            if address in self._outboxes
-        }
+        self._core.keep_only(addresses)
 
     def close(self) -> None:
         """Close all sockets; queued messages are dropped."""
@@ -235,48 +195,6 @@ class Mailbox:
             self._doorkeeper.close()
         self._context.term()
 
-    # ----------------------------------------------------------------------------- channels
-
-    def _outbox(self, address: str) -> _Outbox:
-        outbox = self._outboxes.get(address)
-        if outbox is None:
-            channel = os.urandom(CHANNEL_BYTES)
-            outbox = _Outbox(
-                self._connect(address), SendingEnd(channel, SEND_QUEUE_LIMIT, SEND_QUEUE_BYTES)
-            )
-            self._outboxes[address] = outbox
-            self._addresses[channel] = address
-            self._probe(outbox, outbox.channel.hello())
-        return outbox
-
-    def _origin(self, channel: bytes) -> _Origin:
-        origin = self._origins.get(channel)
-        if origin is None:
-            origin = self._origins[channel] = _Origin(ReceivingEnd(channel))
-            if len(self._origins) > MAX_ORIGINS:
-                self._origins.popitem(last=False)
-        # Each asks now and then, so that the order is that of the last signs of life, nearly.
-        self._origins.move_to_end(channel)
-        return origin
-
-    def _on_receipt(self, head: Head) -> None:
-        address = self._addresses.get(head.channel)
-        if address is not None:
-            outbox = self._outboxes[address]
-            for again, content in outbox.channel.on_receipt(head, _now_s()):
-                _push(outbox, again, content)
-
-    def _confirm(self, origin: _Origin) -> None:
-        """Send a receipt if one is due, else see to it that it will be sent."""
-        if origin.address is not None and not self._inbox.closed:
-            receipt = origin.channel.receipt(_now_s())
-            if receipt is not None:
-                _push(self._outbox(origin.address), receipt, (b"",))
-        self._tick_later()
-
-    def _probe(self, outbox: _Outbox, probe: Head) -> None:
-        _push(outbox, probe, [self.address.encode("ascii")])
-
     def _tick_later(self) -> None:
         if self._ticking is None and not self._inbox.closed:
             if self._loop is None:
@@ -285,26 +203,24 @@ class Mailbox:
 
     def _tick(self) -> None:
         self._ticking = None
-        for address, outbox in list(self._outboxes.items()):
-            probe = outbox.channel.probe(_now_s())
-            if outbox.socket is None:
-                outbox.socket = self._connect(address)
-                probe = outbox.channel.hello()
-            if probe is not None:
-                self._probe(outbox, probe)
-        for origin in list(self._origins.values()):
-            if origin.channel.next_deadline_s is not None:
-                self._confirm(origin)
-        if any(
-            each.socket is None or each.channel.next_deadline_s is not None
-            for each in self._outboxes.values()
-        ):
+        self._core.on_tick(_now_s())
+        if self._core.needs_tick:
             self._tick_later()
 
-    def _connect(self, address: str) -> zmq.Socket[bytes] | None:
-        """Return a socket for this peer; None where there is no descriptor for one."""
+
+class _Connections:
+    """The sockets by which one mailbox writes to others; see `mailbox_core.Connections`."""
+
+    def __init__(self, context: zmq.asyncio.Context, keys: MailboxKeys | None) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
+        self._keys = keys
+        self._complaint = LogThrottle()
+        self._sockets: dict[str, zmq.Socket[bytes]] = {}
+
+    def connect(self, address: str) -> bool:
+        """Open a socket for this peer; returns False where there is no descriptor for one."""
         try:
-            outbox = zmq.Socket(self._send_context, zmq.PUSH)
+            outbox = zmq.Socket(self._context, zmq.PUSH)
         except zmq.ZMQError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
@@ -315,8 +231,7 @@ class Mailbox:
                     error,
                     FILES_ADVICE,
                 )
-            self._tick_later()
-            return None
+            return False
         outbox.setsockopt(zmq.SNDHWM, SEND_QUEUE_LIMIT)
         outbox.setsockopt(zmq.LINGER, 0)
         outbox.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
@@ -328,22 +243,24 @@ class Mailbox:
             outbox.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public)
             outbox.setsockopt(zmq.CURVE_SERVERKEY, self._keys.public)
         outbox.connect(address)
-        return outbox
+        self._sockets[address] = outbox
+        return True
 
+    def push(self, address: str, head: Head, content: Sequence[bytes]) -> None:
+        if max(map(len, content)) <= PART_BYTES:
+            frames = [head.encode() + content[0], *content[1:]]
+        else:
+            frames = [head._replace(kind=IN_PARTS).encode(), *cut(content)]
+        try:
+            self._sockets[address].send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            # Messages are kept, and asked for again; everything else is repeated anyway.
+            logger.warning("sending pauses, queue full")
 
-def _push(outbox: _Outbox, head: Head, content: Sequence[bytes]) -> None:
-    if outbox.socket is None:
-        # The probe that goes first, when there is one, has the other side ask for what is kept.
-        return
-    if max(map(len, content)) <= PART_BYTES:
-        frames = [head.encode() + content[0], *content[1:]]
-    else:
-        frames = [head._replace(kind=IN_PARTS).encode(), *cut(content)]
-    try:
-        outbox.socket.send_multipart(frames, zmq.NOBLOCK)
-    except zmq.Again:
-        # Messages are kept, and asked for again; everything else is repeated anyway.
-        logger.warning("sending pauses, queue full")
+    def close(self, address: str) -> None:
+        socket = self._sockets.pop(address, None)
+        if socket is not None:
+            socket.close()
 
 
 def _address(content: bytes) -> str:

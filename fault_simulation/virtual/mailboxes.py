@@ -1,0 +1,203 @@
+"""Mailboxes in virtual time: what `mailbox` does with ZeroMQ's sockets. What is decided is
+`MailboxCore`'s.
+
+Each message is counted on its way, by numbers that no mailbox sees: one that is handed over twice,
+too early or not at all is found here.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fault_simulation.virtual.settings import TICK_S
+from fault_simulation.virtual.timeline import Action, Process
+from fault_simulation.virtual.violations import Violation
+from sterna.messages.actors import WireMessage
+from sterna.messaging.reliable_channel import GAP, MESSAGE, PROBE, Head
+
+if TYPE_CHECKING:
+    from fault_simulation.virtual.network import Network
+
+Receive = Callable[[WireMessage, Sequence[bytes]], None]
+
+LATE_S = 1.0
+"""A message that is under way for longer may be waited for in vain."""
+
+LATEST_S = 2.0
+"""So long after the connections between the two are whole each message has arrived."""
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[WireMessage] = msgspec.msgpack.Decoder(WireMessage)
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """The messages of one mailbox to one address, from its first connection to its last.
+
+    Attributes:
+        last_s: when the last one was sent.
+        sent_s: when each was sent that is still under way.
+        is_closed: whether the sender has closed the connection: what is under way may be lost.
+    """
+
+    sender: str
+    address: str
+    num_handed: int = 0
+    last_s: float = 0.0
+    sent_s: deque[float] = field(default_factory=deque)
+    is_closed: bool = False
+
+    def is_under_way_since(self, before_s: float) -> bool:
+        """Whether one that was sent before then has not been handed over."""
+        return bool(self.sent_s) and self.sent_s[0] < before_s
+
+    def on_handed(self, letter: "Letter", late_s: float) -> None:
+        """The receiver takes this for the next message.
+
+        Args:
+            late_s: for so long nothing kept it from arriving.
+
+        Raises:
+            Violation: it is not, or comes too late.
+        """
+        if letter.number != self.num_handed:
+            raise Violation(
+                f"{self.address} gets message {letter.number} of {self.sender}, and "
+                f"{self.num_handed} is the next"
+            )
+        if late_s > LATEST_S:
+            raise Violation(
+                f"{self.address} gets message {letter.number} of {self.sender} "
+                f"{late_s:.1f} s later than it could have"
+            )
+        self.num_handed += 1
+        self.sent_s.popleft()
+
+
+class Letter(list[bytes]):
+    """The content of a message, and which of its sender's it is."""
+
+    __slots__ = ("number", "tally")
+
+    def __init__(self, content: Sequence[bytes], tally: Tally) -> None:
+        super().__init__(content)
+        self.tally = tally
+        self.number = tally.num_handed + len(tally.sent_s)
+
+
+class VirtualMailbox:
+    """The mailbox of one process, whose name is its address."""
+
+    def __init__(self, process: Process, receive: Receive, network: "Network") -> None:
+        self._process = process
+        self._receive = receive
+        self._network = network
+        self._timeline = network.timeline
+        self.core = network.new_core(process.name, self)
+        self.tallies: dict[str, Tally] = {}
+        self._is_ticking = False
+
+    # ------------------------------------------------------------------------- the process
+
+    def send(self, address: str, message: WireMessage, frames: Sequence[bytes]) -> bool:
+        """As `Mailbox.send`."""
+        tally = self.tallies.get(address)
+        if tally is None:
+            tally = self.tallies[address] = Tally(self._process.name, address)
+        letter = Letter([_ENCODER.encode(message), *frames], tally)
+        now_s = self._timeline.now_s
+        if not self.core.send(address, letter, now_s):
+            return False
+        tally.last_s = now_s
+        tally.sent_s.append(now_s)
+        self._tick_later()
+        return True
+
+    def keep_only(self, addresses: AbstractSet[str]) -> None:
+        """As `Mailbox.keep_only`."""
+        self.core.keep_only(addresses)
+
+    # ------------------------------------------------------------------------- connections
+
+    def connect(self, address: str) -> bool:
+        """See `Connections`."""
+        return self._network.connect(self._process.name, address)
+
+    def push(self, address: str, head: Head, content: Sequence[bytes]) -> None:
+        """See `Connections`."""
+        if head.kind == GAP:
+            what = f"has nothing of {address} from message {head.number} on"
+            self._timeline.note(self._process.name, what)
+        self._network.carry(self._process.name, address, head, content)
+
+    def close(self, address: str) -> None:
+        """See `Connections`."""
+        tally = self.tallies.pop(address, None)
+        if tally is not None:
+            tally.is_closed = True
+        self._network.close(self._process.name, address)
+
+    def on_frame(self, sender: str, head: Head, content: Sequence[bytes]) -> None:
+        """This has come through; a process that hangs takes it when it goes on."""
+        self._when_it_runs(lambda: self._take(sender, head, content))
+
+    def _take(self, sender: str, head: Head, content: Sequence[bytes]) -> None:
+        now_s = self._timeline.now_s
+        if head.kind == MESSAGE:
+            if self.core.on_message(head, now_s):
+                self._hand(content)
+        elif head.kind == PROBE:
+            self.core.on_probe(head, content[0].decode("ascii"), now_s)
+        else:
+            self.core.on_receipt(head, now_s)
+            self._check_keeps(sender)
+        self._tick_later()
+
+    def _check_keeps(self, address: str) -> None:
+        """Raises Violation: what has not arrived could not be sent again."""
+        tally = self.tallies.get(address)
+        if tally is not None and self.core.num_kept(address) < len(tally.sent_s):
+            raise Violation(
+                f"{self._process.name} forgets message {tally.num_handed} to {address}, which has "
+                "not arrived"
+            )
+
+    def _hand(self, letter: Sequence[bytes]) -> None:
+        assert isinstance(letter, Letter)
+        tally = letter.tally
+        late_s = self._timeline.now_s - tally.sent_s[0]
+        if late_s > LATEST_S:
+            late_s -= self._network.hindered_s(tally.sender, tally.address, tally.sent_s[0])
+        tally.on_handed(letter, late_s)
+        message, frames = _DECODER.decode(letter[0]), letter[1:]
+
+        def receive() -> None:
+            self._receive(message, frames)
+
+        for delay_s in self._network.delays_of(self._process.name, message):
+            self._timeline.push(delay_s, self._process, message, receive)
+
+    # --------------------------------------------------------------------------------- time
+
+    def _tick_later(self) -> None:
+        if not self._is_ticking:
+            self._is_ticking = True
+            # An entry of nobody, so that it leaves no trace.
+            self._timeline.push(TICK_S, None, "", lambda: self._when_it_runs(self._tick))
+
+    def _tick(self) -> None:
+        self._is_ticking = False
+        self.core.on_tick(self._timeline.now_s)
+        if self.core.needs_tick:
+            self._tick_later()
+
+    def _when_it_runs(self, action: Action) -> None:
+        process = self._process
+        if process.is_hung:
+            process.frozen.append(("", action))
+        elif process.is_alive:
+            action()

@@ -1,0 +1,206 @@
+"""Channels of one mailbox, without its sockets: the peers that it writes to, by their addresses,
+and the senders that write to it, by their channels. Pure.
+
+It writes to connections that come from outside: ZeroMQ's sockets (`mailbox`), or those of a
+simulation in virtual time.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Protocol
+
+from sterna.messaging.reliable_channel import Head, ReceivingEnd, SendingEnd
+
+MAX_ORIGINS = 100_000
+"""Mailboxes that have written, of which is remembered how far they had come; the one that has been
+silent for longest is forgotten first, long after it has ended."""
+
+
+class Connections(Protocol):
+    """The connections of one mailbox to others, by their addresses. None of these calls waits."""
+
+    def connect(self, address: str) -> bool:
+        """Open a connection; returns False where there can be none at the moment."""
+
+    def push(self, address: str, head: Head, content: Sequence[bytes]) -> None:
+        """Send this by the connection to the address. It may be lost, but is not overtaken."""
+
+    def close(self, address: str) -> None:
+        """Close the connection, if there is one, with all that it still holds."""
+
+
+@dataclass(slots=True)
+class _Outbox:
+    """The way to another mailbox."""
+
+    channel: SendingEnd
+    is_connected: bool
+
+
+@dataclass(slots=True)
+class _Origin:
+    """The way from another mailbox; its address is known from the first probe on."""
+
+    channel: ReceivingEnd
+    address: str | None = None
+
+    @property
+    def has_deadline(self) -> bool:
+        """Whether a receipt is to go out. Without an address none can, and the probe from which
+        that is learnt is answered by itself."""
+        return self.address is not None and self.channel.next_deadline_s is not None
+
+
+class MailboxCore:
+    """All channels from and to one mailbox.
+
+    Times are of any clock that does not jump. While `needs_tick` holds, `on_tick` is to be called
+    now and then.
+
+    Args:
+        address: of this mailbox.
+        draw_channel: returns an id that no other channel has, of CHANNEL_BYTES.
+        capacity: messages kept for one peer; more are refused.
+        capacity_bytes: and bytes in them, unless it is one message alone.
+        max_origins: senders that are remembered.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        connections: Connections,
+        draw_channel: Callable[[], bytes],
+        capacity: int,
+        capacity_bytes: int,
+        max_origins: int = MAX_ORIGINS,
+    ) -> None:
+        self._own_address = address.encode("ascii")
+        self._connections = connections
+        self._draw_channel = draw_channel
+        self._capacity = capacity
+        self._capacity_bytes = capacity_bytes
+        self._max_origins = max_origins
+        self._outboxes: dict[str, _Outbox] = {}
+        self._addresses: dict[bytes, str] = {}
+        self._origins: OrderedDict[bytes, _Origin] = OrderedDict()
+
+    @property
+    def needs_tick(self) -> bool:
+        """Whether a connection is to be opened, or a probe or a receipt is to come."""
+        return any(
+            not each.is_connected or each.channel.next_deadline_s is not None
+            for each in self._outboxes.values()
+        ) or any(each.has_deadline for each in self._origins.values())
+
+    def num_kept(self, address: str) -> int:
+        """Messages to this address that have no receipt yet."""
+        outbox = self._outboxes.get(address)
+        return 0 if outbox is None else outbox.channel.num_kept
+
+    # ------------------------------------------------------------------------------ sending
+
+    def send(self, address: str, content: Sequence[bytes], now_s: float) -> bool:
+        """Number the message and send it; returns False when too much is kept for this address."""
+        outbox = self._outboxes.get(address) or self._open(address)
+        head = outbox.channel.send(content, now_s)
+        if head is None:
+            return False
+        if outbox.is_connected:
+            self._connections.push(address, head, content)
+        return True
+
+    def keep_only(self, addresses: AbstractSet[str]) -> None:
+        """Forget all addresses but these, and what is kept for them."""
+        for address in [each for each in self._outboxes if each not in addresses]:
+            del self._outboxes[address]
+            self._connections.close(address)
+        self._addresses = {
+            channel: address
+            for channel, address in self._addresses.items()
+            if address in self._outboxes
+        }
+
+    def on_receipt(self, head: Head, now_s: float) -> None:
+        """A peer says how far it has come; a late one, of a channel that is closed, is ignored."""
+        address = self._addresses.get(head.channel)
+        if address is not None:
+            for again, content in self._outboxes[address].channel.on_receipt(head, now_s):
+                self._connections.push(address, again, content)
+
+    # ---------------------------------------------------------------------------- receiving
+
+    def on_message(self, head: Head, now_s: float) -> bool:
+        """A message came. Returns whether it is the next one, to be handed over; every other one
+        must be dropped."""
+        origin = self._origins.get(head.channel) or self._origin(head.channel)
+        channel = origin.channel
+        is_next = channel.on_message(head.number, now_s)
+        due_s = channel.next_deadline_s
+        if due_s is not None and due_s <= now_s:
+            self._confirm(origin, now_s)
+        return is_next
+
+    def on_probe(self, head: Head, address: str, now_s: float) -> None:
+        """The mailbox at this address asks whether everything has come; answer it."""
+        origin = self._origin(head.channel)
+        origin.address = address
+        origin.channel.on_probe(head.number, now_s)
+        self._confirm(origin, now_s)
+
+    # --------------------------------------------------------------------------------- time
+
+    def on_tick(self, now_s: float) -> None:
+        """Send the probes and receipts that are due, and connect where that failed."""
+        for address, outbox in self._outboxes.items():
+            probe = outbox.channel.probe(now_s)
+            if not outbox.is_connected:
+                outbox.is_connected = self._connections.connect(address)
+                # It has the other side ask for what is kept.
+                probe = outbox.channel.hello()
+            if probe is not None and outbox.is_connected:
+                self._probe(address, probe)
+        for origin in self._origins.values():
+            if origin.has_deadline:
+                self._confirm(origin, now_s)
+
+    # ------------------------------------------------------------------------------ channels
+
+    def _new_outgoing(self, channel: bytes) -> SendingEnd:
+        return SendingEnd(channel, self._capacity, self._capacity_bytes)
+
+    def _new_incoming(self, channel: bytes) -> ReceivingEnd:
+        return ReceivingEnd(channel)
+
+    def _open(self, address: str) -> _Outbox:
+        channel = self._draw_channel()
+        is_connected = self._connections.connect(address)
+        outbox = self._outboxes[address] = _Outbox(self._new_outgoing(channel), is_connected)
+        self._addresses[channel] = address
+        if is_connected:
+            # The other side can answer only when it knows the address of this one.
+            self._probe(address, outbox.channel.hello())
+        return outbox
+
+    def _origin(self, channel: bytes) -> _Origin:
+        origin = self._origins.get(channel)
+        if origin is None:
+            origin = self._origins[channel] = _Origin(self._new_incoming(channel))
+            if len(self._origins) > self._max_origins:
+                self._origins.popitem(last=False)
+        # Each asks now and then, so that the order is that of the last signs of life, nearly.
+        self._origins.move_to_end(channel)
+        return origin
+
+    def _confirm(self, origin: _Origin, now_s: float) -> None:
+        """Send a receipt if one is due, and it is known where to."""
+        address = origin.address
+        if address is None or (receipt := origin.channel.receipt(now_s)) is None:
+            return
+        outbox = self._outboxes.get(address) or self._open(address)
+        if outbox.is_connected:
+            self._connections.push(address, receipt, (b"",))
+
+    def _probe(self, address: str, probe: Head) -> None:
+        self._connections.push(address, probe, (self._own_address,))
