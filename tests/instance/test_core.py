@@ -60,7 +60,7 @@ from sterna.types import (
     MigrationId,
     RequestId,
 )
-from tests.instance.llumlets import inspects, running, view
+from tests.instance.llumlets import inspects, queuing, running, view
 
 I0 = InstanceId("i0")
 F0, F1 = FrontendId(0), FrontendId(1)
@@ -212,6 +212,18 @@ def test_tokens_for_a_front_end_that_is_not_known_yet_are_kept_in_order() -> Non
     ]
 
 
+def test_a_request_is_here_until_its_last_token() -> None:
+    under_test = core()
+    under_test.on_membership(membership(1, F0), 0.0)
+    under_test.on_message(AddRequest(F0, R, 1), [b"payload"], 0.0)
+    here = []
+    for span in (TokenSpan(R, 0, 1, False), TokenSpan(R, 1, 1, True)):
+        effects = under_test.on_outputs(F0, (span,), [b"token"], 0.0)
+        assert effects == [ToMailbox("mailbox of 0", TokenBatch(I0, (span,)), [b"token"])]
+        here.append(set(under_test.requests()))
+    assert here == [{R}, set()]
+
+
 def test_nothing_is_kept_for_a_front_end_that_is_gone() -> None:
     under_test = core()
     for each in (membership(1, F0), membership(2)):
@@ -286,7 +298,7 @@ def test_connections_are_kept_to_those_who_are_there() -> None:
 
 def test_the_death_of_front_ends_is_told_to_the_log_in_order() -> None:
     under_test = core()
-    frontends = [FrontendId(k) for k in range(8)]
+    frontends = [FrontendId(k) for k in (1, 3, 8, 16)]
     under_test.on_membership(membership(1, *frontends), 0.0)
     for each in frontends:
         under_test.on_message(AddRequest(each, RequestId(f"r{each}"), 0), [b"payload"], 0.0)
@@ -338,6 +350,15 @@ def test_a_request_that_moved_here_is_told_of_with_the_membership_that_is_known(
     under_test.on_membership(membership(4, F0), 0.0)
     assert under_test.on_adopted(F0, R, first_index=3, now_s=0.0) == [
         ToMailbox("mailbox of 0", RequestsMoved(I0, (R,), (3,), 4))
+    ]
+    assert under_test.requests() == {R}
+
+
+def test_a_request_goes_to_the_engine() -> None:
+    under_test = core()
+    request = AddRequest(F0, R, 7, (1, 2))
+    assert under_test.on_message(request, [b"payload"], 0.0) == [
+        AddToEngine(F0, request, [b"payload"])
     ]
     assert under_test.requests() == {R}
 
@@ -395,6 +416,36 @@ def test_the_engine_hears_when_the_emptying_begins_and_ends() -> None:
     under_test = core()
     assert SetTerminating(True) in under_test.on_membership(terminating(3), 0.0)
     assert SetTerminating(False) in under_test.on_membership(membership(4), 0.0)
+
+
+def test_the_scheduler_hears_at_once_that_the_emptying_begins() -> None:
+    under_test = core()
+    told = structs.replace(terminating(3), scheduler="scheduler")
+    under_test.on_membership(
+        structs.replace(told, version=2, instances=(InstanceMember(I0, "i0"),)), 0.0
+    )
+    under_test.on_view(view(), 0.0)
+    effects = under_test.on_membership(told, 0.001)
+    reports = [each.message for each in addressed(effects)]
+    assert [each.load.is_terminating for each in reports if isinstance(each, LoadReport)] == [True]
+
+
+def test_an_instance_does_not_end_while_it_has_a_request() -> None:
+    """A front end says farewell too soon."""
+    under_test = core()
+    under_test.on_message(AddRequest(F0, R, 1), [b"payload"], 0.0)
+    under_test.on_message(terminating(3, F0), [], 0.0)
+    assert under_test.on_message(Farewell(F0, 3), [], 1.0) == []
+    assert EMPTIED in under_test.on_message(AbortRequests((R,)), [], 2.0)
+
+
+def test_an_instance_ends_with_its_last_request_where_no_front_end_is_left_to_say_farewell() -> (
+    None
+):
+    under_test = core()
+    under_test.on_message(AddRequest(F0, R, 1), [b"payload"], 0.0)
+    assert EMPTIED not in under_test.on_message(terminating(3), [], 0.0)
+    assert under_test.on_outputs(F0, (LAST,), [b"error"], 1.0) == [EMPTIED]
 
 
 def test_an_instance_that_is_not_being_emptied_does_not_end() -> None:
@@ -510,6 +561,15 @@ def test_what_cannot_move_is_handed_back_when_the_limit_has_come() -> None:
     assert parted(under_test.on_view(seen(LASTING), LIMIT_S + 1.0)) == []
 
 
+def test_what_cannot_move_and_comes_after_the_limit_is_handed_back_as_it_is_seen() -> None:
+    under_test, _ = emptied(LASTING, SUCCESSOR)
+    under_test.on_message(AddRequest(F0, R, 1), [b"payload"], LIMIT_S + 1.0)
+    assert parted(under_test.on_view(seen(LASTING), LIMIT_S + 1.5)) == [
+        AbortRequest(R),
+        ToMailbox("mailbox of 0", HandedBack(I0, (R,))),
+    ]
+
+
 @pytest.mark.parametrize("immovable", [None, Immovable.PREFILLING, Immovable.MIGRATING])
 def test_what_can_move_or_will_be_able_to_is_not_handed_back(immovable: Immovable | None) -> None:
     under_test, effects = emptied(immovable, SUCCESSOR)
@@ -533,6 +593,20 @@ def test_what_an_operator_has_move_is_not_handed_back_meanwhile() -> None:
     under_test.on_view(seen(None), 1.0)
     assert parted(under_test.on_tick(LIMIT_S)) == []
     assert under_test.requests() == {R}
+
+
+def test_what_waits_in_the_queue_is_handed_back_as_well() -> None:
+    under_test, _ = emptied(None, SUCCESSOR, policy=INFAAS_PP)
+    under_test.on_message(AddRequest(F0, R, 1), [b"payload"], LIMIT_S + 1.0)
+    waiting = replace(view(queuing(R)), instance_id=I0)
+    assert len(parted(under_test.on_view(waiting, LIMIT_S + 1.5))) == 2
+
+
+def test_an_engine_that_has_shown_nothing_yet_has_nothing_to_hand_back() -> None:
+    under_test = InstanceCore(I0, LlumletConfig(policy=STERNA, drain_limit_s=LIMIT_S))
+    itself = InstanceMember(I0, "i0", is_terminating=True, emptied_since=1)
+    under_test.on_membership(Membership(1, (itself, SUCCESSOR), (), None), 0.0)
+    assert under_test.on_tick(LIMIT_S) == []
 
 
 @pytest.mark.parametrize(
@@ -570,3 +644,14 @@ def test_what_came_back_from_an_instance_that_died_is_handed_back() -> None:
         AbortRequest(R),
         ToMailbox("mailbox of 0", HandedBack(I0, (R,))),
     ]
+
+
+def test_what_came_back_and_has_ended_moves_when_it_is_sent_here_again() -> None:
+    under_test = committing()
+    others = (InstanceMember(I0, "i0"), InstanceMember(InstanceId("i2"), "i2"))
+    under_test.on_membership(structs.replace(membership(2, F0), instances=others), 0.0)
+    order = MigrateRequest("mailbox of 0", 1, R, InstanceId("i2"))
+    assert not inspects(under_test.on_message(order, [], 1.0)), "it was taken back"
+    under_test.on_outputs(F0, (LAST,), [b"token"], 2.0)
+    under_test.on_message(AddRequest(F0, R, 2), [b"request"], 3.0)
+    assert inspects(under_test.on_message(order, [], 4.0)) == [R]

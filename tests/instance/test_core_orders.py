@@ -20,9 +20,16 @@ from sterna.messages.actors import (
     MigrateRequest,
     MigrationMessage,
     SetDestination,
+    TokenSpan,
 )
 from sterna.messaging.send_effects import ToMailbox
 from sterna.migration.messages import (
+    Abort,
+    Aborted,
+    AbortRequest,
+    Adopted,
+    BlocksReserved,
+    Commit,
     Committed,
     Drained,
     Ended,
@@ -92,7 +99,7 @@ def test_an_operator_is_answered_when_the_request_has_moved() -> None:
         (5, {"request": "r", "from": "i0", "to": "i1", "stages": 1, "suspended_ms": 250.0}, None)
     ]
     ended = Ended(ORDERED, R, I1, True, None, 1)
-    assert MovedOut(ended, 0.25) in effects
+    assert effects.index(ended) < effects.index(MovedOut(ended, 0.25))
     assert under_test.requests() == frozenset()
 
 
@@ -105,6 +112,25 @@ def test_an_operator_is_answered_when_the_migration_has_failed() -> None:
     assert answers(effects) == [(5, {"request": "r", "reason": reason}, reason)]
     assert MovedOut(ended, 0.0) in effects
     assert under_test.requests() == {R}
+
+
+def test_a_request_that_was_not_drained_was_not_suspended() -> None:
+    under_test = ordered()
+    progress = RequestPosition(is_queuing=False, num_full_blocks=1, num_blocks=2, num_preemptions=0)
+    under_test.on_outcome(ORDERED, Inspected(progress, b"request"), 0.5)
+    refusal = MigrationMessage(I1, Aborted(ORDERED, None, Reason.NO_MEMORY))
+    effects = under_test.on_message(refusal, [], 2.0)
+    assert MovedOut(Ended(ORDERED, R, I1, True, Reason.NO_MEMORY, 0), 0.0) in effects
+
+
+def test_the_destination_of_a_request_that_ends_is_told_at_once() -> None:
+    under_test = ordered()
+    progress = RequestPosition(is_queuing=False, num_full_blocks=1, num_blocks=2, num_preemptions=0)
+    under_test.on_outcome(ORDERED, Inspected(progress, b"request"), 0.5)
+    effects = under_test.on_outputs(F0, (TokenSpan(R, 0, 1, True),), [b"token"], 1.0)
+    reason = Reason.REQUEST_FINISHED
+    assert Send(I1, Abort(ORDERED, reason)) in effects
+    assert answers(effects) == [(5, {"request": "r", "reason": reason.value}, reason.value)]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +151,9 @@ def test_a_migration_that_nobody_ordered_is_answered_to_nobody() -> None:
     under_test = ordered(order=None)
     under_test.on_message(SetDestination(I1), [], 1.0)
     assert answers(moved_out(under_test, 1.0, 2.0)) == []
+    under_test = ordered(order=None)
+    under_test.on_message(SetDestination(I1), [], 1.0)
+    assert answers(under_test.on_outcome(ORDERED, Inspected(None), 2.0)) == []
 
 
 def test_reports_count_the_migrations_that_have_ended() -> None:
@@ -145,6 +174,23 @@ def test_reports_count_the_migrations_that_have_ended() -> None:
     under_test.on_outcome(again, Drained(0, b"state"), 1.0)
     committed = MigrationMessage(I1, Committed(again, ReservationId(1)))
     assert counts(under_test.on_message(committed, [], 1.5)) == [(1, 1)]
+
+
+def test_a_request_that_has_come_is_here_and_no_migration_from_here() -> None:
+    under_test = ordered(order=None)
+    came, comes = MigrationId("i1-1"), RequestId("comes")
+    reserve = Reserve(came, comes, 0, 0, 0, True, None, b"request")
+    under_test.on_message(MigrationMessage(I1, reserve), [], 0.0)
+    effects = under_test.on_outcome(came, BlocksReserved(0, ()), 0.0)
+    (answer,) = [each.message for each in effects if isinstance(each, Send)]
+    assert isinstance(answer, Reserved)
+    commit = Commit(came, answer.reservation, comes, 0, 0, b"state")
+    under_test.on_message(MigrationMessage(I1, commit), [], 0.0)
+    under_test.on_adopted(F0, comes, first_index=3, now_s=0.0)
+    effects = under_test.on_outcome(came, Adopted(), 0.0)
+    assert Ended(came, comes, I1, False, None, 1) in effects
+    assert not any(isinstance(each, MovedOut) for each in effects)
+    assert under_test.requests() == {R, comes}
 
 
 def test_an_operator_sees_the_requests_that_run_and_those_that_wait() -> None:
@@ -199,13 +245,35 @@ def test_the_abort_of_a_request_that_has_moved_follows_it_to_an_instance_that_li
     assert addressed(under_test.on_message(abort, [], 1.0)) == [ToMailbox("i1", abort)]
 
 
-def test_requests_move_without_their_memory_to_instances_of_other_weights() -> None:
+def test_the_abort_of_a_request_that_has_come_back_goes_to_the_engine() -> None:
+    under_test = ordered()
+    moved_out(under_test, 0.0, 0.0)
+    under_test.on_message(AddRequest(F0, R, 2), [b"request"], 1.0)
+    assert AbortRequest(R) in under_test.on_message(AbortRequests((R,)), [], 2.0)
+
+
+def test_migrations_to_instances_that_die_together_end_in_their_order() -> None:
+    """The same messages in the same order each time that the same thing happens."""
+    peers = [InstanceId(f"p{k}") for k in range(8)]
+    under_test = ordered(*(InstanceMember(each, each) for each in peers), order=None)
+    for each in reversed(peers):
+        order = structs.replace(TOLD_TO_MOVE, request_id=RequestId(f"to {each}"), destination=each)
+        under_test.on_message(order, [], 0.0)
+    news = structs.replace(under_test.membership, version=2, instances=(InstanceMember(I0, "i0"),))
+    effects = under_test.on_membership(news, 1.0)
+    assert [each.ended.peer for each in effects if isinstance(each, MovedOut)] == peers
+
+
+@pytest.mark.parametrize(("kv_format", "is_moved"), [("", True), ("other", False)])
+def test_requests_move_without_their_memory_to_instances_of_other_weights(
+    kv_format: str, is_moved: bool
+) -> None:
     under_test = ordered(
-        InstanceMember(I2, "i2", kv_format="other"),
+        InstanceMember(I2, "i2", kv_format=kv_format),
         order=structs.replace(TOLD_TO_MOVE, destination=I2, mode=Mode.LIVE),
     )
     progress = RequestPosition(is_queuing=False, num_full_blocks=1, num_blocks=2, num_preemptions=0)
     effects = under_test.on_outcome(ORDERED, Inspected(progress, b"request"), 0.0)
     (asked,) = [each.message for each in effects if isinstance(each, Send)]
     assert isinstance(asked, Reserve)
-    assert asked.num_blocks == 0
+    assert (asked.num_blocks > 0) is is_moved

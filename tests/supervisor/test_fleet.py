@@ -11,6 +11,7 @@ from sterna.supervisor.fleet import (
     Cause,
     Close,
     Fleet,
+    Member,
     Phase,
     Start,
 )
@@ -169,6 +170,11 @@ def test_an_undone_drain_wants_no_more_than_the_maximum() -> None:
     fleet.on_add(1, 3.0)
     fleet.on_undo(I0, 4.0)
     assert fleet.wanted == 2
+
+
+def test_where_there_is_no_instance_none_can_be_drained() -> None:
+    with pytest.raises(UnknownInstanceError, match="no instance is called i0; there are: none"):
+        Fleet(1).on_terminate(I0, Cause.OPERATOR, 0.0)
 
 
 def test_what_was_never_there_says_and_ends_nothing() -> None:
@@ -372,6 +378,24 @@ def test_of_starts_without_a_place_the_newest_is_given_up() -> None:
     assert given_up == [CancelStart(I3), CancelStart(I2), CancelStart(I1)]
 
 
+def test_starts_without_a_place_are_kept_where_others_are_to_be_tried_again() -> None:
+    fleet = serving(1, max_instances=4)
+    fleet.on_add(3, 2.0)
+    for instance_id in (I1, I2):
+        fleet.on_pending(instance_id, "no node has a GPU")
+    assert fleet.on_start_failed(I3, "no memory", 3.0) == [Announce()]
+    assert fleet.in_phase(Phase.STARTING) == (I1, I2)
+
+
+def test_what_a_start_waited_for_is_forgotten_when_it_is_up() -> None:
+    fleet = serving(1)
+    fleet.on_pool(1, 2.0)
+    fleet.on_pending(I1, "no node has a GPU")
+    # Nobody could say that it has a place: the supervisor had died.
+    fleet.on_takeover({I0, I1}, 3.0)
+    assert fleet.members[I1] == Member(0, Phase.SPARE)
+
+
 def test_a_start_without_a_place_is_given_up_before_the_last_instance_that_serves() -> None:
     fleet = serving(1, max_instances=4)
     fleet.on_needed(1, 2.0)
@@ -437,7 +461,7 @@ def test_one_whose_drain_is_undone_when_it_has_been_replaced_takes_a_warm_ones_p
 def test_a_warm_instance_is_up_and_serves_as_soon_as_it_is_needed() -> None:
     fleet = serving(1)
     assert started(fleet.on_pool(1, 2.0)) == [I1]
-    fleet.on_started(I1, 3.0)
+    assert fleet.on_started(I1, 3.0) == [Announce()]
     assert phases(fleet) == {I0: Phase.SERVING, I1: Phase.SPARE}
     # It serves at once, and the pool is filled again.
     effects = fleet.on_add(1, 4.0)
@@ -473,6 +497,12 @@ def test_a_smaller_pool_gives_up_starts_without_a_place_and_then_the_newest_warm
     assert fleet.on_pool(0, 6.0) == [Announce(), Close(I1)]
     fleet = pool_of(up=2, pending=1)
     assert fleet.on_pool(0, 4.0) == [Announce(), CancelStart(I3), Close(I1), Close(I2)]
+
+
+def test_a_smaller_pool_gives_up_no_more_starts_than_it_must() -> None:
+    fleet = pool_of(up=0, pending=3)
+    assert fleet.on_pool(1, 4.0) == [Announce(), CancelStart(I3), CancelStart(I2)]
+    assert pool_of(up=1, pending=1).on_time(4.0) == []
 
 
 def test_a_larger_pool_is_filled() -> None:

@@ -168,6 +168,37 @@ def test_a_restart_goes_on_without_a_surge_only_where_that_has_found_no_place() 
         lone.on_restart(3.0, has_surge=False)
 
 
+def test_a_restart_keeps_its_surge_where_some_of_what_it_has_begun_has_a_place() -> None:
+    fleet = with_two_that_find_no_place()
+    first, *_ = started(fleet.on_restart(3.0))
+    fleet.on_pending(first, "no node has a GPU")
+    with pytest.raises(FleetError, match="under way"):
+        fleet.on_restart(4.0, has_surge=False)
+
+
+def test_a_restart_without_a_surge_needs_as_many_as_serve_when_it_is_ordered() -> None:
+    """One of four has died since the first order, and has no successor: three are enough, and no
+    fewer."""
+    fleet = serving(4)
+    waiting = started(fleet.on_restart(2.0))
+    waiting += started(fleet.on_gone(I3, 3.0))
+    for instance_id in waiting:
+        fleet.on_pending(instance_id, "no node has a GPU")
+    fleet.on_restart(4.0, has_surge=False)
+    assert fleet.in_phase(Phase.TERMINATING) == (I0,)
+    fleet.on_emptied(I0, 5.0)
+    fleet.on_gone(I0, 6.0)
+    assert fleet.in_phase(Phase.SERVING) == (I1, I2)
+    assert fleet.in_phase(Phase.TERMINATING) == ()
+
+
+def test_a_restart_before_anything_has_found_a_place_is_a_restart() -> None:
+    fleet = Fleet(1)
+    fleet.begin(0.0)
+    fleet.on_pending(I0, "no node has a GPU")
+    assert fleet.on_restart(1.0, has_surge=False) == [Announce(), CancelStart(I0), Start(I1, 1)]
+
+
 def test_a_restart_that_has_begun_to_replace_keeps_its_surge() -> None:
     """Its first successor is up; the second waits for the place that the first one's predecessor
     leaves."""

@@ -110,6 +110,15 @@ def test_a_request_with_more_of_them_than_there_is_room_for_is_refused() -> None
     assert limit.num_waiting == 1
 
 
+def test_a_request_with_more_of_them_than_others_elsewhere_leave_room_for_is_refused() -> None:
+    limit = limit_of(10)
+    many = let_in(limit)
+    limit.on_queuing(5, 0.0)
+    full = Full(num_waiting=4, limit=10, retry_after_s=DEFAULT_RETRY_S, num_asked=7)
+    assert limit.reserve(many, 7, 0.0) == full
+    assert limit.reserve(many, 6, 0.0) is None
+
+
 def test_where_nothing_else_waits_it_may_have_any_number_and_others_wait_for_room() -> None:
     limit = limit_of(10)
     many = let_in(limit)
@@ -181,6 +190,14 @@ def test_a_request_waits_as_long_as_anybody_waits_for_it() -> None:
     let_in(limit)
 
 
+def test_what_is_asked_for_behind_the_answer_waits_as_well() -> None:
+    limit = limit_of(10)
+    ticket = let_in(limit)
+    limit.leave(ticket)
+    assert limit.reserve(ticket, 2, 0.0) is None
+    assert limit.num_waiting == 2
+
+
 def test_two_requests_of_one_name_do_not_confuse_the_count() -> None:
     limit = limit_of(5)
     one, other = let_in(limit), let_in(limit)
@@ -227,6 +244,15 @@ def test_what_queues_on_the_instances_beyond_the_own_requests_counts() -> None:
     assert refused(limit).num_waiting == 5
     limit.on_queuing(0, 0.0)
     let_in(limit)
+
+
+def test_fewer_that_queue_on_the_instances_than_wait_here_make_no_room() -> None:
+    """Those that are on their way to an instance do not queue there yet."""
+    limit = limit_of(5)
+    for _ in range(5):
+        let_in(limit)
+    limit.on_queuing(2, 0.0)
+    assert refused(limit).num_waiting == 5
 
 
 def test_what_was_reported_counts_no_more_when_no_report_has_followed() -> None:

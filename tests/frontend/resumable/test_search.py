@@ -30,6 +30,22 @@ def test_a_stream_that_all_deny_is_nowhere() -> None:
     assert searched().outcome is NotFound.NOWHERE
 
 
+def test_of_several_answers_of_one_the_newest_counts() -> None:
+    search = searched(A)
+    search.on_answer(A, REPLICA)
+    search.on_answer(A, NOTHING)
+    assert search.outcome is NotFound.NOWHERE
+    assert search.hoped_for == []
+
+
+def test_where_nobody_has_died_no_answer_is_void() -> None:
+    search = searched(A, B)
+    search.on_frontends([A, B])
+    for each in (A, B):
+        search.on_answer(each, NOTHING)
+    assert search.outcome is NotFound.NOWHERE
+
+
 def test_when_one_dies_all_others_are_asked_again() -> None:
     """A denies, B takes the stream over and dies: A may have it now."""
     search = searched(A, B)
@@ -118,3 +134,40 @@ def test_who_has_died_unheard_is_not_told_of_the_end() -> None:
     number, _ = searches.begin("tern", b"owner", has_replica=False)
     searches.on_frontends([A, C])
     assert searches.end(number) == [ToFrontend(C, StopReading(A, number))]
+
+
+@pytest.mark.parametrize(
+    ("has_stream", "has_replica", "finding"),
+    [(True, False, STREAM), (True, True, STREAM), (False, True, REPLICA), (False, False, NOTHING)],
+)
+def test_a_front_end_that_is_asked_says_what_it_has(
+    has_stream: bool, has_replica: bool, finding: Finding
+) -> None:
+    keeper = Searches(A)
+    keeper.on_frontends([A, B])
+    query = FindStream(B, 7, "tern", b"owner")
+    answer = keeper.on_find(query, has_stream=has_stream, has_replica=has_replica)
+    assert answer == ToFrontend(B, StreamFound(A, 7, finding))
+    assert keeper.is_idle is (finding is not REPLICA)
+
+
+def test_who_hoped_for_a_replica_and_has_died_is_forgotten() -> None:
+    keeper = Searches(A)
+    keeper.on_frontends([A, B, C])
+    for asker in (B, C):
+        query = FindStream(asker, 7, "tern", b"owner")
+        keeper.on_find(query, has_stream=False, has_replica=True)
+    keeper.on_frontends([A, C])
+    assert keeper.on_taken_over(lambda *_: True) == [ToFrontend(C, StreamFound(A, 7, STREAM))]
+    assert keeper.is_idle
+
+
+def test_a_front_end_that_looks_for_something_is_not_idle() -> None:
+    searches = Searches(A)
+    searches.on_frontends([A, B])
+    numbers = [searches.begin("tern", b"owner", has_replica=False)[0] for _ in range(3)]
+    assert len({*numbers, searches.next_id()}) == 4
+    for number in numbers:
+        assert not searches.is_idle
+        searches.end(number)
+    assert searches.is_idle

@@ -31,7 +31,7 @@ class OpenContext:
             await self._app(scope, receive, send)
             return
         # A new one, for uvicorn may begin a client's next request within the one before.
-        with entered(RequestContext(self._callers.of(scope))):
+        with entered(RequestContext(caller=self._callers.of(scope))):
             await self._app(scope, receive, send)
 
 
