@@ -80,6 +80,10 @@ reproduce: install ## Run the paper's evaluation into bench/results/paper and do
 model-check: install ## Check the model of the migration handshake exhaustively (needs spin)
 	@exec $(BIN)/python -m bench.simulation.model_check $(ARGS)
 
+.PHONY: mutants
+mutants: install ## Plant mistakes in the pure modules; are they found? into bench/results/mutants.json
+	@exec $(BIN)/python -m bench.mutants $(ARGS)
+
 .PHONY: lint
 lint: install ## Check style
 	@$(BIN)/ruff check .
