@@ -5,8 +5,8 @@ arguments. Each replaces a class whose code decides; production code knows nothi
 
 Offers: nothing.
 Imports: config, errors, fault_simulation.engine, fault_simulation.oracle, fault_simulation.virtual,
-    frontend.requests, frontend.resumable, instance, messages, migration, migration.messages,
-    supervisor, types.
+    frontend.requests, frontend.resumable, instance, messages, messaging, migration,
+    migration.messages, supervisor, types.
 """
 
 from dataclasses import dataclass

@@ -2,6 +2,6 @@
 
 Offers: link_faults, network, nodes, settings, timeline, violations, world.
 Imports: config, engine.emulated, fault_simulation.engine, fault_simulation.oracle,
-    fault_simulation.processes, frontend.requests, frontend.resumable, instance, messages, policy,
-    scheduler, supervisor.
+    fault_simulation.processes, frontend.requests, frontend.resumable, instance, messages,
+    messaging, policy, scheduler, supervisor.
 """

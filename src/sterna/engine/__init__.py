@@ -3,6 +3,6 @@
 `interface` has that interface, `payload_parts` what is read in payloads without knowing vLLM's
 types. The engines are in `vllm` (the real one) and `emulated`.
 
-Offers: interface, payload_parts.
+Offers: drains, interface, payload_parts.
 Imports: messages, migration.messages, types.
 """

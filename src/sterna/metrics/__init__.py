@@ -1,4 +1,4 @@
-"""Records of a run: its requests and its cluster, and summaries of both. Pure.
+"""What a run records of its requests and of the cluster, and the summaries of that. Pure.
 
 Offers: records, summary.
 Imports: types.

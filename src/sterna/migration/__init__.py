@@ -4,6 +4,6 @@ Pure.
 `coordinator` holds the machines of one instance. They return effects, which an interpreter carries
 out in the order that `effect_queue` allows.
 
-Offers: coordinator.
+Offers: coordinator, effect_queue.
 Imports: config, errors, migration.messages, types.
 """

@@ -4,8 +4,8 @@
 emulated (Sections 6.3 to 6.6 of the paper's evaluation).
 
 Offers: config, paper, runs.
-Imports: config, engine.emulated, engine.emulated.compiled, errors, instance, messages, metrics,
-    migration.messages, policy, scheduler, types, workload.
+Imports: config, engine, engine.emulated, engine.emulated.compiled, errors, instance, messages,
+    metrics, migration, migration.messages, policy, scheduler, types, workload.
 """
 
 from sterna.simulator.config import Report, SimulationConfig
