@@ -1,4 +1,4 @@
-"""Plants small mistakes in the pure modules and sees whether the tests find them (docs/internals/mutants.md).
+"""Mutation run of the pure modules: plants small mistakes, counts those that the tests find.
 
     make mutants                                 all modules, into bench/results/mutants.json
     make mutants ARGS="fleet policy.scaling"     these alone; prints what survives, writes nothing
