@@ -27,7 +27,7 @@ class Record:
     """One request.
 
     Attributes:
-        attempt_id: under which instances know it (`frontend.histories`).
+        attempt_id: under which instances know it (`frontend.requests.attempts`).
         frontend: the name of its front end's process.
         hosts: instances that have had it.
         attempt_hosts: those that have had its newest attempt.

@@ -168,7 +168,7 @@ class TakesNothingOver(Replicas):
 
 class _NeverCleared(Attempts):
     def extend(self, request_id: RequestId, token_ids: Iterable[int]) -> None:
-        self._histories[request_id].token_ids.extend(token_ids)
+        self._open_requests[request_id].token_ids.extend(token_ids)
 
 
 class NeverClearsSuspects(FrontendCore):
@@ -176,14 +176,14 @@ class NeverClearsSuspects(FrontendCore):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._histories.__class__ = _NeverCleared
+        self._attempts.__class__ = _NeverCleared
 
 
 class _Distrustful(Attempts):
     def on_death(self, attempt_ids: Sequence[RequestId]) -> tuple[list[Attempt], list[RequestId]]:
         for each in map(self.request_of, attempt_ids):
             if self.has(each):
-                self._histories[each].num_at_death = 0
+                self._open_requests[each].num_at_death = 0
         return super().on_death(attempt_ids)
 
 
@@ -192,14 +192,14 @@ class HoldsFirstDeathsAgainst(FrontendCore):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._histories.__class__ = _Distrustful
+        self._attempts.__class__ = _Distrustful
 
 
 class _Elsewhere(Attempts):
     def _suspects_elsewhere(self, attempt_ids: Sequence[RequestId]) -> list[RequestId]:
         """Those that this death has not found, if it has found any request."""
         here = {*map(self.request_of, attempt_ids), *self._suspects}
-        suspects = [each for each, it in self._histories.items() if it.num_at_death is not None]
+        suspects = [each for each, it in self._open_requests.items() if it.num_at_death is not None]
         return [each for each in suspects if each not in here] if attempt_ids else []
 
 
@@ -215,14 +215,14 @@ class JudgesByOthersDeaths(FrontendCore):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._histories.__class__ = _Unjust
+        self._attempts.__class__ = _Unjust
 
 
 class _Anxious(_Elsewhere):
     def on_death(self, attempt_ids: Sequence[RequestId]) -> tuple[list[Attempt], list[RequestId]]:
         elsewhere = self._suspects_elsewhere(attempt_ids)
         again, guilty = super().on_death(attempt_ids)
-        return [*again, *(self._again(self._histories[each]) for each in elsewhere)], guilty
+        return [*again, *(self._again(self._open_requests[each]) for each in elsewhere)], guilty
 
 
 class SendsSuspectsAgain(FrontendCore):
@@ -230,13 +230,13 @@ class SendsSuspectsAgain(FrontendCore):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._histories.__class__ = _Anxious
+        self._attempts.__class__ = _Anxious
 
 
 class _Severe(Attempts):
     def on_death(self, attempt_ids: Sequence[RequestId]) -> tuple[list[Attempt], list[RequestId]]:
         found = [each for each in map(self.request_of, attempt_ids) if self.has(each)]
-        guilty = [each for each in found if self._histories[each].num_at_death is not None]
+        guilty = [each for each in found if self._open_requests[each].num_at_death is not None]
         for each in guilty:
             self.close(each)
         return super().on_death(attempt_ids)[0], guilty
@@ -247,7 +247,7 @@ class JudgesAllSuspects(FrontendCore):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._histories.__class__ = _Severe
+        self._attempts.__class__ = _Severe
 
 
 class _Unanswering(TokenStreams):

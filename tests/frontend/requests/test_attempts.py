@@ -13,65 +13,65 @@ def attempt(request_id: RequestId, number: int) -> RequestId:
 
 def suspected(*request_ids: RequestId) -> Attempts:
     """These requests were on an instance that died, and on the next one that did."""
-    histories = Attempts(trial_timeout_s=10.0)
+    attempts = Attempts(trial_timeout_s=10.0)
     for each in request_ids:
-        histories.open(DispatchRequest(FrontendId(7), each, 64, 0.0, NORMAL, NORMAL), b"")
-    again, guilty = histories.on_death(request_ids)
+        attempts.open(DispatchRequest(FrontendId(7), each, 64, 0.0, NORMAL, NORMAL), b"")
+    again, guilty = attempts.on_death(request_ids)
     assert ([each.ask.request_id for each in again], guilty) == (
         [attempt(each, 1) for each in request_ids],
         [],
     )
-    assert histories.on_death([attempt(each, 1) for each in request_ids]) == ([], [])
-    return histories
+    assert attempts.on_death([attempt(each, 1) for each in request_ids]) == ([], [])
+    return attempts
 
 
-def due(histories: Attempts, now_s: float) -> list[RequestId]:
-    return [each.ask.request_id for each in histories.due(now_s)]
+def due(attempts: Attempts, now_s: float) -> list[RequestId]:
+    return [each.ask.request_id for each in attempts.due(now_s)]
 
 
 def test_a_suspect_does_not_wait_for_ever_for_one_that_neither_ends_nor_brings_tokens() -> None:
     """It may queue behind requests that come before it for as long as there are any."""
-    histories = suspected(R1, R2)
-    assert due(histories, 5.0) == [attempt(R1, 2)]
-    assert histories.next_deadline_s == 15.0
-    assert due(histories, 14.9) == []
-    assert due(histories, 15.0) == [attempt(R2, 2)]
-    assert histories.next_deadline_s is None
+    attempts = suspected(R1, R2)
+    assert due(attempts, 5.0) == [attempt(R1, 2)]
+    assert attempts.next_deadline_s == 15.0
+    assert due(attempts, 14.9) == []
+    assert due(attempts, 15.0) == [attempt(R2, 2)]
+    assert attempts.next_deadline_s is None
 
 
 def test_a_trial_that_nobody_waits_for_has_no_end() -> None:
-    histories = suspected(R1, R2)
-    due(histories, 5.0)
-    histories.close(R2)
-    assert histories.next_deadline_s is None
-    assert due(histories, 100.0) == []
+    attempts = suspected(R1, R2)
+    due(attempts, 5.0)
+    attempts.close(R2)
+    assert attempts.next_deadline_s is None
+    assert due(attempts, 100.0) == []
     # It is the one on trial all the same.
-    assert histories.on_death([attempt(R1, 2)]) == ([], [R1])
+    assert attempts.on_death([attempt(R1, 2)]) == ([], [R1])
 
 
 def test_who_dies_beside_one_whose_trial_ended_without_a_verdict_is_tried_again() -> None:
     """Either may have been it."""
-    histories = suspected(R1, R2)
-    due(histories, 5.0)
-    due(histories, 15.0)
-    assert histories.on_death([attempt(R1, 2), attempt(R2, 2)]) == ([], [])
-    assert due(histories, 16.0) == [attempt(R1, 3)]
-    assert histories.on_death([attempt(R1, 3)]) == ([], [R1])
-    assert due(histories, 17.0) == [attempt(R2, 3)]
+    attempts = suspected(R1, R2)
+    due(attempts, 5.0)
+    due(attempts, 15.0)
+    assert attempts.on_death([attempt(R1, 2), attempt(R2, 2)]) == ([], [])
+    assert due(attempts, 16.0) == [attempt(R1, 3)]
+    assert attempts.on_death([attempt(R1, 3)]) == ([], [R1])
+    assert due(attempts, 17.0) == [attempt(R2, 3)]
 
 
 def test_one_that_dies_alone_after_its_trial_is_guilty() -> None:
-    histories = suspected(R1, R2)
-    due(histories, 5.0)
-    due(histories, 15.0)
-    assert histories.on_death([attempt(R1, 2)]) == ([], [R1])
+    attempts = suspected(R1, R2)
+    due(attempts, 5.0)
+    due(attempts, 15.0)
+    assert attempts.on_death([attempt(R1, 2)]) == ([], [R1])
 
 
 def test_tokens_that_come_after_the_trial_clear_it_as_well() -> None:
-    histories = suspected(R1, R2, R3)
-    due(histories, 5.0)
-    due(histories, 15.0)
-    histories.extend(R1, range(PROGRESS_TOKENS))
+    attempts = suspected(R1, R2, R3)
+    due(attempts, 5.0)
+    due(attempts, 15.0)
+    attempts.extend(R1, range(PROGRESS_TOKENS))
     # R2 is the one on trial, and R1 is above suspicion.
-    again, guilty = histories.on_death([attempt(R1, 2), attempt(R2, 2)])
+    again, guilty = attempts.on_death([attempt(R1, 2), attempt(R2, 2)])
     assert ([each.ask.request_id for each in again], guilty) == ([attempt(R1, 3)], [R2])

@@ -1,26 +1,27 @@
-"""All that a front end decides about its requests: one state machine without a clock. Pure.
+"""Front-end core: all decisions about the requests of a front end. No clock. Pure.
 
-Joins the parts: `dispatch` finds an instance for each request, `ownership` knows which instance
-has it, also after deaths, `streams` puts its tokens in order, and `histories` keeps what is needed
-to send it again. What comes from a client or from the cluster goes in, with the time; what is to
-be done comes out as effects, in order. An interpreter carries them out: `router` under vLLM's own
-server, a simulation in virtual time.
+One state machine of four parts: `dispatcher` finds an instance for each request, `ownership` knows
+which instance has it, also after deaths, `token_streams` puts its tokens in order, and `attempts`
+keeps what is needed to send it again. Events of clients and the cluster go in, with the time;
+effects come out, in order. An interpreter carries them out: `router` under vLLM's own server, a
+simulation in virtual time.
 
-**A request that is lost is sent again**, under another id and behind the tokens that its client
-has (`histories`), when
+**A lost request is sent again**, under another id and behind the tokens that its client has
+(`attempts`), when
 
-- it died with its instance: nobody has it any more;
-- some of its tokens were lost: it moved on from an instance that died before it had sent them;
-- its instance has handed it back: it could not move, and the instance is to end;
+- it died with its instance, and no other instance has it;
+- some of its tokens were lost: it moved away from an instance that died before sending them;
+- its instance has handed it back: the request could not move, and the instance is to end;
 - an instance goes on from other tokens than the client has: it took the request back from a
   destination that died, whose tokens had already reached the client. Seeded and greedy requests
-  come to the same tokens again; a stream of others would become a mixture of two. It does not move
-  on from there, so that no later tokens overtake those that show the contradiction.
+  produce the same tokens again; a stream of another request would become a mixture of two. It does
+  not move from there again, so no later tokens overtake those that show the contradiction.
 
-To clients and operators a request has one id, the one that it came with.
+To clients and operators a request has one id, the one with which it arrived.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -38,7 +39,7 @@ from sterna.frontend.requests.request_effects import (
     SendAgain,
     ToInstance,
 )
-from sterna.frontend.requests.token_streams import Outcome, TokenStreams
+from sterna.frontend.requests.token_streams import Outcome, Repeat, TokenStreams
 from sterna.messages.actors import (
     AbortRequests,
     Dispatched,
@@ -53,11 +54,11 @@ from sterna.messages.actors import (
 from sterna.types import FrontendId, InstanceId, RequestId
 
 RequestMessage = TokenBatch | Dispatched | RequestsMoved | HandedBack | OwnerReply | Membership
-"""What the cluster says to a front end about its requests."""
+"""The messages of the cluster to a front end about its requests."""
 
 
 class Payloads(Protocol):
-    """What must be known of payloads; `engine.payload_parts` knows it of vLLM's."""
+    """Access to the contents of payloads; `engine.payload_parts` gives it for vLLM's."""
 
     def token_ids_of(self, payload: bytes) -> list[int]:
         """Return the tokens of an output."""
@@ -72,9 +73,9 @@ class Payloads(Protocol):
 class FrontendCore:
     """The requests of one front end, from their arrival to the end of their streams.
 
-    Every method that takes `now_s` returns effects, in order; `on_time` is to be called when
-    `next_deadline_s` has come. A request has ended, and is forgotten here, with the Deliver that
-    is finished, with Fail, or with its abort.
+    Every method that takes `now_s` returns effects, in order; call `on_time` when
+    `next_deadline_s` has come. A request ends, and is forgotten here, with the Deliver that is
+    finished, with Fail, or with its abort.
     """
 
     def __init__(
@@ -87,16 +88,16 @@ class FrontendCore:
         self._dispatcher = Dispatcher(frontend_id, config)
         self._streams = TokenStreams(config.gap_timeout_s)
         is_continued = config.on_instance_failure is OnInstanceFailure.CONTINUE
-        self._histories = Attempts(config.trial_timeout_s) if is_continued else None
+        self._attempts = Attempts(config.trial_timeout_s) if is_continued else None
 
-    # ------------------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------------------------ queries
 
     @property
     def next_deadline_s(self) -> float | None:
         """When `on_time` is due, or None when nothing waits."""
         deadlines_s = [self._dispatcher.next_deadline_s, self._streams.next_deadline_s()]
-        if self._histories is not None:
-            deadlines_s.append(self._histories.next_deadline_s)
+        if self._attempts is not None:
+            deadlines_s.append(self._attempts.next_deadline_s)
         return min((each for each in deadlines_s if each is not None), default=None)
 
     @property
@@ -109,12 +110,12 @@ class FrontendCore:
         return self._dispatcher.owner(self._attempt_of(request_id))
 
     def num_delivered(self, request_id: RequestId) -> int | None:
-        """Return how many tokens the client has, or None when there is no such open stream."""
-        if self._histories is None:
+        """Return the number of tokens that the client has, or None without an open stream."""
+        if self._attempts is None:
             return self._streams.num_delivered(request_id)
-        return self._histories.num_tokens(request_id) if self._histories.has(request_id) else None
+        return self._attempts.num_tokens(request_id) if self._attempts.has(request_id) else None
 
-    # ------------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------------------- events
 
     def on_request(
         self,
@@ -123,33 +124,33 @@ class FrontendCore:
         now_s: float,
         output_token_ids: tuple[int, ...] = (),
     ) -> list[Effect]:
-        """A client's request came; `payload` goes to its instance as it is.
+        """A client's request has arrived; `payload` goes to its instance unchanged.
 
         Args:
-            output_token_ids: what the client has already, from another front end.
+            output_token_ids: the tokens that the client has already, from another front end.
         """
         self._streams.open(ask.request_id, len(output_token_ids))
-        if self._histories is not None:
-            self._histories.open(ask, payload, output_token_ids)
-        # Histories count the tokens themselves when they send the request again.
+        if self._attempts is not None:
+            self._attempts.open(ask, payload, output_token_ids)
+        # Later attempts add the number of tokens themselves, so `attempts` has `ask` without it.
         demand_tokens = ask.demand_tokens + len(output_token_ids)
         ask = structs.replace(ask, demand_tokens=demand_tokens)
         effects = self._dispatcher.on_request(ask, payload, now_s, output_token_ids)
         return self._resend_and_say_farewell(effects, now_s)
 
     def on_abort(self, request_ids: Sequence[RequestId], now_s: float) -> list[Effect]:
-        """The clients of these requests have gone; unknown ones have ended already."""
+        """The clients of these requests have gone; unknown requests have ended already."""
         attempt_ids = [self._attempt_of(each) for each in request_ids]
         for request_id, attempt_id in zip(request_ids, attempt_ids, strict=True):
             self._streams.close(attempt_id)
-            if self._histories is not None:
-                self._histories.close(request_id)
+            if self._attempts is not None:
+                self._attempts.close(request_id)
         return self._resend_and_say_farewell(self._dispatcher.on_abort(attempt_ids), now_s)
 
     def on_message(
         self, message: RequestMessage, frames: Sequence[bytes], now_s: float
     ) -> list[Effect]:
-        """The cluster said this; `frames` are the message's payloads."""
+        """The cluster has sent this message; `frames` are its payloads."""
         if isinstance(message, RequestNews):
             self._dispatcher.on_news(message.instance_id)
         match message:
@@ -173,7 +174,7 @@ class FrontendCore:
         for attempt_id in self._streams.expired(now_s):
             self._streams.close(attempt_id)
             effects += self._dispatcher.on_abort([attempt_id])
-            again = None if self._histories is None else self._histories.on_gap(attempt_id)
+            again = None if self._attempts is None else self._attempts.on_gap(attempt_id)
             if again is None:
                 effects.append(Fail(attempt_id, Failure.TOKENS_LOST))
             else:
@@ -181,7 +182,7 @@ class FrontendCore:
         return self._resend_and_say_farewell(effects, now_s)
 
     def on_unsent(self, attempt_ids: Iterable[RequestId], now_s: float) -> list[Effect]:
-        """These could not be sent to their instance, which does not read what is there for it."""
+        """These could not be sent to their instance, which does not read its messages."""
         effects: list[Effect] = []
         for attempt_id in attempt_ids:
             effects += self._dispatcher.on_abort([attempt_id])
@@ -196,88 +197,80 @@ class FrontendCore:
         outcome = self._streams.on_batch(batch.spans, payloads, now_s)
         self._dispatcher.on_tokens(batch.instance_id, outcome.advanced)
         for attempt_id in outcome.ended:
-            # No instance has it any more, and that is as it should be: what is missing is on its
-            # way, and if it was lost, its gap says so.
+            # The request has ended on its instance, so no instance has it. Its missing tokens are
+            # under way; if they were lost, the gap's time-out shows it.
             self._dispatcher.on_ended(attempt_id)
-        if self._histories is None:
+        if self._attempts is None:
             effects: list[Effect] = [*outcome.deliveries]
             for delivery in outcome.deliveries:
                 if delivery.is_finished:
                     self._dispatcher.on_ended(delivery.request_id)
         else:
-            effects = self._deliver(outcome, self._histories, now_s)
+            effects = self._deliver(outcome, self._attempts, now_s)
         if outcome.strays:
-            # Their abort came too early for the instance, or was lost with another one, or the
-            # request goes on elsewhere.
+            # Their abort reached the instance before the request, or was lost with another
+            # instance, or the request goes on elsewhere.
             strays = AbortRequests(tuple(outcome.strays))
             effects.append(ToInstance(batch.instance_id, strays))
         return effects
 
-    def _deliver(self, outcome: Outcome, histories: Attempts, now_s: float) -> list[Effect]:
-        """Deliver, and note what is delivered; but nothing of an attempt that contradicts it."""
+    def _deliver(self, outcome: Outcome, attempts: Attempts, now_s: float) -> list[Effect]:
+        """Deliver, and note the delivered tokens. An attempt whose repeated tokens contradict those
+        of the client delivers nothing further, and is sent again."""
         effects: list[Effect] = []
         contradicting: list[RequestId] = []
-        num_checked = 0
-
-        def check(num_before: int) -> None:
-            nonlocal num_checked
-            for repeat in outcome.repeats[num_checked:]:
-                if repeat.num_before > num_before:
-                    return
-                num_checked += 1
-                token_ids = self._payloads.token_ids_of(repeat.payload)
-                is_new = repeat.request_id not in contradicting
-                if is_new and histories.differs(repeat.request_id, repeat.first_index, token_ids):
-                    contradicting.append(repeat.request_id)
-
-        for number, delivery in enumerate(outcome.deliveries):
-            check(number)
-            if delivery.request_id not in contradicting:
-                effects.append(self._note(delivery, histories))
-        check(len(outcome.deliveries))
+        for each in _in_order(outcome):
+            if each.request_id in contradicting:
+                continue
+            if isinstance(each, Deliver):
+                effects.append(self._note(each, attempts))
+                continue
+            token_ids = self._payloads.token_ids_of(each.payload)
+            if attempts.differs(each.request_id, each.first_index, token_ids):
+                contradicting.append(each.request_id)
         for attempt_id in contradicting:
-            if histories.has(histories.request_of(attempt_id)):
+            if attempts.has(attempts.request_of(attempt_id)):
                 self._streams.close(attempt_id)
                 effects += self._dispatcher.on_abort([attempt_id])
-                effects += self._send_again(histories.anew(attempt_id), now_s)
+                effects += self._send_again(attempts.anew(attempt_id), now_s)
         return effects
 
-    def _note(self, delivery: Deliver, histories: Attempts) -> Deliver:
+    def _note(self, delivery: Deliver, attempts: Attempts) -> Deliver:
         """Note the delivered tokens; returns the delivery under the client's id."""
         attempt_id, payload = delivery.request_id, delivery.payload
-        request_id = histories.request_of(attempt_id)
+        request_id = attempts.request_of(attempt_id)
         token_ids = self._payloads.token_ids_of(payload)
-        histories.extend(request_id, token_ids[delivery.num_repeated :])
+        attempts.extend(request_id, token_ids[delivery.num_repeated :])
         if delivery.is_finished:
             self._dispatcher.on_ended(attempt_id)
-            histories.close(request_id)
+            attempts.close(request_id)
         if attempt_id == request_id:
             return delivery
         payload = self._payloads.renamed_output(payload, request_id)
         return replace(delivery, request_id=request_id, payload=payload)
 
-    # ---------------------------------------------------------------------- what was lost
+    # ----------------------------------------------------------------------- lost requests
 
     def _on_handed_back(self, message: HandedBack, now_s: float) -> list[Effect]:
-        """The instance has parted from these requests; what it still sends of them is void."""
+        """The instance has given these requests up; what it still sends of them is void."""
         effects: list[Effect] = []
         for attempt_id in message.request_ids:
             if self._streams.num_delivered(attempt_id) is None:
-                # Its client has gone, or it goes on elsewhere already.
+                # Its client has gone, or the request goes on elsewhere already.
                 continue
             self._streams.close(attempt_id)
             effects += self._dispatcher.on_abort([attempt_id])
-            if self._histories is None:
+            if self._attempts is None:
                 effects.append(Fail(attempt_id, Failure.HANDED_BACK))
             else:
-                effects += self._send_again(self._histories.anew(attempt_id), now_s)
+                effects += self._send_again(self._attempts.anew(attempt_id), now_s)
         return effects
 
     def _send_again(self, again: Attempt, now_s: float) -> list[Effect]:
-        """Send a request anew."""
+        """Send the next attempt of a request."""
         ask, token_ids = again.ask, again.output_token_ids
-        assert self._histories is not None
-        request_id = self._histories.request_of(ask.request_id)
+        assert self._attempts is not None
+        request_id = self._attempts.request_of(ask.request_id)
         self._streams.open(ask.request_id, len(token_ids))
         payload = self._payloads.renamed_request(again.payload, ask.request_id)
         return [
@@ -286,13 +279,13 @@ class FrontendCore:
         ]
 
     def _resend_and_say_farewell(self, effects: Iterable[Effect], now_s: float) -> list[Effect]:
-        """Return the effects, with requests sent again in place of their failures where that can
-        be, and behind them the farewells that are due."""
+        """Return the effects, with requests sent again in place of their failures where possible,
+        and the farewells that are due."""
         return [*self._resend_or_fail(effects, now_s), *self._dispatcher.farewells()]
 
     def _resend_or_fail(self, effects: Iterable[Effect], now_s: float) -> list[Effect]:
-        """Close the streams that failed, and send again what died with an instance or waits for
-        its turn to be tried."""
+        """Close the streams that failed; send again what died with an instance, and what is due
+        for another attempt."""
         done: list[Effect] = []
         dead = []
         for effect in effects:
@@ -300,20 +293,30 @@ class FrontendCore:
                 done.append(effect)
                 continue
             self._streams.close(effect.request_id)
-            if self._histories is None:
+            if self._attempts is None:
                 done.append(effect)
             elif effect.failure is Failure.OWNER_DIED:
                 dead.append(effect.request_id)
             else:
-                request_id = self._histories.request_of(effect.request_id)
-                self._histories.close(request_id)
+                request_id = self._attempts.request_of(effect.request_id)
+                self._attempts.close(request_id)
                 done.append(Fail(request_id, effect.failure))
-        if self._histories is not None:
-            again, guilty = self._histories.on_death(dead)
+        if self._attempts is not None:
+            again, guilty = self._attempts.on_death(dead)
             done += [Fail(each, Failure.KILLED_INSTANCES) for each in guilty]
-            for attempt in (*again, *self._histories.due(now_s)):
+            for attempt in (*again, *self._attempts.due(now_s)):
                 done += self._send_again(attempt, now_s)
         return done
 
     def _attempt_of(self, request_id: RequestId) -> RequestId:
-        return request_id if self._histories is None else self._histories.attempt_of(request_id)
+        return request_id if self._attempts is None else self._attempts.attempt_of(request_id)
+
+
+def _in_order(outcome: Outcome) -> Iterator[Repeat | Deliver]:
+    """The repeats and deliveries of a batch, in the order in which they arrived."""
+    repeats = deque(outcome.repeats)
+    for number, delivery in enumerate(outcome.deliveries):
+        while repeats and repeats[0].num_before <= number:
+            yield repeats.popleft()
+        yield delivery
+    yield from repeats

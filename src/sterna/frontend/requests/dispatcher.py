@@ -1,16 +1,16 @@
-"""Finds an instance for each request: through the scheduler, or past it. Pure.
+"""Dispatcher: finds an instance for each request, with the scheduler or without it. Pure.
 
-A request is *asked* for at the scheduler until that names an instance, *held* while there is no
-instance, and from then on a matter of `ownership`.
+A request is *asked* for at the scheduler until the scheduler names an instance, and *held* while
+there is no instance. Once it is sent, `ownership` keeps track of it.
 
 "When the global scheduler fails, [the system] temporarily falls back to a scheduler-bypassing
 mode [...]: the request frontends directly dispatch requests to certain instances using simple
 rules" (Section 5, Fault tolerance). The rule here is the instance with the fewest requests of
 this front end. A scheduler that did not answer in time is not asked for a while, so that not
-every request waits for it; any word of it, or another scheduler in its place, ends that.
+every request waits for it; any answer of it, or another scheduler in its place, ends that.
 
-Events are the `on_...` methods; each returns what is to be done, in order. Time comes in as
-`now_s`; `on_time` is to be called when `next_deadline_s` has come.
+Events are the `on_...` methods; each returns effects, in order. Time comes in as `now_s`; call
+`on_time` when `next_deadline_s` has come.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ from sterna.types import FrontendId, InstanceId, RequestId
 
 @dataclass(frozen=True, slots=True)
 class _Unsent:
-    """A request without an instance; `payload` goes to its instance as it is."""
+    """A request without an instance; `payload` goes to its instance unchanged."""
 
     ask: DispatchRequest
     payload: bytes
@@ -53,13 +53,13 @@ class Dispatcher:
         self._version = -1
         self._scheduler: str | None = None
         self._silent_until_s: float | None = None
-        # By id, with whether it is terminating.
+        # By id: whether the instance is terminating.
         self._instances: dict[InstanceId, bool] = {}
-        # The emptyings under way, those of instances that do not know yet that nothing comes from
-        # here any more, and those of the others.
+        # Terminating instances without and with a farewell of this front end; the version that
+        # identifies each termination (`emptied_since`).
         self._not_left: dict[InstanceId, int] = {}
         self._left: dict[InstanceId, int] = {}
-        # How many messages about requests each instance has sent, ever.
+        # The number of all messages about requests that each instance has sent.
         self._num_heard: Counter[InstanceId] = Counter()
         # In the order of their deadlines: each is entered with the same time-out.
         self._asked: dict[RequestId, _Unsent] = {}
@@ -96,10 +96,10 @@ class Dispatcher:
         now_s: float,
         output_token_ids: tuple[int, ...] = (),
     ) -> list[Effect]:
-        """A client's request came; `payload` goes to its instance as it is.
+        """A client's request has arrived; `payload` goes to its instance unchanged.
 
         Args:
-            output_token_ids: what the client has already (`AddRequest`).
+            output_token_ids: the tokens that the client has already (`AddRequest`).
         """
         deadline_s = now_s + self._config.scheduler_timeout_s
         request = _Unsent(ask, payload, output_token_ids, deadline_s)
@@ -109,19 +109,20 @@ class Dispatcher:
         return [ToScheduler(ask)]
 
     def on_dispatched(self, answer: Dispatched, now_s: float) -> list[Effect]:
-        """The scheduler named an instance; too late an answer only shows that it lives."""
+        """The scheduler named an instance; a late answer only shows that the scheduler lives."""
         self._silent_until_s = None
         request = self._asked.pop(answer.request_id, None)
         if request is None:
             return []
         if self._instances.get(answer.instance_id, True):
-            # One of the two has not heard yet of a death, a birth, or an end that is to come.
+            # The scheduler or this front end does not know yet of a start, an end, or a
+            # termination of the instance.
             cancel = ToScheduler(CancelDispatch(answer.request_id))
             return [cancel, *self._place(request, now_s)]
         return [self._send(request, answer.instance_id, answer.dispatch_number)]
 
     def on_abort(self, request_ids: Iterable[RequestId]) -> list[Effect]:
-        """The clients of these requests have gone; unknown ones have ended already."""
+        """The clients of these requests have gone; unknown requests have ended already."""
         effects: list[Effect] = []
         sent = []
         for request_id in request_ids:
@@ -136,10 +137,10 @@ class Dispatcher:
         self._ownership.on_ended(request_id)
 
     def on_news(self, instance_id: InstanceId) -> None:
-        """The instance has told something of requests: tokens, or where they are."""
+        """The instance has sent news of requests: tokens, or which instance has them."""
         self._num_heard[instance_id] += 1
         if instance_id in self._left:
-            # It was on its way when the farewell was said, which is void.
+            # The news was under way when the farewell was sent, and voids it.
             self._not_left[instance_id] = self._left.pop(instance_id)
 
     def on_moved(self, moved: RequestsMoved, now_s: float) -> list[Effect]:
@@ -147,15 +148,15 @@ class Dispatcher:
         return self._ownership.on_moved(moved, now_s)
 
     def on_tokens(self, instance_id: InstanceId, spans: Iterable[TokenSpan]) -> None:
-        """The instance sent these tokens, later ones of their requests than all before."""
+        """The instance sent these tokens, each span later than all before of its request."""
         self._ownership.on_tokens(instance_id, spans)
 
     def on_owner_reply(self, reply: OwnerReply, now_s: float) -> list[Effect]:
-        """An instance claims these of the requests that it was asked for."""
+        """An instance claims these requests, of those about which it was asked."""
         return self._ownership.on_owner_reply(reply, now_s)
 
     def on_membership(self, membership: Membership, now_s: float) -> list[Effect]:
-        """Somebody came or went; a version that was overtaken is ignored."""
+        """Members have changed; a version that is not newer than the last one is ignored."""
         if membership.version <= self._version:
             return []
         self._version = membership.version
@@ -195,11 +196,11 @@ class Dispatcher:
         return effects + self._ownership.on_time(now_s)
 
     def farewells(self) -> list[Effect]:
-        """What instances that are being emptied are to be told, once nothing of here is with them.
+        """Return a Farewell for each terminating instance that has no request of this front end.
 
-        To be asked for after every event. An instance ends only when it has heard this of every
-        front end: no request is on its way to it then. What is on its way from it voids this, and
-        is answered with another one.
+        Call this after every event. An instance ends only after the farewells of all front ends,
+        when no request is under way to it. News that is under way from the instance voids its
+        farewell; another one follows.
         """
         if not self._not_left:
             return []
@@ -219,7 +220,7 @@ class Dispatcher:
         return self._send_or_hold(replace(request, deadline_s=deadline_s))
 
     def _send_or_hold(self, request: _Unsent) -> list[Effect]:
-        """Send by the local rule; an instance that is being emptied gets nothing."""
+        """Send by the local rule; a terminating instance gets nothing."""
         candidates = [
             each for each, is_terminating in self._instances.items() if not is_terminating
         ]
@@ -237,7 +238,7 @@ class Dispatcher:
         return ToInstance(instance_id, message, request.payload)
 
     def _ask_again(self, now_s: float) -> list[Effect]:
-        """Ask another scheduler for what its predecessor has not answered."""
+        """Ask the new scheduler again for the requests that its predecessor has not answered."""
         if self._scheduler is not None:
             return [ToScheduler(request.ask) for request in self._asked.values()]
         asked, self._asked = self._asked, {}

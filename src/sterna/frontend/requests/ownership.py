@@ -1,35 +1,36 @@
-"""Which instance has which request of this front end, also after deaths. Pure.
+"""Ownership: which instance has which request of this front end, also after deaths. Pure.
 
-While nobody dies the owner is where the request was sent, or whoever last said, or showed by
-later tokens than all before, that it runs there. This news travels over one connection for each
-instance, so it may come out of order: which of two is later is told by the token that was the
-request's next one. Or, when its sender dies, it does not come at all: a request may have
-moved to an instance that died before it could say so. Therefore **a death puts every request in
-doubt**. All instances are asked for all requests in doubt, and
+Without deaths, the owner is the instance to which the request was sent, or the last one that said
+that the request runs there, or sent later tokens of it than all before. Each instance has a
+connection of its own, so this news may arrive out of order: of two pieces the later one is that
+with the higher index of the request's next token. If the sender dies, its news does not arrive at
+all: a request may have moved to an instance that died before it could say so. Therefore **a death
+puts every request in doubt**. All instances are asked about all requests in doubt:
 
-- a request is out of doubt when an instance has it: if that has given it away since, the next
-  owner says so, or dies, which puts it in doubt again;
-- one that is only arriving somewhere, or leaving with its commit under way, stays in doubt, and
-  is asked for again, for it may never get there, or be gone: unless that instance then shows that
-  it runs there. What comes over one connection is in order, so that is fresh;
-- a request that nobody claims has died with its instance. It is given up only when every live
-  instance has denied it, never because one is slow to answer: that is asked the same again. An
-  instance of whose start others have heard first counts from when it says that it has a request:
-  it says which membership it knows, so nobody takes a newcomer for one that has died;
-- a request that moves, or another death, voids the answers so far: the instance that denied it
-  may have it since;
-- one that its owner, as far as is known, denies was passed on. Whoever has got it may have denied
-  it before that: where all deny it, they are asked once more;
-- a membership that was missed, since a supervisor died, may have told of an instance that is
-  dead by now: it counts as a death.
+- A request is out of doubt when an instance has it. If that instance has given it away since, the
+  next owner says so, or dies, which puts the request in doubt again.
+- A request that is only arriving at an instance, or leaving it with the commit under way, stays in
+  doubt, and the question is repeated, since the request may never arrive, or may be gone. The doubt
+  ends when that instance shows that the request runs there: messages of one connection arrive in
+  order, so this news is later than the answer.
+- A request that no instance claims has died with its instance. It is given up only when every live
+  instance has denied it, never because one is slow to answer: a slow one gets the same question
+  again. An instance may say that it has a request before this front end knows of its start; it
+  counts from then on. It says which membership it knows, so it is not taken for a dead one.
+- A move of the request, or another death, voids the answers so far: an instance that denied the
+  request may have it since.
+- A request that its owner, as far as is known, denies was passed on. The instance that has got it
+  may have denied it before that: if all deny it, all are asked once more.
+- A missed membership (after the death of a supervisor) may have named an instance that has died
+  since: it counts as a death.
 
-Streams go on meanwhile: doubt is not shown to clients.
+Streams go on meanwhile: clients do not see the doubt.
 
 An instance that denied a request can only get it from a live peer, in a migration that begins
-later. If that ends before the peer has answered, and the peer was not known to have it, all have
-denied a request that lives: its new owner's news is still under way. Who gives such a request up
-for good waits for that news; who sends it again under another id need not, because the one that
-lives is then told to stop.
+later. If that migration ends before the peer has answered, and the peer was not known to have the
+request, all have denied a request that lives: its new owner's news is still under way. If requests
+are given up for good, `Ownership` waits for that news. If they are sent again under another id, it
+need not: the instance that has the old attempt is told to stop.
 """
 
 from collections import Counter
@@ -46,11 +47,11 @@ class _Doubt:
     """A request whose owner is in doubt.
 
     Attributes:
-        deadline_s: when it is decided upon, or asked for again.
-        is_aborted: its client has gone; whoever claims it is told so.
-        queries: the query in which each instance was asked; answers to older ones are void.
-        unanswered: instances that have not answered theirs.
-        claimant: the one at which it was arriving when that answered last.
+        deadline_s: when it is decided, or instances are asked again.
+        is_aborted: its client has gone; an instance that claims it is told so.
+        queries: the last query to each instance; answers to older ones are void.
+        unanswered: instances that have not answered their query.
+        claimant: the instance that last answered that the request is arriving there.
         is_passed_on: its owner, as far as is known, has denied it.
     """
 
@@ -64,12 +65,12 @@ class _Doubt:
 
 @dataclass(slots=True)
 class _Newcomer:
-    """An instance of whose start others have heard first.
+    """An instance that sent news before this front end got the membership with it.
 
     Attributes:
         version: of the membership that it knows.
-        request_ids: what it said that it has adopted. It may have these, and can be asked only
-            when it is known where it is.
+        request_ids: the requests that it has adopted by its own news. It may have them, and can be
+            asked only when a membership with its address has arrived.
     """
 
     version: int
@@ -80,7 +81,7 @@ class Ownership:
     """The requests that were sent to instances.
 
     Args:
-        owner_timeout_s: after so long a request in doubt is decided upon, or asked for again.
+        owner_timeout_s: after this time a doubt is decided, or instances are asked again.
         decides_at_once: give a request up as soon as every live instance has denied it, without
             waiting for news.
     """
@@ -95,7 +96,7 @@ class Ownership:
         self._version = 0
         self._newcomers: dict[InstanceId, _Newcomer] = {}
         self._owners: dict[RequestId, InstanceId] = {}
-        # Which token of each was its next one when that was last heard of its owner.
+        # By request: index of the next token, by the last news of its owner.
         self._known_to: dict[RequestId, int] = {}
         self._num_owned: Counter[InstanceId] = Counter()
         # In the order of their deadlines: each is entered with the same time-out.
@@ -114,7 +115,7 @@ class Ownership:
         return self._owners.get(request_id)
 
     def num_owned(self, instance_id: InstanceId) -> int:
-        """Return how many of the requests the instance has."""
+        """Return the number of requests that the instance has."""
         return self._num_owned[instance_id]
 
     def on_sent(self, request_id: RequestId, instance_id: InstanceId) -> None:
@@ -129,7 +130,7 @@ class Ownership:
     def on_moved(self, moved: RequestsMoved, now_s: float) -> list[Effect]:
         """An instance says that it has adopted these requests.
 
-        What a dead instance said before it died says nothing about who has the request.
+        News of a dead instance says nothing about the owner of the request.
         """
         instance_id = moved.instance_id
         if instance_id not in self._instances:
@@ -148,7 +149,7 @@ class Ownership:
         return self._query(restarted)
 
     def on_tokens(self, instance_id: InstanceId, spans: Iterable[TokenSpan]) -> None:
-        """The instance sent these tokens, later ones of their requests than all before."""
+        """The instance sent these tokens, each span later than all before of its request."""
         if instance_id not in self._instances and instance_id not in self._newcomers:
             return
         for span in spans:
@@ -158,7 +159,7 @@ class Ownership:
                 self._settles(doubt, instance_id, request_id)
 
     def on_owner_reply(self, reply: OwnerReply, now_s: float) -> list[Effect]:
-        """An instance has these of the requests that it was asked for, or may come to have them."""
+        """An instance has these requests, of those about which it was asked, or may get them."""
         _, request_ids = self._queries.pop(reply.query_id, (None, ()))
         here, arriving = set(reply.request_ids), set(reply.arriving)
         aborted = []
@@ -181,13 +182,14 @@ class Ownership:
                 if self._decides_at_once:
                     effects += self._decide(request_id, now_s)
                 elif not doubt.unanswered:
-                    # Who passed it on before it denied it may be heard of before the new owner is.
+                    # The denial of the instance that passed it on may arrive before the news of the
+                    # new owner.
                     self._put_off(request_id, now_s)
         effects += self._query(self._unasked(request_ids))
         return _aborts({reply.instance_id: aborted}) + effects
 
     def on_abort(self, request_ids: Iterable[RequestId]) -> list[Effect]:
-        """The clients of these requests have gone; unknown ones have ended already."""
+        """The clients of these requests have gone; unknown requests have ended already."""
         by_instance: dict[InstanceId, list[RequestId]] = {}
         for request_id in request_ids:
             believed = {self._owners.get(request_id)}
@@ -203,10 +205,11 @@ class Ownership:
     def on_instances(
         self, instances: Sequence[InstanceId], now_s: float, version: int = 0
     ) -> list[Effect]:
-        """These instances live in the membership of this version; any other that did is dead for
-        good, unless what it said tells that it lives in a later one."""
+        """These instances live in the membership of this version. Any other known one is dead for
+        good, unless its news named a later version."""
         there = {*self._instances, *self._newcomers}
-        # By a supervisor that has died: who came and went between is told by none.
+        # After the death of a supervisor: instances that started and died in a missed version are
+        # never announced again.
         has_missed_some = version > self._version + 1
         self._version = version
         self._newcomers = {
@@ -228,13 +231,13 @@ class Ownership:
                     self._disown(request_id)
         effects = self._query(list(self._doubts))
         if self._decides_at_once and not instances:
-            # There is nobody who could have any.
+            # No instance could have any of them.
             for request_id in list(self._doubts):
                 effects += self._decide(request_id, now_s)
         return effects
 
     def on_time(self, now_s: float) -> list[Effect]:
-        """Decide upon the doubts whose deadline has come."""
+        """Decide the doubts whose deadline has come."""
         due = [each for each, doubt in self._doubts.items() if doubt.deadline_s <= now_s]
         unanswered: list[RequestId] = []
         effects: list[Effect] = []
@@ -250,8 +253,8 @@ class Ownership:
         return effects + self._repeat_queries(unanswered) + self._query(self._unasked(due))
 
     def _decide(self, request_id: RequestId, now_s: float) -> list[Effect]:
-        """Give the request up if all who were asked have denied it. If one of them has passed it
-        on, another round begins, in which all are to be asked."""
+        """Give the request up if all instances have denied it. If its owner has passed it on,
+        another round begins instead, in which all are asked again."""
         doubt = self._doubts[request_id]
         is_open = self._is_open(doubt, request_id)
         if is_open if doubt.claimant is None else not doubt.is_aborted:
@@ -264,29 +267,29 @@ class Ownership:
         return [] if doubt.is_aborted else [Fail(request_id, Failure.OWNER_DIED)]
 
     def _put_off(self, request_id: RequestId, now_s: float) -> None:
-        """Wait once more; the doubt enters as the last to come due."""
+        """Wait once more; the doubt becomes the last to be due."""
         doubt = self._doubts.pop(request_id)
         doubt.deadline_s = now_s + self._owner_timeout_s
         self._doubts[request_id] = doubt
 
     def _is_open(self, doubt: _Doubt, request_id: RequestId) -> bool:
-        """Return whether somebody may have the request who has not denied it."""
+        """Return whether an instance that has not denied the request may have it."""
         newcomers = self._newcomers.values()
         return bool(doubt.unanswered) or any(request_id in each.request_ids for each in newcomers)
 
     def _begin_round(self, request_id: RequestId, now_s: float) -> None:
-        """Void all answers for this request; it enters as the last to come due."""
+        """Void all answers about this request; it becomes the last to be due."""
         doubt = self._doubts.pop(request_id, None)
         is_aborted = doubt is not None and doubt.is_aborted
         self._doubts[request_id] = _Doubt(now_s + self._owner_timeout_s, is_aborted)
 
     def _unasked(self, request_ids: Iterable[RequestId]) -> list[RequestId]:
-        """Those of these of which another round has begun, and nobody was asked."""
+        """Those of these requests for which a new round has begun, with no instance asked yet."""
         doubts = ((each, self._doubts.get(each)) for each in request_ids)
         return [each for each, doubt in doubts if doubt is not None and not doubt.queries]
 
     def _settles(self, doubt: _Doubt, instance_id: InstanceId, request_id: RequestId) -> bool:
-        """Take the request out of doubt if it is seen where it was claimed."""
+        """End the doubt if this instance is the one at which the request was arriving."""
         is_settled = doubt.claimant == instance_id and not doubt.is_aborted
         if is_settled:
             del self._doubts[request_id]
@@ -294,7 +297,7 @@ class Ownership:
         return is_settled
 
     def _query(self, request_ids: Sequence[RequestId]) -> list[Effect]:
-        """Ask every instance for those of these requests that it was not asked for."""
+        """Ask every instance about those of these requests about which it was not asked yet."""
         effects: list[Effect] = []
         for instance_id in self._instances:
             unasked = tuple(
@@ -313,8 +316,8 @@ class Ownership:
         return effects
 
     def _repeat_queries(self, request_ids: Sequence[RequestId]) -> list[Effect]:
-        """Send the queries about these requests that have no answer once more, as they were: an
-        answer that is only late counts."""
+        """Repeat the unanswered queries about these requests unchanged, so that an answer that is
+        only late counts."""
         doubts = [self._doubts[each] for each in request_ids]
         query_ids = {doubt.queries[each] for doubt in doubts for each in doubt.unanswered}
         effects: list[Effect] = []
@@ -327,9 +330,12 @@ class Ownership:
     def _own_if_fresh(
         self, request_id: RequestId, instance_id: InstanceId, first_index: int, known_to: int
     ) -> None:
-        """Believe that the request, if it is known, was there when its next token was that of
-        `first_index`, unless it is known to be elsewhere since later; it is known to be there up
-        to `known_to`."""
+        """Make the instance the owner, unless later news names another one.
+
+        Args:
+            first_index: the request's next token when it was on the instance.
+            known_to: the request is known to be there up to this token.
+        """
         owner = self._owners.get(request_id)
         if owner is None or first_index < self._known_to[request_id]:
             return
@@ -339,8 +345,8 @@ class Ownership:
             self._own(request_id, instance_id, known_to)
 
     def _confirm(self, request_id: RequestId, instance_id: InstanceId) -> None:
-        """The instance has the request. From which token on is not said: a source that its dead
-        destination leaves the request knows fewer tokens than that has sent."""
+        """Make the instance the owner. The index of the next token is not known: a source that
+        keeps the request of a dead destination knows fewer tokens than that one has sent."""
         if self._owners.get(request_id) != instance_id:
             self._own(request_id, instance_id)
 

@@ -1,4 +1,4 @@
-"""What the front end's cores want done. Pure."""
+"""Effects of the front end's cores. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -15,7 +15,7 @@ from sterna.types import InstanceId, RequestId
 
 
 class Failure(Enum):
-    """Why a request ends with an error. Each value is shown to operators."""
+    """Reason for which a request ends with an error. Each value is shown to operators."""
 
     NO_INSTANCE = "no instance was there to serve it"
     OWNER_DIED = "its instance died and no other instance has it"
@@ -48,8 +48,8 @@ class Deliver:
     """Give the client's stream this payload next.
 
     Attributes:
-        num_repeated: how many of its leading tokens the stream already has; they must be cut.
-        is_finished: it ends the stream; the core has forgotten the request.
+        num_repeated: number of leading tokens that the stream already has; they must be cut.
+        is_finished: the payload ends the stream; the core has forgotten the request.
     """
 
     request_id: RequestId
@@ -63,7 +63,7 @@ class SendAgain:
     """A fact for the log: the request goes on behind the tokens that its client has.
 
     Attributes:
-        attempt_id: under which instances know it from now on.
+        attempt_id: the id by which instances know the request from now on.
     """
 
     request_id: RequestId

@@ -1,4 +1,4 @@
-"""Which requests an operator means: engines know other ids than clients. Pure.
+"""Request ids: from the names that clients and operators use to those of engines. Pure.
 
 A client knows its response's id (`chatcmpl-...`, `cmpl-...`) or the `X-Request-Id` that it sent.
 vLLM derives from it one engine request for each prompt and each of `n` choices:
@@ -8,9 +8,9 @@ vLLM derives from it one engine request for each prompt and each of `n` choices:
     a prompt                                          cmpl-tern-0       (prompt 0 of a batch)
     engine request   chatcmpl-tern-9f86d081           cmpl-tern-0-9f86d081
     of n choices     2_chatcmpl-tern-9f86d081         2_cmpl-tern-0-9f86d081
-    sent again       chatcmpl-tern-9f86d081+1         (`histories`: its instance died)
+    sent again       chatcmpl-tern-9f86d081+1         (`attempts`: its instance died)
 
-Any of these names is understood; one that stands for several engine requests means all of them.
+Each of these names is accepted; one that stands for several engine requests means all of them.
 """
 
 import re
@@ -27,7 +27,7 @@ _KIND = re.compile(r"^(?:[a-z]+-|resp_)")
 
 
 def names_of(request_id: RequestId) -> set[str]:
-    """Return every name by which somebody may mean this engine request."""
+    """Return every name by which a client or operator may mean this engine request."""
     original = _ATTEMPT.sub("", request_id)
     parent = _CHOICE.sub("", original)
     prompt = _RANDOM_SUFFIX.sub("", parent)
@@ -50,7 +50,7 @@ def choice_of(request_id: RequestId) -> int:
 
 
 def slot_of(request_id: RequestId) -> str:
-    """Return a name of the engine request that is the same whenever its HTTP request is run."""
+    """Return a name of the engine request that stays the same if its HTTP request is run again."""
     return _RANDOM_SUFFIX.sub("", request_id)
 
 

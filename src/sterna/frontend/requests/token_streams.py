@@ -1,10 +1,10 @@
 """Token streams in order, each token once, each stream ended once. Pure.
 
-A migrating request's tokens come from two instances over two connections, between which there is
-no order, and a request that an instance takes over after a death repeats tokens that were already
-delivered. Every span says with which token it begins, and that is all that is needed: a span
-that begins at the next expected token is delivered, one that begins later waits, one that is
-behind is dropped, and of one that is partly behind only the rest is delivered.
+The tokens of a migrating request come from two instances over two connections, without an order
+between them, and a request that an instance takes over after a death repeats tokens that were
+already delivered. Every span carries the index of its first token, which is enough: a span that
+begins at the next expected token is delivered, one that begins later waits, one that is behind is
+dropped, and of one that is partly behind only the rest is delivered.
 """
 
 from bisect import insort
@@ -18,12 +18,12 @@ from sterna.types import RequestId
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Tokens that the stream has already, from an instance that may have others in their place.
+    """Tokens whose places in the stream are filled already, perhaps by other tokens.
 
     Attributes:
-        payload: its first token is that of `first_index`.
-        num_before: how many deliveries of the batch come before it; the next one is its rest,
-            if it has one.
+        payload: its first token has the index `first_index`.
+        num_before: number of deliveries of the batch that come before it. The next one is the rest
+            of the same payload, if it has one.
     """
 
     request_id: RequestId
@@ -34,14 +34,14 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What becomes of a batch.
+    """The result of a batch.
 
     Attributes:
         deliveries: in the order in which they must reach the client.
         repeats: what was cut or dropped, in order.
-        advanced: the batch's spans with tokens later than all of their streams that came before.
-        ended: streams of which the batch holds the end, behind tokens that are still to come.
-        strays: requests of the batch without an open stream that their instance still steps.
+        advanced: spans of the batch with later tokens than all that their streams got before.
+        ended: streams whose end is in the batch, while earlier tokens are still missing.
+        strays: requests of the batch without an open stream that their instance still computes.
     """
 
     deliveries: list[Deliver]
@@ -57,9 +57,8 @@ class _Stream:
 
     Attributes:
         next_index: the first token that was not delivered yet.
-        seen_index: one past the last token of any span that came, delivered or held.
-        held: spans behind a gap, as (first token, one past the last, is finished, payload),
-            sorted.
+        seen_index: one past the last token of all spans so far, delivered or held.
+        held: spans after a gap, as (first token, one past the last, is finished, payload), sorted.
     """
 
     next_index: int = 0
@@ -81,12 +80,12 @@ class TokenStreams:
         self._streams[request_id] = _Stream(first_index, first_index)
 
     def close(self, request_id: RequestId) -> None:
-        """Deliver nothing of this request any more; no effect when its stream has ended."""
+        """Deliver nothing further of this request; no effect when its stream has ended."""
         self._streams.pop(request_id, None)
         self._gap_deadlines_s.pop(request_id, None)
 
     def num_delivered(self, request_id: RequestId) -> int | None:
-        """Return how many tokens the client has, or None when there is no such open stream."""
+        """Return the number of tokens that the client has, or None without an open stream."""
         stream = self._streams.get(request_id)
         return None if stream is None else stream.next_index
 
@@ -105,7 +104,7 @@ class TokenStreams:
         return outcome
 
     def expired(self, now_s: float) -> list[RequestId]:
-        """Return the streams whose gap has been open too long: its tokens were lost."""
+        """Return the streams whose gap has been open too long: tokens were lost."""
         return [
             request_id
             for request_id, deadline_s in self._gap_deadlines_s.items()
@@ -154,8 +153,8 @@ class TokenStreams:
     ) -> bool:
         """Deliver what is not a repeat, and return whether the stream goes on.
 
-        An end that comes with tokens which the stream already has still ends it. An output
-        without tokens that does not end the stream (a notice) is delivered at its place.
+        A finished span ends the stream even if all its tokens are repeats. An output without
+        tokens that does not end the stream (a notice) is delivered at its place.
         """
         first, end, is_finished, payload = span
         if first < min(end, stream.next_index):
