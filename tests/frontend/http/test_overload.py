@@ -23,7 +23,7 @@ from sterna.frontend.http.overload import (
     FullLog,
     OverloadMiddleware,
     OverloadUnread,
-    expected,
+    counted,
     reserved,
 )
 from sterna.frontend.http.queue_limit import QueueLimit, Ticket
@@ -99,8 +99,7 @@ def test_a_request_is_refused_by_what_it_asks_of_the_engines_whatever_the_applic
     assert (answer.status_code, answer.headers["Retry-After"]) == (429, "5")
     assert answer.json()["error"] == {
         "message": "too many requests wait (1); try again in 5 s, or with fewer prompts and "
-        "choices at once: of this one 12 or more would wait, where 10 may, unless nothing else "
-        "waits",
+        "choices at once: this one has 12 or more, and 10 may wait, unless nothing else waits",
         "type": "RateLimitError",
         "param": None,
         "code": 429,
@@ -246,11 +245,11 @@ def test_outputs_wait_for_their_first_token_until_they_are_closed() -> None:
 
     async def ask(scope: Scope, receive: Receive, send: Send) -> None:
         assert reserved(limit, 3) is None
-        counted = expected(limit, "cmpl-1", outputs(), 3)
-        assert await anext(counted) == 1
+        its = counted(limit, "cmpl-1", outputs(), 3)
+        assert await anext(its) == 1
         limit.on_first_token("cmpl-1", 0.0)
         waiting.append(limit.num_waiting)
-        await counted.aclose()
+        await its.aclose()
         waiting.append(limit.num_waiting)
         await PlainTextResponse("inside")(scope, receive, send)
 
@@ -278,7 +277,7 @@ def test_a_request_that_nobody_answers_reserves_and_counts_nothing() -> None:
         limit.enter(0.0, is_urgent=False)
         assert reserved(limit, 3) is None
         its = outputs()
-        assert expected(limit, "cmpl-1", its, 3) is its
+        assert counted(limit, "cmpl-1", its, 3) is its
         assert limit.num_waiting == 1
 
     asyncio.run(test())

@@ -12,7 +12,7 @@ pytest.importorskip("vllm")
 
 from vllm.exceptions import GenerationError
 
-from sterna.frontend.http.request_errors import error_of, telling_why
+from sterna.frontend.http.request_errors import error_of, raising_failures
 from sterna.frontend.requests.request_effects import Failure
 
 pytestmark = pytest.mark.vllm
@@ -59,7 +59,7 @@ def test_outputs_are_passed_on_until_one_of_several_choices_fails() -> None:
             closed.append(True)
 
     async def run() -> None:
-        told = telling_why(outputs())
+        told = raising_failures(outputs())
         assert await anext(told) is fine
         with pytest.raises(GenerationError, match="no_instance"):
             await anext(told)

@@ -29,8 +29,8 @@ INFERENCE = Route(Access.ANY_KEY, is_inference=True)
         ("/admin", OPERATORS_ALWAYS),
         ("/adminx", OPERATORS_ALWAYS),
         ("/metricsx", OPERATORS_ALWAYS),
-        ("/metrics/", Route(Access.EVERYBODY, at_shutdown=AtShutdown.ANSWERED)),
-        ("/health", Route(Access.EVERYBODY, at_shutdown=AtShutdown.PROBE)),
+        ("/metrics/", Route(Access.PUBLIC, at_shutdown=AtShutdown.ANSWERED)),
+        ("/health", Route(Access.PUBLIC, at_shutdown=AtShutdown.PROBE)),
         ("/health/", OPERATORS),
     ],
 )
@@ -49,7 +49,7 @@ def test_what_has_tiers_or_is_kept_is_inference_and_only_what_is_kept_has_replic
 
 
 def test_everybody_sees_probes_metrics_and_the_description_of_the_api_and_nothing_else() -> None:
-    assert {path for path, route in ROUTES.items() if route.access is Access.EVERYBODY} == {
+    assert {path for path, route in ROUTES.items() if route.access is Access.PUBLIC} == {
         *("/health", "/ping", "/load", "/version", "/metrics", "/metrics/"),
         *("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
         *("/static/swagger-ui-bundle.js", "/static/swagger-ui.css"),

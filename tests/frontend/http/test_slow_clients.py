@@ -23,9 +23,9 @@ from sterna.frontend.http.slow_clients import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     READ_BYTES,
-    Places,
+    ConnectionLimit,
     bounded_head,
-    patient,
+    with_limits,
 )
 from sterna.frontend.http.tls import behind_tls
 from tests.clocks import SkippingLoop, run_skipping
@@ -85,11 +85,11 @@ async def served(
     application = Application()
     config = uvicorn.Config(application, lifespan="off", log_level="error", timeout_keep_alive=1)
     config.load()
-    places = Places(max_connections)
-    config.http_protocol_class = patient(protocol, places, head_s, reader_s)
+    connection_limit = ConnectionLimit(max_connections)
+    config.http_protocol_class = with_limits(protocol, connection_limit, head_s, reader_s)
     if context is not None:
         config.http_protocol_class = behind_tls(
-            config.http_protocol_class, context, places, handshake_s
+            config.http_protocol_class, context, connection_limit, handshake_s
         )
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from sterna.frontend.http.request_context import is_taken_over, tell_let_in
+from sterna.frontend.http.request_context import is_taken_over, notify_let_in
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.middleware import ResumableStreams
 from sterna.frontend.resumable.paced_outputs import paced
@@ -68,7 +68,7 @@ class FrontEnd:
         if self.is_full:
             return Response(status_code=429)
         if not is_taken_over():
-            tell_let_in()
+            notify_let_in()
         name = f"cmpl-{request.headers['X-Request-Id']}-0"
         outputs = paced(self.exchange, name, self._generate(name, body["num"]), is_repeatable=True)
         return StreamingResponse(self._events(name, outputs), media_type="text/event-stream")

@@ -1,4 +1,4 @@
-"""API keys: whose a request is, found in a time that tells nothing of them, and what it opens."""
+"""API keys: the caller of a request, found by constant-time comparison, and the caller's rights."""
 
 import hashlib
 import secrets
@@ -15,7 +15,7 @@ from sterna.priority_classes import ApiKey
 
 
 class ApiKeys:
-    """All keys of a server; without any, everybody may do everything."""
+    """All keys of a server; without keys, every caller may do everything."""
 
     def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
         self._keys = tuple(keys)
@@ -26,19 +26,20 @@ class ApiKeys:
         return bool(self._keys)
 
     def find(self, authorization: str | None) -> ApiKey | None:
-        """Return the key of an `Authorization: Bearer KEY` header; None where it is none."""
+        """Return the key of an `Authorization: Bearer KEY` header; None if the server has no such
+        key."""
         scheme, _, key = (authorization or "").partition(" ")
         digest = hashlib.sha256(key.encode()).digest()
-        # Every key is compared, so that the time taken does not tell which one was close.
+        # Every key is compared, so that the time taken does not show which one was close.
         matches = [each for each in self._keys if secrets.compare_digest(digest, each.digest)]
         return matches[0] if matches and scheme.lower() == "bearer" else None
 
 
 class Callers:
-    """Finds who asks for what.
+    """Finds the caller of a request: its path, its API key and the rules for them.
 
     Args:
-        root_path: what a proxy may leave before the paths (`--root-path`).
+        root_path: the prefix that a proxy may leave before the paths (`--root-path`).
     """
 
     def __init__(self, keys: ApiKeys, root_path: str = "") -> None:
@@ -46,8 +47,7 @@ class Callers:
         self._root_path = root_path
 
     def of(self, scope: Scope) -> Caller:
-        """Return the caller of a request; the one that is known already, if path and key are as
-        they were."""
+        """Return the caller of a request: the known one if path and key have not changed."""
         # vLLM's application writes its root path into the scope.
         path = scope["path"].removeprefix(scope.get("root_path") or self._root_path)
         authorization = Headers(scope=scope).get("Authorization")
@@ -60,7 +60,7 @@ class Callers:
 
 
 class KeyCheck:
-    """Lets those in who may; stands in the place of vLLM's check."""
+    """Refuses callers without the rights for their path; replaces vLLM's check."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -75,10 +75,10 @@ class KeyCheck:
         await refusal(scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
-        # A browser asks with OPTIONS, and without a key, whether it may ask at all.
+        # Browsers send preflight requests (OPTIONS) without a key.
         if scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS":
             return True
         asking = caller()
-        if asking.route.access in (Access.EVERYBODY, Access.OWN_CHECK) or asking.is_operator:
+        if asking.route.access in (Access.PUBLIC, Access.OWN_CHECK) or asking.is_operator:
             return True
         return asking.is_known and asking.route.access is Access.ANY_KEY

@@ -1,9 +1,9 @@
-"""What a client sends is bounded: in size, alone and together, and in the time that it may take.
+"""Limits for request bodies: the size of one, the size of all together, and the time of one.
 
 The body of each request is read here, before anything else looks at it: vLLM's server would read
-any number of bytes, for as long as somebody sends them. All bodies together have a budget, from the
-first byte of each until the answer to it begins. Who would exceed it is told to come again, rather
-than left to wait: several who wait for each other's last bytes would all wait in vain.
+any number of bytes, for as long as a client sends them. All bodies together have a budget, from the
+first byte of each until its answer begins. A request that would exceed it is refused, and may be
+repeated later. It does not wait: several half-read bodies could wait for each other forever.
 """
 
 import asyncio
@@ -23,27 +23,27 @@ from sterna.frontend.http.request_errors import error_response
 logger = logging.getLogger(__name__)
 
 METHODS = frozenset({"POST", "PUT", "PATCH"})
-"""Others have no body that anybody would read; uvicorn takes only 64 KiB of one."""
+"""The bodies of other methods are not read; uvicorn takes only 64 KiB of one."""
 
 
 RETRY_AFTER_S = 5
-"""Where there is no room for a body: by then some other answers will have begun."""
+"""For a body without room: by then some other answers will have begun."""
 
 
 ROOM_AGAIN = 0.9
-"""Of the budget: with less taken, there is room again."""
+"""Fraction of the budget: with less taken, the log says that there is room again."""
 
 
 class BodyLimit:
     """An ASGI application around vLLM's.
 
     Args:
-        max_bytes: of one body.
-        max_waiting_bytes: of all bodies whose answers have not begun.
-        timeout_s: for all of it.
+        max_bytes: limit for one body.
+        max_waiting_bytes: limit for all bodies whose answers have not begun.
+        timeout_s: for the whole body.
 
     Attributes:
-        num_waiting_bytes: of all bodies whose answers have not begun.
+        num_waiting_bytes: size of all bodies whose answers have not begun.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         if not caller().is_known:
-            # It is refused further on, and no byte of its body is kept.
+            # The key check refuses it, and no byte of its body is kept.
             await self._app(scope, replaying(b"", receive), send)
             return
         share = _Share(self)
@@ -94,7 +94,7 @@ class BodyLimit:
             answer = _refusal(
                 HTTPStatus.REQUEST_TIMEOUT,
                 "RequestTimeoutError",
-                f"the body was not there after {self._timeout_s:g} s",
+                f"the body was not complete after {self._timeout_s:g} s",
             )
         finally:
             if not share.is_kept:
@@ -102,12 +102,12 @@ class BodyLimit:
         await answer(scope, receive, send)
 
     async def _read(self, scope: Scope, receive: Receive, share: "_Share") -> Receive | None:
-        """Return what gives the whole body again, or None when the client went away.
+        """Return a `receive` that gives the whole body, or None when the client went away.
 
         Raises:
-            _TooLargeError: it has too many bytes, or says so.
-            _NoRoomError: there are too many of others'.
-            _TooSlowError: it did not come in time.
+            _TooLargeError: the body has too many bytes, or its header says so.
+            _NoRoomError: all bodies together would have too many bytes.
+            _TooSlowError: the body did not arrive in time.
         """
         declared = Headers(scope=scope).get("Content-Length", "")
         if declared.isdecimal() and int(declared) > self._max_bytes:
@@ -129,7 +129,11 @@ class BodyLimit:
             raise _TooSlowError from None
 
     def take(self, num_bytes: int) -> None:
-        """So many bytes more are kept; raises _NoRoomError where there is no room for them."""
+        """Add this number of bytes to those that are kept.
+
+        Raises:
+            _NoRoomError: the budget has no room for them.
+        """
         if self.num_waiting_bytes + num_bytes > self._max_waiting_bytes:
             self._num_refused += 1
             if self._num_refused == 1:
@@ -140,7 +144,7 @@ class BodyLimit:
         self.num_waiting_bytes += num_bytes
 
     def give_back(self, num_bytes: int) -> None:
-        """So many are not kept any more."""
+        """Remove this number of bytes from those that are kept."""
         self.num_waiting_bytes -= num_bytes
         if self._num_refused and self.num_waiting_bytes < ROOM_AGAIN * self._max_waiting_bytes:
             logger.warning("bodies are taken again refused=%d", self._num_refused)
@@ -148,10 +152,10 @@ class BodyLimit:
 
 
 class _Share:
-    """Of the budget, what one body has.
+    """The part of the budget that one body has.
 
     Attributes:
-        is_kept: the body is needed when its client has gone, too.
+        is_kept: the body is needed even after its client has gone.
     """
 
     def __init__(self, limit: BodyLimit) -> None:
@@ -165,7 +169,7 @@ class _Share:
         self.num_bytes += num_bytes
 
     def give_back(self) -> None:
-        """All of it."""
+        """Give the whole part back."""
         self._limit.give_back(self.num_bytes)
         self.num_bytes = 0
 
@@ -175,7 +179,7 @@ class _Share:
         return self.give_back
 
     def until_answered(self, send: Send) -> Send:
-        """Return a `send` that gives it back when the answer begins."""
+        """Return a `send` that gives the part back when the answer begins."""
 
         async def send_on(message: Message) -> None:
             self.give_back()
@@ -193,18 +197,18 @@ class _NoRoomError(Exception):
 
 
 class _TooSlowError(Exception):
-    """The body did not come in time."""
+    """The body did not arrive in time."""
 
 
 def replaying(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body, then what else comes: that the client went away."""
+    """Return a `receive` that gives the body, then the later messages: the client went away."""
     given: bytes | None = body
 
     async def receive_again() -> Message:
         nonlocal given
         if given is None:
             return await receive()
-        # From then on it is kept by who asked for it.
+        # From here on the application that reads the body keeps it.
         message, given = {"type": "http.request", "body": given, "more_body": False}, None
         return message
 
@@ -212,8 +216,8 @@ def replaying(body: bytes, receive: Receive) -> Receive:
 
 
 async def whole_body(receive: Receive) -> bytes | None:
-    """Return the request's body; None: the client went away. Behind `BodyLimit` its size is
-    bounded, and it comes in one piece."""
+    """Return the request's body; None: the client went away. After `BodyLimit` its size is bounded,
+    and it arrives in one piece."""
     parts: list[bytes] = []
     while True:
         message = await receive()
@@ -225,5 +229,5 @@ async def whole_body(receive: Receive) -> bytes | None:
 
 
 def _refusal(status: HTTPStatus, kind: str, message: str) -> JSONResponse:
-    """Return OpenAI's error object; what else the client sends is not read."""
+    """Return OpenAI's error object; the rest of what the client sends is not read."""
     return error_response(status, message, kind=kind, headers={"Connection": "close"})

@@ -1,4 +1,4 @@
-"""The front door: the whole chain of what a request passes on its way to vLLM's routes."""
+"""The front door: the chain of ASGI applications that a request passes before vLLM's routes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from sterna.priority_classes import PriorityClasses
 
 
 class OpenContext:
-    """Opens the context of each request, for everything behind it."""
+    """Opens the context of each request, for all applications further in."""
 
     def __init__(self, app: ASGIApp, callers: Callers) -> None:
         self._app = app
@@ -30,14 +30,14 @@ class OpenContext:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        # A new one, for uvicorn may begin a client's next request within the one before.
+        # A new context: uvicorn may begin a client's next request within the previous one.
         with entered(RequestContext(caller=self._callers.of(scope))):
             await self._app(scope, receive, send)
 
 
 class RenewCaller:
-    """Looks at path and key again: middlewares of the server's host (vLLM's `--middleware`) may
-    change them, and a stream that was taken over has not come in by the door."""
+    """Finds the caller again: middlewares of the operator (vLLM's `--middleware`) may change path
+    and key, and the request of a stream that was taken over has not passed `OpenContext`."""
 
     def __init__(self, app: ASGIApp, callers: Callers) -> None:
         self._app = app
@@ -57,8 +57,8 @@ class Door:
     """A server's front door.
 
     Attributes:
-        app: the whole chain, the application at its end.
-        gate: what closes the door.
+        app: the whole chain, with the application at its end.
+        gate: closes the door.
     """
 
     app: ASGIApp
@@ -75,24 +75,24 @@ def build_door(
     root_path: str = "",
     keep_streams: Callable[[ASGIApp], ASGIApp] | None = None,
 ) -> Door:
-    """Put everything before vLLM's application that a request has to pass:
+    """Put these in front of vLLM's application, in the order in which a request passes them:
 
-        OpenContext          who asks for what
+        OpenContext          finds the caller
         Gate                 503 when the server is about to end
-        OverloadUnread       429 where the queue has no room for anybody; the body is not read
-        BodyLimit            408, 413 and 429: the body is read, within bounds
-        ResumableStreams     with the option: begins, keeps and reads streams on
-          vLLM's own for errors, those of the server's host (`--middleware`), request ids
-        RenewCaller          who asks for what, after these
-        KeyCheck             401; in the place of vLLM's own check, where there are keys
+        OverloadUnread       429 if the queue has no room for any class; the body is not read
+        BodyLimit            408, 413 and 429: reads the body, within limits
+        ResumableStreams     with the option: begins, keeps and resumes streams
+          vLLM's own for errors, those of the operator (`--middleware`), request ids
+        RenewCaller          finds the caller again, after these
+        KeyCheck             401; replaces vLLM's own check, if there are keys
           vLLM's own for browsers (CORS)
-        TierMiddleware       400 for tiers that there are not; finds the class, says it in answers
-        OverloadMiddleware   429 where the queue has no room for the class
+        TierMiddleware       400 for unknown tiers; finds the class, writes it into answers
+        OverloadMiddleware   429 if the queue has no room for the class
           vLLM's routes
 
     Args:
         vllms_check: vLLM's middleware that checks keys.
-        keep_streams: returns `ResumableStreams` around an application; None: there are no such
+        keep_streams: returns `ResumableStreams` around an application; None without resumable
             streams.
     """
     callers = Callers(keys, root_path)
@@ -106,9 +106,9 @@ def build_door(
         Middleware(TierMiddleware, classes=classes),
         Middleware(OverloadMiddleware, limit=queue, classes=classes, log=log),
     ]
-    # vLLM has had it built already, for its hosts' own standards.
+    # vLLM has built the stack already, for the standards of hosting services (SageMaker).
     app.middleware_stack = app.build_middleware_stack()
-    # What is around the application is built from the inside out.
+    # The applications around this one are built from the inside out.
     chain: ASGIApp = app
     if keep_streams is not None:
         chain = keep_streams(chain)
@@ -123,7 +123,8 @@ def build_door(
 def _around(
     check: object, middlewares: Sequence[Middleware]
 ) -> tuple[list[Middleware], list[Middleware]]:
-    """Return those outside of this one, and those inside; without one, all are outside."""
+    """Return the middlewares outside of the check, and those inside; without a check, all are
+    outside."""
     if check is None:
         return [*middlewares], []
     (place,) = [place for place, each in enumerate(middlewares) if each.cls is check]

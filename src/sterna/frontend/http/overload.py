@@ -1,8 +1,8 @@
-"""A full queue answers at once: 429 and when to come again, as OpenAI's clients understand it.
+"""Overload answers: 429 with `Retry-After` at once while the queue is full, as in OpenAI's API.
 
-Asked twice. Before the body is read, when the class is not known: where not even an urgent request
-would be let in, nothing is read. And as the innermost of the server's middlewares: who comes there
-has shown a key, and the class is known.
+The queue is checked twice. First before the body is read, when the class is not known: if not even
+an urgent request would be let in, nothing is read. Then in the innermost of the server's
+middlewares: a request that gets there has shown a key, and its class is known.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from sterna.frontend.http.request_context import (
     current,
     entered,
     is_taken_over,
-    tell_let_in,
+    notify_let_in,
 )
 from sterna.frontend.http.request_errors import error_response
 from sterna.frontend.http.service_tier import used_class
@@ -32,11 +32,11 @@ from sterna.priority_classes import PriorityClasses
 logger = logging.getLogger(__name__)
 
 UNREAD_BYTES = 64 << 10
-"""A longer body that is not wanted is not taken from its client, whose connection ends instead."""
+"""A refused request with a longer body loses its connection, so that the body is not received."""
 
 
 class FullLog:
-    """One line for each time that the queue is full, and has room again, not for each request."""
+    """One line in the log when the queue fills and one when it has room again, none per request."""
 
     def __init__(self) -> None:
         self._num_refused = 0
@@ -78,8 +78,8 @@ class OverloadUnread:
         await answer(scope, receive, send)
 
     def _full(self, scope: Scope) -> Full | None:
-        # Who reads a stream on does not wait a second time, and who shows no key is refused further
-        # on.
+        # A client that resumes a stream does not wait a second time. A caller without a key is
+        # refused further in.
         if (
             not _is_inference(scope)
             or LAST_EVENT_ID in Headers(scope=scope)
@@ -106,7 +106,7 @@ class OverloadMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or one connection of another kind."""
-        # What another front end has let in does not wait a second time.
+        # A request that another front end has let in does not wait a second time.
         if not _is_inference(scope) or is_taken_over():
             await self._app(scope, receive, send)
             return
@@ -119,7 +119,7 @@ class OverloadMiddleware:
             await _refusal(ticket)(scope, receive, send)
             return
         self._log.on_let_in()
-        tell_let_in()
+        notify_let_in()
         answer = _Answer(ticket, send)
         try:
             with entered(replace(current(), ticket=ticket)):
@@ -131,22 +131,27 @@ class OverloadMiddleware:
 
 
 def reserved(limit: QueueLimit, num_choices: int) -> Full | None:
-    """Have so many engine requests more wait for the request that is being answered; returns why
-    they may not, which its client will be told whatever the application answers."""
+    """Reserve places for this number of engine requests of the HTTP request that is being answered.
+
+    Returns why there is no room, if there is none: the client gets this refusal, whatever the
+    application answers.
+    """
     ticket = current().ticket
     return None if ticket is None else limit.reserve(ticket, num_choices, _now_s())
 
 
-def expected(
+def counted(
     limit: QueueLimit, name: str, outputs: AsyncGenerator[Any, None], num_choices: int
 ) -> AsyncGenerator[Any, None]:
-    """Return these outputs of engine requests that are reserved for the request that is being
-    answered."""
+    """Return these outputs of engine requests, which count as waiting until their first tokens.
+
+    Their places have been reserved for the HTTP request that is being answered.
+    """
     ticket = current().ticket
-    return outputs if ticket is None else _expected(limit, name, outputs, ticket, num_choices)
+    return outputs if ticket is None else _counted(limit, name, outputs, ticket, num_choices)
 
 
-async def _expected(
+async def _counted(
     limit: QueueLimit,
     name: str,
     outputs: AsyncGenerator[Any, None],
@@ -159,12 +164,12 @@ async def _expected(
             yield output
     finally:
         limit.end(generation)
-        # Who closes this one means the other: the request is aborted with it.
+        # Closing this generator closes the inner one, which aborts the request.
         await outputs.aclose()
 
 
 class _Answer:
-    """Says nothing of what the application answers to a request that was refused before."""
+    """The answer of the application, which is dropped if the request is refused before it."""
 
     def __init__(self, ticket: Ticket, send: Send) -> None:
         self._ticket = ticket
@@ -173,7 +178,7 @@ class _Answer:
 
     @property
     def refused(self) -> Full | None:
-        """Why there is no answer yet, if it was refused."""
+        """The refusal, if the request was refused before an answer began."""
         return None if self._has_begun else self._ticket.refused
 
     async def send(self, message: Message) -> None:
@@ -191,8 +196,8 @@ def _refusal(full: Full) -> JSONResponse:
     text = f"too many requests wait ({full.num_waiting}); try again in {full.retry_after_s} s"
     if full.num_asked > 1:
         text += (
-            f", or with fewer prompts and choices at once: of this one {full.num_asked} or more "
-            f"would wait, where {full.limit} may, unless nothing else waits"
+            f", or with fewer prompts and choices at once: this one has {full.num_asked} or more, "
+            f"and {full.limit} may wait, unless nothing else waits"
         )
     return error_response(
         HTTPStatus.TOO_MANY_REQUESTS,

@@ -1,13 +1,14 @@
-"""How many requests may wait: one more is told at once to come again. Pure.
+"""Queue limit: the number of engine requests that may wait for their first token. Pure.
 
-What waits is counted as engines count it: a request of three prompts, with two choices each, is six
-*engine requests*. Each waits from when its request is let in until its own first token; a request
-of which nobody knows yet how many it has counts as one. A front end counts its own exactly. Of the
-others' it knows what the instances report as queuing, once a second (`ClusterStats`): as far as
-that is more than its own, it is others'. So several front ends may let in more together, for a
-second, than the limit says; one alone never does, but for a request that has by itself more engine
-requests than may wait. Those are let in where nothing else waits. Where nobody reports any more,
-others' requests count as none: idle instances are not to be kept from clients by an old report.
+Waiting is counted as engines count it: an HTTP request of three prompts, with two choices each, is
+six *engine requests*. Each waits from when its HTTP request is let in until its own first token. An
+HTTP request counts as one until the number of its engine requests is known. A front end counts its
+own requests exactly. For those of other front ends it has what the instances report as queuing,
+once a second (`ClusterStats`): the part above its own number is theirs. So several front ends
+together may exceed the limit for a second. One front end alone exceeds it only for a single HTTP
+request with more engine requests than may wait, which is let in if nothing else waits. Without
+recent reports, requests of other front ends count as none: an old report must not keep clients from
+idle instances.
 """
 
 import math
@@ -17,25 +18,25 @@ from dataclasses import dataclass
 from sterna.messages.actors import STATS_INTERVAL_S
 
 NUM_STARTS = 50
-"""Of the last so many starts the pace of the queue is taken."""
+"""The pace of the queue is measured over this number of starts."""
 
 MIN_RETRY_S = 1
 MAX_RETRY_S = 30
 DEFAULT_RETRY_S = 5
-"""Where the pace is not known yet."""
+"""Used while the pace is not known."""
 
 QUEUING_KNOWN_S = 3 * STATS_INTERVAL_S
-"""How long a report of what queues holds: then the scheduler that sent it is dead, or hangs."""
+"""A report of queuing requests holds for this time: after it, its scheduler is dead or hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """No room.
+    """The queue has no room.
 
     Attributes:
-        num_waiting: engine requests, without those of the request that is refused.
-        num_asked: engine requests of the one that is refused, as far as they are known.
-        retry_after_s: by then those that wait now will have begun, at the pace of the last ones.
+        num_waiting: waiting engine requests, without those of the refused request.
+        num_asked: engine requests of the refused request, as far as they are known.
+        retry_after_s: estimated time until those that wait now have begun, at the recent pace.
     """
 
     num_waiting: int
@@ -45,16 +46,16 @@ class Full:
 
 
 class Ticket:
-    """What one request that is let in may have waiting.
+    """The places of one HTTP request that was let in.
 
     Attributes:
-        limit: of its class.
-        num_reserved: engine requests that are to begin, and wait already.
-        num_begun: engine requests that have begun, and wait.
-        is_new: nobody knows yet which engine requests it has.
-        has_started: one of them has had its first token: what is asked for it from then on is to
-            be done, since it was let in.
-        refused: why it got no further, if it did not.
+        limit: that of its class.
+        num_reserved: engine requests that have not begun yet, and count as waiting already.
+        num_begun: engine requests that have begun, and wait for their first token.
+        is_new: the number of its engine requests is not known yet.
+        has_started: one of them has had its first token. Further engine requests of the same HTTP
+            request are then never refused.
+        refused: the reason for a refusal after it was let in, if there was one.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -67,10 +68,10 @@ class Ticket:
 
 
 class Generation:
-    """Engine requests of one name, the choices for one prompt, from their beginning on.
+    """Engine requests of one name, which are the choices for one prompt, after they have begun.
 
     Attributes:
-        num_waiting: how many of them wait.
+        num_waiting: number of those that wait for their first token.
     """
 
     def __init__(self, name: str, ticket: Ticket, num_choices: int) -> None:
@@ -83,11 +84,12 @@ class QueueLimit:
     """The engine requests of one front end that wait for their first token.
 
     Args:
-        max_queued: None: there is no limit.
-        urgent_reserve: this fraction more is for urgent requests, at least one place.
+        max_queued: None for no limit.
+        urgent_reserve: additional places for urgent requests, as a fraction of the limit; at least
+            one place.
 
     Attributes:
-        num_waiting: how many of this front end's wait.
+        num_waiting: number of waiting engine requests of this front end.
     """
 
     def __init__(self, max_queued: int | None, urgent_reserve: float) -> None:
@@ -101,7 +103,7 @@ class QueueLimit:
         self.num_waiting = 0
 
     def enter(self, now_s: float, *, is_urgent: bool) -> Ticket | Full:
-        """Let a request in, until it leaves, or not."""
+        """Let an HTTP request in, until `leave`, or refuse it."""
         full = self.full(now_s, is_urgent=is_urgent)
         if full is not None:
             return full
@@ -109,12 +111,12 @@ class QueueLimit:
         return Ticket(self._limit(is_urgent))
 
     def full(self, now_s: float, *, is_urgent: bool) -> Full | None:
-        """Return why no request could be let in now; None: one could."""
+        """Return why no request can be let in now; None if one can."""
         return self._full(self._limit(is_urgent), self.num_waiting, 1, now_s)
 
     def reserve(self, ticket: Ticket, num_choices: int, now_s: float) -> Full | None:
-        """So many engine requests more are about to begin for the request; returns why they may
-        not, if they may not."""
+        """Reserve places for this number of engine requests; returns the refusal if there is no
+        room."""
         num_own = ticket.num_reserved + ticket.num_begun
         num_others = self.num_waiting - num_own
         num_asked = num_choices + (0 if ticket.is_new else num_own)
@@ -127,18 +129,18 @@ class QueueLimit:
         return None
 
     def leave(self, ticket: Ticket) -> None:
-        """The request is answered; what has begun for it may go on in the background."""
+        """The HTTP request is answered; its engine requests may go on in the background."""
         self._change_reserved(ticket, -ticket.num_reserved)
         ticket.is_new = False
 
     def on_queuing(self, num_queuing: int, now_s: float) -> None:
-        """So many engine requests queue on all instances together."""
+        """Take in a report: this number of engine requests queue on all instances together."""
         self._num_elsewhere = max(0, num_queuing - self.num_waiting)
         self._known_until_s = now_s + QUEUING_KNOWN_S
 
     def begin(self, name: str, ticket: Ticket, num_choices: int) -> Generation:
-        """The engine requests of this name begin, which were reserved, unless the request has been
-        answered."""
+        """The engine requests of this name begin; their places were reserved, unless the HTTP
+        request has been answered."""
         self._change_reserved(ticket, -min(num_choices, ticket.num_reserved))
         generation = Generation(name, ticket, num_choices)
         self._generations.setdefault(name, []).append(generation)
@@ -146,7 +148,7 @@ class QueueLimit:
         return generation
 
     def end(self, generation: Generation) -> None:
-        """All of them have ended."""
+        """All engine requests of the generation have ended."""
         self._change_begun(generation.ticket, -generation.num_waiting)
         generation.num_waiting = 0
         generations = self._generations[generation.name]
@@ -155,9 +157,9 @@ class QueueLimit:
             del self._generations[generation.name]
 
     def on_first_token(self, name: str, now_s: float) -> None:
-        """The first token of an engine request of this name is there.
+        """An engine request of this name has its first token.
 
-        Of several of that name it is not known which; as many wait no more, whichever it is.
+        If several generations have that name, any of them may count: the sum is the same.
         """
         for generation in self._generations.get(name, ()):
             if generation.num_waiting:
@@ -192,7 +194,7 @@ class QueueLimit:
     def _retry_after_s(self, num_waiting: int, now_s: float) -> int:
         if not self._starts_s:
             return DEFAULT_RETRY_S
-        # Counted to now: a queue that has come to a halt has a pace that falls.
+        # Measured up to now, so that the pace of a queue that stands still falls.
         elapsed_s = max(now_s - self._starts_s[0], 1e-3)
         wait_s = num_waiting * elapsed_s / len(self._starts_s)
         return math.ceil(min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S))

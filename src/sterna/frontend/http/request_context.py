@@ -1,8 +1,8 @@
-"""What is known of the HTTP request that is being answered, in one ContextVar.
+"""Request context: facts about the HTTP request that is being answered, in one ContextVar.
 
-vLLM's serving code lies between the HTTP request and the engine's, and hands nothing of ours on.
-Everything that a request becomes on its way (several choices, the turns of a tool loop) finds here
-whose it is. The door's middlewares add to it one after the other; `door` opens it.
+vLLM's serving code lies between the HTTP request and the engine requests, and passes on nothing of
+ours. All engine requests of an HTTP request (several choices, the turns of a tool loop) find the
+facts here. `door` opens the context; the door's middlewares add to it one after the other.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,19 +15,19 @@ from sterna.frontend.http.routes import Route
 from sterna.priority_classes import ApiKey, PriorityClass
 
 LAST_EVENT_ID = "Last-Event-ID"
-"""The header of a client that reads a stream on (`--resumable-streams`)."""
+"""The header of a client that resumes a stream (`--resumable-streams`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks for what.
+    """The caller of a request, and its path.
 
     Attributes:
         path: without the root path.
-        authorization: the header; None: there is none.
-        route: what the table says of the path.
-        key: the API key in the header; None: it is none of the server's.
-        is_known: the server has no keys, or this is one of them.
+        authorization: the header; None if there is none.
+        route: the row of the path in the table.
+        key: the API key in the header; None if the server has no such key.
+        is_known: the server has no keys, or the caller has one of them.
     """
 
     path: str
@@ -44,11 +44,11 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What class the request may have, and has.
+    """The priority class of the request, and its limit.
 
     Attributes:
         highest: the highest class that its API key may ask for; None for any.
-        used: its class; None where only vLLM knows what it asks for.
+        used: its class; None if only vLLM knows the class that it asks for.
     """
 
     highest: PriorityClass | None
@@ -57,7 +57,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredStream:
-    """The resumable stream that the request is, or was at another front end.
+    """The resumable stream of the request, begun here or at another front end.
 
     Attributes:
         is_taken_over: the request was let in before, by another front end.
@@ -75,12 +75,12 @@ def _nothing_to_keep() -> Callable[[], None]:
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """One request; what is not known yet, or does not apply, is None.
+    """One request; a field that is not known yet, or does not apply, is None.
 
     Attributes:
-        keep_body: says that the body is needed when its client has gone, too; returns what is to be
-            called when the answer begins, or the body is not needed any more.
-        ticket: what the request may have waiting.
+        keep_body: requests that the body be kept even if its client goes; returns a function to
+            call when the answer begins, or the body is no longer needed.
+        ticket: the request's places in the queue.
     """
 
     caller: Caller | None = None
@@ -95,12 +95,12 @@ _CONTEXT: ContextVar[RequestContext] = ContextVar("sterna_request", default=Requ
 
 
 def current() -> RequestContext:
-    """Return that of the request being answered; outside of one, it is empty."""
+    """Return the context of the request being answered; outside of a request, an empty one."""
     return _CONTEXT.get()
 
 
 def caller() -> Caller:
-    """Return who asks for what; for code behind `OpenContext` alone."""
+    """Return the caller of the request being answered; only for code within `OpenContext`."""
     found = _CONTEXT.get().caller
     assert found is not None, "no request is being answered"
     return found
@@ -108,7 +108,7 @@ def caller() -> Caller:
 
 @contextmanager
 def entered(context: RequestContext) -> Iterator[None]:
-    """Have what is called within answer this request."""
+    """Make this the context of the code within."""
     previous = _CONTEXT.set(context)
     try:
         yield
@@ -122,8 +122,9 @@ def is_taken_over() -> bool:
     return stream is not None and stream.is_taken_over
 
 
-def tell_let_in() -> None:
-    """Say that the request that is being answered is let in: its stream is worth keeping."""
+def notify_let_in() -> None:
+    """Notify the stream of the request that is being answered, if it has one, that the request is
+    let in: the stream is worth keeping."""
     stream = current().stream
     if stream is not None:
         stream.on_let_in()

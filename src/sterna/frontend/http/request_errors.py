@@ -1,8 +1,9 @@
-"""Errors in OpenAI's words: of the front end itself, and of engine requests that have failed.
+"""Errors in OpenAI's format: of the front end itself, and of engine requests that have failed.
 
-vLLM's own server knows one message for every engine request that fails, "Internal server error". A
-payload that ends a request with an error carries the reason where vLLM keeps what stopped a
-request, and here it becomes an error of vLLM's that says it, and whether to ask again.
+vLLM's own server has one message for every engine request that fails, "Internal server error". A
+payload that ends a request with an error carries the reason in the field where vLLM keeps the stop
+reason. Here it becomes an error of vLLM's with that reason, and with a status that says whether to
+try again.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -15,11 +16,11 @@ from starlette.responses import JSONResponse
 from sterna.frontend.requests.request_effects import Failure
 
 if TYPE_CHECKING:
-    # The other modules of the front door can do without vLLM, whose import takes seconds.
+    # The other modules of the front door do without vLLM, whose import takes seconds.
     from vllm.exceptions import GenerationError
 
 _LASTING = frozenset({Failure.KILLED_INSTANCES, Failure.TOO_LARGE, Failure.RESUMABLE})
-"""To ask again would come to the same."""
+"""Failures that would happen again if the client tried again."""
 
 _FAILURES = {each.value: each for each in Failure}
 
@@ -48,7 +49,7 @@ def error_response(
 
 
 def error_of(reason: str | None) -> "GenerationError":
-    """Return the error for a request that ended with this: status 503 where the client may ask
+    """Return the error for a request that ended for this reason: status 503 if the client may try
     again, else 500."""
     from vllm.exceptions import GenerationError, RetryableRequestError
 
@@ -59,11 +60,11 @@ def error_of(reason: str | None) -> "GenerationError":
     return GenerationError(message) if failure in _LASTING else RetryableRequestError(message)
 
 
-async def telling_why(outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+async def raising_failures(outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
     """Return the outputs of an engine request.
 
     Raises:
-        GenerationError: it has failed; the message says why.
+        GenerationError: the request has failed; the message says why.
     """
     async with aclosing(outputs):
         async for output in outputs:

@@ -1,10 +1,10 @@
-"""The table of paths: for each, who may ask, and what a request on it brings with it.
+"""Routes: the table of paths, with the access to each and the rules for its requests.
 
-Paths count without what a proxy may leave before them (`--root-path`): `Callers` cuts that off.
-vLLM's own check of keys guards what begins with /v1, /v2, /inference or /cohere. The same inference
-is open to everybody under other names there (/invocations, /tokenize), and so is what changes the
-engines in vLLM's development mode. Here a path is an operator's unless the table says otherwise:
-what a later vLLM adds is closed until somebody has thought about it.
+Paths are without the prefix that a proxy may leave before them (`--root-path`), which `Callers`
+cuts off. vLLM's own check of keys guards paths that begin with /v1, /v2, /inference or /cohere. It
+leaves the same inference open under other names (/invocations, /tokenize), and also the routes that
+change the engines in vLLM's development mode. Here a path is for operators unless the table says
+otherwise: a path that a later vLLM adds stays closed until it gets a row.
 """
 
 from collections.abc import Mapping
@@ -14,32 +14,32 @@ from types import MappingProxyType
 
 
 class Access(Enum):
-    """Who may ask, where the server has API keys."""
+    """The access to a path on a server with API keys."""
 
-    EVERYBODY = "no key is needed"
+    PUBLIC = "no key is needed"
     ANY_KEY = "every key opens it"
     OPERATORS = "operators' keys open it"
-    OWN_CHECK = "the application checks keys itself, and answers in its own words"
+    OWN_CHECK = "the application checks keys itself, with answers of its own"
 
 
 class AtShutdown(Enum):
-    """What becomes of requests when the server is about to end."""
+    """The treatment of requests when the server is about to end."""
 
     FINISHED = "new ones are refused, the others are answered before the end"
     PROBE = "new ones are refused, so that load balancers see it; the end waits for none"
-    ANSWERED = "new ones are answered as well; the end waits for none"
+    ANSWERED = "new ones are answered too; the end waits for none"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What holds of one path, or of those below it.
+    """The rules for one path, or for those below it.
 
     Attributes:
-        is_inference: a POST brings the engines requests, which wait in the queue.
+        is_inference: a POST makes engine requests, which wait in the queue.
         has_tiers: OpenAI's API has `service_tier` there.
-        is_resumable: a stream of it is kept, and can be read on (`--resumable-streams`).
-        is_replicated: another front end keeps a record of such a stream. The events of others have,
-            or may have, random ids, which would be others after a death.
+        is_resumable: its streams are kept, and can be resumed (`--resumable-streams`).
+        is_replicated: another front end keeps a record of such a stream. On other paths, events
+            have or may have random ids, which would differ after a takeover.
     """
 
     access: Access = Access.OPERATORS
@@ -52,9 +52,9 @@ class Route:
 
 RESPONSES_PATH = "/v1/responses"
 
-_OPEN = Route(Access.EVERYBODY)
-_PROBE = Route(Access.EVERYBODY, at_shutdown=AtShutdown.PROBE)
-_METRICS = Route(Access.EVERYBODY, at_shutdown=AtShutdown.ANSWERED)
+_OPEN = Route(Access.PUBLIC)
+_PROBE = Route(Access.PUBLIC, at_shutdown=AtShutdown.PROBE)
+_METRICS = Route(Access.PUBLIC, at_shutdown=AtShutdown.ANSWERED)
 _USERS = Route(Access.ANY_KEY)
 _INFERENCE = Route(Access.ANY_KEY, is_inference=True)
 _COMPLETION = Route(
@@ -79,11 +79,11 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
         "/tokenize": _USERS,
         "/detokenize": _USERS,
         "/tokenizer_info": _USERS,
-        # They begin as inference does, and change the engines.
+        # Their prefix is that of inference, but they change the engines.
         "/v1/load_lora_adapter": _OPERATORS,
         "/v1/unload_lora_adapter": _OPERATORS,
-        # For everybody, as in vLLM: probes, scrapers, and what the API looks like. No prompt, no
-        # answer and no name of a user is among it.
+        # Public, as in vLLM: probes, metrics, and the description of the API. They show no prompt,
+        # no answer and no name of a user.
         "/health": _PROBE,
         "/ping": _PROBE,
         "/load": _PROBE,
@@ -94,7 +94,7 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
         "/docs/oauth2-redirect": _OPEN,
         "/redoc": _OPEN,
         "/openapi.json": _OPEN,
-        # What vLLM's page of the API is made of where no browser gets it elsewhere
+        # Files of vLLM's API page for browsers without access to the internet
         # (--enable-offline-docs).
         "/static/swagger-ui-bundle.js": _OPEN,
         "/static/swagger-ui.css": _OPEN,
@@ -110,7 +110,7 @@ PREFIXES: tuple[tuple[str, Route], ...] = (
     ("/admin", Route(at_shutdown=AtShutdown.ANSWERED)),
     ("/metrics", Route(at_shutdown=AtShutdown.ANSWERED)),
 )
-"""For paths that are not in `ROUTES`: the first one that fits holds."""
+"""Routes of paths that are not in `ROUTES`: the first prefix that matches counts."""
 
 NO_INFERENCE = (
     "/abort_requests",
@@ -121,13 +121,13 @@ NO_INFERENCE = (
     "/load_lora_adapter",
     "/unload_lora_adapter",
 )
-"""How paths under the prefixes of inference end that bring the engines no request: the first two
-make room, the last two change the engines, and the others are work of the front end alone, as
-/tokenize is."""
+"""Endings of paths that have a prefix of inference and make no engine request: the first two make
+room, the last two change the engines, and the others are work of the front end alone, as /tokenize
+is."""
 
 
 def route_of(path: str) -> Route:
-    """Return what holds of this path, which is an operator's if it is unknown."""
+    """Return the rules for this path; unknown paths are for operators."""
     if path in ROUTES:
         return ROUTES[path]
     route = next((route for prefix, route in PREFIXES if path.startswith(prefix)), _OPERATORS)

@@ -1,9 +1,9 @@
-"""What class a request gets, and how its client is told: OpenAI's `service_tier`.
+"""Service tiers: the priority class of a request, and OpenAI's `service_tier` in its answer.
 
-A client asks by `service_tier`, by vLLM's `priority`, or by vLLM's header for it; its API key may
-set a limit. What it got is in the answer's `service_tier`, in streams in every chunk. The class
-goes to the engine beside vLLM's own code, by `admitted_priority`, so that everything that a request
-becomes on its way (several choices, the turns of a tool loop) is of the one class.
+A client asks for a class by `service_tier`, by vLLM's `priority`, or by vLLM's header for it; its
+API key may set a limit. The answer's `service_tier` names the class that it got, in streams in
+every chunk. The class gets to the engine by `admitted_priority`, not through vLLM's code, so that
+all engine requests of one HTTP request (several choices, the turns of a tool loop) have that class.
 """
 
 import json
@@ -26,30 +26,31 @@ from sterna.frontend.http.tier_echo import echoing, echoing_responses
 from sterna.priority_classes import TIER_OF_CHOICE, PriorityClass, PriorityClasses
 
 PRIORITY_HEADER = "X-Vllm-Priority"
-"""vLLM's own; where a request has it, it holds in place of the body's `priority`."""
+"""vLLM's own header; it overrides the body's `priority`."""
 
 RESPONSES_TIERS = frozenset({"auto", "default", "flex", "scale", "priority"})
-"""What vLLM knows as `service_tier` of its Responses API, and echoes."""
+"""The values of `service_tier` that vLLM's Responses API accepts, and echoes."""
 
 
 MAX_LENIENT_BYTES = 1 << 20
-"""Up to here a body may be what only Python takes for JSON. Python's reader has the loop to itself
-until it is done, also from a thread: tenths of a second for a few MiB, in which streams pause."""
+"""Up to this size a body may be JSON that only Python's reader accepts. That reader blocks the
+event loop until it is done, also from a thread: tenths of a second for a few MiB, in which streams
+pause."""
 
 
 class LenientBodyError(SternaError):
-    """The body is no JSON as msgspec has it, and too long for Python's reader."""
+    """The body is not strict JSON (msgspec's), and too long for Python's reader."""
 
 
 class TierError(SternaError):
-    """The request asks for what there is not, or for two things; the message says which."""
+    """The request asks for an unknown tier, or for two classes; the message says which."""
 
 
 def admitted_priority(vllm_priority: int, classes: PriorityClasses) -> int:
-    """Return vLLM's priority of the class that the request being answered gets.
+    """Return vLLM's priority for the class of the request being answered.
 
     Args:
-        vllm_priority: what vLLM has read of the request.
+        vllm_priority: the one that vLLM has read from the request.
     """
     admission = current().admission
     if admission is not None and admission.used is not None:
@@ -61,16 +62,16 @@ def admitted_priority(vllm_priority: int, classes: PriorityClasses) -> int:
 
 
 def used_class() -> PriorityClass | None:
-    """Return the class of the request being answered; None where only vLLM knows it."""
+    """Return the class of the request being answered; None if only vLLM knows it."""
     admission = current().admission
     return None if admission is None else admission.used
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """The fields of a body that ask for a class, whatever type they have; the others are skipped.
+class PriorityFields(msgspec.Struct, frozen=True):
+    """The fields of a body that ask for a class, of any type; other fields are skipped.
 
     Attributes:
-        service_tier: None where it is null or not there.
+        service_tier: None if it is null or absent.
         priority: None likewise.
     """
 
@@ -78,18 +79,18 @@ class Asked(msgspec.Struct, frozen=True):
     priority: Any = None
 
     @staticmethod
-    def read(body: bytes) -> "Asked | None":
-        """Return them; None of a body that is no JSON object, which vLLM will refuse.
+    def read(body: bytes) -> "PriorityFields | None":
+        """Return the fields; None for a body that is no JSON object, which vLLM will refuse.
 
         Raises:
-            LenientBodyError: it is long, and no strict JSON.
+            LenientBodyError: the body is long, and not strict JSON.
         """
         try:
             return _ASKED.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError):
             pass
         except RecursionError:
-            # Nested so deeply that nobody can read it.
+            # Nested too deeply for every reader.
             return None
         if len(body) > MAX_LENIENT_BYTES:
             mib = MAX_LENIENT_BYTES >> 20
@@ -97,27 +98,29 @@ class Asked(msgspec.Struct, frozen=True):
                 f"a body of more than {mib} MiB must be strict JSON in UTF-8, without NaN"
             )
         try:
-            # It takes what only Python takes for JSON (NaN, UTF-16), and so does vLLM.
+            # Python's reader accepts more than strict JSON (NaN, UTF-16), and so does vLLM.
             fields = json.loads(body)
         except (ValueError, RecursionError):
             return None
         if not isinstance(fields, dict):
             return None
-        return Asked(fields.get("service_tier"), fields.get("priority"))
+        return PriorityFields(fields.get("service_tier"), fields.get("priority"))
 
 
-_ASKED = msgspec.json.Decoder(Asked)
+_ASKED = msgspec.json.Decoder(PriorityFields)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def asked_class(asked: Asked, header: str | None, classes: PriorityClasses) -> PriorityClass:
+def asked_class(
+    asked: PriorityFields, header: str | None, classes: PriorityClasses
+) -> PriorityClass:
     """Return the class that a request asks for, before any limit.
 
     Args:
-        header: of PRIORITY_HEADER.
+        header: the value of PRIORITY_HEADER.
 
     Raises:
-        TierError: there is no such tier, or tier and priority stand for different classes.
+        TierError: there is no such tier, or tier and priority ask for different classes.
     """
     number = _integer(asked.priority if _integer(header) is None else header)
     by_priority = None if number is None else classes.of_vllm_priority(number)
@@ -141,7 +144,8 @@ def asked_class(asked: Asked, header: str | None, classes: PriorityClasses) -> P
 
 
 def _integer(value: Any) -> int | None:
-    """Return what vLLM would take for an integer; None of anything else, which it refuses."""
+    """Return the value as an integer if vLLM would accept it as one; None for others, which vLLM
+    refuses."""
     if isinstance(value, str):
         value = value.strip()
     try:
@@ -151,9 +155,9 @@ def _integer(value: Any) -> int | None:
 
 
 class TierMiddleware:
-    """Finds the class of each request, and says it in the answer.
+    """Finds the class of each request, and writes it into the answer.
 
-    Innermost of the server's middlewares: what comes here has passed vLLM's check of API keys.
+    It is further in than the check of API keys.
     """
 
     def __init__(self, app: ASGIApp, classes: PriorityClasses) -> None:
@@ -174,7 +178,7 @@ class TierMiddleware:
         asking = caller()
         if asking.key is not None:
             return asking.key.highest
-        # vLLM asks for no key on some routes: who shows none there gets what all get.
+        # Some routes need no key: a caller without one gets the normal class there.
         return None if asking.is_known else self._classes.normal
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -183,7 +187,7 @@ class TierMiddleware:
         if body is None:
             return
         try:
-            asked = Asked.read(body)
+            asked = PriorityFields.read(body)
         except LenientBodyError as error:
             await error_response(HTTPStatus.BAD_REQUEST, str(error))(scope, receive, send)
             return
@@ -217,9 +221,9 @@ def _admitted(
 
 
 def _with_tier(scope: Scope, body: bytes, tier: str) -> tuple[Scope, bytes]:
-    """Return the request with this tier in its body, in place of what its client asked for."""
+    """Return the request with this tier in its body, in place of the tier of its client."""
     try:
-        # The other fields are copied as they are.
+        # The other fields are copied unchanged.
         strict: dict[str, Any] = {**_FIELDS.decode(body)}
     except (msgspec.DecodeError, UnicodeDecodeError):
         body = json.dumps({**json.loads(body), "service_tier": tier}).encode()

@@ -1,7 +1,7 @@
-"""The server's door: once closed, who is inside may finish, and nobody else comes in.
+"""Shutdown gate: once closed, it refuses new requests, and waits for those that are inside.
 
-An ASGI application around vLLM's. A closed one answers 503 with `Retry-After`, also to `/health`,
-so that load balancers take the server out; `/metrics` and `/admin` stay (`routes`).
+An ASGI application around vLLM's. A closed gate answers 503 with `Retry-After`, also to `/health`,
+so that load balancers take the server out; `/metrics` and `/admin` go on to work (`routes`).
 """
 
 import asyncio
@@ -34,15 +34,15 @@ class Gate:
 
     @property
     def num_inside(self) -> int:
-        """Requests that have not been answered to the end."""
+        """Number of requests whose answers are not complete."""
         return self._num_inside
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Refuse new requests from now on."""
         self._is_closed = True
 
     async def emptied(self, timeout_s: float) -> bool:
-        """Wait until nobody is inside; returns False when somebody is after so long."""
+        """Wait until no request is inside; returns False if one still is at the time-out."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
@@ -75,7 +75,7 @@ class Gate:
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            # Before it is accepted, to close a connection is to refuse it.
+            # A websocket that is closed before it is accepted is refused.
             await send({"type": "websocket.close", "code": 1012})
             return
         response = error_response(

@@ -1,13 +1,13 @@
-"""Limits for connections: their number, the size of a request's head, and how long clients take.
+"""Limits for connections: their number, the size of a request's head, and the time of clients.
 
-uvicorn waits without end for the rest of a request's head, and for a client to read its answer.
-What a slow reader has not taken stays bounded meanwhile: 64 KiB here and the kernel's buffers,
-behind which the answer's own task waits, and nobody else's; vLLM merges what comes then, up to the
-whole answer. But for as long as the client likes, which is not to be.
+uvicorn waits without end for the rest of a request's head, and for a client to read its answer. A
+slow reader costs little memory: 64 KiB here and the kernel's buffers. After that only the task of
+its own answer waits, and vLLM merges the further outputs, at most to the whole answer. But without
+a time-out the client could hold all this for any time.
 
-The head is bounded in size, and so is what may follow the body (trailers). uvicorn bounds both
-where h11 reads them. httptools, which it prefers, keeps any number of bytes, and nobody has shown a
-key by then.
+The size of the head is limited, and so is that of trailers after the body. uvicorn limits both if
+h11 reads them. httptools, which uvicorn prefers, keeps any number of bytes, before the client has
+shown a key.
 """
 
 import asyncio
@@ -17,21 +17,21 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 ROOM_AGAIN = 0.9
-"""Of the places: with fewer taken, there is room again."""
+"""Fraction of the limit: with fewer connections, the log says that there is room again."""
 
 
 HIGH_WATER_BYTES = 64 << 10
-"""An answer is held up when so much of it waits here, as asyncio has it without TLS."""
+"""An answer pauses when this much of it is unread here: asyncio's default without TLS."""
 
 READ_BYTES = 48 << 10
-"""Less than that is not read: so much lies between the marks at which an answer is held up and goes
-on, and so much an answer of one piece, which nothing holds up, has to lose."""
+"""A client must read this much within each time-out. It is the distance of the marks at which an
+answer pauses and goes on; an answer in one piece, which never pauses, must shrink by as much."""
 
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request's line and headers; h11's own limit as well."""
+"""Limit for a request's line and headers, equal to h11's own."""
 
 MAX_HEADERS = 256
-"""Of one request. Short ones take far more memory than they have bytes."""
+"""Limit for one request. Short headers take far more memory than they have bytes."""
 
 REFUSAL = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -39,16 +39,16 @@ REFUSAL = (
 )
 
 
-class Places:
-    """Room for so many connections: what the process may open, less what it needs itself."""
+class ConnectionLimit:
+    """Limit for the number of connections: the process's descriptors less those that it needs."""
 
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
         self._num_refused = 0
 
     def has_room(self, num_connections: int) -> bool:
-        """Whether there is a place among so many, the newest counted; there is one line in the log
-        for each time that there is none left."""
+        """Whether this number of connections, with the newest, is within the limit. The log gets
+        one line each time that the limit is reached."""
         if num_connections > self._max_connections:
             if self._num_refused == 0:
                 logger.error(
@@ -64,37 +64,40 @@ class Places:
         return True
 
 
-def patient(
-    protocol: type[Any], places: Places, head_timeout_s: float, reader_timeout_s: float
+def with_limits(
+    protocol: type[Any],
+    connection_limit: ConnectionLimit,
+    head_timeout_s: float,
+    reader_timeout_s: float,
 ) -> type[Any]:
-    """Return uvicorn's protocol for HTTP, with bounds to its patience and to heads.
+    """Return uvicorn's HTTP protocol with these limits, and with a limit for heads.
 
     Args:
         head_timeout_s: for a request's line and headers.
-        reader_timeout_s: for the client to read some of what is there for it (READ_BYTES).
+        reader_timeout_s: for the client to read READ_BYTES of its pending answer.
     """
     attributes = {
-        "places": places,
+        "connection_limit": connection_limit,
         "head_timeout_s": head_timeout_s,
         "reader_timeout_s": reader_timeout_s,
     }
-    return type("PatientProtocol", (_Patience, bounded_head(protocol)), attributes)
+    return type("LimitedProtocol", (_ConnectionLimits, bounded_head(protocol)), attributes)
 
 
 def bounded_head(protocol: type[Any]) -> type[Any]:
-    """Return uvicorn's protocol for HTTP with a limit to heads, if it has none of its own."""
+    """Return uvicorn's HTTP protocol with a limit for heads, if it has none of its own."""
     if not hasattr(protocol, "on_header"):
         return protocol
     return type("BoundedHeadProtocol", (_BoundedHead, protocol), {})
 
 
-class _Patience(asyncio.Protocol):
-    """Comes before uvicorn's protocol class; the attributes without a value here are that one's."""
+class _ConnectionLimits(asyncio.Protocol):
+    """Limits around uvicorn's protocol class, from which the attributes without a value come."""
 
-    places: Places
+    connection_limit: ConnectionLimit
     head_timeout_s: float
     reader_timeout_s: float
-    # With TLS: the transport beneath, where the most of what is not read waits.
+    # With TLS: the transport beneath, where most of the unread bytes wait.
     wire: Any = None
     transport: Any
     loop: asyncio.AbstractEventLoop
@@ -109,7 +112,7 @@ class _Patience(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio.Protocol."""
         super().connection_made(transport)
-        if self.places.has_room(len(self.connections)):
+        if self.connection_limit.has_room(len(self.connections)):
             self._await_head()
         else:
             self.transport.abort()
@@ -135,10 +138,9 @@ class _Patience(asyncio.Protocol):
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """See uvicorn; what follows is another request, or the end, and uvicorn has a limit to how
-        long it waits for either to begin."""
+        """See uvicorn. Another request follows, or the end; uvicorn has a time-out for both."""
         super().on_response_complete()  # type: ignore[misc]
-        # What was answered may still be here, and a transport that is closing waits for its reader.
+        # A part of the answer may still be here, and a transport that closes waits for its reader.
         if self.transport.is_closing():
             self._await_reader()
 
@@ -191,20 +193,20 @@ class _Patience(asyncio.Protocol):
 
 
 class _HeadTooLargeError(Exception):
-    """Ends httptools' reading."""
+    """Makes httptools stop reading."""
 
 
 class _BoundedHead:
-    """Comes before uvicorn's protocol on httptools; the attributes without a value here are that
-    one's."""
+    """Limit for heads around uvicorn's protocol on httptools, from which the attributes without a
+    value come."""
 
     transport: Any
     client: tuple[str, int] | None
     cycle: Any
 
-    # All that came since the last byte of a body, or the end of something: what httptools keeps.
+    # Bytes since the last byte of a body, or the end of a head or message: httptools keeps them.
     _num_kept_bytes = 0
-    # What is read of this head, or these trailers.
+    # Bytes read of this head, or these trailers.
     _num_head_bytes = 0
     _num_headers = 0
     _is_too_large = False
@@ -229,7 +231,7 @@ class _BoundedHead:
 
     def on_headers_complete(self) -> None:
         """See httptools."""
-        self._begin_anew()
+        self._reset_counts()
         super().on_headers_complete()  # type: ignore[misc]
 
     def on_body(self, body: bytes) -> None:
@@ -239,17 +241,17 @@ class _BoundedHead:
 
     def on_message_complete(self) -> None:
         """See httptools."""
-        self._begin_anew()
+        self._reset_counts()
         super().on_message_complete()  # type: ignore[misc]
 
     def send_400_response(self, msg: str) -> None:
-        """See uvicorn; whatever ended the reading."""
+        """See uvicorn. It is called for every error of the reader."""
         if self._is_too_large:
             self._refuse()
         else:
             super().send_400_response(msg)  # type: ignore[misc]
 
-    def _begin_anew(self) -> None:
+    def _reset_counts(self) -> None:
         self._num_kept_bytes = self._num_head_bytes = self._num_headers = 0
 
     def _count(self, num_bytes: int) -> None:
@@ -267,5 +269,5 @@ class _BoundedHead:
             self.transport.write(REFUSAL)
             self.transport.close()
         else:
-            # Another answer is under way, and nothing may be said in its midst.
+            # Another answer is under way, and nothing may be written in the middle of it.
             self.transport.abort()

@@ -1,4 +1,4 @@
-"""Writes `service_tier` into answers on their way out.
+"""Tier echo: writes `service_tier` into answers on their way out.
 
 vLLM leaves the field null in completions and out of their chunks. Chunks are not parsed: a token
 costs one search in some hundred bytes. Streams are not held back; an answer in one piece is.
@@ -12,7 +12,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Send
 
 CHUNK_BEGIN = b'data: {"id":'
-"""How every chunk of a completion begins, and nothing within one: there quotes are escaped."""
+"""The beginning of every chunk of a completion. It occurs nowhere else: quotes in text are
+escaped."""
 
 EMPTY_FIELD = b'"service_tier":null'
 RESPONSE_FIELD = b'"service_tier":'
@@ -37,7 +38,7 @@ def echoing(send: Send, tier: str) -> Send:
 
 def echoing_responses(send: Send, tier: str) -> Send:
     """Return a `send` that changes the tier in answers of the Responses API: in the few events
-    that hold the whole response."""
+    that contain the whole response."""
 
     def in_events(part: bytes) -> bytes:
         if RESPONSE_FIELD not in part:
@@ -78,7 +79,7 @@ class _Rewriting:
             kind = Headers(raw=message["headers"]).get("content-type", "")
             self._is_stream = message["status"] == 200 and kind.startswith("text/event-stream")
             if message["status"] == 200 and kind.startswith("application/json"):
-                # It says how long the body is, which is not known yet.
+                # This message contains the length of the body, which is not known yet.
                 self._held = message
                 return
         elif message["type"] == "http.response.body":

@@ -1,7 +1,7 @@
-"""TLS is begun by a protocol of ours: who never ends the handshake counts, and is cut.
+"""TLS handshakes with a time-out, and within the limit for connections.
 
-asyncio, left to it, gives a handshake a minute, and tells nobody of the connection before its end:
-it would have a descriptor, and no place (`slow_clients`).
+asyncio's own TLS gives a handshake a minute, and reports the connection only after it. Until then
+the connection would have a descriptor without counting in the limit (`slow_clients`).
 """
 
 import asyncio
@@ -9,44 +9,48 @@ import logging
 import ssl
 from typing import Any
 
-from sterna.frontend.http.slow_clients import HIGH_WATER_BYTES, Places
+from sterna.frontend.http.slow_clients import HIGH_WATER_BYTES, ConnectionLimit
 
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_TIMEOUT_S = 24 * 3600.0
-"""For the end of TLS. What is left of the answer goes before it, and `slow_clients` sees to its
-reader: asyncio's half a minute would cut whoever reads steadily, and longer."""
+"""Time-out for the end of TLS. The rest of the answer is sent before it, and `slow_clients` limits
+its reader: asyncio's half a minute would cut a client that reads steadily for longer."""
 
 
 def behind_tls(
-    protocol: type[Any], context: ssl.SSLContext, places: Places, timeout_s: float
+    protocol: type[Any],
+    context: ssl.SSLContext,
+    connection_limit: ConnectionLimit,
+    timeout_s: float,
 ) -> type[Any]:
-    """Return a protocol for what uvicorn accepts, which hands the connection to this one, a
-    patient one, when TLS is agreed upon.
+    """Return a protocol for connections that uvicorn accepts. After the TLS handshake it hands the
+    connection to `protocol`.
 
     Args:
+        protocol: one with the limits of `slow_clients`.
         timeout_s: for the handshake.
     """
     attributes = {
         "protocol": protocol,
         "context": context,
-        "places": places,
+        "connection_limit": connection_limit,
         "timeout_s": timeout_s,
     }
     return type("HandshakeProtocol", (_Handshake,), attributes)
 
 
 class _Handshake(asyncio.Protocol):
-    """One connection until TLS is agreed upon.
+    """One connection until the end of its TLS handshake.
 
-    The loop begins TLS a turn later than this could ask for it, and uvloop reads meanwhile: what it
-    has read is handed on to TLS. And that the handshake is done is heard of a turn later: what has
-    come through TLS by then is handed on to the next protocol.
+    The loop begins TLS one turn after `start_tls` was called, and uvloop reads meanwhile: the bytes
+    that it has read are handed on to TLS. The result of the handshake also arrives one turn later:
+    data that has come out of TLS by then is handed on to the next protocol.
     """
 
     protocol: type[Any]
     context: ssl.SSLContext
-    places: Places
+    connection_limit: ConnectionLimit
     timeout_s: float
 
     def __init__(
@@ -58,7 +62,7 @@ class _Handshake(asyncio.Protocol):
     ) -> None:
         self._loop = _loop or asyncio.get_running_loop()
         self._next = self.protocol(config, server_state, app_state, self._loop)
-        # uvicorn's; whoever is in it counts, and is told of the server's end.
+        # uvicorn's set of connections: its members count, and learn of the server's end.
         self._connections: set[Any] = server_state.connections
         self._transport: Any = None
         self._task: asyncio.Task[None] | None = None
@@ -71,7 +75,7 @@ class _Handshake(asyncio.Protocol):
         """See asyncio.Protocol."""
         self._transport = transport
         self._connections.add(self)
-        if self.places.has_room(len(self._connections)):
+        if self.connection_limit.has_room(len(self._connections)):
             self._transport.pause_reading()
             self._task = self._loop.create_task(self._shake_hands())
         else:
@@ -109,8 +113,8 @@ class _Handshake(asyncio.Protocol):
                 ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
             )
         )
-        # The task has its transport connected to TLS, and read on, in the turn of the loop behind
-        # its own. Behind both, in the same turn, comes this, and nothing is read in between.
+        # `start_tls` connects the transport to TLS and resumes reading by two callbacks in the turn
+        # after its own. With call_soon twice, this runs after both, before the loop reads again.
         self._loop.call_soon(self._loop.call_soon, self._hand_to_tls)
         try:
             through_tls: Any = await begun

@@ -46,12 +46,12 @@ from sterna.errors import ConfigurationError
 from sterna.folders import private_folder
 from sterna.frontend.http.api_keys import ApiKeys
 from sterna.frontend.http.door import build_door
-from sterna.frontend.http.overload import expected, reserved
+from sterna.frontend.http.overload import counted, reserved
 from sterna.frontend.http.queue_limit import QueueLimit
-from sterna.frontend.http.request_errors import telling_why
+from sterna.frontend.http.request_errors import raising_failures
 from sterna.frontend.http.service_tier import admitted_priority
 from sterna.frontend.http.shutdown_gate import Gate
-from sterna.frontend.http.slow_clients import Places, patient
+from sterna.frontend.http.slow_clients import ConnectionLimit, with_limits
 from sterna.frontend.http.tls import behind_tls
 from sterna.frontend.operators.admin_routes import add_admin_routes
 from sterna.frontend.vllm_server.router import MakeExchange, Router
@@ -112,7 +112,7 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         outputs: AsyncGenerator[Any, None] = super().generate(
             prompt, sampling_params, request_id, *args, **kwargs
         )
-        outputs = self._waiting(request_id, telling_why(outputs), sampling_params.n)
+        outputs = self._waiting(request_id, raising_failures(outputs), sampling_params.n)
         streams = self._router.streams
         if streams is None:
             return outputs
@@ -137,7 +137,7 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
     ) -> AsyncGenerator[Any, None]:
         if reserved(self._queue, num_choices) is not None:
             raise GracefulHTTPError("too many requests wait", HTTPStatus.TOO_MANY_REQUESTS)
-        return expected(self._queue, name, outputs, num_choices)
+        return counted(self._queue, name, outputs, num_choices)
 
     async def check_health(self) -> None:
         """See AsyncLLM.
@@ -421,14 +421,14 @@ def _http_config(
     config.h11_max_header_count = args.h11_max_header_count
     config.load()
     door = ours.door
-    places = Places(_max_connections())
-    config.http_protocol_class = patient(
-        config.http_protocol_class, places, door.head_timeout_s, door.reader_timeout_s
+    connection_limit = ConnectionLimit(_max_connections())
+    config.http_protocol_class = with_limits(
+        config.http_protocol_class, connection_limit, door.head_timeout_s, door.reader_timeout_s
     )
     context, config.ssl = config.ssl, None
     if context is not None:
         config.http_protocol_class = behind_tls(
-            config.http_protocol_class, context, places, door.handshake_timeout_s
+            config.http_protocol_class, context, connection_limit, door.handshake_timeout_s
         )
     return config, context
 
