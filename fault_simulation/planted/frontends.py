@@ -138,7 +138,7 @@ class HandsBeforeItIsKept(Pacing):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._telling.__class__ = _NeverAwaited
+        self._link.__class__ = _NeverAwaited
 
 
 class BeginsAnew(Pacing):
@@ -153,8 +153,8 @@ class TellsOfNewStreamsOnly(Pacing):
     """Does not send the records that there are when another front end becomes the buddy."""
 
     def on_buddy(self, buddy: FrontendId | None, now_s: float) -> None:
-        if buddy != self._telling.buddy:
-            self._telling.on_buddy(buddy)
+        if buddy != self._link.buddy:
+            self._link.on_buddy(buddy)
             self._touch_held()
 
 

@@ -36,10 +36,10 @@ from fault_simulation.virtual.violations import Violation
 from fault_simulation.virtual.world import World
 from sterna.frontend.requests.request_ids import client_id
 from sterna.frontend.resumable.event_log import EventLog, EventLogs
-from sterna.frontend.resumable.pacing import CaughtUp, Hand, Parted, RunAgain
+from sterna.frontend.resumable.pacing import CaughtUp, Hand, Replayed, ReplicaDropped
 from sterna.frontend.resumable.replica_link import ToBuddy
 from sterna.frontend.resumable.replicas import Record, buddy_of
-from sterna.frontend.resumable.resume_validity import Knowledge, ResumeValidity
+from sterna.frontend.resumable.resume_validity import ResumeValidity, Validity
 from sterna.messages.streams import ReplicaMessage, ReplicasKept, StreamHead, StreamMessage
 from sterna.types import FrontendId, RequestId
 
@@ -205,23 +205,23 @@ class FrontendStreams:
         """Answer whom it is known how to, and tell what there is."""
         num_events = len(served.log.events)
         for reader, number in list(served.waiting.items()):
-            knowledge = served.horizon.knowledge(number, num_events)
+            knowledge = served.horizon.of(number, num_events)
             if knowledge is None:
                 continue
             del served.waiting[reader]
-            if knowledge is Knowledge.ITS:
+            if knowledge is Validity.VALID:
                 self._ledger.on_read_on(served.stream_id)
                 self._logs.on_follower(served.log)
                 served.followers[reader] = number
                 reader.start(OK)
-            elif knowledge is Knowledge.LOST:
+            elif knowledge is Validity.LOST:
                 reader.start(NOT_FOUND)
             else:
                 raise Violation(f"{served.stream_id} has no event {number}, and its client has it")
         for reader, number in list(served.followers.items()):
             if number < num_events:
                 served.followers[reader] = num_events
-                served.horizon.on_told(num_events)
+                served.horizon.on_sent(num_events)
                 reader.send(b"".join(served.log.events[number:]), is_last=False)
             if served.is_over and reader in served.followers:
                 reader.send(b"", is_last=True)
@@ -332,14 +332,14 @@ class FrontendStreams:
                 case ToBuddy(buddy, message, frames):
                     self._confirmations.on_sent(message.number)
                     self._host.send_to_frontend(buddy, message, frames)
-                case RunAgain():
+                case Replayed():
                     self._world.counts["stream has come to its events again"] += 1
                 case CaughtUp(stream_id):
                     served = self._served[stream_id]
                     served.horizon.on_caught_up(len(served.log.events))
                     self._settle(served)
-                case Parted(stream_id, reason):
-                    raise Violation(f"{stream_id} has no replica any more: {reason}")
+                case ReplicaDropped(stream_id, reason):
+                    raise Violation(f"the replica of {stream_id} was dropped: {reason}")
         self._host.schedule_tick()
 
     # ---------------------------------------------------------------------- the other ones

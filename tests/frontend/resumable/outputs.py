@@ -7,7 +7,7 @@ from sterna.messages.streams import StreamHead
 from sterna.types import FrontendId
 
 HOLDER, BUDDY, THIRD = FrontendId(1), FrontendId(2), FrontendId(3)
-PATIENCE_S = 0.5
+REPLICA_TIMEOUT_S = 0.5
 
 
 class TestPayloads:
@@ -43,6 +43,6 @@ def head(stream_id: str = "tern") -> StreamHead:
 def pacing(
     frontend_id: FrontendId = HOLDER, buddy: FrontendId | None = BUDDY, max_bytes: int = 1 << 20
 ) -> Pacing:
-    it = Pacing(frontend_id, max_bytes, PATIENCE_S, TestPayloads())
+    it = Pacing(frontend_id, max_bytes, REPLICA_TIMEOUT_S, TestPayloads())
     it.on_buddy(buddy, 0.0)
     return it

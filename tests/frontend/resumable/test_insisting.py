@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from sterna.frontend.resumable.relays import AGAIN_S, RetryingSender
+from sterna.frontend.resumable.relays import RETRY_S, RetryingSender
 from sterna.messages.streams import StopReading, StreamMessage
 from sterna.types import FrontendId
 from tests.clocks import SkippingLoop, run_skipping, stands
@@ -44,7 +44,7 @@ def test_what_is_taken_is_sent_once_and_at_once() -> None:
     async def scenario(loop: SkippingLoop) -> Mailbox:
         mailbox = Mailbox()
         RetryingSender(mailbox.send_to).send(A, message(1), [b"frame"])
-        await later(loop, 2 * AGAIN_S)
+        await later(loop, 2 * RETRY_S)
         return mailbox
 
     mailbox = run_skipping(scenario, clock=stands)
@@ -62,7 +62,7 @@ def test_what_is_refused_comes_later_in_order_and_holds_up_nobody_else() -> None
         sending.send(A, message(2), [b"frame"])
         sending.send(B, message(3))
         assert mailbox.taken == [(B, 3, [])]
-        await later(loop, AGAIN_S - 0.01)
+        await later(loop, RETRY_S - 0.01)
         assert len(mailbox.taken) == 1
         await later(loop, 0.01)
         assert mailbox.taken == [(B, 3, []), (A, 1, []), (A, 2, [b"frame"])]
@@ -79,13 +79,13 @@ def test_a_mailbox_that_refuses_again_is_asked_again() -> None:
         sending.send(A, message(1))
         sending.send(B, message(2))
         mailbox.stuck.remove(B)
-        await later(loop, AGAIN_S)
+        await later(loop, RETRY_S)
         assert mailbox.taken == [(B, 2, [])]
         mailbox.stuck.clear()
-        await later(loop, AGAIN_S)
+        await later(loop, RETRY_S)
         assert mailbox.taken == [(B, 2, []), (A, 1, [])]
         num_asked = mailbox.num_asked
-        await later(loop, 2 * AGAIN_S)
+        await later(loop, 2 * RETRY_S)
         assert mailbox.num_asked == num_asked
 
     run_skipping(scenario, clock=stands)
@@ -97,8 +97,8 @@ def test_who_is_stuck_is_asked_once_each_time() -> None:
         sending = RetryingSender(mailbox.send_to)
         for number in (1, 2, 3):
             sending.send(A, message(number))
-        await later(loop, AGAIN_S)
-        await later(loop, AGAIN_S)
+        await later(loop, RETRY_S)
+        await later(loop, RETRY_S)
         return mailbox.num_asked
 
     assert run_skipping(scenario, clock=stands) == 3
@@ -111,7 +111,7 @@ def test_what_is_refused_after_the_end_is_not_sent_again() -> None:
         sending.close()
         sending.send(A, message(1))
         mailbox.stuck.clear()
-        await later(loop, 2 * AGAIN_S)
+        await later(loop, 2 * RETRY_S)
         return mailbox
 
     assert run_skipping(scenario, clock=stands).taken == []
@@ -125,7 +125,7 @@ def test_nothing_is_sent_again_after_the_end() -> None:
         sending.close()
         sending.send(A, message(2))
         mailbox.stuck.clear()
-        await later(loop, 2 * AGAIN_S)
+        await later(loop, 2 * RETRY_S)
         return mailbox
 
     assert run_skipping(scenario, clock=stands).taken == []

@@ -4,12 +4,20 @@ import pytest
 
 from sterna.frontend.requests.request_ids import slot_of
 from sterna.frontend.resumable.paced_stream import MAX_WAITING
-from sterna.frontend.resumable.pacing import Begun, CaughtUp, Hand, Pacing, Parted, RunAgain
+from sterna.frontend.resumable.pacing import Begun, CaughtUp, Hand, Pacing, Replayed, ReplicaDropped
 from sterna.frontend.resumable.replica_link import ToBuddy
 from sterna.frontend.resumable.replicas import Record, Replicas
 from sterna.messages.streams import DropStream, ExtendStreams, Group, KeepStream, StreamOver
 from sterna.types import RequestId
-from tests.frontend.resumable.outputs import BUDDY, HOLDER, PATIENCE_S, THIRD, head, output, pacing
+from tests.frontend.resumable.outputs import (
+    BUDDY,
+    HOLDER,
+    REPLICA_TIMEOUT_S,
+    THIRD,
+    head,
+    output,
+    pacing,
+)
 
 NAME, REQUEST = "cmpl-tern-0", RequestId("cmpl-tern-0-0123abcd")
 
@@ -74,8 +82,8 @@ def test_a_buddy_that_says_nothing_is_not_waited_for_until_it_has_caught_up() ->
     begun(it)
     first = brings(it, 5)
     assert all(isinstance(each, ToBuddy) for each in it.flush(0.0))
-    assert it.next_deadline_s == PATIENCE_S
-    assert it.flush(PATIENCE_S) == [Hand(first)]
+    assert it.next_deadline_s == REPLICA_TIMEOUT_S
+    assert it.flush(REPLICA_TIMEOUT_S) == [Hand(first)]
     assert it.next_deadline_s is None
     it.on_taken(NAME, 1)
     it.on_asked(NAME, 1)
@@ -159,8 +167,8 @@ def test_a_record_for_which_there_is_no_room_is_given_up_and_the_stream_goes_on(
         it.on_taken(NAME, 1)
         it.on_asked(NAME, 1)
     assert [each.payload for each in effects if isinstance(each, Hand)] == payloads
-    assert [each for each in effects if isinstance(each, Parted)] == [
-        Parted("tern", "its record takes too much memory")
+    assert [each for each in effects if isinstance(each, ReplicaDropped)] == [
+        ReplicaDropped("tern", "its record takes too much memory")
     ]
     assert it.num_bytes == 0
     last = [each for each in effects if isinstance(each, ToBuddy)][-1]
@@ -174,7 +182,7 @@ def test_what_cannot_be_repeated_passes_by(is_repeatable: bool) -> None:
     it.begin(head(), b"body", 0.0)
     assert (it.expect("tern", NAME, 0.0, is_repeatable=is_repeatable) is not None) is is_repeatable
     assert not it.expect("tern", NAME, 0.0, is_repeatable=True)
-    assert Parted("tern", "its events cannot be repeated") in it.flush(0.0)
+    assert ReplicaDropped("tern", "its events cannot be repeated") in it.flush(0.0)
     assert not it.expect("unknown", "cmpl-unknown-0", 0.0, is_repeatable=True)
 
 
@@ -198,7 +206,7 @@ def test_the_successor_says_when_its_events_go_beyond_the_record() -> None:
     it.on_asked(NAME, 1)
     fresh = output(again, [6])
     it.on_output(again, fresh, is_finished=False)
-    assert it.flush(0.0) == [Hand(output(again, [5])), RunAgain("tern")]
+    assert it.flush(0.0) == [Hand(output(again, [5])), Replayed("tern")]
     it.on_taken(NAME, 1)
     it.on_asked(NAME, 1)
     assert it.flush(0.0) == [CaughtUp("tern"), Hand(fresh)]

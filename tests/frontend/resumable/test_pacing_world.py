@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.frontend.requests.request_ids import client_id, slot_of
-from sterna.frontend.resumable.pacing import CaughtUp, Hand, Pacing, Parted
+from sterna.frontend.resumable.pacing import CaughtUp, Hand, Pacing, ReplicaDropped
 from sterna.frontend.resumable.replica_link import ToBuddy
 from sterna.frontend.resumable.replicas import Record, Replicas
 from sterna.messages.streams import KeepStream
@@ -162,7 +162,7 @@ def flush(it: Pacing, application: Application | None, wire: Wire | None) -> lis
             case ToBuddy():
                 assert wire is not None
                 wire.messages.append(effect)
-            case CaughtUp(stream_id) | Parted(stream_id):
+            case CaughtUp(stream_id) | ReplicaDropped(stream_id):
                 facts.append(stream_id)
     return facts
 

@@ -68,7 +68,7 @@ def test_a_stream_of_which_there_is_a_replica_is_waited_for(has_replica: bool) -
     search = searched(A, has_replica=has_replica)
     search.on_answer(A, NOTHING if has_replica else REPLICA)
     assert search.outcome is None
-    assert search.hoped_for == ([] if has_replica else [A])
+    assert search.awaited == ([] if has_replica else [A])
     search.on_answer(A, STREAM)
     assert search.outcome == A
 
@@ -79,7 +79,7 @@ def test_a_holder_or_a_replica_dies_with_who_has_it() -> None:
     search.on_answer(B, STREAM)
     search.on_frontends([C])
     assert search.outcome is NotFound.ASK_AGAIN
-    assert search.hoped_for == []
+    assert search.awaited == []
 
 
 def test_who_was_told_of_a_replica_is_told_when_it_has_become_the_stream() -> None:

@@ -215,7 +215,7 @@ def _is_last(message: StreamMessage) -> bool:
 def test_what_a_mailbox_refuses_is_said_later_and_nothing_before_it(
     kind: type[StreamMessage], first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sterna.frontend.resumable.relays.AGAIN_S", 0.001)
+    monkeypatch.setattr("sterna.frontend.resumable.relays.RETRY_S", 0.001)
     monkeypatch.setattr("sterna.frontend.resumable.relays.WINDOW_BYTES", 100)
 
     async def scenario() -> None:
@@ -237,7 +237,7 @@ def test_what_a_mailbox_refuses_is_said_later_and_nothing_before_it(
 def test_a_reader_that_leaves_is_forgotten_when_its_mailbox_refuses_to_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sterna.frontend.resumable.relays.AGAIN_S", 0.001)
+    monkeypatch.setattr("sterna.frontend.resumable.relays.RETRY_S", 0.001)
 
     async def scenario() -> None:
         cluster = Cluster(window_s=0.05)

@@ -134,7 +134,7 @@ def test_what_a_dead_front_end_told_and_its_successor_does_not_know_is_not_made_
         client = Client(cluster[0])
         while len(client.events) < 3:
             cluster.bring()
-            # Until the front end has lost its patience.
+            # Until the front end waits for it no longer.
             await asyncio.sleep(0.01)
         cluster.is_cut = lambda _: False
         cluster.kill(0)
@@ -142,7 +142,7 @@ def test_what_a_dead_front_end_told_and_its_successor_does_not_know_is_not_made_
         back = Client(cluster[1], 3)
         await until_over(cluster, back)
         assert back.status == 404
-        assert "lost; send the request anew" in back.content.decode()
+        assert "lost; send the request as a new one" in back.content.decode()
         fresh = Client(cluster[2], 0)
         await until_over(cluster, fresh)
         assert fresh.events == expected(8)
@@ -174,7 +174,7 @@ def test_a_front_end_that_cannot_be_sent_to_is_not_waited_for_and_gets_all_anew(
 def test_while_a_front_end_may_have_the_stream_a_client_is_told_to_try_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sterna.frontend.resumable.relays.FIND_S", 0.05)
+    monkeypatch.setattr("sterna.frontend.resumable.relays.FIND_TIMEOUT_S", 0.05)
 
     async def scenario() -> None:
         cluster = Cluster()
@@ -185,7 +185,7 @@ def test_while_a_front_end_may_have_the_stream_a_client_is_told_to_try_again(
             await client.task
             assert client.status == 503
         # Who looks now finds it, however long that takes here.
-        monkeypatch.setattr("sterna.frontend.resumable.relays.FIND_S", HANG_S)
+        monkeypatch.setattr("sterna.frontend.resumable.relays.FIND_TIMEOUT_S", HANG_S)
         cluster.announce()
         client = Client(cluster[2], 3)
         await until_over(cluster, client)
@@ -223,7 +223,7 @@ def test_a_client_that_waits_until_its_stream_is_there_again_follows_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Streams that run again take turns, which may take longer than streams are kept."""
-    monkeypatch.setattr("sterna.frontend.resumable.middleware.NUM_RUN_AGAIN", 0)
+    monkeypatch.setattr("sterna.frontend.resumable.middleware.MAX_REPLAYS", 0)
 
     async def scenario() -> None:
         cluster = Cluster(window_s=0.05)
@@ -256,7 +256,7 @@ def test_a_client_that_waits_until_its_stream_is_there_again_follows_it(
 def test_a_client_that_goes_while_it_waits_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sterna.frontend.resumable.middleware.NUM_RUN_AGAIN", 0)
+    monkeypatch.setattr("sterna.frontend.resumable.middleware.MAX_REPLAYS", 0)
 
     async def scenario() -> None:
         cluster = Cluster()

@@ -3,19 +3,19 @@
 from sterna.frontend.resumable.replica_link import ReplicaLink, ToBuddy
 from sterna.messages.streams import DropStream, ExtendStreams, Group, StreamOver
 from sterna.types import FrontendId
-from tests.frontend.resumable.outputs import BUDDY, HOLDER, PATIENCE_S, THIRD
+from tests.frontend.resumable.outputs import BUDDY, HOLDER, REPLICA_TIMEOUT_S, THIRD
 
 ONE, OTHER = Group("one", "a", False), Group("other", "b", True)
 
 
 def telling(buddy: FrontendId | None = BUDDY) -> ReplicaLink:
-    it = ReplicaLink(HOLDER, PATIENCE_S)
+    it = ReplicaLink(HOLDER, REPLICA_TIMEOUT_S)
     it.on_buddy(buddy)
     return it
 
 
 def tell_over(it: ReplicaLink, stream_id: str, now_s: float) -> int:
-    return it.tell(lambda number: StreamOver(HOLDER, number, stream_id), [], now_s)
+    return it.send(lambda number: StreamOver(HOLDER, number, stream_id), [], now_s)
 
 
 def test_outputs_go_together_and_before_what_is_said_next() -> None:
@@ -46,10 +46,10 @@ def test_what_the_buddy_has_confirmed_is_not_waited_for() -> None:
     it = telling()
     for number, now_s in ((1, 0.0), (2, 0.1), (3, 0.2)):
         assert tell_over(it, "one", now_s) == number
-    assert it.next_deadline_s == PATIENCE_S
+    assert it.next_deadline_s == REPLICA_TIMEOUT_S
     assert it.on_kept(BUDDY, 2, 0.3)
     assert [it.is_waited_for(number) for number in (1, 2, 3)] == [False, False, True]
-    assert it.next_deadline_s == 0.2 + PATIENCE_S
+    assert it.next_deadline_s == 0.2 + REPLICA_TIMEOUT_S
     assert it.on_kept(BUDDY, 3, 0.3)
     assert it.next_deadline_s is None
 
@@ -69,12 +69,12 @@ def test_a_buddy_that_confirms_nothing_in_time_is_not_waited_for() -> None:
     it = telling()
     number = tell_over(it, "one", 1.0)
     it.flush(1.0)
-    assert it.flush(1.0 + PATIENCE_S - 0.1) == ([], False)
+    assert it.flush(1.0 + REPLICA_TIMEOUT_S - 0.1) == ([], False)
     assert it.is_waited_for(number)
-    assert it.flush(1.0 + PATIENCE_S) == ([], True)
+    assert it.flush(1.0 + REPLICA_TIMEOUT_S) == ([], True)
     assert not it.is_waited_for(number)
     assert it.next_deadline_s is None
-    assert it.flush(2.0 + PATIENCE_S) == ([], False), "that is news once"
+    assert it.flush(2.0 + REPLICA_TIMEOUT_S) == ([], False), "that is news once"
     assert not it.is_waited_for(number)
 
 
@@ -82,9 +82,9 @@ def test_it_is_waited_for_until_that_is_said_to_be_over() -> None:
     it = telling()
     tell_over(it, "one", 0.0)
     late = tell_over(it, "one", 0.0)
-    it.on_kept(BUDDY, 1, PATIENCE_S)
+    it.on_kept(BUDDY, 1, REPLICA_TIMEOUT_S)
     assert it.is_waited_for(late)
-    assert it.flush(PATIENCE_S)[1]
+    assert it.flush(REPLICA_TIMEOUT_S)[1]
 
 
 def test_one_that_has_caught_up_is_waited_for_again() -> None:
@@ -97,18 +97,18 @@ def test_one_that_has_caught_up_is_waited_for_again() -> None:
     assert not it.is_waited_for(late), "the second is late as well"
     assert it.on_kept(BUDDY, 2, 10.0)
     assert it.is_waited_for(late)
-    assert it.next_deadline_s == 10.0 + PATIENCE_S
+    assert it.next_deadline_s == 10.0 + REPLICA_TIMEOUT_S
 
 
 def test_another_buddy_is_told_from_then_on_and_has_all_numbers_before() -> None:
     it = telling()
     number = tell_over(it, "one", 0.0)
-    it.flush(PATIENCE_S)
+    it.flush(REPLICA_TIMEOUT_S)
     it.extend(ONE, b"1")
     it.on_buddy(THIRD)
     assert it.buddy == THIRD
     assert not it.is_waited_for(number)
     assert it.next_deadline_s is None
-    dropped = it.tell(lambda number: DropStream(HOLDER, number, "one"), [], 1.0)
+    dropped = it.send(lambda number: DropStream(HOLDER, number, "one"), [], 1.0)
     assert it.is_waited_for(dropped)
     assert it.flush(1.0) == ([ToBuddy(THIRD, DropStream(HOLDER, 2, "one"), [])], False)

@@ -1,4 +1,4 @@
-"""An answer that is generated once and read by whoever follows it."""
+"""Answer: one response to a client, generated once and read by any number of connections."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,31 +8,31 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sterna.frontend.resumable.event_log import COMMENT, EventLog
 from sterna.frontend.resumable.replicas import Record
-from sterna.frontend.resumable.resume_validity import Knowledge, ResumeValidity
+from sterna.frontend.resumable.resume_validity import ResumeValidity, Validity
 from sterna.messages.streams import StreamHead
 
 REQUEST_ID = "X-Request-Id"
 
 EVENTS_AT_ONCE = 1024
-"""Go out together: no more than a message to another front end can hold."""
+"""Limit for events sent at once, so that they fit in a message to another front end."""
 
 
 class Answer:
-    """An answer that is being generated, or was.
+    """An answer, complete or still being generated.
 
     Attributes:
         created_s: see `StreamHead`.
-        record: of a stream that was taken over, until it goes on.
-        has_replica: whether another front end is told of it, once it is let in.
-        task: that generates it.
-        on_begun: called when its answer begins, or never will.
-        start: the head of the answer, when it is there.
+        record: that of a stream that was taken over, until the stream goes on.
+        has_replica: whether another front end gets its record, once the request is let in.
+        task: generates the answer.
+        on_begun: called when the answer begins, or when it is clear that it never will.
+        start: the head of the answer, when it has arrived.
         is_stream: whether the answer is one of events; an error is not.
-        plain: the messages behind it, where the answer is no stream.
-        is_over: nothing more will come.
-        given_up: nobody will read it.
-        news: set, and replaced, whenever something has come.
-        horizon: how much of it clients can know.
+        plain: the messages after the head, if the answer is no stream.
+        is_over: no further message will come.
+        given_up: no client will read it.
+        news: set, and replaced, whenever the answer has changed.
+        resume_validity: decides which clients may resume it.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Answer:
         self.log = log
         self.created_s = created_s
         self.record = record
-        self.horizon = ResumeValidity(is_taken_over=record is not None)
+        self.resume_validity = ResumeValidity(is_taken_over=record is not None)
         self.has_replica = False
         self.task: asyncio.Task[None] | None = None
         self.on_begun: Callable[[], None] = lambda: None
@@ -54,21 +54,21 @@ class Answer:
         self.given_up = asyncio.Event()
         self.news = asyncio.Event()
 
-    def tell(self) -> None:
-        """Wake everybody who follows it."""
+    def notify(self) -> None:
+        """Wake all followers."""
         self.news.set()
         self.news = asyncio.Event()
 
-    async def knowledge(self, number: int) -> Knowledge:
-        """Return whether a client can have the event of this number from this stream; waits until
-        that is known."""
-        while (found := self.horizon.knowledge(number, len(self.log.events))) is None:
+    async def validity(self, number: int) -> Validity:
+        """Return whether a client with the events up to this number may resume the stream; waits
+        until that is known."""
+        while (found := self.resume_validity.of(number, len(self.log.events))) is None:
             await self.news.wait()
         return found
 
     async def follow(self, num_known: int, gone: "asyncio.Task[None]", send: Send) -> None:
-        """Send what there is behind the events that the client has, and what comes, until the
-        stream ends or the client goes."""
+        """Send the events after those that the client has, until the stream ends or the client
+        goes."""
         has_started, num_plain, num_comments = False, 0, self.log.num_comments
         while not gone.done():
             news = self.news
@@ -79,7 +79,7 @@ class Answer:
                 while num_known < len(self.log.events) and not gone.done():
                     events = self.log.events[num_known : num_known + EVENTS_AT_ONCE]
                     num_known += len(events)
-                    self.horizon.on_told(num_known)
+                    self.resume_validity.on_sent(num_known)
                     await send(_content(b"".join(events)))
                 if num_comments < self.log.num_comments:
                     num_comments = self.log.num_comments
@@ -103,7 +103,8 @@ class Answer:
             raise RuntimeError("the application ended without an answer")
 
     def receive(self, body: bytes) -> Receive:
-        """Return what the application hears of the client that it answers."""
+        """Return a `receive` for the application: the body, and a disconnect when the answer is
+        given up."""
 
         async def receive() -> Message:
             if not self.is_body_read:
@@ -115,21 +116,21 @@ class Answer:
         return receive
 
 
-def head_of(run: Answer, scope: Scope) -> StreamHead:
-    """Return what another front end needs to run the request again, besides its body."""
+def head_of(answer: Answer, scope: Scope) -> StreamHead:
+    """Return the facts that another front end needs, beside the body, to run the request again."""
     headers = tuple((bytes(name), bytes(value)) for name, value in scope["headers"])
     return StreamHead(
-        stream_id=run.request_id,
-        owner=run.log.owner,
+        stream_id=answer.request_id,
+        owner=answer.log.owner,
         path=scope["path"],
         query=scope.get("query_string", b""),
         headers=headers,
-        created_s=run.created_s,
+        created_s=answer.created_s,
     )
 
 
 def scope_of(head: StreamHead) -> Scope:
-    """Return the scope of the request, without its connection, which is another front end's."""
+    """Return the scope of the request, without its connection, which was another front end's."""
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},

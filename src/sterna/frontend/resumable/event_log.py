@@ -1,9 +1,9 @@
-"""The events of streams, kept for clients that come back. Pure.
+"""Event logs: the events of streams, kept for clients that come back. Pure.
 
-A stream's events are numbered from 1, and each says its number (`id:`, server-sent events). Its log
-is kept while it grows and for a window afterwards; one whose clients are all gone grows for the
-window, and is given up then. Logs of streams that nobody follows go first when all of them together
-take too much memory.
+A stream's events are numbered from 1, and each contains its number (`id:`, server-sent events). A
+log is kept while it grows and for a window afterwards. A log whose clients are all gone grows for
+the window, and is given up then. If all logs together take too much memory, those without followers
+are given up first.
 """
 
 import re
@@ -13,13 +13,13 @@ SEPARATOR = b"\n\n"
 """Between two events."""
 
 COMMENT = b": keep-alive" + SEPARATOR
-"""What clients are to overread."""
+"""A comment, which clients ignore."""
 
 _NUMBER = re.compile(rb"id: (\d+)\n")
 
 
 def last_number(events: bytes) -> int | None:
-    """Return the number of the last of these events of a log; None where there is none."""
+    """Return the number of the last of these events of a log; None without one."""
     for event in reversed(events.split(SEPARATOR)):
         if (found := _NUMBER.match(event)) is not None:
             return int(found[1])
@@ -31,15 +31,15 @@ class EventLog:
     """One stream.
 
     Attributes:
-        owner: the credentials of the client that began it; nobody else may read on.
+        owner: the credentials of the client that began it; no other client may resume it.
         events: complete, with their numbers; the first one is number 1.
-        num_bytes: of the events.
-        num_comments: that came among the events. They say only that the server lives, and are not
-            kept.
-        num_followers: clients that read it.
+        num_bytes: size of the events.
+        num_comments: number of comments among the events. They show only that the server lives, and
+            are not kept.
+        num_followers: number of clients that read it.
         is_finished: no event will follow.
-        left_s: when the last follower left, or it was finished, whichever was later; None while
-            somebody follows it.
+        left_s: time when the last follower left, or when the stream was finished, whichever was
+            later; None while it has followers.
     """
 
     owner: bytes
@@ -52,7 +52,7 @@ class EventLog:
     _rest: bytes = b""
 
     def feed(self, content: bytes) -> int:
-        """Take what the server wrote next; returns how many bytes the log has grown."""
+        """Add the next output of the server; returns by how many bytes the log has grown."""
         before = self.num_bytes
         *complete, self._rest = (self._rest + content).split(SEPARATOR)
         for event in complete:
@@ -66,11 +66,11 @@ class EventLog:
 
 
 class EventLogs:
-    """All streams of a front end that can be read on.
+    """All streams of a front end that can be resumed.
 
     Args:
-        window_s: how long a log is kept for clients to come back.
-        max_bytes: of all events together.
+        window_s: a log is kept for this time for clients to come back.
+        max_bytes: limit for all events together.
     """
 
     def __init__(self, window_s: float, max_bytes: int) -> None:
@@ -81,22 +81,22 @@ class EventLogs:
 
     @property
     def num_bytes(self) -> int:
-        """Of all events that are kept."""
+        """Size of all events that are kept."""
         return self._num_bytes
 
     def open(self, request_id: str, owner: bytes) -> EventLog | None:
-        """Begin the log of a new stream; None when there is one of that id."""
+        """Begin the log of a new stream; None if one of that id is kept already."""
         if request_id in self._logs:
             return None
         log = self._logs[request_id] = EventLog(owner)
         return log
 
     def find(self, request_id: str) -> EventLog | None:
-        """Return the stream, if it is kept; whoever asks must be its owner."""
+        """Return the stream, if it is kept. The caller must check its owner."""
         return self._logs.get(request_id)
 
     def feed(self, request_id: str, content: bytes) -> list[str]:
-        """The stream goes on; returns which others had to be given up for it."""
+        """Add output to a stream; returns the streams that were given up to make room."""
         log = self._logs.get(request_id)
         if log is None:
             return []
@@ -124,7 +124,7 @@ class EventLogs:
                 log.left_s = now_s
 
     def on_unread(self, log: EventLog, now_s: float) -> None:
-        """Nobody reads the stream yet, but somebody may come."""
+        """The stream has no follower yet; its window begins."""
         if log.num_followers == 0:
             log.left_s = now_s
 
@@ -134,18 +134,18 @@ class EventLogs:
         log.left_s = None
 
     def on_left(self, log: EventLog, now_s: float) -> None:
-        """A client reads it no more."""
+        """A client has stopped reading the stream."""
         log.num_followers -= 1
         if log.num_followers == 0:
             log.left_s = now_s
 
     def forget(self, request_id: str) -> None:
-        """The stream cannot be read on, and need not be kept."""
+        """Forget a stream that cannot be resumed."""
         if request_id in self._logs:
             self._forget(request_id)
 
     def expired(self, now_s: float) -> list[str]:
-        """Forget the streams for which nobody has come back in time; returns which."""
+        """Forget the streams to which no client has come back in time; returns them."""
         names = [
             name
             for name, each in self._logs.items()
@@ -156,7 +156,7 @@ class EventLogs:
         return names
 
     def next_deadline_s(self) -> float | None:
-        """When `expired` may next return something, or None when somebody follows every stream."""
+        """When `expired` may next return something, or None if all streams have followers."""
         lefts_s = [each.left_s for each in self._logs.values() if each.left_s is not None]
         return min(lefts_s) + self._window_s if lefts_s else None
 

@@ -1,7 +1,8 @@
-"""What front ends do for each other's streams: the interpreter of `pacing` and `replicas`.
+"""Stream exchange between front ends: the interpreter of `pacing`, `replicas` and `relays`.
 
-It stands between the router, which has the outputs of engines and the mailbox, the engine's client,
-which knows how far vLLM's code is, and the streams that this front end keeps (`resumable`).
+It connects three parts: the router, which has the outputs of engines and the mailbox; the engine's
+client, which knows the position of vLLM's code in them; and the streams that this front end keeps
+(`middleware`).
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 from starlette.types import Receive, Send
 
 from sterna.frontend.resumable.paced_outputs import paced
-from sterna.frontend.resumable.pacing import Begun, CaughtUp, Hand, Pacing, Parted, RunAgain
+from sterna.frontend.resumable.pacing import Begun, CaughtUp, Hand, Pacing, Replayed, ReplicaDropped
 from sterna.frontend.resumable.relays import Reading, RelayMessage, Relays, SendTo
 from sterna.frontend.resumable.replica_link import ToBuddy
 from sterna.frontend.resumable.replicas import Record, Replicas, buddy_of
@@ -21,15 +22,15 @@ from sterna.types import FrontendId, RequestId
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 0.5
-"""How long outputs wait for the front end that keeps the replicas."""
+REPLICA_TIMEOUT_S = 0.5
+"""Outputs wait at most this time for the front end that keeps the replicas."""
 
 
 class KeptStreams(Protocol):
     """The streams that this front end keeps."""
 
     def has(self, stream_id: str, owner: bytes) -> bool:
-        """Whether it is here, and that owner's."""
+        """Whether the stream is here, and belongs to that owner."""
 
     async def answer(
         self, stream_id: str, owner: bytes, last: str, receive: Receive, send: Send
@@ -37,22 +38,25 @@ class KeptStreams(Protocol):
         """Answer a client that has all events up to this one."""
 
     def take_over(self, record: Record) -> bool:
-        """Keep a stream whose front end died; False: one of its id is here already."""
+        """Keep a stream whose front end died; False if one of its id is here already."""
 
-    def on_run_again(self, stream_id: str) -> None:
-        """The stream is about to have come to the events again that it had."""
+    def on_replayed(self, stream_id: str) -> None:
+        """vLLM's server has all outputs of the record that was taken over."""
 
     def on_caught_up(self, stream_id: str) -> None:
-        """The stream's events so far are all that its former front end can have told."""
+        """The events so far are all that the stream's former front end can have sent."""
 
 
 class StreamExchange:
-    """The streams of one front end towards the others.
+    """The streams of one front end, in exchange with the others.
+
+    Methods without a docstring do the same as those of `Pacing`, `Relays` or `KeptStreams`, and
+    carry out the effects.
 
     Args:
         max_bytes: see `Pacing`.
         send_to: sends a message to another front end, with its frames.
-        hand: gives vLLM's client outputs.
+        hand: gives outputs to vLLM's client.
     """
 
     def __init__(
@@ -65,7 +69,7 @@ class StreamExchange:
         self._frontend_id = frontend_id
         self._send_to = send_to
         self._hand = hand
-        self._pacing = Pacing(frontend_id, max_bytes, PATIENCE_S)
+        self._pacing = Pacing(frontend_id, max_bytes, REPLICA_TIMEOUT_S)
         self._replicas = Replicas(frontend_id)
         self._relays = Relays(frontend_id, self, send_to)
         self._kept: KeptStreams | None = None
@@ -74,18 +78,18 @@ class StreamExchange:
         self._timer_at_s = 0.0
 
     def attach(self, kept: KeptStreams) -> None:
-        """These are the streams that this front end keeps."""
+        """Set the streams that this front end keeps."""
         self._kept = kept
         orphans, self._orphans = self._orphans, []
         self._take_over(orphans)
 
     def close(self) -> None:
-        """Say nothing any more."""
+        """Send nothing from now on."""
         if self._timer is not None:
             self._timer.cancel()
         self._relays.close()
 
-    # ---------------------------------------------------------------------- of the cluster
+    # -------------------------------------------------------------------------- cluster
 
     def on_frontends(self, live: Sequence[FrontendId]) -> None:
         """These front ends live, in the order of the membership; others are dead for good."""
@@ -96,7 +100,7 @@ class StreamExchange:
         self._relays.on_frontends(live)
 
     def on_message(self, message: StreamMessage, frames: Sequence[bytes]) -> None:
-        """Another front end says this."""
+        """Another front end has sent this."""
         match message:
             case ReplicasKept(sender, number):
                 self._pacing.on_kept(sender, number, _now_s())
@@ -118,30 +122,27 @@ class StreamExchange:
             self._flush()
             self._relays.on_taken_over()
 
-    # -------------------------------------------------------------- of engine requests
+    # ------------------------------------------------------------------ engine requests
 
     def on_begun(self, request_id: RequestId) -> Begun | None:
-        """See `Pacing`."""
         begun = self._pacing.on_begun(request_id)
         if begun is not None:
             self._flush()
         return begun
 
     def on_output(self, request_id: RequestId, payload: bytes, *, is_finished: bool) -> bool:
-        """See `Pacing`; `flush` is to follow."""
+        """See `Pacing`; call `flush` afterwards."""
         return self._pacing.on_output(request_id, payload, is_finished=is_finished)
 
     def flush(self) -> None:
-        """Do what is due after outputs."""
+        """Carry out the effects of outputs."""
         self._flush()
 
     def on_abort(self, request_ids: Iterable[RequestId]) -> None:
-        """See `Pacing`."""
         self._pacing.on_abort(request_ids)
         self._flush()
 
     def expect(self, stream_id: str, name: str, *, is_repeatable: bool) -> int | None:
-        """See `Pacing`."""
         serial = self._pacing.expect(stream_id, name, _now_s(), is_repeatable=is_repeatable)
         self._flush()
         return serial
@@ -149,63 +150,54 @@ class StreamExchange:
     def paced(
         self, name: str, outputs: AsyncGenerator[Any, None], *, is_repeatable: bool
     ) -> AsyncGenerator[Any, None]:
-        """See `paced`."""
+        """See `paced_outputs.paced`."""
         return paced(self, name, outputs, is_repeatable=is_repeatable)
 
     def on_asked(self, name: str, serial: int) -> None:
-        """See `Pacing`."""
         self._pacing.on_asked(name, serial)
         self._flush()
 
     def on_taken(self, name: str, serial: int) -> None:
-        """See `Pacing`."""
         self._pacing.on_taken(name, serial)
 
     def on_left(self, name: str, serial: int) -> None:
-        """See `Pacing`."""
         self._pacing.on_left(name, serial)
         self._flush()
 
-    # ----------------------------------------------------------------------- of streams
+    # -------------------------------------------------------------------------- streams
 
     def begin(self, head: StreamHead, body: bytes) -> None:
-        """A stream begins here."""
         self._pacing.begin(head, body, _now_s())
         self._flush()
 
     def go_on(self, record: Record) -> None:
-        """A stream goes on here."""
+        """A stream that was taken over goes on here."""
         self._pacing.take_over(record, _now_s())
         self._flush()
 
     def over(self, stream_id: str) -> None:
-        """The stream has ended, and is kept."""
         self._pacing.over(stream_id, _now_s())
         self._flush()
 
     def drop(self, stream_id: str) -> None:
-        """The stream is not kept any more."""
         self._pacing.drop(stream_id, _now_s())
         self._flush()
 
     async def read(
         self, stream_id: str, owner: bytes, last: str, receive: Receive, send: Send
     ) -> Reading:
-        """See `Relays`."""
         return await self._relays.read(stream_id, owner, last, receive, send)
 
     def has(self, stream_id: str, owner: bytes) -> bool:
-        """Whether the stream is here."""
         return self._kept is not None and self._kept.has(stream_id, owner)
 
     def has_replica(self, stream_id: str, owner: bytes) -> bool:
-        """Whether the stream comes here when its front end dies."""
+        """Whether this front end takes the stream over if its front end dies."""
         return self._replicas.holder(stream_id, owner) is not None
 
     async def answer(
         self, stream_id: str, owner: bytes, last: str, receive: Receive, send: Send
     ) -> None:
-        """See `KeptStreams`."""
         assert self._kept is not None
         await self._kept.answer(stream_id, owner, last, receive, send)
 
@@ -220,21 +212,21 @@ class StreamExchange:
                     handed.append(payload)
                 case ToBuddy(buddy, message, frames):
                     is_lost = not self._send_to(buddy, message, frames) or is_lost
-                case RunAgain(stream_id):
+                case Replayed(stream_id):
                     assert self._kept is not None
-                    self._kept.on_run_again(stream_id)
+                    self._kept.on_replayed(stream_id)
                 case CaughtUp(stream_id):
                     assert self._kept is not None
                     self._kept.on_caught_up(stream_id)
-                case Parted(stream_id, reason):
+                case ReplicaDropped(stream_id, reason):
                     logger.warning(
-                        "stream has no replica any more stream=%s reason=%s", stream_id, reason
+                        "replica of stream dropped stream=%s reason=%s", stream_id, reason
                     )
         if handed:
             self._hand(handed)
         if is_lost:
-            # What it confirms from here on says nothing of what is missing. It gets everything
-            # anew when somebody has come or gone.
+            # Later confirmations would not show that a message is missing. The buddy gets all
+            # records again when the set of front ends changes.
             logger.error("replicas given up, their front end cannot be sent to")
             self._pacing.on_buddy(None, _now_s())
             self._flush()

@@ -1,13 +1,14 @@
-"""Streams that a client may leave and read on (`--resumable-streams`).
+"""Resumable streams: a client may lose its connection and read the rest (`--resumable-streams`).
 
-An ASGI application around vLLM's. Each event of a streamed answer says its number; a client whose
-connection broke sends its request again, with the `X-Request-Id` of the answer and the
-`Last-Event-ID` that it has, and gets the rest: what was generated meanwhile, and what still is. The
-answer is generated as if the client had never gone; after `window_s` without it, it is given up.
+An ASGI application around vLLM's. Each event of a streamed answer contains its number. A client
+whose connection broke sends its request again, with the `X-Request-Id` of the answer and the
+`Last-Event-ID` that it has, and gets the rest, as far as it exists and as it is generated. The
+answer is generated as if the client had never gone; after `window_s` without a client it is given
+up.
 
-With several front ends, a stream is read on at any of them (`relays`). One whose front end dies
-goes on at another one, which runs the request again, from the record that it has of it (`pacing`);
-a stream that had ended waits there until somebody asks for it.
+With several front ends, a stream can be resumed at any of them (`relays`). If its front end dies,
+it goes on at another one, which runs the request again from its record (`pacing`). A stream that
+had ended waits there until a client asks for it.
 """
 
 import asyncio
@@ -53,31 +54,31 @@ from sterna.frontend.resumable.event_log import EventLogs
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.relays import Reading
 from sterna.frontend.resumable.replicas import Record, dated
-from sterna.frontend.resumable.resume_validity import Knowledge
+from sterna.frontend.resumable.resume_validity import Validity
 
 logger = logging.getLogger(__name__)
 
-NUM_RUN_AGAIN = 8
-"""Streams of a dead front end that come to their events again at the same time: this front end's
-own streams are not to wait for hundreds of them."""
+MAX_REPLAYS = 8
+"""Limit for streams of a dead front end whose records are replayed at the same time, so that this
+front end's own streams do not wait for hundreds of them."""
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
 _EVENT_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class _Body(msgspec.Struct):
-    """A request, as far as it is looked at."""
+    """The fields of a request that matter here."""
 
     stream: bool | None = False
 
 
 class ResumableStreams:
-    """Keeps the streams of the application behind it.
+    """Keeps the streams of the application that it wraps.
 
     Args:
         window_s: see `EventLogs`.
         max_bytes: see `EventLogs`.
-        exchange: with the other front ends; None: there are none.
+        exchange: the exchange with other front ends; None if there are none.
     """
 
     def __init__(
@@ -89,11 +90,11 @@ class ResumableStreams:
     ) -> None:
         self._app = app
         self._logs = EventLogs(window_s, max_bytes)
-        self._runs: dict[str, Answer] = {}
-        # Answers that are no streams: how many of each id are under way.
+        self._answers: dict[str, Answer] = {}
+        # Number of answers under way that are no streams, by id.
         self._plain: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
-        self._turns = asyncio.Semaphore(NUM_RUN_AGAIN)
+        self._turns = asyncio.Semaphore(MAX_REPLAYS)
         self._has_turn: set[Answer] = set()
         self._exchange = exchange
         if exchange is not None:
@@ -106,7 +107,7 @@ class ResumableStreams:
             await self._app(scope, receive, send)
             return
         if not caller().is_known:
-            # The application refuses it: nothing of it is to be kept, or sent to another front end.
+            # The application refuses it: it is neither kept nor sent to another front end.
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
@@ -124,13 +125,13 @@ class ResumableStreams:
     async def _pass(
         self, request_id: str | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Let a request pass whose answer is no stream."""
+        """Pass on a request whose answer is no stream."""
         if request_id is None:
             await self._app(scope, receive, send)
             return
-        run = self._runs.get(request_id)
-        if run is not None and run.has_replica and not run.is_over:
-            # Their engine requests would have the same names.
+        answer = self._answers.get(request_id)
+        if answer is not None and answer.has_replica and not answer.is_over:
+            # The engine requests of both would have the same names.
             await _taken()(scope, receive, send)
             return
         self._plain[request_id] += 1
@@ -156,61 +157,61 @@ class ResumableStreams:
             return
         named: MutableMapping[str, Any] = {**scope, "headers": [*scope["headers"]]}
         MutableHeaders(scope=named)[REQUEST_ID] = request_id
-        run = self._runs[request_id] = Answer(request_id, log, int(_wall_s()))
-        run.has_replica = self._exchange is not None and caller().route.is_replicated
-        run.on_begun = current().keep_body()
-        stream = AnsweredStream(request_id, False, partial(self._on_let_in, run, named, body))
+        answer = self._answers[request_id] = Answer(request_id, log, int(_wall_s()))
+        answer.has_replica = self._exchange is not None and caller().route.is_replicated
+        answer.on_begun = current().keep_body()
+        stream = AnsweredStream(request_id, False, partial(self._on_let_in, answer, named, body))
         context = replace(current(), stream=stream)
-        run.task = asyncio.create_task(self._generate(run, named, body, context))
-        async with self._following(run, receive) as gone:
-            await run.follow(0, gone, send)
+        answer.task = asyncio.create_task(self._generate(answer, named, body, context))
+        async with self._following(answer, receive) as gone:
+            await answer.follow(0, gone, send)
 
-    def _on_let_in(self, run: Answer, scope: Scope, body: bytes) -> None:
-        """Have the other front end told of it; who is refused costs that one nothing."""
-        is_kept = self._runs.get(run.request_id) is run
-        if self._exchange is not None and run.has_replica and is_kept:
-            self._exchange.begin(head_of(run, scope), body)
+    def _on_let_in(self, answer: Answer, scope: Scope, body: bytes) -> None:
+        """Send the record to the other front end, which so gets none of a refused request."""
+        is_kept = self._answers.get(answer.request_id) is answer
+        if self._exchange is not None and answer.has_replica and is_kept:
+            self._exchange.begin(head_of(answer, scope), body)
 
     async def _generate(
-        self, run: Answer, scope: Scope, body: bytes, context: RequestContext
+        self, answer: Answer, scope: Scope, body: bytes, context: RequestContext
     ) -> None:
-        """Have the answer generated to its end, whether or not somebody reads it."""
+        """Have the answer generated to its end, with or without clients."""
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                run.start, run.is_stream = message, is_event_stream(message)
-                run.on_begun()
-            elif not run.is_stream:
-                run.plain.append(message)
-            elif self._runs.get(run.request_id) is run:
-                content = dated(message.get("body", b""), run.created_s)
-                for other in self._logs.feed(run.request_id, content):
+                answer.start, answer.is_stream = message, is_event_stream(message)
+                answer.on_begun()
+            elif not answer.is_stream:
+                answer.plain.append(message)
+            elif self._answers.get(answer.request_id) is answer:
+                content = dated(message.get("body", b""), answer.created_s)
+                for other in self._logs.feed(answer.request_id, content):
                     self._give_up(other)
-            run.tell()
+            answer.notify()
 
         try:
             with entered(context):
-                await self._app(scope, run.receive(body), send)
+                await self._app(scope, answer.receive(body), send)
         except Exception:
-            logger.exception("stream broke off request=%s", run.request_id)
+            logger.exception("stream broke off request=%s", answer.request_id)
         finally:
-            self._on_over(run)
+            self._on_over(answer)
 
-    def _on_over(self, run: Answer) -> None:
-        run.is_over = True
-        run.on_begun()
-        run.horizon.on_over(len(run.log.events))
-        self._end_turn(run)
+    def _on_over(self, answer: Answer) -> None:
+        answer.is_over = True
+        answer.on_begun()
+        answer.resume_validity.on_over(len(answer.log.events))
+        self._end_turn(answer)
         # Another stream may have its id by now.
-        if self._runs.get(run.request_id) is run:
-            self._logs.on_finished(run.request_id, _now_s())
-            if self._exchange is not None and run.has_replica:
-                self._exchange.over(run.request_id)
-            if not run.is_stream:
-                self._logs.forget(run.request_id)
-                self._give_up(run.request_id)
+        if self._answers.get(answer.request_id) is answer:
+            self._logs.on_finished(answer.request_id, _now_s())
+            if self._exchange is not None and answer.has_replica:
+                self._exchange.over(answer.request_id)
+            if not answer.is_stream:
+                self._logs.forget(answer.request_id)
+                self._give_up(answer.request_id)
             self._schedule()
-        run.tell()
+        answer.notify()
 
     # --------------------------------------------------------------------------- followers
 
@@ -241,44 +242,43 @@ class ResumableStreams:
         if not self.has(stream_id, owner):
             await _unknown()(scope, receive, send)
             return
-        run = self._runs[stream_id]
-        if run.record is not None:
-            self._go_on(run, run.record)
-        # Who waits until it is known whether the stream is its own follows it already.
-        async with self._following(run, receive) as gone:
-            knowledge: Knowledge | None = Knowledge.NONE
+        answer = self._answers[stream_id]
+        if answer.record is not None:
+            self._go_on(answer, answer.record)
+        # A client counts as a follower while it waits for the decision whether it may resume.
+        async with self._following(answer, receive) as gone:
+            validity: Validity | None = Validity.IMPOSSIBLE
             if _EVENT_NUMBER.fullmatch(last) is not None:
-                knowledge = await _unless_gone(gone, run.knowledge(int(last)))
-            if knowledge is Knowledge.ITS:
-                await run.follow(int(last), gone, send)
-        if knowledge is Knowledge.ITS or knowledge is None:
+                validity = await _unless_gone(gone, answer.validity(int(last)))
+            if validity is Validity.VALID:
+                await answer.follow(int(last), gone, send)
+        if validity is Validity.VALID or validity is None:
             return
-        if knowledge is Knowledge.LOST:
+        if validity is Validity.LOST:
             text = (
-                f"the front end of this stream died, and what it had said behind event "
-                f"{run.horizon.num_sure} is lost; send the request anew"
+                f"the front end of this stream died, and its events after number "
+                f"{answer.resume_validity.num_sure} are lost; send the request as a new one"
             )
             await error_response(HTTPStatus.NOT_FOUND, text)(scope, receive, send)
             return
-        text = f"{LAST_EVENT_ID} must be a number up to {len(run.log.events)}, not {last[:50]!r}"
+        text = f"{LAST_EVENT_ID} must be a number up to {len(answer.log.events)}, not {last[:50]!r}"
         await error_response(HTTPStatus.BAD_REQUEST, text)(scope, receive, send)
 
     @asynccontextmanager
     async def _following(
-        self, run: Answer, receive: Receive
+        self, answer: Answer, receive: Receive
     ) -> AsyncIterator["asyncio.Task[None]"]:
-        """Have the client count among those that follow the stream; the task is done when it has
-        gone."""
-        self._logs.on_follower(run.log)
+        """Count the client as a follower of the stream; the task is done when it has gone."""
+        self._logs.on_follower(answer.log)
         gone = asyncio.create_task(until_gone(receive))
         try:
             yield gone
         finally:
             gone.cancel()
-            self._logs.on_left(run.log, _now_s())
+            self._logs.on_left(answer.log, _now_s())
             self._schedule()
 
-    # --------------------------------------------------------------- streams of the dead
+    # ------------------------------------------------------------ streams taken over
 
     def take_over(self, record: Record) -> bool:
         """See `KeptStreams`."""
@@ -287,60 +287,60 @@ class ResumableStreams:
         log = self._logs.open(head.stream_id, head.owner)
         if log is None:
             return False
-        run = self._runs[head.stream_id] = Answer(head.stream_id, log, head.created_s, record)
-        run.has_replica = True
+        answer = self._answers[head.stream_id] = Answer(head.stream_id, log, head.created_s, record)
+        answer.has_replica = True
         self._logs.on_unread(log, _now_s())
         self._exchange.go_on(record)
         if not record.is_over:
-            self._go_on(run, record)
+            self._go_on(answer, record)
         self._schedule()
         return True
 
-    def on_run_again(self, stream_id: str) -> None:
+    def on_replayed(self, stream_id: str) -> None:
         """See `KeptStreams`."""
-        run = self._runs.get(stream_id)
-        if run is not None:
-            self._end_turn(run)
+        answer = self._answers.get(stream_id)
+        if answer is not None:
+            self._end_turn(answer)
 
     def on_caught_up(self, stream_id: str) -> None:
         """See `KeptStreams`."""
-        run = self._runs.get(stream_id)
-        if run is not None:
-            run.horizon.on_caught_up(len(run.log.events))
-            run.tell()
+        answer = self._answers.get(stream_id)
+        if answer is not None:
+            answer.resume_validity.on_caught_up(len(answer.log.events))
+            answer.notify()
 
-    def _go_on(self, run: Answer, record: Record) -> None:
-        run.record = None
-        run.task = asyncio.create_task(self._run_again(run, record))
+    def _go_on(self, answer: Answer, record: Record) -> None:
+        answer.record = None
+        answer.task = asyncio.create_task(self._replay(answer, record))
 
-    async def _run_again(self, run: Answer, record: Record) -> None:
+    async def _replay(self, answer: Answer, record: Record) -> None:
         if record.groups:
             await self._turns.acquire()
-            self._has_turn.add(run)
-        if run.given_up.is_set():
-            self._end_turn(run)
+            self._has_turn.add(answer)
+        if answer.given_up.is_set():
+            self._end_turn(answer)
             return
-        # It was let in before, and has its replica.
-        context = RequestContext(stream=AnsweredStream(run.request_id, True, _nothing))
-        await self._generate(run, scope_of(record.head), record.body, context)
+        # It was let in before, and has a replica.
+        context = RequestContext(stream=AnsweredStream(answer.request_id, True, _nothing))
+        await self._generate(answer, scope_of(record.head), record.body, context)
 
-    def _end_turn(self, run: Answer) -> None:
-        if run in self._has_turn:
-            self._has_turn.discard(run)
+    def _end_turn(self, answer: Answer) -> None:
+        if answer in self._has_turn:
+            self._has_turn.discard(answer)
             self._turns.release()
 
     # ----------------------------------------------------------------------------- given up
 
     def _give_up(self, request_id: str) -> None:
-        """The stream is not kept any more; if it is still generated, for nobody, it ends."""
-        run = self._runs.pop(request_id, None)
-        if run is None:
+        """Keep the stream no longer; if it is still being generated, that ends."""
+        answer = self._answers.pop(request_id, None)
+        if answer is None:
             return
-        if self._exchange is not None and run.has_replica:
+        if self._exchange is not None and answer.has_replica:
             self._exchange.drop(request_id)
-        if not run.is_over:
-            logger.info("stream given up, nobody came back request=%s", request_id)
-            run.given_up.set()
+        if not answer.is_over:
+            logger.info("stream given up, no client came back request=%s", request_id)
+            answer.given_up.set()
 
     def _schedule(self) -> None:
         deadline_s = self._logs.next_deadline_s()
@@ -358,9 +358,9 @@ class ResumableStreams:
 
 
 async def _unless_gone(
-    gone: "asyncio.Task[None]", known: Coroutine[Any, Any, Knowledge]
-) -> Knowledge | None:
-    """Return what becomes known; None when the client goes before."""
+    gone: "asyncio.Task[None]", known: Coroutine[Any, Any, Validity]
+) -> Validity | None:
+    """Return the result; None if the client goes before."""
     knowing = asyncio.create_task(known)
     await asyncio.wait({knowing, gone}, return_when=asyncio.FIRST_COMPLETED)
     if knowing.done():
@@ -377,7 +377,7 @@ def _is_streamed(body: bytes) -> bool:
     try:
         return bool(msgspec.json.decode(body, type=_Body).stream)
     except UNREADABLE:
-        # vLLM's server says what is wrong with it.
+        # vLLM's server refuses it, with the reason.
         return False
 
 
@@ -387,16 +387,16 @@ def _owner(headers: Headers) -> bytes:
 
 def _taken() -> JSONResponse:
     text = (
-        f"a stream of this {REQUEST_ID} is kept already, or another request of it is under way: "
-        f"send {LAST_EVENT_ID} to read the stream on (0 from its beginning), or take another id"
+        f"a stream of this {REQUEST_ID} is kept already, or another request with it is under way: "
+        f"send {LAST_EVENT_ID} to resume the stream (0 from its beginning), or use another id"
     )
     return error_response(HTTPStatus.CONFLICT, text)
 
 
 def _unknown() -> JSONResponse:
     text = (
-        f"no stream of this {REQUEST_ID} is kept: it has ended too long ago, or never was, or was "
-        "lost; send the request anew"
+        f"no stream of this {REQUEST_ID} is kept: it has ended too long ago, or never existed, or "
+        "was lost; send the request as a new one"
     )
     return error_response(HTTPStatus.NOT_FOUND, text)
 

@@ -1,4 +1,4 @@
-"""The pace of engine requests: outputs that tell how far vLLM's code is with them."""
+"""Paced outputs: outputs of engine requests that report how far vLLM's code has read them."""
 
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
@@ -7,25 +7,21 @@ from sterna.frontend.http.request_context import current
 
 
 class Pace(Protocol):
-    """Where the engine requests of streams say how far vLLM's code is with them (`pacing`)."""
+    """The receiver of these reports; methods as in `Pacing`."""
 
-    def expect(self, stream_id: str, name: str, *, is_repeatable: bool) -> int | None:
-        """See `Pacing`."""
+    def expect(self, stream_id: str, name: str, *, is_repeatable: bool) -> int | None: ...
 
-    def on_asked(self, name: str, serial: int) -> None:
-        """See `Pacing`."""
+    def on_asked(self, name: str, serial: int) -> None: ...
 
-    def on_taken(self, name: str, serial: int) -> None:
-        """See `Pacing`."""
+    def on_taken(self, name: str, serial: int) -> None: ...
 
-    def on_left(self, name: str, serial: int) -> None:
-        """See `Pacing`."""
+    def on_left(self, name: str, serial: int) -> None: ...
 
 
 def paced(
     pace: Pace, name: str, outputs: AsyncGenerator[Any, None], *, is_repeatable: bool
 ) -> AsyncGenerator[Any, None]:
-    """Return these outputs of the engine request of this name, which tell of their pace if the
+    """Return these outputs of the engine request of this name, which report their pace if the
     request belongs to a stream.
 
     Args:
@@ -52,5 +48,5 @@ async def _paced(
             yield output
     finally:
         pace.on_left(name, serial)
-        # Who closes this one means the other: the request is aborted with it.
+        # Closing this generator closes the inner one, which aborts the request.
         await outputs.aclose()

@@ -1,4 +1,4 @@
-"""The outputs of one stream on their way to vLLM's server, and how far that is with it. Pure."""
+"""Paced stream: the outputs of one stream on their way to vLLM's server, and its state. Pure."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ JOINED_BYTES = 1000
 """Outputs are joined up to this size."""
 
 
-class Asker(Enum):
-    """Where vLLM's code is with one engine request."""
+class ConsumerState(Enum):
+    """The state of vLLM's code towards one engine request."""
 
-    WORKS = "works on what it took, or has not begun"
-    ASKS = "waits for an output"
+    WORKING = "works on the output that it took, or has not begun"
+    ASKING = "waits for an output"
     HANDED = "will find an output"
 
 
@@ -27,8 +27,8 @@ class Waiting:
     """An output on its way to vLLM's server.
 
     Attributes:
-        number: of the message after which the buddy has it; 0: nobody needs to have it.
-        is_old: of a record that was taken over.
+        number: that of the message by which the buddy gets it; 0 if the buddy need not have it.
+        is_old: whether it is from a record that was taken over.
     """
 
     slot: str
@@ -39,7 +39,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class Gathered:
-    """Outputs of a slot that are joined until there is room for them."""
+    """Outputs of a slot, joined until there is room for them."""
 
     slot: str
     payload: bytes
@@ -51,15 +51,16 @@ class PacedStream:
     """A stream that is kept.
 
     Attributes:
-        serial: no other stream of this front end has it.
-        slots: the engine requests that have come, by slot, as vLLM's code calls them this time.
-        askers: by the name by which vLLM's server asked.
-        pending: the slot of the output that is in vLLM's hands.
-        closed: slots that take no more.
-        is_paced: its engine requests come here.
+        serial: unique among the streams of this front end.
+        slots: the engine requests that have begun, by slot; their ids differ in each run of the
+            HTTP request.
+        consumers: by the name under which vLLM's server asked for the engine request.
+        pending: the slot of the output that vLLM's code has.
+        closed: slots that take no further output.
+        is_paced: the outputs of its engine requests pass through here.
         is_replicated: its record is at the buddy, if there is one.
-        is_running_again: outputs of the record that was taken over are still to be given.
-        is_behind: outputs of the record that was taken over are still to be given, or have not
+        is_replaying: outputs of the record that was taken over are still to be handed out.
+        is_behind: outputs of the record that was taken over are still to be handed out, or have not
             become events yet.
     """
 
@@ -67,13 +68,13 @@ class PacedStream:
     serial: int
     waiting: deque[Waiting] = field(default_factory=deque)
     slots: dict[str, RequestId] = field(default_factory=dict)
-    askers: dict[str, Asker] = field(default_factory=dict)
+    consumers: dict[str, ConsumerState] = field(default_factory=dict)
     gathered: list[Gathered] = field(default_factory=list)
     pending: str | None = None
     closed: set[str] = field(default_factory=set)
     is_paced: bool = True
     is_replicated: bool = True
-    is_running_again: bool = False
+    is_replaying: bool = False
     is_behind: bool = False
 
     def gather(self, output: Gathered, payloads: Payloads) -> None:

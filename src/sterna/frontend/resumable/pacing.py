@@ -1,27 +1,29 @@
-"""Streams and their replicas in step: a client knows no event that only one front end does. Pure.
+"""Pacing: keeps streams and their replicas in step, so that a client gets no event that only one
+front end knows. Pure.
 
-For each stream that can be read on, the outputs of the engine go through here on their way to
-vLLM's server:
+For each resumable stream, the outputs of the engine pass through here on their way to vLLM's
+server:
 
-- each is added to the stream's *record* (`records`), which is sent on to another front end, the
-  *buddy*; it may go to vLLM's server when the buddy has confirmed that it has it;
-- vLLM's server gets them one by one: the next when it has asked for more behind the one before.
-  It would merge those that come faster than it takes them, and its events would depend on how
-  fast it was. Those that come much faster are joined here, before they are recorded.
+- Each output is added to the stream's *record* (`replicas`), which is sent to another front end,
+  the *buddy*. The output may go to vLLM's server when the buddy has confirmed it.
+- vLLM's server gets the outputs one by one, each when it asks for more after the one before. It
+  would merge outputs that come faster than it takes them, so its events would depend on its speed.
+  Outputs that come much faster are joined here, before they are recorded.
 
-When this front end dies, the buddy runs the request again. There the outputs of the record go to
-vLLM's server in the same way, in the same order, so that it comes to the same events; what engines
-produce behind them comes after them.
+When this front end dies, the buddy runs the request again. It hands the outputs of the record to
+its vLLM's server in the same way and order, which gives the same events; new outputs of engines
+follow after them.
 
-While there is no buddy, nothing waits for one; a new buddy is sent all records. A slow one is not
-waited for (`telling`): streams must not stop because a front end does. What the clients know and it
-does not is lost if this front end dies in that time; `CaughtUp` lets its successor say so.
+Without a buddy nothing waits; a new buddy gets all records. Streams do not wait for a slow buddy
+(`replica_link`), since they must not stop because another front end does. If this front end dies in
+that time, the events that clients have and the buddy has not are lost; `CaughtUp` shows the
+successor where its record ends.
 
-**Order within vLLM's server.** Of all engine requests of a stream, of several prompts or choices,
-one output at a time is in its hands. An engine request *asks* when vLLM's code waits for its next
-output; it is *handed* one, *takes* it, and asks again when that has become events. An output that
-comes for a choice that vLLM's code has ended by itself, at a stop string, vanishes: then the abort
-of that choice says so.
+**Order within vLLM's server.** Of all engine requests of a stream (several prompts or choices),
+vLLM's code has one output at a time. An engine request *asks* when vLLM's code waits for its next
+output; it is *handed* one, *takes* it, and asks again when that has become events. An output for a
+choice that vLLM's code has ended by itself, at a stop string, vanishes: the abort of that choice
+shows it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,7 +33,7 @@ from sterna.engine import payload_parts
 from sterna.frontend.requests.request_ids import client_id, name_of_slot, slot_of
 from sterna.frontend.resumable.paced_stream import (
     MAX_WAITING,
-    Asker,
+    ConsumerState,
     Gathered,
     PacedStream,
     Waiting,
@@ -50,29 +52,29 @@ from sterna.types import FrontendId, RequestId
 
 @dataclass(frozen=True, slots=True)
 class Hand:
-    """Give vLLM's server this output."""
+    """Hand this output to vLLM's server."""
 
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """The events so far are all those of the record that was taken over; what follows was not
-    known to the front end that had the stream."""
+    """The events so far are all those of the record that was taken over. The front end that had the
+    stream did not know the later ones."""
 
     stream_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class RunAgain:
-    """All outputs of the record that was taken over are with vLLM's server."""
+class Replayed:
+    """vLLM's server has all outputs of the record that was taken over."""
 
     stream_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Parted:
-    """A fact for the log: the stream has no replica any more.
+class ReplicaDropped:
+    """A fact for the log: the stream no longer has a replica.
 
     Attributes:
         reason: in words.
@@ -82,16 +84,16 @@ class Parted:
     reason: str
 
 
-PacingEffect = Hand | ToBuddy | RunAgain | CaughtUp | Parted
+PacingEffect = Hand | ToBuddy | Replayed | CaughtUp | ReplicaDropped
 
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """An engine request of a stream has come.
+    """An engine request of a stream has begun.
 
     Attributes:
-        output_token_ids: what its client has already.
-        has_ended: all its outputs are there; no instance is needed.
+        output_token_ids: the tokens that its client has already.
+        has_ended: all its outputs are in the record; no instance is needed.
     """
 
     output_token_ids: tuple[int, ...]
@@ -101,18 +103,18 @@ class Begun:
 class Pacing:
     """The streams of one front end.
 
-    Every change is followed by `flush`, which says what is to be done.
+    Call `flush` after every change; it returns the effects.
 
     Args:
-        max_bytes: of all records together; a stream for which there is no room has no replica.
-        patience_s: see `telling`.
+        max_bytes: limit for all records together; a stream beyond it gets no replica.
+        timeout_s: see `replica_link`.
     """
 
     def __init__(
         self,
         frontend_id: FrontendId,
         max_bytes: int,
-        patience_s: float,
+        timeout_s: float,
         payloads: Payloads = payload_parts,
     ) -> None:
         self._frontend_id = frontend_id
@@ -123,8 +125,8 @@ class Pacing:
         self._by_request: dict[RequestId, PacedStream] = {}
         self._num_bytes = 0
         self._next_serial = 1
-        self._telling = ReplicaLink(frontend_id, patience_s)
-        # Streams of which something may be due, and those that wait for the buddy.
+        self._link = ReplicaLink(frontend_id, timeout_s)
+        # Streams that `flush` must look at, and those that wait for the buddy.
         self._touched: dict[str, PacedStream] = {}
         self._held: dict[str, PacedStream] = {}
         self._effects: list[PacingEffect] = []
@@ -132,17 +134,17 @@ class Pacing:
     @property
     def buddy(self) -> FrontendId | None:
         """The front end that has the replicas."""
-        return self._telling.buddy
+        return self._link.buddy
 
     @property
     def num_bytes(self) -> int:
-        """Of all records."""
+        """Size of all records."""
         return self._num_bytes
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When `flush` is due although nothing has happened; None while nothing is waited for."""
-        return self._telling.next_deadline_s
+        """When `flush` is due without another event; None while no confirmation is awaited."""
+        return self._link.next_deadline_s
 
     # ------------------------------------------------------------------------------ streams
 
@@ -151,8 +153,8 @@ class Pacing:
         self._enter(PacedStream(Record(head, body), self._next_serial), now_s)
 
     def take_over(self, record: Record, now_s: float) -> None:
-        """A stream goes on here whose front end died."""
-        stream = PacedStream(record, self._next_serial, is_running_again=True, is_behind=True)
+        """A stream whose front end died goes on here."""
+        stream = PacedStream(record, self._next_serial, is_replaying=True, is_behind=True)
         stream.waiting.extend(
             Waiting(group.slot, payload, 0, is_old=True)
             for group, payload in zip(record.groups, record.payloads, strict=True)
@@ -160,22 +162,22 @@ class Pacing:
         self._enter(stream, now_s)
 
     def over(self, stream_id: str, now_s: float) -> None:
-        """The answer has ended; it can still be read. No effect when the stream is not known."""
+        """The answer has ended; it can still be read. No effect if the stream is not known."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
         self._release(stream)
         if stream.is_replicated and not stream.record.is_over:
             stream.record.is_over = True
-            self._telling.tell(lambda n: StreamOver(self._frontend_id, n, stream_id), [], now_s)
+            self._link.send(lambda n: StreamOver(self._frontend_id, n, stream_id), [], now_s)
 
     def drop(self, stream_id: str, now_s: float) -> None:
-        """The stream is not kept any more; no effect when it is not known."""
+        """The stream is no longer kept; no effect if it is not known."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
         self._release(stream)
-        self._part(stream, now_s)
+        self._drop_replica(stream, now_s)
         del self._streams[stream_id]
 
     def _enter(self, stream: PacedStream, now_s: float) -> None:
@@ -186,7 +188,7 @@ class Pacing:
         self._num_bytes += stream.record.num_bytes
         self._touched[stream_id] = stream
         if self._num_bytes > self._max_bytes:
-            self._part(stream, now_s, "its record takes too much memory")
+            self._drop_replica(stream, now_s, "its record takes too much memory")
         else:
             self._send_whole(stream, now_s)
 
@@ -195,23 +197,23 @@ class Pacing:
     def expect(self, stream_id: str, name: str, now_s: float, *, is_repeatable: bool) -> int | None:
         """vLLM's server begins an engine request of this name for the stream.
 
-        Returns by what the request's own news are known, or None: it is not paced. So it is where
-        it could not be run again: its outputs do not become events one by one, or another one has
-        the name.
+        Returns the serial for the events of this engine request, or None if it is not paced. It is
+        not paced if it could not be run again: its outputs do not become events one by one, or
+        another engine request has the name.
         """
         stream = self._streams.get(stream_id)
         if stream is None or not stream.is_paced:
             return None
-        if not is_repeatable or name in self._by_name or name in stream.askers:
+        if not is_repeatable or name in self._by_name or name in stream.consumers:
             stream.is_paced = False
-            self._part(stream, now_s, "its events cannot be repeated")
+            self._drop_replica(stream, now_s, "its events cannot be repeated")
             return None
         self._by_name[name] = stream
-        stream.askers[name] = Asker.WORKS
+        stream.consumers[name] = ConsumerState.WORKING
         return stream.serial
 
     def on_begun(self, request_id: RequestId) -> Begun | None:
-        """vLLM's server sends an engine request; None: it is not paced."""
+        """vLLM's server sends an engine request; returns None if it is not paced."""
         name, slot = client_id(request_id), slot_of(request_id)
         stream = self._by_name.get(name)
         if stream is None or slot in stream.slots:
@@ -225,21 +227,21 @@ class Pacing:
         return Begun(record.token_ids(slot, self._payloads), record.has_ended(slot))
 
     def on_asked(self, name: str, serial: int) -> None:
-        """vLLM's code waits for the next output of the engine request of this name; what it had
+        """vLLM's code waits for the next output of the engine request of this name; its last output
         has become events."""
         stream = self._of(name, serial)
         if stream is not None:
-            stream.askers[name] = Asker.ASKS
+            stream.consumers[name] = ConsumerState.ASKING
             self._settle(stream, name)
 
     def on_taken(self, name: str, serial: int) -> None:
-        """vLLM's code has got an output."""
+        """vLLM's code has taken an output."""
         stream = self._of(name, serial)
         if stream is not None:
-            stream.askers[name] = Asker.WORKS
+            stream.consumers[name] = ConsumerState.WORKING
 
     def on_left(self, name: str, serial: int) -> None:
-        """vLLM's code wants no more of the engine request of this name."""
+        """vLLM's code has stopped reading the engine request of this name."""
         stream = self._of(name, serial)
         if stream is None:
             return
@@ -258,13 +260,13 @@ class Pacing:
             slot = slot_of(request_id)
             self._close(stream, slot)
             name = name_of_slot(slot)
-            if stream.pending == slot and stream.askers[name] is Asker.HANDED:
-                # What it was handed came behind its end, and vanished.
-                stream.askers[name] = Asker.ASKS
+            if stream.pending == slot and stream.consumers[name] is ConsumerState.HANDED:
+                # The output that it was handed came after its end, and vanished.
+                stream.consumers[name] = ConsumerState.ASKING
                 self._settle(stream, name)
 
     def on_output(self, request_id: RequestId, payload: bytes, *, is_finished: bool) -> bool:
-        """The engine request's next output is there; False: it is not paced."""
+        """The engine request's next output has arrived; returns False if it is not paced."""
         stream = self._by_request.get(request_id)
         if stream is None:
             return False
@@ -281,7 +283,7 @@ class Pacing:
         if stream.is_replicated:
             group = Group(stream.record.head.stream_id, slot, is_finished)
             self._num_bytes += stream.record.extend(group, payload)
-            number = self._telling.extend(group, payload)
+            number = self._link.extend(group, payload)
         stream.waiting.append(Waiting(slot, payload, number))
 
     def _of(self, name: str, serial: int) -> PacedStream | None:
@@ -302,8 +304,8 @@ class Pacing:
         self._touched[stream.record.head.stream_id] = stream
 
     def _release(self, stream: PacedStream) -> None:
-        """Nothing of the stream is in vLLM's hands any more."""
-        for name in stream.askers:
+        """vLLM's code has nothing of the stream from now on."""
+        for name in stream.consumers:
             if self._by_name.get(name) is stream:
                 del self._by_name[name]
         for slot in stream.slots:
@@ -315,18 +317,18 @@ class Pacing:
     # --------------------------------------------------------------------------- the buddy
 
     def on_buddy(self, buddy: FrontendId | None, now_s: float) -> None:
-        """This front end has the replicas from now on; the one before has died."""
-        if buddy == self._telling.buddy:
+        """This front end has the replicas from now on; the previous one has died."""
+        if buddy == self._link.buddy:
             return
-        self._telling.on_buddy(buddy)
+        self._link.on_buddy(buddy)
         for stream in self._streams.values():
             if stream.is_replicated:
                 self._send_whole(stream, now_s)
         self._touch_held()
 
     def on_kept(self, sender: FrontendId, number: int, now_s: float) -> None:
-        """The buddy has all up to the message of this number."""
-        if self._telling.on_kept(sender, number, now_s):
+        """The buddy has all messages up to this number."""
+        if self._link.on_kept(sender, number, now_s):
             self._touch_held()
 
     def _touch_held(self) -> None:
@@ -336,34 +338,34 @@ class Pacing:
     def _send_whole(self, stream: PacedStream, now_s: float) -> None:
         record, own_id = stream.record, self._frontend_id
         groups = tuple(record.groups)
-        number = self._telling.tell(
+        number = self._link.send(
             lambda n: KeepStream(own_id, n, record.head, groups, record.is_over),
             [record.body, *record.payloads],
             now_s,
         )
         for each in stream.waiting:
-            # Clients may know what was taken over.
+            # Clients may have the events of a record that was taken over.
             each.number = 0 if each.is_old else number
 
-    def _part(self, stream: PacedStream, now_s: float, reason: str | None = None) -> None:
-        """The stream has no replica any more."""
+    def _drop_replica(self, stream: PacedStream, now_s: float, reason: str | None = None) -> None:
+        """Remove the stream's replica; it gets no other one."""
         if not stream.is_replicated:
             return
         stream.is_replicated = False
         stream_id = stream.record.head.stream_id
         self._num_bytes -= stream.record.num_bytes
-        self._telling.tell(lambda n: DropStream(self._frontend_id, n, stream_id), [], now_s)
+        self._link.send(lambda n: DropStream(self._frontend_id, n, stream_id), [], now_s)
         for each in stream.waiting:
             each.number = 0
         if not stream.is_behind:
             stream.record = Record(stream.record.head, b"")
         if reason is not None:
-            self._effects.append(Parted(stream_id, reason))
+            self._effects.append(ReplicaDropped(stream_id, reason))
 
-    # -------------------------------------------------------------------------- what is due
+    # ------------------------------------------------------------------------------ effects
 
     def flush(self, now_s: float) -> list[PacingEffect]:
-        """Return what is to be done after what has happened, in order."""
+        """Return the effects of all changes since the last call, in order."""
         while True:
             touched, self._touched = self._touched, {}
             for stream in touched.values():
@@ -371,8 +373,8 @@ class Pacing:
                     each = stream.gathered.pop(0)
                     self._let_wait(stream, each.slot, each.payload, each.is_finished)
                 if self._num_bytes > self._max_bytes:
-                    self._part(stream, now_s, "its record takes too much memory")
-            messages, has_become_slow = self._telling.flush(now_s)
+                    self._drop_replica(stream, now_s, "its record takes too much memory")
+            messages, has_become_slow = self._link.flush(now_s)
             self._effects += messages
             if has_become_slow:
                 touched.update(self._held)
@@ -386,30 +388,30 @@ class Pacing:
 
     def _advance(self, stream: PacedStream) -> None:
         self._effects += self._due(stream)
-        # What was taken over comes before everything else.
+        # Outputs of the record that was taken over come before all others.
         has_old = stream.waiting and stream.waiting[0].is_old
-        if stream.is_running_again and not has_old:
-            stream.is_running_again = False
-            self._effects.append(RunAgain(stream.record.head.stream_id))
+        if stream.is_replaying and not has_old:
+            stream.is_replaying = False
+            self._effects.append(Replayed(stream.record.head.stream_id))
         if stream.gathered and not stream.waiting:
-            # Those of a choice that takes no more have gone.
+            # The waiting outputs belonged to a closed slot, and were removed: there is room.
             self._touch(stream)
 
     def _due(self, stream: PacedStream) -> Iterator[PacingEffect]:
-        """Hand vLLM's server the stream's next output, if it may have it."""
+        """Hand the stream's next output to vLLM's server, if it may have it."""
         while stream.waiting and stream.pending is None:
             first = stream.waiting[0]
             if first.slot in stream.closed:
                 stream.waiting.popleft()
                 continue
-            if self._telling.is_waited_for(first.number):
+            if self._link.is_waited_for(first.number):
                 self._held[stream.record.head.stream_id] = stream
                 return
             name, request_id = name_of_slot(first.slot), stream.slots.get(first.slot)
-            if request_id is None or stream.askers.get(name) is not Asker.ASKS:
+            if request_id is None or stream.consumers.get(name) is not ConsumerState.ASKING:
                 return
             stream.waiting.popleft()
-            stream.askers[name] = Asker.HANDED
+            stream.consumers[name] = ConsumerState.HANDED
             stream.pending = first.slot
             payload = first.payload
             if first.is_old:

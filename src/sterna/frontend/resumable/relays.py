@@ -1,8 +1,8 @@
-"""Streams that are read through another front end than the one that has them.
+"""Relays: streams that are read through another front end than the one that has them.
 
-Whoever is asked for a stream that it does not have looks for it (`search`), has its holder answer,
-and passes the answer on. When the holder dies under that, it looks again, behind the events that
-its client has got.
+A front end that is asked for a stream of another one looks for its holder (`search`), lets it
+answer, and passes the answer on. If the holder dies meanwhile, the front end looks again, for the
+rest after the events that its client has got.
 """
 
 import asyncio
@@ -29,15 +29,18 @@ from sterna.messages.streams import (
 )
 from sterna.types import FrontendId
 
-AGAIN_S = 1.0
-"""So long after a refusal the mailbox is asked again."""
+RETRY_S = 1.0
+"""Time after which a message that the mailbox refused is sent again."""
 
 SendTo = Callable[[FrontendId, StreamMessage, Sequence[bytes]], bool]
-"""Sends to another front end; False: it lives, and cannot be sent to."""
+"""Sends to another front end; False if that one lives, but the mailbox refuses the message."""
 
 
 class RetryingSender:
-    """Sends to other front ends, to each in order. Whoever sends bounds what may wait here."""
+    """Sends to other front ends, to each in order, and retries what the mailbox refuses.
+
+    The number of waiting messages has no limit here; callers must limit it.
+    """
 
     def __init__(self, send_to: SendTo) -> None:
         self._send_to = send_to
@@ -48,20 +51,20 @@ class RetryingSender:
     def send(
         self, frontend_id: FrontendId, message: StreamMessage, frames: Sequence[bytes] = ()
     ) -> None:
-        """Send now, or when the mailbox takes it; whoever is dead by then gets nothing."""
+        """Send now, or as soon as the mailbox takes it; nothing is sent to a dead front end."""
         if frontend_id in self._refused or not self._send_to(frontend_id, message, frames):
             self._refused.setdefault(frontend_id, deque()).append((message, frames))
             self._schedule()
 
     def close(self) -> None:
-        """Send nothing more of what was refused."""
+        """Retry no further."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
 
     def _schedule(self) -> None:
         if self._timer is None and not self._is_closed:
-            self._timer = asyncio.get_running_loop().call_later(AGAIN_S, self._send_again)
+            self._timer = asyncio.get_running_loop().call_later(RETRY_S, self._send_again)
 
     def _send_again(self) -> None:
         self._timer = None
@@ -76,11 +79,11 @@ class RetryingSender:
 
 logger = logging.getLogger(__name__)
 
-FIND_S = 10.0
-"""How long a stream is looked for; a death is known earlier, unless a front end hangs."""
+FIND_TIMEOUT_S = 10.0
+"""Time-out of a search; a death is known earlier, unless a front end hangs."""
 
 WINDOW_BYTES = 1 << 20
-"""Of an answer that are under way between two front ends."""
+"""Limit for the bytes of an answer that are under way between two front ends."""
 
 RelayMessage = (
     FindStream | StreamFound | ReadStream | AnswerStart | AnswerPart | PartsTaken | StopReading
@@ -91,10 +94,10 @@ class RelayedStreams(Protocol):
     """The streams that a front end has itself."""
 
     def has(self, stream_id: str, owner: bytes) -> bool:
-        """Whether it can be read here, by that owner."""
+        """Whether the stream can be read here, by that owner."""
 
     def has_replica(self, stream_id: str, owner: bytes) -> bool:
-        """Whether it can be read here when its front end has died."""
+        """Whether the stream can be read here when its front end has died."""
 
     async def answer(
         self, stream_id: str, owner: bytes, last: str, receive: Receive, send: Send
@@ -103,15 +106,15 @@ class RelayedStreams(Protocol):
 
 
 class Reading(Enum):
-    """How a client fared that wanted to read a stream."""
+    """The result for a client that wanted to read a stream."""
 
-    ANSWERED = "it was answered"
-    NOWHERE = "no front end has the stream; nothing was said to the client"
-    UNDECIDED = "some front end may have it; nothing was said to the client"
+    ANSWERED = "the client was answered"
+    NOWHERE = "no front end has the stream; nothing was sent to the client"
+    UNDECIDED = "some front end may have it; nothing was sent to the client"
 
 
 class StreamBrokenError(Exception):
-    """A stream ended in the middle: nobody has it any more."""
+    """A stream ended in the middle: no front end has it any longer."""
 
 
 class _Reader:
@@ -129,13 +132,13 @@ class Relays:
     def __init__(self, frontend_id: FrontendId, streams: RelayedStreams, send_to: SendTo) -> None:
         self._frontend_id = frontend_id
         self._streams = streams
-        # Of what it holds, answers are bounded by WINDOW_BYTES, and the rest is small.
-        self._sending = RetryingSender(send_to)
+        # WINDOW_BYTES limits the answers that wait in it, and the other messages are small.
+        self._sender = RetryingSender(send_to)
         self._live: tuple[FrontendId, ...] = ()
         self._searches = Searches(frontend_id)
-        # Of each search that is under way: set when something has changed.
+        # One event for each search under way, set when something has changed.
         self._news: dict[int, asyncio.Event] = {}
-        # The answers that come from elsewhere; None: their holder has died.
+        # The answers that arrive from other front ends; None in a queue: the holder has died.
         self._answers: dict[int, tuple[FrontendId, asyncio.Queue[Message | None]]] = {}
         self._readers: dict[tuple[FrontendId, int], _Reader] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -163,7 +166,7 @@ class Relays:
             news.set()
 
     def on_message(self, message: RelayMessage, frames: Sequence[bytes]) -> None:
-        """Another front end, which lives, says this."""
+        """Another live front end has sent this."""
         match message:
             case FindStream():
                 self._on_find(message)
@@ -171,8 +174,8 @@ class Relays:
                 if self._searches.on_found(message):
                     self._news[message.query_id].set()
             case ReadStream():
-                # Known before the task has its first turn: that its client has gone, or its front
-                # end has died, may be the very next that is said.
+                # Entered before the task has its first turn: the very next message may say that the
+                # client has gone, or that its front end has died.
                 asker = self._readers[message.sender, message.query_id] = _Reader()
                 task = asyncio.create_task(self._let_read(message, asker))
                 self._tasks.add(task)
@@ -194,24 +197,24 @@ class Relays:
                     reader.room.set()
 
     def close(self) -> None:
-        """Answer nobody any more."""
-        self._sending.close()
+        """End all answers to other front ends."""
+        self._sender.close()
         for task in self._tasks:
             task.cancel()
 
     def _say_all(self, messages: Iterable[ToFrontend]) -> None:
         for each in messages:
-            self._sending.send(each.frontend_id, each.message)
+            self._sender.send(each.frontend_id, each.message)
 
     # -------------------------------------------------------------------- reading elsewhere
 
     async def read(
         self, stream_id: str, owner: bytes, last: str, receive: Receive, send: Send
     ) -> Reading:
-        """Answer a client from wherever its stream is.
+        """Answer a client from the front end that has its stream.
 
         Raises:
-            StreamBrokenError: it was somewhere, and is no more.
+            StreamBrokenError: the stream was lost in the middle of the answer.
         """
         gone = asyncio.create_task(until_gone(receive))
         client = _Client(last, send)
@@ -239,9 +242,9 @@ class Relays:
             gone.cancel()
 
     async def _find(self, stream_id: str, owner: bytes) -> FrontendId | Reading:
-        """Return who has the stream, maybe this front end; or what is known of it else."""
+        """Return the front end that has the stream, maybe this one, or why none was found."""
         try:
-            async with asyncio.timeout(FIND_S):
+            async with asyncio.timeout(FIND_TIMEOUT_S):
                 while (found := await self._search(stream_id, owner)) is NotFound.ASK_AGAIN:
                     pass
         except TimeoutError:
@@ -249,7 +252,7 @@ class Relays:
         return Reading.NOWHERE if found is NotFound.NOWHERE else found
 
     async def _search(self, stream_id: str, owner: bytes) -> FrontendId | NotFound:
-        """Ask all others."""
+        """Ask all other front ends once."""
         has_replica = self._streams.has_replica(stream_id, owner)
         query_id, messages = self._searches.begin(stream_id, owner, has_replica=has_replica)
         news = self._news[query_id] = asyncio.Event()
@@ -275,12 +278,12 @@ class Relays:
         client: "_Client",
         gone: "asyncio.Task[None]",
     ) -> bool:
-        """Pass the holder's answer on; False: it has died before the end."""
+        """Pass the holder's answer on; returns False if the holder died before the end."""
         query_id = self._searches.next_id()
         answer: asyncio.Queue[Message | None] = asyncio.Queue()
         self._answers[query_id] = holder, answer
         num_taken = 0
-        self._sending.send(
+        self._sender.send(
             holder, ReadStream(self._frontend_id, query_id, stream_id, owner, client.last)
         )
         try:
@@ -289,7 +292,7 @@ class Relays:
                 await asyncio.wait({coming, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if not coming.done():
                     coming.cancel()
-                    self._sending.send(holder, StopReading(self._frontend_id, query_id))
+                    self._sender.send(holder, StopReading(self._frontend_id, query_id))
                     return True
                 message = coming.result()
                 if message is None:
@@ -299,7 +302,7 @@ class Relays:
                     if not message["more_body"]:
                         return True
                     num_taken += len(message["body"])
-                    self._sending.send(holder, PartsTaken(self._frontend_id, query_id, num_taken))
+                    self._sender.send(holder, PartsTaken(self._frontend_id, query_id, num_taken))
         finally:
             del self._answers[query_id]
 
@@ -327,11 +330,11 @@ class Relays:
             if message["type"] == "http.response.start":
                 headers = tuple((bytes(name), bytes(value)) for name, value in message["headers"])
                 start = AnswerStart(self._frontend_id, query_id, message["status"], headers)
-                self._sending.send(asker, start)
+                self._sender.send(asker, start)
                 return
             body = bytes(message.get("body", b""))
             is_last = not message.get("more_body", False)
-            self._sending.send(asker, AnswerPart(self._frontend_id, query_id, is_last), [body])
+            self._sender.send(asker, AnswerPart(self._frontend_id, query_id, is_last), [body])
             reader.num_sent += len(body)
             while reader.num_sent - reader.num_taken > WINDOW_BYTES and not reader.gone.is_set():
                 reader.room.clear()
@@ -346,7 +349,7 @@ class Relays:
 
 
 class _Client:
-    """Whoever reads an answer that may come from one front end after the other.
+    """A client whose answer may come from several front ends, one after the other.
 
     Attributes:
         last: the number of the last event that it has.
@@ -368,7 +371,7 @@ class _Client:
                 self.has_started = True
                 await self._send(message)
             elif message["status"] != 200:
-                raise StreamBrokenError(f"its successor says {message['status']}")
+                raise StreamBrokenError(f"its next holder answers {message['status']}")
             return
         number = last_number(message.get("body", b""))
         if number is not None:

@@ -1,8 +1,8 @@
-"""The streams of other front ends, as far as this one would go on with them. Pure.
+"""Replicas: the records of streams of other front ends, which this one would take over. Pure.
 
-Front ends stand in a ring, in the order of the membership; each has its replicas at the next one,
-for as long as both live. A front end that is missing from a newer membership is dead for good
-(`Membership`): then whoever has its replicas has its streams.
+Front ends form a ring, in the order of the membership; each has its replicas at the next one, for
+as long as both live. A front end that is missing from a newer membership is dead for good
+(`Membership`): then the front end with its replicas has its streams.
 """
 
 import re
@@ -23,21 +23,21 @@ from sterna.messages.streams import (
 from sterna.types import FrontendId
 
 GROUP_BYTES = 100
-"""Of memory for a group, besides its payload."""
+"""Memory of a group, beside its payload."""
 
 _CREATED = re.compile(rb'^(data: \{(?:"[a-z_]+":"(?:[^"\\]|\\.)*",)*"created":)\d+', re.M)
-# It stands behind fields of text (the id, the kind of object, the tier). An event is JSON on one
-# line: what a model says cannot look like its beginning.
+# Only fields of text (the id, the kind of object, the tier) precede `created`. An event is JSON on
+# one line: text of a model cannot look like its beginning.
 
 
 class Payloads(Protocol):
-    """What must be known of outputs; `engine.payload_parts` knows it of vLLM's."""
+    """Access to the contents of outputs; `engine.payload_parts` gives it for vLLM's."""
 
     def token_ids_of(self, payload: bytes) -> list[int]:
         """Return the tokens of an output."""
 
     def joined_outputs(self, first: bytes, second: bytes) -> bytes | None:
-        """Return one output with what both say of a request; None: they cannot be joined."""
+        """Return one output with the contents of both; None if they cannot be joined."""
 
     def renamed_output(self, payload: bytes, request_id: str) -> bytes:
         """Return the output as one of that request."""
@@ -45,12 +45,12 @@ class Payloads(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One stream.
+    """The record of one stream.
 
     Attributes:
         payloads: one for each group.
         is_over: its answer has ended.
-        num_bytes: of memory, about.
+        num_bytes: approximate memory.
     """
 
     head: StreamHead
@@ -64,7 +64,7 @@ class Record:
         self.num_bytes += len(self.body) + sum(map(_size, self.payloads))
 
     def extend(self, group: Group, payload: bytes) -> int:
-        """Add an output; returns how many bytes the record has grown."""
+        """Add an output; returns by how many bytes the record has grown."""
         self.groups.append(group)
         self.payloads.append(payload)
         size = _size(payload)
@@ -72,7 +72,7 @@ class Record:
         return size
 
     def has_ended(self, slot: str) -> bool:
-        """Whether the slot's last output is there."""
+        """Whether the record contains the slot's last output."""
         return any(each.is_finished for each in self.groups if each.slot == slot)
 
     def token_ids(self, slot: str, payloads: Payloads) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ class Record:
 def record_of(
     head: StreamHead, groups: Iterable[Group], frames: list[bytes], *, is_over: bool
 ) -> Record:
-    """Return the record that a KeepStream brings.
+    """Return the record of a KeepStream message.
 
     Raises:
         ValueError: the frames are not the body and one for each group.
@@ -101,7 +101,7 @@ def record_of(
 
 
 def dated(content: bytes, created_s: int) -> bytes:
-    """Return what vLLM's server wrote of a stream with this as the time of the answer."""
+    """Return this output of vLLM's server with `created_s` as the time of the answer."""
     return _CREATED.sub(rb"\g<1>%d" % created_s, content)
 
 
@@ -112,8 +112,8 @@ def _size(payload: bytes) -> int:
 def buddy_of(
     frontend_id: FrontendId, frontends: Sequence[FrontendId], current: FrontendId | None
 ) -> FrontendId | None:
-    """Return who has the replicas of this front end: who has them already, if that lives, else the
-    next in the ring; None when there is no other."""
+    """Return the front end for the replicas of this one: the current one if it lives, else the next
+    in the ring; None if there is no other."""
     if current in frontends:
         return current
     if frontend_id not in frontends:
@@ -133,13 +133,13 @@ class Replicas:
         self._dead: set[FrontendId] = set()
 
     def is_dead(self, frontend_id: FrontendId) -> bool:
-        """Whether it has lived, and does no more: what it had sent before comes too late."""
+        """Whether the front end has died; messages of it that still arrive are too late."""
         return frontend_id in self._dead
 
     def on_message(self, message: ReplicaMessage, frames: Sequence[bytes]) -> ReplicasKept:
-        """A holder says this; returns the answer.
+        """A holder has sent this; returns the answer.
 
-        What a dead one had sent before it died comes too late: its streams go on without it.
+        Messages of a dead holder are ignored: its streams go on without it.
 
         Raises:
             ValueError: the frames do not fit the message.
@@ -165,14 +165,14 @@ class Replicas:
                 records.pop(stream_id, None)
 
     def on_frontends(self, live: Sequence[FrontendId]) -> list[Record]:
-        """These front ends live; returns the streams of those that did and do no more."""
+        """These front ends live; returns the streams of those that have died."""
         dead = sorted(self._live - set(live))
         self._live = frozenset(live)
         self._dead.update(dead)
         return [record for each in dead for record in self._records.pop(each, {}).values()]
 
     def holder(self, stream_id: str, owner: bytes) -> FrontendId | None:
-        """Return whose stream this is, if there is a replica here, and it is of that owner."""
+        """Return the front end that has the stream, if its replica is here and of that owner."""
         for frontend_id, records in self._records.items():
             record = records.get(stream_id)
             if record is not None and record.head.owner == owner:

@@ -1,55 +1,57 @@
-"""How much of a stream clients can know. Pure.
+"""Resume validity: whether a client's Last-Event-ID belongs to this stream. Pure.
 
-A stream that was taken over comes to the events again that its former front end had recorded.
-Behind these it goes on by itself, and what the former one may have said there beyond its record
-was something else: who has that must not read on.
+A stream that was taken over first repeats the events that its former front end had recorded. After
+these it goes on in its own way. The former front end may have sent other events beyond its record:
+a client that has such events must not resume.
 """
 
 from dataclasses import dataclass
 from enum import Enum
 
 
-class Knowledge(Enum):
-    """How a client's number stands to a stream."""
+class Validity(Enum):
+    """The relation of a client's number to a stream."""
 
-    ITS = "the client has a beginning of this very stream"
-    LOST = "the client may have what a dead front end said and nobody else knows"
-    NONE = "no client can have been told so much"
+    VALID = "the client has a beginning of this very stream"
+    LOST = "the client may have events that only a dead front end knew"
+    IMPOSSIBLE = "no client can have this number of events"
 
 
 @dataclass(slots=True)
 class ResumeValidity:
-    """Of one stream at one front end.
+    """The numbers that are valid for one stream at one front end.
 
     Attributes:
-        num_told: events that somebody has been sent from here.
-        num_sure: of a stream that was taken over, the events that its former front end can have
-            told; None: they are not all there again yet.
+        num_sent: number of events that this front end has sent to any client.
+        num_sure: for a stream that was taken over: number of the recorded events, which its former
+            front end can have sent; None until all of them are here again.
     """
 
     is_taken_over: bool
-    num_told: int = 0
+    num_sent: int = 0
     num_sure: int | None = None
 
-    def on_told(self, number: int) -> None:
+    def on_sent(self, number: int) -> None:
         """A client has been sent the events up to this one."""
-        self.num_told = max(self.num_told, number)
+        self.num_sent = max(self.num_sent, number)
 
     def on_caught_up(self, num_events: int) -> None:
-        """So many events are all that the former front end can have told."""
+        """This number of events is all that the former front end had recorded."""
         self.num_sure = num_events
 
     def on_over(self, num_events: int) -> None:
-        """There are so many events, and there will be no more."""
+        """The stream has ended with this number of events."""
         if self.num_sure is None:
             self.num_sure = num_events
 
-    def knowledge(self, number: int, num_events: int) -> Knowledge | None:
-        """Return whether a client can have the event of this number from this stream, of which
-        there are so many by now; None: that is open, wait for more."""
+    def of(self, number: int, num_events: int) -> Validity | None:
+        """Return whether a client with the events up to this number may resume the stream.
+
+        The stream has `num_events` so far. None: more events must decide that.
+        """
         if not self.is_taken_over:
-            return Knowledge.ITS if number <= num_events else Knowledge.NONE
+            return Validity.VALID if number <= num_events else Validity.IMPOSSIBLE
         if self.num_sure is None:
-            return Knowledge.ITS if number <= num_events else None
-        is_known = number <= max(self.num_sure, self.num_told)
-        return Knowledge.ITS if is_known else Knowledge.LOST
+            return Validity.VALID if number <= num_events else None
+        is_known = number <= max(self.num_sure, self.num_sent)
+        return Validity.VALID if is_known else Validity.LOST

@@ -1,10 +1,10 @@
-"""Looks for a stream at all other front ends. Pure.
+"""Search for a stream at all other front ends. Pure.
 
-Whoever has the stream says so, and then it is found. It is nowhere when all have denied it. Who has
-a replica of it may come to have the stream itself: then its holder has died, and some time after
-that everybody knows. So a stream of which there is a replica is waited for. One that has denied it
-may get a replica from its next holder, and be the only one that has it when that one dies too. So
-when one dies, all others are asked again.
+The search ends when a front end says that it has the stream, or when all have denied it. A front
+end with a replica may get the stream itself: its holder has died then, which the others learn some
+time later. So a search goes on while there is a replica. A front end that has denied the stream may
+get a replica from its next holder, and be the only one that has it when that one dies too. So when
+a front end dies, all others are asked again.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,14 +19,14 @@ class NotFound(Enum):
     """The outcome of a search that finds nothing."""
 
     NOWHERE = "no front end has the stream"
-    ASK_AGAIN = "a front end has died, and what others said before may hold no more"
+    ASK_AGAIN = "a front end has died, and earlier answers of others may no longer be true"
 
 
 class Search:
     """One search.
 
     Args:
-        others: who is asked.
+        others: the front ends that are asked.
         has_replica: whether the front end that asks has a replica itself.
     """
 
@@ -39,7 +39,7 @@ class Search:
 
     @property
     def outcome(self) -> FrontendId | NotFound | None:
-        """Who has the stream; None while that is open."""
+        """The front end that has the stream, or why none was found; None while that is open."""
         if self._holder is not None:
             return self._holder
         if self._has_one_died:
@@ -48,12 +48,12 @@ class Search:
         return None if is_open else NotFound.NOWHERE
 
     @property
-    def hoped_for(self) -> list[FrontendId]:
-        """Others that have a replica, or may be about to say so: they remember who looks on."""
+    def awaited(self) -> list[FrontendId]:
+        """Others that have a replica, or may be about to say so: they remember this search."""
         return sorted(each for each in self._replicas | self._unanswered if each is not None)
 
     def on_answer(self, sender: FrontendId, finding: Finding) -> None:
-        """A front end says what it has; its newest answer counts."""
+        """A front end has answered; its latest answer counts."""
         self._unanswered.discard(sender)
         self._replicas.discard(sender)
         match finding:
@@ -76,7 +76,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class ToFrontend:
-    """Say this to the other front end."""
+    """Send this to the other front end."""
 
     frontend_id: FrontendId
     message: FindStream | StreamFound | StopReading
@@ -89,17 +89,17 @@ class Searches:
         self._frontend_id = frontend_id
         self._live: tuple[FrontendId, ...] = ()
         self._searches: dict[int, Search] = {}
-        # Who was told of a replica, and looks on.
-        self._hopeful: dict[tuple[FrontendId, int], tuple[str, bytes]] = {}
+        # Searches of others that wait for a stream of which this front end has a replica.
+        self._waiting: dict[tuple[FrontendId, int], tuple[str, bytes]] = {}
         self._next_id = 1
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody looks for anything here, or hopes for more from here."""
-        return not self._searches and not self._hopeful
+        """Whether no search of this front end is under way, and none of others waits for it."""
+        return not self._searches and not self._waiting
 
     def next_id(self) -> int:
-        """Return a number that no other query of this front end has."""
+        """Return an id that no other query of this front end has."""
         query_id, self._next_id = self._next_id, self._next_id + 1
         return query_id
 
@@ -108,15 +108,15 @@ class Searches:
         self._live = tuple(each for each in live if each != self._frontend_id)
         for search in self._searches.values():
             search.on_frontends(self._live)
-        for key in [key for key in self._hopeful if key[0] not in self._live]:
-            del self._hopeful[key]
+        for key in [key for key in self._waiting if key[0] not in self._live]:
+            del self._waiting[key]
 
-    # -------------------------------------------------------------------------- its own
+    # ----------------------------------------------------------------------- own searches
 
     def begin(
         self, stream_id: str, owner: bytes, *, has_replica: bool
     ) -> tuple[int, list[ToFrontend]]:
-        """Look for a stream; returns the search's number, and what is to be said."""
+        """Begin a search; returns its id, and the messages to send."""
         query_id = self.next_id()
         self._searches[query_id] = Search(self._live, has_replica=has_replica)
         query = FindStream(self._frontend_id, query_id, stream_id, owner)
@@ -127,40 +127,41 @@ class Searches:
         return self._searches[query_id].outcome
 
     def on_found(self, found: StreamFound) -> bool:
-        """An answer came; returns whether somebody looks for it still."""
+        """An answer has arrived; returns whether its search is still under way."""
         search = self._searches.get(found.query_id)
         if search is not None:
             search.on_answer(found.sender, found.finding)
         return search is not None
 
     def end(self, query_id: int) -> list[ToFrontend]:
-        """Look no more; returns what is to be said."""
+        """End the search; returns the messages to send."""
         stop = StopReading(self._frontend_id, query_id)
-        return [ToFrontend(each, stop) for each in self._searches.pop(query_id).hoped_for]
+        return [ToFrontend(each, stop) for each in self._searches.pop(query_id).awaited]
 
-    # -------------------------------------------------------------------- those of others
+    # ----------------------------------------------------------------- searches of others
 
     def on_find(self, query: FindStream, *, has_stream: bool, has_replica: bool) -> ToFrontend:
-        """Return the answer to another one, who hears more if it is told of a replica."""
+        """Return the answer to another front end, which gets a second one later if this front end
+        has a replica."""
         finding = Finding.NOTHING
         if has_stream:
             finding = Finding.STREAM
         elif has_replica:
             finding = Finding.REPLICA
-            self._hopeful[query.sender, query.query_id] = query.stream_id, query.owner
+            self._waiting[query.sender, query.query_id] = query.stream_id, query.owner
         found = StreamFound(self._frontend_id, query.query_id, finding)
         return ToFrontend(query.sender, found)
 
     def on_stop(self, sender: FrontendId, query_id: int) -> None:
-        """The other one looks no more."""
-        self._hopeful.pop((sender, query_id), None)
+        """The other front end has ended its search."""
+        self._waiting.pop((sender, query_id), None)
 
     def on_taken_over(self, has_stream: Callable[[str, bytes], bool]) -> list[ToFrontend]:
-        """Streams of a dead front end are here; returns what is to be said."""
+        """Streams of a dead front end have been taken over; returns the messages to send."""
         found = []
-        for (asker, query_id), (stream_id, owner) in list(self._hopeful.items()):
+        for (asker, query_id), (stream_id, owner) in list(self._waiting.items()):
             if has_stream(stream_id, owner):
-                del self._hopeful[asker, query_id]
+                del self._waiting[asker, query_id]
                 answer = StreamFound(self._frontend_id, query_id, Finding.STREAM)
                 found.append(ToFrontend(asker, answer))
         return found
