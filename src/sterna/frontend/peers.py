@@ -1,4 +1,4 @@
-"""The actors that a front end talks to: where they are, and questions that wait for answers."""
+"""Peers of a front end: the addresses of the other actors, and questions that await answers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ Answer = TypeVar("Answer")
 
 SCHEDULER = "the scheduler"
 SUPERVISOR = "the supervisor"
-"""How they are called when they do not answer."""
+"""Names of the actors in error messages."""
 
 
 class Peers:
@@ -28,12 +28,12 @@ class Peers:
 
     @property
     def membership(self) -> Membership:
-        """The newest that has been heard of."""
+        """The newest membership that has arrived."""
         return self._membership
 
     @property
     def own_address(self) -> str:
-        """The mailbox to which the others answer."""
+        """The address of the mailbox to which the others answer."""
         return self._mailbox.address
 
     @property
@@ -46,7 +46,7 @@ class Peers:
         await self._is_served.wait()
 
     def on_membership(self, membership: Membership) -> bool:
-        """Take over who is there; returns False when it is no news."""
+        """Take in a membership; returns False if it is no news."""
         if membership.version <= self._membership.version:
             return False
         self._membership = membership
@@ -68,27 +68,27 @@ class Peers:
     def send_to_instance(
         self, instance_id: InstanceId, message: WireMessage, frames: Sequence[bytes] = ()
     ) -> bool:
-        """Send, unless the instance is gone: then what it would have done is void. Returns False
-        when an instance that is there does not get it."""
+        """Send, unless the instance has gone: then the message has no meaning. Returns False if a
+        live instance does not get it."""
         address = self._addresses.get(instance_id)
         return address is None or self._mailbox.send(address, message, frames)
 
     def send_to_frontend(
         self, frontend_id: FrontendId, message: WireMessage, frames: Sequence[bytes] = ()
     ) -> bool:
-        """Send, unless the front end is gone; returns False when it lives and cannot be sent to."""
+        """Send, unless the front end has gone; returns False if a live one cannot be sent to."""
         address = self._frontends.get(frontend_id)
         return address is None or self._mailbox.send(address, message, frames)
 
     def send_to_supervisor(self, message: WireMessage) -> bool:
-        """Send, and return False when there is no supervisor."""
+        """Send; returns False if there is no supervisor."""
         if self._membership.supervisor is None:
             return False
         self._mailbox.send(self._membership.supervisor, message)
         return True
 
     def send_to_scheduler(self, message: WireMessage) -> bool:
-        """Send, and return False when there is no scheduler."""
+        """Send; returns False if there is no scheduler."""
         if self._membership.scheduler is None:
             return False
         self._mailbox.send(self._membership.scheduler, message)
@@ -96,17 +96,17 @@ class Peers:
 
 
 class Questions(Generic[Answer]):
-    """Questions whose answers come as messages of their own, matched by number."""
+    """Questions and their answers, which are messages of their own, matched by number."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        # By whose id or name, the ids being those of instances.
+        # By question: the instance that was asked, or None; the name for errors; the answer.
         self._waiting: dict[int, tuple[InstanceId | None, str, asyncio.Future[Answer]]] = {}
         self._next_id = 1
 
     async def ask(
         self,
-        whom: InstanceId | None,
+        instance_id: InstanceId | None,
         send: Callable[[int], object],
         *,
         name: str = SCHEDULER,
@@ -114,17 +114,17 @@ class Questions(Generic[Answer]):
         """Number the question, send it, and wait for the answer.
 
         Args:
-            whom: the instance that was asked; None for another actor.
-            name: that actor's, for the error.
+            instance_id: the instance to ask; None for another actor.
+            name: the name of that actor, for the error.
 
         Raises:
-            UnansweredError: whoever was asked died, or did not answer in time.
+            UnansweredError: the actor died, or did not answer in time.
         """
         question_id = self._next_id
         self._next_id += 1
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        name = name if whom is None else f"instance {whom}"
-        self._waiting[question_id] = (whom, name, future)
+        name = name if instance_id is None else f"instance {instance_id}"
+        self._waiting[question_id] = (instance_id, name, future)
         try:
             send(question_id)
             async with asyncio.timeout(self._timeout_s):
@@ -137,21 +137,21 @@ class Questions(Generic[Answer]):
             del self._waiting[question_id]
 
     def on_answer(self, question_id: int, answer: Answer) -> None:
-        """An answer came; one that nobody waits for any more is dropped."""
+        """An answer has arrived; it is dropped if its question has been given up."""
         *_, future = self._waiting.get(question_id, (None,))
         if future is not None and not future.done():
             future.set_result(answer)
 
     def on_instances(self, live: Sequence[InstanceId]) -> None:
         """Give up the questions to instances that are not among these."""
-        for whom, name, future in self._waiting.values():
-            if whom is not None and whom not in live:
+        for instance_id, name, future in self._waiting.values():
+            if instance_id is not None and instance_id not in live:
                 _give_up(name, future)
 
     def on_gone(self, gone: str) -> None:
         """Give up the questions to the actor of this name, which is no instance."""
-        for whom, name, future in self._waiting.values():
-            if whom is None and name == gone:
+        for instance_id, name, future in self._waiting.values():
+            if instance_id is None and name == gone:
                 _give_up(name, future)
 
 

@@ -1,9 +1,9 @@
-"""The files in which front ends show each other their metrics, with a page for all that is written.
+"""Allocated files: the files in which front ends share their metrics, allocated before each write.
 
-prometheus_client maps sparse files. Where their file system is full, the first touch of another
-page ends the process by SIGBUS: with the next instance, and in each successor. Here pages are asked
-for before they are touched; a series for which there are none is kept in the process, and nobody
-sees it, until there are some.
+prometheus_client maps sparse files. If their file system is full, the first touch of another page
+ends the process by SIGBUS: at the next new instance, and again in each successor. Here pages are
+allocated before they are touched. A series without room is kept in the process, and not shown,
+until there is room.
 """
 
 import contextlib
@@ -15,27 +15,29 @@ from prometheus_client import values
 from prometheus_client.mmap_dict import MmapedDict
 
 FIRST_BYTES = 1 << 16
-"""What prometheus_client begins a file with; it doubles that as needed."""
+"""The initial size of prometheus_client's files; it doubles the size as needed."""
 
 MOST_BYTES_BESIDE_KEY = 28
-"""Of a series: the length of its key, up to 8 bytes of padding, its value and its time."""
+"""Bytes of a series: the length of its key, up to 8 bytes of padding, its value and its time."""
 
 RETRY_S = 5.0
-"""Pace of asking again for room: a full disk may answer slowly."""
+"""Time between two attempts to get room: a full disk may answer slowly."""
 
 logger = logging.getLogger(__name__)
 
 
 def allocate_metrics() -> None:
-    """Have prometheus_client keep this process's series in such files; comes before the first."""
-    # It has no other place where its files could be chosen.
+    """Make prometheus_client keep this process's series in such files; call it before the first
+    series."""
+    # prometheus_client has no option for it.
     values.MmapedDict = SeriesFile  # type: ignore[assignment, attr-defined]
 
 
 class SeriesFile:
-    """The series of this process of one kind, as prometheus_client's `MmapedDict` has them.
+    """The series of this process of one kind, with the interface of prometheus_client's
+    `MmapedDict`.
 
-    Not for several threads at once: prometheus_client has a lock.
+    Not thread-safe: prometheus_client has a lock.
     """
 
     def __init__(self, filename: str) -> None:
@@ -46,7 +48,7 @@ class SeriesFile:
         self._retry_at_s: float | None = None
 
     def read_value(self, key: str) -> tuple[float, float]:
-        """Return the value and time of a series, which begins with this if there is none."""
+        """Return the value and time of a series; a new one begins with zeros."""
         if (file := self._file_of(key)) is None:
             return self._waiting[key] or (0.0, 0.0)
         value: tuple[float, float] = file.read_value(key)
@@ -60,7 +62,7 @@ class SeriesFile:
             file.write_value(key, value, timestamp)
 
     def close(self) -> None:
-        """Give the mapping back; the file stays."""
+        """Unmap the file, which stays."""
         if self._file is not None:
             self._file.close()
 
@@ -78,7 +80,7 @@ class SeriesFile:
                 self._file = _AllocatedFile(self._filename)
             while self._waiting:
                 key = next(iter(self._waiting))
-                # One of an earlier process with this id goes on.
+                # A series of an earlier process with this id goes on.
                 self._file.read_value(key)
                 if (last := self._waiting.pop(key)) is not None:
                     self._file.write_value(key, *last)
@@ -98,10 +100,10 @@ class SeriesFile:
 
 
 class _AllocatedFile(MmapedDict):
-    """A file that grows by pages that are there, or not at all.
+    """A file that grows only by allocated pages.
 
     Raises:
-        OSError: there is no room, for it or for another series; what it has stays.
+        OSError: there is no room for the file, or for another series; the existing ones stay.
     """
 
     def __init__(self, filename: str) -> None:
@@ -119,12 +121,16 @@ class _AllocatedFile(MmapedDict):
 
 
 def _allocate(filename: str) -> None:
-    """Have the file with all of its pages; raises OSError where it cannot be."""
+    """Create the file, or allocate all pages of an existing one.
+
+    Raises:
+        OSError: there is no room.
+    """
     if os.path.exists(filename):
         with open(filename, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, max(FIRST_BYTES, os.fstat(file.fileno()).st_size))
         return
-    # Whoever reads the metrics takes a file without a page for a broken one.
+    # Readers of the metrics take an empty file for a broken one.
     unready = f"{filename}.unready"
     try:
         with open(unready, "wb") as file:

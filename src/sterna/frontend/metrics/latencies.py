@@ -1,7 +1,7 @@
-"""How long the requests of each priority class waited for their tokens. Pure.
+"""Latencies of the requests of each priority class. Pure.
 
-Seen from here, the front end, whatever instances the tokens came from: pauses of migrations and of
-deaths are in.
+They are measured at the front end, whichever instances the tokens come from: pauses for migrations
+and deaths are included.
 """
 
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from sterna.types import RequestId
 
 
 class Latency(Enum):
-    """What is timed; each ends up in a histogram of its own."""
+    """A kind of latency; each has a histogram of its own."""
 
     FIRST_TOKEN = "first token"
-    """From when the request began to its first output."""
+    """From the beginning of the request to its first output."""
     INTER_TOKEN = "inter-token"
     """From one output to the next."""
     REQUEST = "request"
-    """From when the request began to its last output."""
+    """From the beginning of the request to its last output."""
 
 
 Observed = dict[tuple[Latency, str], list[float]]
-"""Times in seconds, by what they are and the class."""
+"""Times in seconds, by kind of latency and class."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class _Timed:
 
 @dataclass(slots=True)
 class Latencies:
-    """The requests that are under way at one front end, and what was timed since it was taken."""
+    """The requests under way at one front end, and the latencies since the last `take`."""
 
     _open: dict[RequestId, _Timed] = field(default_factory=dict)
     _observed: Observed = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Latencies:
         self._open[request_id] = _Timed(class_name, now_s)
 
     def on_output(self, request_id: RequestId, now_s: float, *, is_finished: bool) -> None:
-        """Some of its tokens are there; no effect when it is not timed."""
+        """Tokens of the request have arrived; no effect if it is not timed."""
         timed = self._open.get(request_id)
         if timed is None:
             return
@@ -58,11 +58,11 @@ class Latencies:
             del self._open[request_id]
 
     def forget(self, request_id: RequestId) -> None:
-        """It has failed, or its client has left; no effect when it is not timed."""
+        """The request has failed, or its client has left; no effect if it is not timed."""
         self._open.pop(request_id, None)
 
     def take(self) -> Observed:
-        """Return what was timed since the last call."""
+        """Return the latencies since the last call."""
         observed, self._observed = self._observed, {}
         return observed
 

@@ -55,9 +55,11 @@ _HISTOGRAMS = {
 
 
 class FrontendMetrics:
-    """Shows how many requests each class has had, how long they waited, and the last
-    `ClusterStats`: the gauges of instances that are gone disappear, or are not a number where
-    several processes share their metrics."""
+    """Metrics of requests by class, and of the last `ClusterStats`.
+
+    The gauges of instances that have gone disappear, or become NaN if several processes share their
+    metrics.
+    """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._gauges = {
@@ -72,7 +74,7 @@ class FrontendMetrics:
         self._sent_again = Counter(
             "sterna_requests_sent_again",
             "Times that a request went on elsewhere behind the tokens that its client had: its "
-            "instance died, or parted from it.",
+            "instance died, or gave it up.",
             registry=registry,
         )
         self._latencies = {
@@ -82,12 +84,12 @@ class FrontendMetrics:
         self._shown: set[str] = set()
 
     def count(self, num_by_class: Mapping[str, int]) -> None:
-        """Count so many more requests of these classes."""
+        """Add these numbers of requests to the counts of the classes."""
         for name, num_requests in num_by_class.items():
             self._requests.labels(name).inc(num_requests)
 
     def count_sent_again(self, num_requests: int) -> None:
-        """Count so many more requests that were sent to another instance."""
+        """Add this number of requests that were sent to another instance."""
         self._sent_again.inc(num_requests)
 
     def observe(self, observed: Observed) -> None:
@@ -101,11 +103,11 @@ class FrontendMetrics:
         """Set every gauge of every instance."""
         for instance_id in self._shown - {each.instance_id for each in stats.instances}:
             for gauge in self._gauges.values():
-                # Where several processes share their metrics, series cannot be removed; not a
-                # number is what Prometheus takes for the end of one.
+                # If several processes share their metrics, series cannot be removed; Prometheus
+                # takes NaN for the end of a series.
                 gauge.labels(instance_id).set(math.nan)
                 with warnings.catch_warnings():
-                    # It says so at every removal.
+                    # prometheus_client warns of that at every removal.
                     warnings.simplefilter("ignore", UserWarning)
                     gauge.remove(instance_id)
         self._shown = {each.instance_id for each in stats.instances}

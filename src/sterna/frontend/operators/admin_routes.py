@@ -1,4 +1,4 @@
-"""The operators' API, beside OpenAI's: what runs where, and moving a request by hand.
+"""Admin routes: the API for operators, beside OpenAI's, with lists, migrations and orders.
 
     GET  /admin/instances   [{id, state, total_tokens, used_tokens, freeness, running, queuing,
                               migrating, head_demand_tokens, preemptions, migrations_committed,
@@ -8,13 +8,13 @@
                             a list of these when the name stands for several requests
     POST /admin/drain       {instance, undo} -> null: empty the instance, then end it; or let it
                             serve on
-    POST /admin/start       {instances} -> null: start so many more
+    POST /admin/start       {instances} -> null: start this number of instances more
     POST /admin/restart     {options, surge} -> null: replace every instance, one at a time
 
-The last three return when the work has begun; /admin/instances shows how far it is.
+The last three return when the work has begun; /admin/instances shows its progress.
 
-Errors are OpenAI's error objects. Where the server has API keys, every route asks for an
-operator's: vLLM's own check guards only the inference routes.
+Errors are OpenAI's error objects. If the server has API keys, every route needs the key of an
+operator: vLLM's own check guards only the inference routes.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 class BadRequestError(SternaError):
-    """The body of an operator's request cannot be understood; the message says why."""
+    """The body of an operator's request is not valid; the message says why."""
 
 
 class UnauthorizedError(SternaError):
@@ -70,7 +70,7 @@ _STATUS: Mapping[type[SternaError], HTTPStatus] = MappingProxyType(
 
 
 class MigrateBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What to move where; see `Operators.migrate`."""
+    """The request to move, and its destination; see `Operators.migrate`."""
 
     request: str
     to: InstanceId
@@ -78,20 +78,20 @@ class MigrateBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Which instance to empty; see `Operators.drain`."""
+    """The instance to empty; see `Operators.drain`."""
 
     instance: InstanceId
     undo: bool = False
 
 
 class StartBody(msgspec.Struct, forbid_unknown_fields=True):
-    """How many instances to start; see `Operators.start_instances`."""
+    """The number of instances to start; see `Operators.start_instances`."""
 
     instances: int = 1
 
 
 class RestartBody(msgspec.Struct, forbid_unknown_fields=True):
-    """How to replace the instances; see `Operators.restart`."""
+    """The options of a rolling restart; see `Operators.restart`."""
 
     options: tuple[str, ...] = ()
     surge: bool = True
@@ -103,7 +103,7 @@ def add_admin_routes(
     *,
     check_options: Callable[[Sequence[str]], None],
 ) -> None:
-    """Add the routes to the server; where it has no API keys, everybody may use them.
+    """Add the routes to the server; without API keys, every caller may use them.
 
     Args:
         check_options: raises ConfigurationError for options that a restart cannot have.
@@ -149,7 +149,7 @@ def add_admin_routes(
     @router.post("/restart")
     async def restart(request: Request) -> Response:
         body = await _body(request, RestartBody)
-        # vLLM may read files for it, and streams are not to wait for that.
+        # vLLM may read files for the check, and streams must not wait for that.
         await asyncio.to_thread(check_options, body.options)
         await operators.restart(body.options, has_surge=body.surge)
         return JSONResponse(None, HTTPStatus.ACCEPTED)
@@ -158,8 +158,12 @@ def add_admin_routes(
 
 
 async def _body(request: Request, kind: type[Body]) -> Body:
-    """Raises BadRequestError: the body is not of this kind, or not said to be JSON, which pages of
-    other origins could send from a browser."""
+    """Return the request's body.
+
+    Raises:
+        BadRequestError: the body is not of this kind, or not declared as JSON. Pages of other
+            origins could send such a body from a browser.
+    """
     kind_of_content = request.headers.get("Content-Type", "").partition(";")[0].strip()
     if kind_of_content != "application/json":
         raise BadRequestError("the body must be JSON, with Content-Type: application/json")
@@ -170,22 +174,22 @@ async def _body(request: Request, kind: type[Body]) -> Body:
 
 
 class _AdminRoute(APIRoute):
-    """Turns our errors into error objects.
+    """A route that turns our errors into error objects.
 
-    The server's own exception handlers cannot be added to: vLLM has built them into the
-    application by the time it is handed over.
+    Exception handlers cannot be added: vLLM's application has been built with its own ones before
+    it gets here.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
-        async def handle_or_explain(request: Request) -> Response:
+        async def handle_with_errors(request: Request) -> Response:
             try:
                 return await handle(request)
             except SternaError as error:
                 return _error_response(error)
 
-        return handle_or_explain
+        return handle_with_errors
 
 
 def _error_response(error: SternaError) -> Response:

@@ -1,4 +1,4 @@
-"""Operators' questions: which instances and requests there are, and moving a request."""
+"""Operators' questions and orders: listing instances and requests, moving, draining, starting."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,7 +34,7 @@ Described = dict[str, Any]
 
 
 class Operators:
-    """Asks the scheduler and the instances on behalf of operators."""
+    """Asks the scheduler, the supervisor and the instances on behalf of operators."""
 
     def __init__(
         self, peers: Peers, timeout_s: float, classes: PriorityClasses = DEFAULT_CLASSES
@@ -46,11 +46,11 @@ class Operators:
         self._supervisor: str | None = None
 
     def on_reply(self, reply: AdminReply) -> None:
-        """An answer came."""
+        """An answer has arrived."""
         self._questions.on_answer(reply.query_id, reply)
 
     def on_membership(self, membership: Membership) -> None:
-        """Give up what was asked of who is not there any more."""
+        """Give up the questions to members that have gone."""
         self._questions.on_instances([each.instance_id for each in membership.instances])
         if membership.scheduler != self._scheduler:
             self._questions.on_gone(SCHEDULER)
@@ -59,7 +59,7 @@ class Operators:
         self._scheduler, self._supervisor = membership.scheduler, membership.supervisor
 
     async def list_instances(self) -> list[Described]:
-        """Return the instances with their loads, as the scheduler knows them.
+        """Return the instances with their loads, by the last reports to the scheduler.
 
         Raises:
             UnansweredError: there is no scheduler, or it does not answer.
@@ -82,9 +82,9 @@ class Operators:
         return [request for each in lists for request in each]
 
     async def migrate(self, name: str, destination: InstanceId, mode: Mode) -> list[Described]:
-        """Move every request that the name stands for; return a report of each.
+        """Move every request that the name stands for; return a report for each.
 
-        One of several that is at the destination already needs no move and no report.
+        If it stands for several, those that are at the destination already get no report.
 
         Raises:
             UnknownInstanceError: there is no such destination.
@@ -114,10 +114,10 @@ class Operators:
         return [_decoded(reply) for reply in replies]
 
     async def drain(self, instance_id: InstanceId, *, is_undo: bool = False) -> None:
-        """Have an instance emptied and then ended, or serve on; returns when that has begun.
+        """Empty an instance and then end it, or undo that; returns when it has begun.
 
         Raises:
-            UnknownInstanceError: there is no such instance, and none of that name starts.
+            UnknownInstanceError: there is no such instance, and none of that id is starting.
             FleetError: the supervisor refuses; the message says why.
             UnansweredError: there is no supervisor, or it does not answer.
         """
@@ -128,7 +128,7 @@ class Operators:
         )
 
     async def start_instances(self, num_instances: int) -> None:
-        """Have so many more instances started; returns when that has begun.
+        """Start this number of instances more; returns when that has begun.
 
         Raises: as `drain`.
         """
@@ -137,10 +137,10 @@ class Operators:
         )
 
     async def restart(self, options: tuple[str, ...], *, has_surge: bool) -> None:
-        """Have every instance replaced, one at a time; returns when that has begun.
+        """Replace every instance, one at a time; returns when that has begun.
 
         Args:
-            options: of vLLM, which overrule those that the engines have.
+            options: vLLM's options, which override those of the engines.
             has_surge: whether a successor starts before an instance is emptied.
 
         Raises: as `drain`.

@@ -1,6 +1,6 @@
-"""The sockets by which vLLM's client knows its one engine, which the router stands in for.
+"""Engine sockets: the connection of vLLM's client to its one engine, which here is the router.
 
-Outputs go through here to vLLM's server last, whoever held them before.
+All outputs go through here to vLLM's server, after every part that may have held them.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from sterna.engine.payload_parts import unpack_frames
 from sterna.engine.vllm.payload import merge_outputs
 
 ENGINE_IDENTITY = (0).to_bytes(2, "little")
-"""By this ZeroMQ identity vLLM's client knows its engine of rank 0."""
+"""The ZeroMQ identity of the engine of rank 0 for vLLM's client."""
 
 
 class EngineSockets:
@@ -39,13 +39,13 @@ class EngineSockets:
             socket.setsockopt(zmq.SNDHWM, 0)
             socket.setsockopt(zmq.RCVHWM, 0)
             socket.connect(address)
-        # ZeroMQ keeps it until the client binds its socket. That is why a client which blocks
-        # the loop until it has heard from its engine can be made in this same loop.
+        # ZeroMQ keeps it until the client binds its socket. So the client, which blocks the loop
+        # until it has a message of its engine, can be made in this same loop.
         self._input.send(ready)
 
     @property
     def client_addresses(self) -> dict[str, str]:
-        """Where vLLM's client must bind its sockets."""
+        """The addresses at which vLLM's client must bind its sockets."""
         return {"input_address": self._input_address, "output_address": self._output_address}
 
     async def receive(self) -> list[bytes]:
@@ -58,7 +58,7 @@ class EngineSockets:
         self._output.send_multipart(unpack_frames(payload), zmq.NOBLOCK)
 
     def push_outputs(self, payloads: Sequence[bytes]) -> None:
-        """Hand the outputs of single engine requests over, in as few messages as may be."""
+        """Hand over the outputs of single engine requests, in as few messages as possible."""
         for payload in merge_outputs(payloads):
             self.push(payload)
 

@@ -1,15 +1,14 @@
-"""The front end's asyncio shell: vLLM's engine-core client on one side, the cluster on the other.
+"""Router: the front end's asyncio shell between vLLM's engine-core client and the cluster.
 
-To vLLM's server in this process the router poses as its one engine core, over the two ZeroMQ
-sockets of an external engine: it receives requests, aborts and utility calls, and sends outputs.
-To the cluster it is a mailbox. What goes where is decided by the pure `FrontendCore`; here its
-effects are carried out.
+To vLLM's server in this process the router is the one engine core, over the two ZeroMQ sockets of
+an external engine: it receives requests, aborts and utility calls, and sends outputs. To the
+cluster it is a mailbox. The pure `FrontendCore` decides; the router carries out its effects.
 
-Outputs go one way: from the core to the sockets, and with `--resumable-streams` those of a stream
-through the exchange between the two, which may hold them.
+Outputs go one way: from the core to the sockets. With `--resumable-streams`, the outputs of streams
+pass the exchange between the two, which may hold them.
 
 The scheduler's `ClusterStats` become vLLM's own metrics of one engine (the sum over instances)
-and Sterna's, one for each instance.
+and Sterna's metrics of each instance.
 """
 
 import asyncio
@@ -67,7 +66,7 @@ from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.types import FrontendId, RequestId
 
 if TYPE_CHECKING:
-    # Of what resumable streams need, nothing is imported without them.
+    # Modules of resumable streams are imported only with them.
     from sterna.frontend.resumable.exchange import StreamExchange
 
 SendToFrontend = Callable[[FrontendId, StreamMessage, Sequence[bytes]], bool]
@@ -82,10 +81,10 @@ class Router:
     Args:
         ready: an instance's EngineCoreReadyResponse, in msgpack, which vLLM's client awaits.
         folder: a private folder for the sockets that vLLM's client binds.
-        classes: what requests' priorities mean.
-        queue: told which requests have begun, and how many queue on all instances.
-        make_exchange: of resumable streams, from what sends to other front ends and what hands
-            outputs to vLLM's client; None: there is none.
+        classes: the meaning of requests' priorities.
+        queue: gets the first tokens, and the number of requests that queue on all instances.
+        make_exchange: makes the exchange of resumable streams, from two functions: one sends to
+            other front ends, one hands outputs to vLLM's client. None for no exchange.
 
     Attributes:
         streams: the exchange, if there is one.
@@ -119,7 +118,7 @@ class Router:
         self._metrics: FrontendMetrics | None = None
         self._utilities = Utilities(frontend_id, self.peers, config.utility_timeout_s)
         self._utility_calls: set[asyncio.Task[None]] = set()
-        # vLLM ends a pooling request in another way than a generating one.
+        # vLLM ends a pooling request in a different way from a generating one.
         self._pooling: set[RequestId] = set()
         self._queue = queue or QueueLimit(None, 0.0)
         self._unstarted: set[RequestId] = set()
@@ -129,11 +128,11 @@ class Router:
 
     @property
     def client_addresses(self) -> dict[str, str]:
-        """Where vLLM's client must bind its sockets."""
+        """The addresses at which vLLM's client must bind its sockets."""
         return self._sockets.client_addresses
 
     async def run(self) -> None:
-        """Route until cancelled; raises when something breaks, which is a bug."""
+        """Route until cancelled. Any other end is an exception, and a bug."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._mailbox.deliver(self._on_message))
             group.create_task(self._serve_client())
@@ -141,7 +140,8 @@ class Router:
             await self._broken
 
     async def _beat(self) -> None:
-        """Tell the supervisor that everything of this loop gets its turn, forever."""
+        """Send heartbeats forever: they show the supervisor that the tasks of this loop get their
+        turns."""
         heartbeat = Heartbeat(frontend_name(self._frontend_id), 0, False)
         while True:
             self.peers.send_to_supervisor(heartbeat)
@@ -202,7 +202,7 @@ class Router:
         )
         token_ids = () if begun is None else begun.output_token_ids
         if not token_ids:
-            # Of one that goes on here nobody knows when it began.
+            # The beginning of a request that goes on here is not known.
             self._latencies.begin(request_id, its_class.name, _now_s())
         self._carry_out(self._core.on_request(ask, payload, _now_s(), token_ids))
 
@@ -244,7 +244,7 @@ class Router:
 
     def _show(self, stats: ClusterStats) -> None:
         if self._metrics is None:
-            # A process can have its metrics once; it may have had another router before.
+            # A process can register its metrics only once, and may have had another router.
             self._metrics = FrontendMetrics()
         self._metrics.show(stats)
         self._metrics.count(self._num_unshown)
@@ -256,7 +256,7 @@ class Router:
         self._queue.on_queuing(sum(each.num_queuing for each in stats.instances), _now_s())
 
     def on_membership(self, membership: Membership) -> None:
-        """Learn who is there; whoever was and is not is dead for good."""
+        """Take in a membership; members that it no longer contains are dead for good."""
         if not self.peers.on_membership(membership):
             return
         self._utilities.on_instances(self.peers.instances)
@@ -311,7 +311,7 @@ class Router:
         self._schedule_tick()
 
     def _holds(self, request_id: RequestId, payload: bytes, *, is_finished: bool) -> bool:
-        """Whether the exchange has taken the output, and hands it on itself."""
+        """Whether the exchange has taken the output, and will hand it over itself."""
         if self.streams is None:
             return False
         return self.streams.on_output(request_id, payload, is_finished=is_finished)
@@ -331,11 +331,10 @@ class Router:
     # ----------------------------------------------------------------------------- time
 
     def _schedule_tick(self) -> None:
-        """Wake at the next deadline, or earlier: a deadline that has moved back costs one
-        needless wake-up, which is cheaper than a timer made anew at every token."""
+        """Wake at the next deadline, or earlier: a deadline that has moved back costs one needless
+        wake-up, which is cheaper than a new timer at every token."""
         next_s = self._core.next_deadline_s
-        # A timer's own time is not asked for: for one that is due already, uvloop gives a handle
-        # that has none.
+        # The time is kept here: uvloop's handle for a timer that is due already has no time.
         if next_s is None or (self._timer is not None and self._tick_at_s <= next_s):
             return
         if self._timer is not None:
@@ -368,5 +367,5 @@ def _num_prompt_tokens(request: EngineCoreRequest) -> int:
 
 
 def _in_blocks(num_tokens: int, block_size: int) -> int:
-    """Return the tokens of the whole blocks that hold so many."""
+    """Return the number of tokens in the whole blocks that hold this number of tokens."""
     return -(-num_tokens // block_size) * block_size

@@ -1,8 +1,8 @@
-"""One front end: vLLM's own OpenAI server, unpatched, in front of the router.
+"""Front-end server: vLLM's own OpenAI server, unpatched, in front of the router.
 
-Built from vLLM's own functions instead of its `run_server`, for two reasons: that one installs
-signal handlers, which only a process's main thread may and an actor must not; and it starts or
-awaits engines, where here the router stands in for one.
+It is built from vLLM's own functions instead of `run_server`, for two reasons. `run_server`
+installs signal handlers, which only the main thread of a process may do, and an actor must not.
+And it starts or awaits engines, while here the router takes the place of one.
 """
 
 import asyncio
@@ -63,17 +63,17 @@ from sterna.types import FrontendId
 logger = logging.getLogger(__name__)
 
 OWN_DESCRIPTORS = 256
-"""Of a front end: files, sockets to the instances, what vLLM and Ray hold."""
+"""Descriptors of a front end itself: files, sockets to the instances, those of vLLM and Ray."""
 
 ADAPTERS_APART = 1 << 20
-"""More than the LoRA adapters that one front end ever numbers."""
+"""More than the number of LoRA adapters that one front end ever loads."""
 
 
 class ClusterClient(AsyncLLM):  # type: ignore[misc]
-    """vLLM's engine client, whose health is that of the cluster.
+    """vLLM's engine client. Its health is that of the cluster.
 
     Args:
-        of_vllm: AsyncLLM's own.
+        of_vllm: the arguments of AsyncLLM.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         super().__init__(client_addresses=router.client_addresses, **of_vllm)
 
     async def add_request(self, *args: Any, priority: int = 0, **kwargs: Any) -> Any:
-        """See AsyncLLM; the priority is that of the class that the request gets."""
+        """See AsyncLLM. The priority is replaced by that of the request's class."""
         admitted = admitted_priority(priority, self._classes)
         return await super().add_request(*args, priority=admitted, **kwargs)
 
@@ -102,8 +102,8 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         """See AsyncLLM.
 
         Raises:
-            VLLMValidationError: the engine, which is emulated, cannot do what is asked. Raised
-                here and not at the first output, so that streams get a status of 400 as well.
+            VLLMValidationError: the engine, which is emulated, does not support the request. Raised
+                here and not at the first output, so that streams get a status of 400 too.
             GracefulHTTPError: too many engine requests would wait.
         """
         if self._is_emulated and (refused := refusal(prompt, sampling_params)) is not None:
@@ -154,12 +154,11 @@ class FrontendServer:
     """Answers HTTP until stopped.
 
     Args:
-        args: the options of `vllm serve`; `frontends`: how many servers share the port;
+        args: the options of `vllm serve`; `frontends`: number of servers that share the port;
             `emulated`: the engine that instances emulate, or None; `classes` of requests; and
-            `api_key_table`: everybody's keys, those of `api_key` among them.
-        mailbox: where the cluster's messages for this front end arrive; the membership is
-            expected there.
-        ready: what an instance's engine says of itself (`EngineFacts.ready_response`).
+            `api_key_table`: the keys of all callers, with those of `api_key`.
+        mailbox: receives the cluster's messages for this front end, the membership among them.
+        ready: the facts of an instance's engine (`EngineFacts.ready_response`).
     """
 
     def __init__(
@@ -184,13 +183,13 @@ class FrontendServer:
 
     @property
     def membership(self) -> Membership | None:
-        """The newest that has been heard of; None while nothing is answered."""
+        """The newest membership that has arrived; None while HTTP is not answered."""
         if self._router is None or not self._listening.is_set():
             return None
         return self._router.peers.membership
 
     async def start(self) -> None:
-        """Return when HTTP requests are answered, or raise what prevented it."""
+        """Return when HTTP requests are answered, or raise the error that prevents it."""
         self._serving = asyncio.create_task(self._serve())
         listening = asyncio.create_task(self._listening.wait())
         await asyncio.wait({self._serving, listening}, return_when=asyncio.FIRST_COMPLETED)
@@ -199,20 +198,20 @@ class FrontendServer:
             await self._serving
 
     async def wait(self) -> None:
-        """Return when the server was stopped; raise what else ended it."""
+        """Return when the server has been stopped; raise any other cause of its end."""
         assert self._serving is not None, "start() comes first"
         await asyncio.shield(self._serving)
 
     async def drain(self, timeout_s: float) -> int:
-        """Let no more requests in, and wait for the answers under way; returns how many are left
-        after so long."""
+        """Refuse new requests, and wait for the answers under way; returns how many are left at
+        the time-out."""
         if self._gate is None:
             return 0
         self._gate.close()
         return 0 if await self._gate.emptied(timeout_s) else self._gate.num_inside
 
     async def stop(self) -> None:
-        """Stop answering: open connections have `shutdown_timeout_s` left to end."""
+        """Stop answering; open connections may end within `shutdown_timeout_s`."""
         self._stopping.set()
         if self._serving is not None:
             if not self._listening.is_set():
@@ -240,7 +239,7 @@ class FrontendServer:
     async def _serve_http(self, router: Router) -> None:
         _, sock = setup_server(self._args, reuse_port=self._args.frontends > 1)
         with sock:
-            # vLLM's client begins with a utility call, which needs somebody to answer it.
+            # vLLM's client begins with a utility call, which an instance must answer.
             await router.peers.served()
             client = make_client(self._args, router, self._queue)
             try:
@@ -272,17 +271,17 @@ class FrontendServer:
                 client.shutdown(timeout=0)
 
     def _make_exchange(self) -> MakeExchange | None:
-        """Return what makes the exchange of streams; None where they stay at their front end."""
+        """Return a factory for the exchange of streams; None if streams stay at their front end."""
         door = self._config.door
         if door.resume_window_s is None or self._args.frontends == 1:
             return None
-        # Of what resumable streams need, nothing is imported without them.
+        # Modules of resumable streams are imported only with them.
         from sterna.frontend.resumable.exchange import StreamExchange
 
         return partial(StreamExchange, self._frontend_id, door.max_kept_bytes)
 
     def _keep_streams(self, router: Router) -> Callable[[ASGIApp], ASGIApp] | None:
-        """Return what keeps the streams of an application; None without the option."""
+        """Return a wrapper that keeps the streams of an application; None without the option."""
         door = self._config.door
         if door.resume_window_s is None:
             return None
@@ -296,7 +295,7 @@ class FrontendServer:
         )
 
     def _check_engine_options(self, only: frozenset[str] | None, options: Sequence[str]) -> None:
-        """Raises ConfigurationError: instances could not be restarted with these."""
+        """Raises ConfigurationError: instances could not be restarted with these options."""
         if options and self._args.emulated is not None:
             raise ConfigurationError("an emulated engine has no options that could be changed")
         try:
@@ -330,29 +329,29 @@ class FrontendServer:
 
 
 def _vllms_app(args: Namespace, tasks: tuple[Any, ...], client: AsyncLLM, keys: ApiKeys) -> FastAPI:
-    """Return vLLM's application; where there are keys, with its own check of keys, whose place is
-    ours."""
+    """Return vLLM's application; if there are keys, with vLLM's check of keys, whose place in the
+    chain `KeyCheck` takes."""
     if keys.are_needed:
-        # vLLM's check is there only with a key of its own: one that nobody knows, so that
-        # nobody could get in if the check were not ours in the end.
+        # vLLM adds its check only with a key of its own. A secret one, so that no caller could get
+        # in if vLLM's check were not replaced.
         args = Namespace(**{**vars(args), "api_key": [secrets.token_urlsafe()]})
     app: FastAPI = build_app(args, tasks, client.model_config)
     return app
 
 
 def number_adapters_apart(models: Any, frontend_id: FrontendId) -> None:
-    """Have vLLM's server number the LoRA adapters that it loads from now on as no other front end
-    does.
+    """Make vLLM's server give the LoRA adapters that it loads from now on numbers that no other
+    front end gives.
 
-    Engines keep adapters by number, and ask for no name: one that is loaded under the number of
-    another, which a front end before this one had loaded, would be answered by that one's weights.
-    Those of the start (`--lora-modules`) have the same numbers everywhere.
+    Engines keep adapters by number, without regard to names. If two front ends gave the same number
+    to different adapters, requests for the second one would be answered with the weights of the
+    first. Adapters of the start (`--lora-modules`) have the same numbers everywhere.
     """
     models.lora_id_counter.inc(frontend_id * ADAPTERS_APART)
 
 
 class _Server(NoSignalServer):  # type: ignore[misc]
-    """Tells when it listens."""
+    """vLLM's server, which sets an event when it listens."""
 
     def __init__(self, config: uvicorn.Config, listening: asyncio.Event) -> None:
         super().__init__(config)
@@ -365,19 +364,19 @@ class _Server(NoSignalServer):  # type: ignore[misc]
 
 def make_client(args: Namespace, router: Router, queue: QueueLimit) -> ClusterClient:
     """Return vLLM's client, connected to the router instead of an engine; it loads the tokenizer
-    and no weights.
+    but no weights.
 
     Raises:
         ValueError: vLLM refuses the options; the message is vLLM's.
     """
     engine_args = AsyncEngineArgs.from_cli_args(args)
     propagate_flash_late_interaction(args, engine_args)
-    # Ranks are the instances' matter; here they would only be checked against this process's
-    # devices, of which it needs none.
+    # Ranks concern only instances. Here vLLM would check them against the devices of this process,
+    # which needs none.
     engine_args.tensor_parallel_size = engine_args.pipeline_parallel_size = 1
     engine_args.distributed_executor_backend = None
-    # With one client and one engine vLLM keeps what it has sent of images in step between the
-    # two, and sends references. No instance has seen all of them, so each must be sent whole.
+    # With one client and one engine, vLLM keeps a cache of sent images in step between the two, and
+    # sends references. No instance has got all images, so each must be sent whole.
     engine_args._api_process_count = max(2, args.frontends)
     engine_args._api_process_rank = 0
     vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
@@ -399,8 +398,8 @@ def make_client(args: Namespace, router: Router, queue: QueueLimit) -> ClusterCl
 def _http_config(
     app: ASGIApp, args: Namespace, ours: FrontendConfig
 ) -> tuple[uvicorn.Config, ssl.SSLContext | None]:
-    """Return uvicorn's configuration as vLLM makes it, with limits to heads and to its patience,
-    and what TLS is begun with, which uvicorn does not do here."""
+    """Return uvicorn's configuration as vLLM makes it, with the limits for connections, and the TLS
+    context, which `tls` uses here instead of uvicorn."""
     log_config = get_uvicorn_log_config(args)
     config = uvicorn.Config(
         app,
@@ -434,15 +433,15 @@ def _http_config(
 
 
 def _is_repeatable(sampling_params: Any, scheduler: Any) -> bool:
-    """Return whether each output of the engine becomes one of `generate`'s."""
+    """Return whether each output of the engine becomes exactly one output of `generate`."""
     is_delta = sampling_params.output_kind is RequestOutputKind.DELTA
     interval = max(sampling_params.stream_interval or 1, scheduler.stream_interval)
     return is_delta and interval == 1
 
 
 def _max_connections() -> int:
-    """Return how many clients may be connected: the process needs descriptors of its own, and a
-    peer that cannot be reached for want of one is worse than a client that is turned away."""
+    """Return the limit for client connections. It leaves descriptors for the process itself: a peer
+    that cannot be reached is worse than a client that is refused."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return sys.maxsize
@@ -463,7 +462,7 @@ def _certificate_refresher(
 
 
 async def _until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run these side by side; when one ends, cancel the others, and raise what ended it."""
+    """Run these concurrently; when one ends, cancel the others, and raise its error, if any."""
     tasks = [asyncio.create_task(each) for each in coroutines]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

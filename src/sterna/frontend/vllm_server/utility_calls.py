@@ -1,8 +1,8 @@
-"""Calls of the engine's methods by vLLM's server: one engine to it, several instances in truth.
+"""Utility calls: vLLM's server calls methods of its one engine, which are several instances here.
 
-What changes or asks for the state of an engine goes to every instance, and their results become
-one; what any instance can answer goes to one. Instances that join later are not told of earlier
-calls.
+A call that changes or returns the state of an engine goes to every instance, and their results are
+merged; a call that any instance can answer goes to one. Instances that join later do not get
+earlier calls.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class UtilityError(Exception):
 
 
 def _all_true(method: str, results: Sequence[Any]) -> Any:
-    """Whether it succeeded everywhere; None for a method without a result."""
+    """Whether the call succeeded everywhere; None for a method without a result."""
     return None if results[0] is None else all(results)
 
 
@@ -42,7 +42,7 @@ def _concatenated(method: str, results: Sequence[Any]) -> Any:
 
 
 def _common(method: str, results: Sequence[Any]) -> Any:
-    """What every instance has."""
+    """The values that every instance has."""
     return sorted(set.intersection(*map(set, results)))
 
 
@@ -52,9 +52,9 @@ def _agreed(method: str, results: Sequence[Any]) -> Any:
     return results[0]
 
 
-# Methods of vLLM's engine-core client; None: any one instance can answer. Those of its development
-# mode that pause the engine or put it to sleep are left out: only the process that vLLM runs an
-# engine in tells the clients of requests that end by them.
+# Methods of vLLM's engine-core client; None: any one instance can answer. Methods of vLLM's
+# development mode that pause the engine or put it to sleep are left out: requests that end by them
+# are reported to clients only by vLLM's own engine process.
 _METHODS: Mapping[str, Merge | None] = MappingProxyType(
     {
         "add_lora": _all_true,
@@ -88,7 +88,7 @@ class Utilities:
         self._questions: Questions[bytes] = Questions(timeout_s)
 
     async def answer(self, payload: bytes) -> bytes:
-        """Return the outputs that answer the call; there always is an answer, also a failure."""
+        """Return the outputs that answer the call; a failure is an answer too."""
         call = decode_utility_call(payload)
         try:
             result = await self._call(call, payload)
@@ -98,11 +98,11 @@ class Utilities:
         return encode_utility_result(call.call_id, result)
 
     def on_result(self, call_id: int, payload: bytes) -> None:
-        """An instance answered."""
+        """An instance has answered."""
         self._questions.on_answer(call_id, payload)
 
     def on_instances(self, live: Sequence[InstanceId]) -> None:
-        """Give up what was asked of instances that are not among these."""
+        """Give up the calls to instances that are not among these."""
         self._questions.on_instances(live)
 
     async def _call(self, call: UtilityCall, payload: bytes) -> Any:
