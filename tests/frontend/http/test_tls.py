@@ -201,7 +201,7 @@ def test_through_tls_as_well_nobody_is_cut_who_reads_steadily(
     context: ssl.SSLContext,
     trusting: ssl.SSLContext,
 ) -> None:
-    """See `test_patience`: time passes on the loop's clock alone."""
+    """See `test_slow_clients`: time passes on the loop's clock alone."""
 
     async def test(loop: SkippingLoop) -> None:
         async with served(
