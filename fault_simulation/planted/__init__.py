@@ -89,7 +89,7 @@ MISTAKES = (
     _on_instances("the source keeps its copy after the verdict", NeverReleases),
     _on_instances("the source resumes because nothing was heard", ResumesOnTimeOut),
     _on_instances("the source does not wait for a drain under way", DoesNotAwaitDrains),
-    _on_instances("nobody asks for a lost verdict again", NeverAsksForTheVerdict),
+    _on_instances("a lost verdict is not asked for again", NeverAsksForTheVerdict),
     _on_instances("the destination forgets that it adopted", ForgetsThatItAdopted),
     _on_instances("the destination adopts before the last blocks came", AdoptsBeforeTheLastBlocks),
     _on_instances("the destination adopts after it said aborted", AdoptsAfterItSaidAborted),
@@ -116,7 +116,7 @@ MISTAKES = (
     Mistake("the front end does not take back what it is handed", Cores(frontend=TakesNothingBack)),
     Mistake("the front end sends to a terminating instance", Cores(frontend=SendsToTerminating)),
     Mistake(
-        "the front end does not stop what nobody waits for",
+        "the front end does not stop what no client waits for",
         Cores(frontend=NeverStopsTheUnawaited),
     ),
     Mistake("progress does not clear a suspect", Cores(frontend=NeverClearsSuspects)),

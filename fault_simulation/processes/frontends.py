@@ -89,7 +89,7 @@ class FrontendProcess(Actor):
         if unawaited:
             instance_id, attempt_id = min(unawaited)
             raise Violation(
-                f"{instance_id} steps {attempt_id}, for which nobody waits, and {self.name} does "
+                f"{instance_id} steps {attempt_id}, for which no client waits, and {self.name} does "
                 "not tell it to end it"
             )
 

@@ -83,7 +83,7 @@ class Timeline:
         time_s, _, owner, what, action = heapq.heappop(self._heap)
         self._num_at_once = self._num_at_once + 1 if time_s == self.now_s else 0
         if self._num_at_once > MAX_EVENTS_AT_ONCE:
-            raise Violation(f"somebody acts without end: {owner and owner.name}, {what}")
+            raise Violation(f"a process acts without end: {owner and owner.name}, {what}")
         self.now_s = time_s
         return owner, what, action
 

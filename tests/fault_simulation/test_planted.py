@@ -19,7 +19,7 @@ QUICK = {
     "state of the request does not move along": "from another history than its client has",
     "a stream waits for a scheduler that died": "has not ended after",
     "the front end does not take back what it is handed": "and no instance has died with it",
-    "the front end does not stop what nobody waits for": "for which nobody waits",
+    "the front end does not stop what no client waits for": "for which no client waits",
     "progress does not clear a suspect": "tokens since a death",
     "a request is judged by the first death": "by the first death that found it",
     "a suspect is judged by a death elsewhere": "and no instance has died with it",

@@ -111,17 +111,17 @@ FOUND_AS: dict[str, Callable[[str, dict[str, str]], bool]] = {
     "two owners": lambda said, at: "assertion violated  !(" in said and num_owners(at) == 2,
     "blocks not in place": lambda said, _: "(is_in_place&must_be_copied)" in said,
     "illegal event": lambda said, _: "<s_stage)" in said,
-    "begun anew while it runs": lambda said, at: (
+    "restarted while it runs": lambda said, at: (
         "assertion violated  !(((a_is_alive" in said and num_owners({**at, "at_c": "0"}) == 1
     ),
-    "drained for ever": lambda said, at: said == CYCLE and at["at_a"] == "DRAINED",
+    "drained without end": lambda said, at: said == CYCLE and at["at_a"] == "DRAINED",
     "runs without a client": lambda said, at: (
         said == CYCLE and at["client_gone"] == "1" and num_owners(at) == 1
     ),
-    "the destination waits for ever": lambda said, at: (
+    "the destination waits without end": lambda said, at: (
         said == CYCLE and at["destination"] != "DESTINATION_OVER"
     ),
-    "nobody has the request": lambda said, at: (
+    "no instance has the request": lambda said, at: (
         said == CYCLE and {at["is_ended"], at["client_gone"]} == {"0"} and num_owners(at) == 0
     ),
 }
