@@ -89,8 +89,8 @@ class FrontendProcess(Actor):
         if unawaited:
             instance_id, attempt_id = min(unawaited)
             raise Violation(
-                f"{instance_id} steps {attempt_id}, for which no client waits, and {self.name} does "
-                "not tell it to end it"
+                f"{instance_id} steps {attempt_id}, for which no client waits, and {self.name} "
+                "does not tell it to end it"
             )
 
     def _on_membership(self, membership: Membership) -> bool:
