@@ -1,8 +1,8 @@
-"""docs/evaluation.md and the plots: written from the result files and a template, nothing else.
+"""docs/evaluation.md and the plots, written only from the result files and a template.
 
 The template has the prose and marks of the form `{{NAME.PART}}`, where NAME is an experiment and
-PART is `claims`, `tables`, `plot` or `source`; `{{summary}}` and `{{rule}}` stand alone. A mark of
-an experiment that has no result file says so on the page.
+PART is `claims`, `tables`, `plot` or `source`; `{{summary}}` and `{{rule}}` have no part. For an
+experiment without a result file the page has a line that names the command.
 """
 
 import re
@@ -41,7 +41,7 @@ def write_all(results: Path = RESULTS) -> None:
 
 
 def load(results: Path) -> dict[str, dict[str, Any]]:
-    """The result files that there are, by experiment."""
+    """The existing result files, by experiment."""
     return {
         name: read(name, results) for name in EXPERIMENTS if (results / f"{name}.json").exists()
     }
@@ -51,7 +51,7 @@ def page(documents: Mapping[str, Mapping[str, Any]], template: str) -> str:
     """The whole page.
 
     Raises:
-        KeyError: the template has a mark that stands for nothing.
+        KeyError: the template has an unknown mark.
     """
 
     def fill(mark: re.Match[str]) -> str:
@@ -67,7 +67,7 @@ def page(documents: Mapping[str, Mapping[str, Any]], template: str) -> str:
 
 
 def summary(documents: Mapping[str, Mapping[str, Any]]) -> str:
-    """How many claims of each figure have which verdict."""
+    """The table of verdicts: the number of claims for each figure and verdict."""
     verdicts = (judging.REPRODUCED, judging.PARTLY, judging.NOT, judging.UNTESTED)
     total: Counter[str] = Counter()
     lines = []
@@ -86,22 +86,23 @@ def summary(documents: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def rule(_: Mapping[str, Mapping[str, Any]]) -> str:
-    """How verdicts are found, with the numbers that the code uses."""
+    """The rule of the verdicts, with the numbers that the code uses."""
     return (
         f"An **effect** (a factor, compared by its logarithm, or a reduction) is *reproduced* when "
         f"ours is at least {judging.FULL_SHARE:.0%} of the paper's, *partly* from "
-        f"{judging.PART_SHARE:.0%} on, else *not*; more than the paper's is reproduced too, and "
-        f"less than 1/{judging.PART_FACTOR:g} of a factor at most partly. A "
-        f"**plain value** is reproduced within a factor of {judging.FULL_FACTOR:g}, partly within "
-        f"{judging.PART_FACTOR:g}. A **bound** must be kept (to {judging.BOUND_SLACK - 1:.0%}); it "
-        f"is partly so up to {judging.PART_FACTOR:g} times its value. Where there are other seeds, "
-        f"the claim is judged twice, by the number at the paper's seed and by the mean over the "
-        f"others (geometric for factors), and the worse verdict counts."
+        f"{judging.PART_SHARE:.0%} on, else *not*. An effect larger than the paper's is "
+        f"reproduced; a factor below 1/{judging.PART_FACTOR:g} of the paper's is at most partly "
+        f"so. A **plain value** is reproduced within a factor of {judging.FULL_FACTOR:g}, partly "
+        f"within {judging.PART_FACTOR:g}. A **bound** must be kept (to "
+        f"{judging.BOUND_SLACK - 1:.0%}); up to {judging.PART_FACTOR:g} times its value it is "
+        f"partly kept. Where there are other seeds, the claim is judged twice, by the number at "
+        f"the paper's seed and by the mean over the others (geometric for factors), and the worse "
+        f"verdict counts."
     )
 
 
 def claims_of(document: Mapping[str, Any]) -> list[Claim]:
-    """The claims that a result file holds."""
+    """The claims of a result file."""
     return [Claim.from_json(each) for each in document["claims"]]
 
 
