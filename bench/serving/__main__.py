@@ -1,10 +1,10 @@
-"""Sends a workload to a running server, or to one of its own, and reports what its requests felt.
+"""`sterna bench serve`: sends a workload to a server and reports the latencies of its requests.
 
     sterna bench serve --url http://127.0.0.1:8000 --trace M-M --rate 2 --requests 300
     sterna bench serve --serve "--engine emulated --instances 4" --rate 2 --requests 300
 
-Workloads, table and JSON are those of `sterna simulate`; docs/benchmarks.md says what a real run
-cannot tell.
+Workloads, table and JSON are those of `sterna simulate`; docs/benchmarks.md lists the quantities
+that a real run does not show.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from sterna.cli.options.option_values import positive
 from sterna.cli.simulate.simulate_options import PLOT_SUFFIXES
 from sterna.cli.simulate.workload_options import (
     add_workload_options,
-    tell_what_is_too_long,
+    report_long_requests,
     workload_of,
 )
 from sterna.errors import ConfigurationError
@@ -38,7 +38,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the workload, and print or write what came of it."""
+    """Run the workload, and print or write the results."""
     options = _parser().parse_args(argv)
     return ended(lambda: _run(options))
 
@@ -73,7 +73,7 @@ def _measured(options: argparse.Namespace, url: str) -> "Reported":
     limits = [each for each in (options.max_total_tokens, target.max_model_len) if each is not None]
     limit = min(limits, default=sys.maxsize)
     workload = workload_of(options, options.seed, limit)
-    tell_what_is_too_long(workload, limit)
+    report_long_requests(workload, limit)
     trace = build_trace(workload)
     return Reported(_sent(options, target, trace), workload, options.label)
 
@@ -128,7 +128,7 @@ def _report(reported: "Reported", options: argparse.Namespace) -> None:
 
 
 def _check_files(options: argparse.Namespace) -> None:
-    """Refuse what could not be written, before anything is run for it."""
+    """Refuse files that cannot be written, before any run."""
     drawn = (("--plot", options.plot), ("--timeline", options.timeline))
     for option, path in drawn:
         if path is not None and path.suffix.lower() not in PLOT_SUFFIXES:
@@ -143,13 +143,13 @@ def _check_files(options: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sterna bench serve",
-        description="Sends a workload to a server and reports what its requests felt, in the "
-        "words of `sterna simulate`.",
+        description="Sends a workload to a server and reports the latencies of its requests, "
+        "in the terms of `sterna simulate`.",
         epilog="docs/benchmarks.md explains what is measured.",
     )
     server = parser.add_argument_group("server")
     which = server.add_mutually_exclusive_group()
-    which.add_argument("--url", help=f"where it is (default: {DEFAULT_URL})")
+    which.add_argument("--url", help=f"URL of the server (default: {DEFAULT_URL})")
     which.add_argument(
         "--serve",
         metavar="OPTIONS",
@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         default=os.environ.get("OPENAI_API_KEY"),
         help="the server's API key (default: $OPENAI_API_KEY)",
     )
-    server.add_argument("--model", metavar="NAME", help="of several, which (default: the first)")
+    server.add_argument("--model", metavar="NAME", help="one of several models (default: the first)")
     add_workload_options(
         parser.add_argument_group("workload"),
         longest="the model's length on the server",
@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
         "--priority-field",
         choices=("priority", "service-tier"),
         default="priority",
-        help="by what a request says how urgent it is: vLLM's integer, or OpenAI's tier "
+        help="field that carries the urgency of a request: vLLM's integer, or OpenAI's tier "
         "(default: %(default)s)",
     )
     client.add_argument(
@@ -179,18 +179,18 @@ def _parser() -> argparse.ArgumentParser:
         type=positive,
         default=600.0,
         metavar="SECONDS",
-        help="a request fails when nothing has come for so long (default: %(default)g)",
+        help="time without any data after which a request fails (default: %(default)g)",
     )
     client.add_argument(
         "--interval",
         type=positive,
         default=0.5,
         metavar="SECONDS",
-        help="between two looks at the instances (default: %(default)g)",
+        help="time between two samples of the instances (default: %(default)g)",
     )
     output = parser.add_argument_group("output")
-    output.add_argument("--label", metavar="TEXT", help="what reports call the server")
-    output.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    output.add_argument("--label", metavar="TEXT", help="name of the server in reports")
+    output.add_argument("--json", action="store_true", help="print only JSON")
     output.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw latencies and memory; .png, .svg or .pdf"
     )
@@ -201,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
         help="draw load, freeness, instances and migrations over time",
     )
     output.add_argument(
-        "--log", type=Path, metavar="FILE", help="what the server of --serve prints"
+        "--log", type=Path, metavar="FILE", help="file for the output of the server of --serve"
     )
     output.add_argument(
         "--output", type=Path, metavar="FILE", help="write every request and sample, as JSON"

@@ -10,7 +10,7 @@ from sterna.runtime.home.ray_environment import protect_ray
 BENCHMARKS = {
     "serve": (
         "bench.serving",
-        "a workload on a running server, or a fresh one: what its requests feel",
+        "latencies of a workload on a running server, or on one started for it",
     ),
     "migration": (
         "bench.migration",
@@ -18,7 +18,7 @@ BENCHMARKS = {
     ),
     "priorities": (
         "bench.priorities",
-        "what priorities give to urgent requests and cost the others, on real instances",
+        "gain of urgent requests from priorities, and cost for the others, on real instances",
     ),
     "autoscaling": (
         "bench.autoscaling",
@@ -34,15 +34,15 @@ BENCHMARKS = {
     ),
     "instance-start": (
         "bench.autoscaling.instance_start",
-        "the start of one more instance: as a new process, as a fork, out of the warm pool",
+        "the start of one more instance: as a new process, as a fork, from the warm pool",
     ),
     "fidelity": (
         "bench.simulation.fidelity",
-        "how near simulations come to the points of the paper's Figure 11",
+        "accuracy of simulations against the points of the paper's Figure 11",
     ),
-    "simulator": ("bench.simulation.simulator", "how fast simulations run"),
+    "simulator": ("bench.simulation.simulator", "speed of simulations"),
 }
-"""The benchmarks by name: the module or package of the checkout, and what it measures."""
+"""The benchmarks by name: the module or package of the checkout, and its subject."""
 
 
 def add_commands(commands: Any) -> None:

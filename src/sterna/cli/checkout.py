@@ -23,7 +23,7 @@ def reproduce(arguments: Sequence[str]) -> NoReturn:
 def become(module: str, arguments: Sequence[str]) -> NoReturn:
     """Become the process of a module or package of the checkout, which reads its own options.
 
-    It stays in the folder where the user is, whose relative paths the options may name.
+    It stays in the user's folder, because the options may have paths relative to it.
 
     Raises:
         ConfigurationError: this is no source checkout.
@@ -35,5 +35,5 @@ def become(module: str, arguments: Sequence[str]) -> NoReturn:
         )
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), before] if before else [str(ROOT)])
-    # Safe paths: a module of that name in the user's folder is not the one that is meant.
+    # Safe paths: the user's folder may have another module of that name.
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])

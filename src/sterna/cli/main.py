@@ -13,14 +13,14 @@ from sterna.cli.simulate import simulate_command
 from sterna.errors import SternaError
 
 READER_GONE = 128 + 13
-"""Exit status when whoever read the output has ended, as `head` does: that of SIGPIPE."""
+"""Exit status when the reader of the output has ended, such as `head`: that of SIGPIPE."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status.
 
-    What the user can act on is printed in one line; anything else is a bug and keeps its
-    traceback.
+    An error on which the user can act is printed in one line; any other error is a bug and keeps
+    its traceback.
     """
     status = _status(list(sys.argv[1:] if argv is None else argv))
     if argv is None:
@@ -36,7 +36,7 @@ def _status(arguments: list[str]) -> int:
 
             return serve(arguments)
         if arguments[:1] == ["profile"]:
-            # Its options are those of `serve`, and some.
+            # It has the options of `serve`, and some more.
             from sterna.cli.profile import profile
 
             return profile(arguments[1:])
@@ -58,8 +58,8 @@ def _status(arguments: list[str]) -> int:
 
 
 def _exit_now(status: int) -> NoReturn:
-    """End the process when there is nothing left to do: the interpreter would take seconds to
-    take vLLM's modules apart, while the terminal waits."""
+    """End the process at once: the interpreter would need seconds to destroy vLLM's modules, while
+    the terminal waits."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -78,7 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     # Listed for the help only; `main` hands both to vLLM's parser.
     commands.add_parser("serve", help="serve a model on several vLLM instances")
     commands.add_parser("profile", help="measure an engine's steps and propose its target load")
-    commands.add_parser("reproduce", help="rerun the paper's evaluation beside the paper's points")
+    commands.add_parser(
+        "reproduce", help="rerun the paper's evaluation and compare it with the paper's points"
+    )
     admin_commands.add_commands(commands)
     fleet_commands.add_commands(commands)
     bench.add_commands(commands)

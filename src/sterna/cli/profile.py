@@ -1,7 +1,7 @@
 """`sterna profile`: measure the steps of one engine, and propose its target load.
 
-It builds one engine core in this process, as an instance of `sterna serve` with the same options
-has it, and writes a file that `serve` finds and that an emulated engine can be made of.
+It builds one engine core in this process, like that of an instance of `sterna serve` with the same
+options, and writes a file that `serve` finds and that is a profile for an emulated engine.
 """
 
 import argparse
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sterna.engine.vllm.step_timing import ProfiledEngine
 
 NUM_ROUNDS, NUM_QUICK_ROUNDS = 5, 3
-"""Rounds, each of which times every batch."""
+"""Rounds; each of them times every batch."""
 
 NUM_STEPS = 6
 """Timed steps of a batch in each round."""
@@ -37,10 +37,10 @@ NUM_STEPS = 6
 NUM_PREFILL_ROUNDS, NUM_QUICK_PREFILL_ROUNDS = 3, 1
 
 MIN_REQUEST_TOKENS = 16
-"""Shorter requests grow by too large a part of themselves while they are timed."""
+"""Shorter requests grow by too large a fraction while they are timed."""
 
 PREFILL_SHARE = 0.25
-"""What prefills take of the time, about."""
+"""Approximate share of the time for prefills."""
 
 SIGNIFICANT_DIGITS = 5
 
@@ -49,7 +49,7 @@ def profile(arguments: Sequence[str]) -> int:
     """Run `sterna profile [MODEL] ...`; returns the exit status.
 
     Raises:
-        ConfigurationError: an option cannot work, or the measurement says nothing.
+        ConfigurationError: an option cannot work, or the measurement is useless.
     """
     os.environ.update(engine_environment())
     args = parse(["serve", *arguments], _add_options)
@@ -72,15 +72,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = "sterna profile [MODEL] [options]"
     parser.description = (
         "Time the steps of one engine and propose its target load, the headroom of high priority. "
-        "Takes the options of `sterna serve`; --help=Profile lists what is added."
+        "Takes the options of `sterna serve`; --help=Profile lists the others."
     )
-    group = parser.add_argument_group("Profile", "What is measured, and where it is written.")
+    group = parser.add_argument_group("Profile", "Measurement and output.")
     group.add_argument(
         "--output", type=Path, metavar="FILE", help="write the profile to this file as well"
     )
-    group.add_argument(
-        "--json", action="store_true", help="print the profile as JSON, and nothing else"
-    )
+    group.add_argument("--json", action="store_true", help="print only the profile, as JSON")
     group.add_argument(
         "--quick",
         action="store_true",
@@ -91,7 +89,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=REQUEST_TOKENS,
         metavar="N",
-        help="length of each request in the batch that the target load is for (default: "
+        help="length of each request in the batch to which the target load refers (default: "
         "%(default)s, that of a request of the paper's Short-Short trace at its end)",
     )
     group.add_argument(
@@ -99,7 +97,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=TOLERANCE,
         metavar="FRACTION",
-        help="how much longer a step may take than that of one request alone (default: "
+        help="fraction by which a step may be longer than that of one request alone (default: "
         "%(default)s)",
     )
 
@@ -120,7 +118,7 @@ def _check(args: Namespace) -> None:
 
 
 def _measure(args: Namespace, config: Any, key: dict[str, str]) -> "tuple[Profile, Measurement]":
-    """Build the engine, time it, and make of the times what a file holds."""
+    """Build the engine, time it, and return the content of the file."""
     from sterna.engine.profiling.measurement_plan import batches, prompt_lengths, propose
     from sterna.engine.vllm.step_timing import ProfiledEngine, time_decodes, time_prefills
 
@@ -224,7 +222,7 @@ def _model_name(args: Namespace) -> str:
 
 
 def _deliver(args: Namespace, emulated: "Profile", measurement: "Measurement") -> int:
-    """Print and write what was found; 1 when it is too noisy to be saved."""
+    """Print and write the results; returns 1 when they are too noisy to be saved."""
     from sterna.demo_model.small_model import default_cache_folder
     from sterna.engine.profiling.profile_file import document, path_of, write
 
@@ -249,7 +247,7 @@ def _deliver(args: Namespace, emulated: "Profile", measurement: "Measurement") -
 
 
 def report(emulated: "Profile", measurement: "Measurement") -> str:
-    """What was measured and what it says, for people."""
+    """The measurement and its conclusion, for people."""
     lines = [
         f"decode step of {emulated.description}, in ms (medians; M = "
         f"{measurement.total_tokens} tokens):",
@@ -270,7 +268,7 @@ def report(emulated: "Profile", measurement: "Measurement") -> str:
 
 
 def conclusion(measurement: "Measurement") -> str:
-    """The target load in a sentence, with what it rests on."""
+    """The target load in a sentence, with its basis."""
     tokens, each = measurement.target_load_tokens, measurement.request_tokens
     within = (
         f"within {measurement.tolerance:.0%} of {1000 * measurement.ideal_step_s:.1f} ms, that of "
@@ -293,7 +291,7 @@ def conclusion(measurement: "Measurement") -> str:
 
 
 def _table(measurement: "Measurement") -> list[str]:
-    """One line a batch, with its tokens and how its step compares with that of one request."""
+    """One line for each batch: its tokens, its step, and the ratio to the step of one request."""
     alone_s = {
         each.batch.tokens_each: each.step_s
         for each in measurement.decodes
@@ -317,8 +315,8 @@ def _say(line: str) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, float], None]]:
-    """Gives what to call with what is being done and the fraction of all that is done; it is shown
-    on a terminal only."""
+    """A progress bar, on a terminal only. Yields a callback for the current activity and the
+    fraction done."""
     if not sys.stderr.isatty():
         yield lambda what, done: None
         return

@@ -130,7 +130,7 @@ def test_keys_are_read_with_their_highest_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "there is no key in it, and nobody could get in"),
+        ("[]", "the file has no key, so no client could be admitted"),
         ("- {name: a}", "a: give either key or key_sha256"),
         ("- {name: a, key: ''}", "a: give either key or key_sha256"),
         ("- {name: a, key: s3cret, key_sha256: s3cret}", "a: give either key or key_sha256"),

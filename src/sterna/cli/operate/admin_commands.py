@@ -16,7 +16,7 @@ REQUEST_TIMEOUT_S = 60.0
 
 
 class ServerError(SternaError):
-    """The server could not be reached, or refused; the message is for the operator."""
+    """The server could not be reached, or refused a command; the message is for the operator."""
 
 
 def add_commands(commands: Any) -> None:
@@ -41,7 +41,7 @@ def add_commands(commands: Any) -> None:
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which server is meant."""
+    """Add the options that name the server."""
     parser.add_argument(
         "--url",
         default=os.environ.get("STERNA_URL", DEFAULT_URL),

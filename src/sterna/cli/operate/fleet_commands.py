@@ -1,6 +1,6 @@
-"""`sterna drain`, `start` and `restart`: which instances a running server has, over HTTP.
+"""`sterna drain`, `start` and `restart`: changes to the instances of a running server, over HTTP.
 
-What is begun goes on in the server; the commands only watch it, and may be left with Ctrl-C.
+The server carries a change out; the commands only watch it, and Ctrl-C ends only the command.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from sterna.cli.operate.admin_commands import ServerError, add_server_options, a
 POLL_INTERVAL_S = 0.5
 
 NUM_LATE_POLLS = 4
-"""The scheduler, which is asked, may hear of a drain a little later than who has ordered it."""
+"""The scheduler, which is polled, may learn of a drain a little later than the supervisor."""
 
 Row = dict[str, Any]
 Rows = list[Row]
@@ -75,10 +75,10 @@ def _drain(args: argparse.Namespace) -> int:
 
 
 def wait_for_end(instance_id: str, polls: Iterable[Rows]) -> None:
-    """Return when the instance, which is being drained, is not among the others any more.
+    """Return when the instance, which is being drained, is no longer listed.
 
     Args:
-        polls: the instances, again and again.
+        polls: the instances, as each poll lists them.
 
     Raises:
         ServerError: the drain was undone.
@@ -86,7 +86,7 @@ def wait_for_end(instance_id: str, polls: Iterable[Rows]) -> None:
     has_begun = False
     for number, rows in enumerate(polls):
         if not rows:
-            # A scheduler that has just taken the place of another knows nobody yet.
+            # A scheduler that has just replaced another one knows no instance yet.
             continue
         state = next((row["state"] for row in rows if row["id"] == instance_id), None)
         if state is None:
@@ -134,7 +134,7 @@ def _restart(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace, is_shown: Callable[[Row], bool]) -> Iterator[Rows]:
-    """The instances, again and again; says what changes about those that are to be shown."""
+    """Poll the instances without end; print the changes of those for which `is_shown` holds."""
     shown: dict[str, str] = {}
     while True:
         rows = _instances(args)
@@ -145,10 +145,10 @@ def _watch(args: argparse.Namespace, is_shown: Callable[[Row], bool]) -> Iterato
 
 
 def changes(shown: dict[str, str], rows: Rows, is_shown: Callable[[Row], bool]) -> list[str]:
-    """What is to be said of these rows after what was.
+    """Return the lines that are new since the last call.
 
     Args:
-        shown: the line that was last said of each instance; is brought up to date.
+        shown: the last line of each instance; is updated.
     """
     lines = []
     for row in filter(is_shown, rows):
@@ -158,7 +158,7 @@ def changes(shown: dict[str, str], rows: Rows, is_shown: Callable[[Row], bool]) 
             shown[row["id"]] = line
             lines.append(line)
     there = {row["id"] for row in rows}
-    # A scheduler that has just taken the place of another knows nobody yet.
+    # A scheduler that has just replaced another one knows no instance yet.
     for instance_id in [each for each in shown if rows and each not in there]:
         if shown.pop(instance_id).startswith((f"{instance_id} starting", f"{instance_id} pending")):
             lines.append(f"{instance_id} did not come up; the server's log says why")

@@ -1,7 +1,7 @@
 """Tables of options: each row names an option and the field of a configuration that it sets.
 
-The parser, the configuration and the names in errors all follow from the table, so that an option
-is written down once.
+The parser, the configuration and the names in errors are derived from the table, so that each
+option is defined once.
 """
 
 import argparse
@@ -21,7 +21,7 @@ class Option:
 
     Attributes:
         name: with its dashes.
-        field: of the table's configuration; None: the command does something else with the value.
+        field: of the table's configuration; None: the command uses the value in another way.
         unit: the option's unit in the field's: 1 << 20 for MiB where the field has bytes.
         default: None: that of the field.
         unless_given: the default in words, for an option that is in the namespace only where it
@@ -57,7 +57,7 @@ class OptionTable:
     options: tuple[Option, ...]
 
     def default_of(self, option: Option) -> Any:
-        """Return what an option has that is not given, in its own unit; None: nothing."""
+        """Return the value of an option that is not given, in its own unit; None: no value."""
         if option.default is not None or option.field is None or self.config is None:
             return option.default
         defaults: dict[str, Any] = {

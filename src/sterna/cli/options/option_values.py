@@ -1,4 +1,4 @@
-"""Types of option values, for argparse: each returns the value that a text names."""
+"""Types of option values for argparse: each function parses a text."""
 
 import argparse
 import math
@@ -26,7 +26,7 @@ def count(text: str) -> int:
 
 
 def seed(text: str) -> int:
-    """Return a seed as numpy takes it; the text may be hexadecimal."""
+    """Return a seed in the range of numpy; the text may be hexadecimal."""
     return _value(
         "seed (0 to 2^32 - 1)",
         text,
@@ -36,7 +36,7 @@ def seed(text: str) -> int:
 
 
 def bounds(text: str) -> tuple[int, int]:
-    """Return two counts, which have a colon between them."""
+    """Return two counts, separated by a colon."""
     return _value("MIN:MAX", text, _pair, lambda pair: min(pair) >= 1)
 
 
@@ -48,7 +48,7 @@ def _pair(text: str) -> tuple[int, int]:
 def _value(
     kind: str, text: str, read: Callable[[str], Value], is_valid: Callable[[Value], bool]
 ) -> Value:
-    """Raises ArgumentTypeError: the text names no such value."""
+    """Raises ArgumentTypeError: the text is no such value."""
     try:
         value = read(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The options of `sterna serve` about the nodes of a cluster, and what carries KV between them."""
+"""The options of `sterna serve` for the nodes of a cluster and the transport of KV between them."""
 
 import argparse
 import ipaddress
@@ -43,7 +43,7 @@ TRANSPORT = OptionTable(
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """Where other nodes reach this one.
+    """Address at which other nodes reach this one.
 
     Attributes:
         port: of Ray's GCS, at which they join; None: Ray chooses one.
@@ -53,16 +53,16 @@ class ClusterAddress:
     port: int | None = None
 
     def environment(self) -> dict[str, str]:
-        """Return what Ray's head reads from its environment of this."""
+        """Return the environment variables of Ray's head for this address."""
         return {} if self.port is None else {"RAY_GCS_SERVER_PORT": str(self.port)}
 
 
 def cluster_address(arguments: Sequence[str]) -> ClusterAddress | None:
-    """Return where other nodes are to reach this one; None: there are none. Ray needs to know it
-    before the other options have been read.
+    """Return the address at which other nodes reach this one; None without other nodes. Ray needs
+    it before the other options have been read.
 
     Raises:
-        ConfigurationError: they could not.
+        ConfigurationError: other nodes could not use the address.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_options(parser, OptionTable(None, (ADDRESS,)))
@@ -88,13 +88,13 @@ def cluster_address(arguments: Sequence[str]) -> ClusterAddress | None:
 
 
 def internal_host(args: Namespace, address: ClusterAddress | None) -> str | None:
-    """Return where actors listen for each other (`ClusterConfig`).
+    """Return the address at which actors listen for each other (`ClusterConfig`).
 
     Args:
-        address: as `cluster_address` found it.
+        address: the result of `cluster_address`.
 
     Raises:
-        ConfigurationError: the option stands where it was not found.
+        ConfigurationError: the option was given where `cluster_address` does not look.
     """
     if ("cluster_address" in args) != (address is not None):
         raise ConfigurationError(f"{ADDRESS.name} is for the command line, and spelt so")
@@ -102,10 +102,10 @@ def internal_host(args: Namespace, address: ClusterAddress | None) -> str | None
 
 
 def transport_config(args: Namespace) -> TransportConfig:
-    """Return what carries KV blocks.
+    """Return the transport of KV blocks.
 
     Raises:
-        ConfigurationError: it does not get to other nodes.
+        ConfigurationError: it does not work between nodes.
     """
     is_shared = "cluster_address" in args
     values = {"kind": "tcp" if is_shared else "shm", **given(TRANSPORT, args)}

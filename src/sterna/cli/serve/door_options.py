@@ -1,4 +1,4 @@
-"""The options of `sterna serve` about its clients: limits, resumable streams and TLS."""
+"""The options of `sterna serve` for its clients: limits, resumable streams and TLS."""
 
 import ssl
 from argparse import Namespace
@@ -60,7 +60,7 @@ DOOR = OptionTable(
         ),
         Option(
             "--resume-window",
-            "how long a stream is kept for its client to resume it",
+            "time for which a stream is kept for its client to resume it",
             field="resume_window_s",
             type=float,
             metavar="SECONDS",
@@ -74,7 +74,7 @@ CERTIFICATE_OPTIONS = ("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers")
 
 
 def door_config(args: Namespace) -> DoorConfig:
-    """Return what front ends take from their clients.
+    """Return the limits of front ends for their clients.
 
     Raises:
         ConfigurationError: a value cannot work.
@@ -93,8 +93,8 @@ def door_config(args: Namespace) -> DoorConfig:
 
 
 def check_tls(args: Namespace) -> None:
-    """Read the certificates of vLLM's TLS options as front ends will, before anything is started:
-    else a front end would find an error when every instance has loaded its model.
+    """Read the certificates of vLLM's TLS options as front ends will, before any process starts:
+    otherwise a front end would report an error after every instance has loaded its model.
 
     Raises:
         ConfigurationError: they cannot be used, or are given without --ssl-certfile.

@@ -1,7 +1,7 @@
-"""`sterna serve --engine emulated`: which engine the instances emulate, from options and model.
+"""`sterna serve --engine emulated`: the engine that instances emulate, from options and model.
 
-The profile says how fast an engine is and how much it holds; the model's folder gives tokenizer
-and vocabulary, for the front end is vLLM's own. No weights are read.
+The profile has the engine's speed and memory. The model's folder has the tokenizer and the
+vocabulary, which vLLM's own front end needs. No weights are read.
 """
 
 import json
@@ -31,23 +31,23 @@ _CHANGES: Mapping[str, str] = MappingProxyType(
 
 _PLAIN_TEXT = re.compile(r"[Ġ▁]?[!-~]+")
 """Tokens that are a piece of text by themselves, in the spelling of tokenizers' files: printable
-ASCII, perhaps behind a blank. The text of an answer is that of its tokens, one after the other."""
+ASCII, perhaps after a blank. The text of an answer is the concatenation of its tokens' texts."""
 
 
 def emulated_options(args: Namespace) -> EmulatedOptions:
-    """Return the engine to emulate, and leave in `args` what is the front end's.
+    """Return the engine to emulate, and leave the front end's options in `args`.
 
     Raises:
-        ConfigurationError: an option asks for what an engine without a model has not, or the
-            model's folder does not say which tokens there are.
+        ConfigurationError: an option needs an engine with a model, or the model's folder has no
+            usable tokenizer.
     """
-    _refuse_unhonoured(args)
+    _refuse_unsupported(args)
     chosen = profile(args.profile)
     given = {field: getattr(args, option) for option, field in _CHANGES.items()}
     changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
     engine = replace(chosen.engine, **changes)
     for option in _CHANGES:
-        # Here they would be checked against the kernels of this machine.
+        # vLLM would check these against the kernels of this machine.
         setattr(args, option, None)
     folder = Path(args.model)
     args.max_model_len = _max_model_len(args.max_model_len, engine, folder)
@@ -61,7 +61,7 @@ def emulated_options(args: Namespace) -> EmulatedOptions:
     )
 
 
-def _refuse_unhonoured(args: Namespace) -> None:
+def _refuse_unsupported(args: Namespace) -> None:
     asked = {
         "--enable-lora": args.enable_lora,
         "--enable-prefix-caching": args.enable_prefix_caching,
@@ -82,7 +82,7 @@ def _refuse_unhonoured(args: Namespace) -> None:
 
 
 def _max_model_len(given: int | None, engine: EmulatedEngineConfig, folder: Path) -> int:
-    """Return how long prompt and answer may be together: what fits into an empty instance."""
+    """Return the largest length of prompt and answer together: the memory of an empty instance."""
     num_tokens = engine.total_tokens
     if given is not None:
         if given > num_tokens:
@@ -97,8 +97,8 @@ def _max_model_len(given: int | None, engine: EmulatedEngineConfig, folder: Path
 def plain_vocabulary(folder: Path) -> Vocabulary:
     """Return the longest run of ids whose tokens are plain text.
 
-    Special tokens are not text, and of the others many are parts of characters, which a
-    tokenizer cannot turn into text one by one.
+    Special tokens are not text, and many other tokens are parts of characters, which a
+    tokenizer cannot decode one by one.
 
     Raises:
         ConfigurationError: the folder has no tokenizer.json, or there is no such token in it.

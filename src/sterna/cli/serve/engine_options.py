@@ -1,4 +1,4 @@
-"""What an instance runs: its model, its share of the machine, and vLLM's own checks of it."""
+"""Engine of an instance: its model, its share of the machine, and vLLM's own checks."""
 
 import logging
 import os
@@ -20,17 +20,17 @@ SMALL_MODEL_OPTIONS = {
 """Options for the small model where the user gives none."""
 
 SMALL_MODEL_KV_CACHE_BYTES = 256 * 1024 * 1024
-"""Of an instance of the small model in 16 bits: the smallest footprint that still shows what moves,
-11,000 tokens."""
+"""KV cache of an instance of the small model in 16 bits: 11,000 tokens, the smallest memory with
+which migrations still occur."""
 
 DEFAULT_KV_CACHE_BYTES = 4 << 30
 """KV cache of an instance on CPU where no option says otherwise and memory allows."""
 
 MIN_KV_CACHE_BYTES = 256 << 20
-"""With less, an instance is not worth starting."""
+"""The smallest KV cache with which an instance is useful."""
 
 USABLE_MEMORY_SHARE = 0.9
-"""Of the available main memory, what instances take together at most by themselves."""
+"""Largest share of the available main memory that instances take together by default."""
 
 INSTANCE_OVERHEAD_BYTES = 1200 * 1024 * 1024
 """Main memory of an instance's process besides weights and KV cache, as measured on CPU."""
@@ -39,7 +39,7 @@ logger = logging.getLogger("sterna.serve")
 
 
 def choose_model(args: Namespace) -> None:
-    """Prepare the small model if it is the one; check the folder if it is another."""
+    """Prepare the small model if it is chosen; check the folder of another model."""
     args.model = args.model_tag
     if args.model == SMALL_MODEL_NAME:
         from sterna.demo_model.small_model import default_cache_folder, ensure_small_model
@@ -49,7 +49,7 @@ def choose_model(args: Namespace) -> None:
         if args.served_model_name is None:
             args.served_model_name = [SMALL_MODEL_NAME]
         if args.engine == "vllm":
-            # As many tokens in 32 bits, for one request may have 8,192 of them.
+            # The same number of tokens in 32 bits, since one request may have 8,192 of them.
             num_halves = 2 if args.dtype in ("float", "float32") else 1
             kv_cache_bytes = num_halves * SMALL_MODEL_KV_CACHE_BYTES
             options = {**SMALL_MODEL_OPTIONS, "kv_cache_memory_bytes": kv_cache_bytes}
@@ -72,24 +72,24 @@ def _print_progress(line: str) -> None:
 
 
 def gpus_of(args: Namespace) -> int:
-    """How many an instance takes; 0 with vLLM for CPU."""
+    """Return the number of GPUs of an instance; 0 with vLLM for CPU."""
     if is_cpu_build():
         return 0
     return world_size(args)
 
 
 def world_size(args: Namespace) -> int:
-    """The ranks of an instance."""
+    """Return the number of ranks of an instance."""
     return int(args.tensor_parallel_size * args.pipeline_parallel_size)
 
 
 def share_memory(args: Namespace, num_instances: int, options: str) -> None:
-    """Give each instance a part of main memory, or refuse more instances than it holds.
+    """Give each instance a part of main memory, or refuse more instances than fit.
 
-    Left to itself, each vLLM on CPU would take nearly all of it.
+    Without a limit, each vLLM on CPU would take nearly all of it.
 
     Args:
-        options: those that say how many there may be.
+        options: the options that set the number of instances, for the message.
     """
     import psutil
 
@@ -116,7 +116,7 @@ def share_memory(args: Namespace, num_instances: int, options: str) -> None:
 
 
 def checked_engine_config(args: Namespace) -> Any:
-    """Return vLLM's configuration of an instance; vLLM checks here what it would only refuse when
+    """Return vLLM's configuration of an instance. vLLM checks the options here, and not only after
     every process has been started. Warns of a dtype that makes the engine slow.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The options of `sterna serve` about priorities: classes, API keys and the target load.
+"""The options of `sterna serve` for priorities: classes, API keys and the target load.
 
 The files of `--priority-classes` and `--api-keys` are YAML or JSON lists:
 
@@ -10,11 +10,11 @@ The files of `--priority-classes` and `--api-keys` are YAML or JSON lists:
     - {name: nightly, key_sha256: 9f86d081..., highest_class: batch}
     - {name: operators, key: sk-..., admin: true}
 
-The target load of high priority is its option's, that of this engine's profile, or the paper's. An
-instance that hosts a high priority is kept below it (Section 4.4.2). The paper's 1,600 tokens hold
-for LLaMA-7B on an A10 (Section 6.4). Where they are more than half of an instance's memory, half of
-the memory takes their place: a target load near or above the whole would leave high priority with
-next to no headroom, or none.
+The target load of high priority comes from its option, else from this engine's profile, else from
+the paper. An instance that hosts a high priority is kept below it (Section 4.4.2). The paper's
+1,600 tokens hold for LLaMA-7B on an A10 (Section 6.4). Where they are more than half of an
+instance's memory, half of the memory replaces them: a target load near or above the whole memory
+would leave high priority little headroom, or none.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ from sterna.types import HIGH, Priority
 SHA256_BYTES = 32
 
 MAX_DEFAULT_SHARE = 0.5
-"""Of an instance's memory, the most that the default target load takes."""
+"""Largest share of an instance's memory for the default target load."""
 
 logger = logging.getLogger("sterna.serve")
 
@@ -101,7 +101,7 @@ def settle_classes(args: Namespace) -> None:
     Leaves `classes` and `api_key_table`, all keys with those of --api-key, in `args`.
 
     Raises:
-        ConfigurationError: a file cannot be read, or what it says cannot work.
+        ConfigurationError: a file cannot be read, or its content is invalid.
     """
     has_priorities = preset(args.policy).has_priorities
     if args.scheduling_policy is None:
@@ -120,7 +120,7 @@ def settle_classes(args: Namespace) -> None:
 def with_classes(policy: PolicyConfig, classes: PriorityClasses) -> PolicyConfig:
     """Return the policy with the target loads of these classes.
 
-    A class above normal that gives no target load has the one that the policy has for high.
+    A class above normal without a target load gets the policy's target load for high.
     """
     if not classes.are_honoured:
         return replace(policy, has_priorities=False)
@@ -162,7 +162,7 @@ def read_api_keys(path: Path, classes: PriorityClasses) -> list[ApiKey]:
 
     Raises:
         ConfigurationError: it cannot be read, two keys are the same, or a class is unknown. No
-            message has a key in it.
+            message contains a key.
     """
     option = f"--api-keys {path}"
     keys: list[ApiKey] = []
@@ -175,7 +175,7 @@ def read_api_keys(path: Path, classes: PriorityClasses) -> list[ApiKey]:
                 raise ConfigurationError(f"{option}: there are two keys named {key.name}")
         keys.append(key)
     if not keys:
-        raise ConfigurationError(f"{option}: there is no key in it, and nobody could get in")
+        raise ConfigurationError(f"{option}: the file has no key, so no client could be admitted")
     return keys
 
 
@@ -218,7 +218,7 @@ def _read_rows(option: str, path: Path, row: type[Row]) -> list[Row]:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigurationError(f"{option} cannot be read: {reason}") from error
     except yaml.YAMLError as error:
-        # YAML's own message quotes the line, which may have a key in it.
+        # YAML's own message quotes the line, which may contain a key.
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" (line {mark.line + 1})"
         raise ConfigurationError(f"{option} is neither YAML nor JSON{where}") from None
@@ -232,9 +232,9 @@ def _read_rows(option: str, path: Path, row: type[Row]) -> list[Row]:
 
 
 def with_target_load(config: ClusterConfig, args: Namespace, engine: Any) -> ClusterConfig:
-    """Return the configuration with the target load of high priority, and log where it is from.
+    """Return the configuration with the target load of high priority, and log its origin.
 
-    Classes that give a target load of their own keep it.
+    Classes with a target load of their own keep it.
 
     Args:
         engine: vLLM's configuration of an instance.
@@ -266,17 +266,17 @@ def with_target_load(config: ClusterConfig, args: Namespace, engine: Any) -> Clu
 
 
 def _found(args: Namespace, engine: Any) -> tuple[int, str] | None:
-    """Return what a profile says and which one; None without one."""
+    """Return the target load of a profile and the profile's name; None without a profile."""
     try:
         return _of_emulated(args) if args.emulated is not None else _of_this_engine(engine)
     except ConfigurationError as error:
-        # What can be measured again must not keep a server from starting.
+        # A bad profile must not prevent the start of a server: it can be measured again.
         logger.warning("target load: %s", error)
         return None
 
 
 def _of_emulated(args: Namespace) -> tuple[int, str] | None:
-    """What `sterna profile` wrote into the file that says what to emulate."""
+    """Return the target load in the emulated profile, where `sterna profile` wrote it."""
     from sterna.engine.profiling.profile_file import read
 
     path = Path(args.profile)

@@ -1,4 +1,4 @@
-"""The options of `sterna serve` about how many instances there are."""
+"""The options of `sterna serve` for the number of instances."""
 
 import argparse
 import itertools
@@ -108,16 +108,16 @@ SCALING = OptionTable(
         ),
     ),
 )
-"""In the namespace only where they are given: --max-instances turns auto-scaling on."""
+"""The namespace has only the options that were given: --max-instances turns auto-scaling on."""
 
 
 def wants_fork_server(arguments: Sequence[str]) -> bool:
-    """Return whether vLLM is to be imported once for all processes; asked before the options are
-    read, which needs that import itself."""
-    # As vLLM reads them: what is typed overrules the file.
+    """Return whether vLLM is to be imported once for all processes. Called before the options are
+    parsed, since the parser itself needs that import."""
+    # As in vLLM, the command line overrides the file.
     options = [*_switches_in_file(arguments), *arguments]
     choices = [each for each in options if each in ("--fork-server", "--no-fork-server")]
-    # On CUDA a fork has not been tried: the driver's state must not have been touched before.
+    # Forks have not been tested on CUDA, whose driver must not be initialized before a fork.
     return choices[-1] == "--fork-server" if choices else is_cpu_build()
 
 
@@ -128,14 +128,14 @@ def _switches_in_file(arguments: Sequence[str]) -> list[str]:
     try:
         content = yaml.safe_load(Path(paths[0]).read_text("utf-8")) if paths else {}
     except (OSError, ValueError, yaml.YAMLError):
-        # Whoever reads the options says so.
+        # The parser of the options reports it.
         return []
     options = content if isinstance(content, dict) else {}
     return [f"--{name}".replace("_", "-") for name, value in options.items() if value is True]
 
 
 def scaling_config(args: Namespace) -> ScalingConfig | None:
-    """Return how the number of instances follows the load; None: it does not.
+    """Return the configuration of auto-scaling; None without auto-scaling.
 
     Raises:
         ConfigurationError: the options contradict each other.
@@ -151,6 +151,6 @@ def scaling_config(args: Namespace) -> ScalingConfig | None:
 
 
 def num_instances(args: Namespace, scaling: ScalingConfig | None) -> int:
-    """Return how many instances are started at first."""
+    """Return the number of instances at the start."""
     default = DEFAULT_INSTANCES if scaling is None else scaling.min_instances
     return int(getattr(args, "instances", default))

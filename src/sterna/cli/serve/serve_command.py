@@ -1,4 +1,4 @@
-"""`sterna serve`: vLLM's options and Sterna's, checked before anything is started."""
+"""`sterna serve`: vLLM's options and Sterna's, checked before any process is started."""
 
 import argparse
 import os
@@ -40,7 +40,7 @@ def serve(arguments: Sequence[str]) -> int:
     """
     environment = engine_environment()
     address = cluster_address(arguments)
-    # Whatever is started from here inherits these; some are read when a process starts.
+    # All processes started from here inherit these; some are read when a process starts.
     os.environ.update(environment)
     os.environ.update(log_environment(os.environ, sys.stderr.isatty()))
     protect_ray(os.environ, is_shared=address is not None)
@@ -48,7 +48,7 @@ def serve(arguments: Sequence[str]) -> int:
     if address is not None:
         os.environ.update(address.environment())
     if any(option.startswith(("-h", "--help")) for option in arguments):
-        # Prints it and raises SystemExit: nothing needs to be started for that.
+        # Prints the help and raises SystemExit, without starting any process.
         parse(arguments)
     from sterna.runtime.home.launch import Run
 
@@ -72,11 +72,11 @@ def parse(
     """Return the options of `sterna serve [MODEL] ...`, vLLM's and ours.
 
     Args:
-        add_more: adds the options of another command that takes those of `serve`.
+        add_more: adds the options of another command that also takes those of `serve`.
 
     Raises:
         ConfigurationError: an option's value cannot work.
-        SystemExit: help was asked for, and printed.
+        SystemExit: help was requested and has been printed.
     """
     drop_noise()
     with vllm_imports():
@@ -88,7 +88,7 @@ def parse(
         add_more(serve_parser)
     args = parse_serve(parser, serve_parser, list(arguments), SMALL_MODEL_NAME)
     choose_model(args)
-    _refuse_unhonoured(args)
+    _refuse_unsupported(args)
     settle_classes(args)
     args.emulated = None
     if args.engine == "emulated":
@@ -117,7 +117,7 @@ def engine_environment() -> dict[str, str]:
         **library_environment(os.environ),
     }
     if is_cpu_build():
-        # Instances share the machine's cores; more threads than that only get in their way.
+        # Instances share the machine's cores; more threads would only compete for them.
         environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
         environment["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get(
             "VLLM_CPU_OMP_THREADS_BIND", "nobind"
@@ -125,8 +125,8 @@ def engine_environment() -> dict[str, str]:
     return environment
 
 
-def _refuse_unhonoured(args: Namespace) -> None:
-    """Refuse vLLM options that would mean something else under Sterna."""
+def _refuse_unsupported(args: Namespace) -> None:
+    """Refuse vLLM options that would have another meaning under Sterna."""
     if args.data_parallel_size != 1:
         raise ConfigurationError(
             f"--data-parallel-size {args.data_parallel_size}: Sterna runs the replicas itself; "
@@ -164,7 +164,7 @@ def _refuse_unhonoured(args: Namespace) -> None:
 
 
 def _check_port(host: str | None, port: int) -> None:
-    # As vLLM chooses: an address with a colon is of IPv6.
+    # As in vLLM, an address with a colon is an IPv6 address.
     family = socket.AF_INET6 if ":" in (host or "") else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

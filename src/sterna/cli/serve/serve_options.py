@@ -26,14 +26,14 @@ ENGINE = OptionTable(
     (
         Option(
             "--engine",
-            "what instances run: vLLM, or an emulated engine, which computes nothing, takes as "
-            "long as measured hardware, and answers with tokens that a client can check",
+            "engine of the instances: vLLM, or an emulated engine, which computes nothing, takes "
+            "the time of measured hardware, and answers with tokens that a client can check",
             choices=("vllm", "emulated"),
             default="vllm",
         ),
         Option(
             "--profile",
-            "hardware and model whose speed an emulated engine has",
+            "hardware and model whose speed is emulated",
             metavar="NAME|FILE",
             unless_given=f"{DEFAULT_PROFILE}, the paper's",
         ),
@@ -161,12 +161,12 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Sterna", "Instances, scheduling and live migration.")
     for table in TABLES:
         add_options(group, table)
-    # None until it is known whether the policy has priorities.
+    # None until `settle_classes` knows whether the policy has priorities.
     parser.set_defaults(scheduling_policy=None)
 
 
 def cluster_config(args: Namespace) -> ClusterConfig:
-    """Return what to start.
+    """Return the configuration of the cluster to start.
 
     Raises:
         ConfigurationError: the values contradict each other or the machine.
@@ -206,7 +206,7 @@ def _cluster_config(args: Namespace) -> ClusterConfig:
 def _policy_config(args: Namespace) -> PolicyConfig:
     changes = given(POLICY, args)
     if "source_freeness_steps" in changes:
-        # One threshold divides sources from destinations.
+        # One threshold separates sources from destinations.
         changes["destination_freeness_steps"] = changes["source_freeness_steps"]
     if args.no_migration:
         changes["migrates"] = False

@@ -1,4 +1,4 @@
-"""Any field of a simulation's configuration, by its name: `key=value`, typed and checked.
+"""Overrides of a simulation's configuration: any field as `key=value`, typed and checked.
 
 A key is a field's full name, `policy.round_interval_s`, or its last part where no other section
 has a field of that name: `round_interval_s`.
@@ -31,7 +31,7 @@ SECTIONS: Mapping[str, type] = {
 """The parts of a configuration that have fields of their own."""
 
 UNCHANGEABLE = {"policy.name"}
-"""Fields that say what something is, not how it does it."""
+"""Fields that only name something and change no behaviour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Override:
     """One field's value in place of the configuration's own.
 
     Attributes:
-        option: what gave it, for messages.
+        option: the option that set it, for messages.
         section: a key of SECTIONS, or "" for a field of the configuration itself.
     """
 
@@ -59,7 +59,7 @@ def override(key: str, text: str, option: str | None = None) -> Override:
 
     Args:
         text: the value; enumerations by their values, `none` for no value.
-        option: what messages call it; by default the key.
+        option: its name in messages; by default the key.
 
     Raises:
         ConfigurationError: there is no such field, or its type has no such value.
@@ -79,10 +79,10 @@ def parse(assignment: str) -> Override:
 
 
 def apply(config: SimulationConfig, overrides: Iterable[Override]) -> SimulationConfig:
-    """The configuration with these fields changed, all at once; of two for one field the later.
+    """The configuration with these fields changed, all at once; a later override of a field wins.
 
     Raises:
-        ConfigurationError: the values do not work together, or set what is not there.
+        ConfigurationError: the values contradict each other, or set fields that do not exist.
     """
     changes: dict[str, dict[str, Any]] = {}
     for each in overrides:
@@ -98,7 +98,7 @@ def apply(config: SimulationConfig, overrides: Iterable[Override]) -> Simulation
 
 
 def values(config: SimulationConfig) -> dict[str, str]:
-    """Every setting's value in that configuration, as it would be written, by full name."""
+    """Every setting's value in that configuration, as text, by full name."""
     found = {}
     for full in _hints():
         section, _, field = full.rpartition(".")
@@ -108,7 +108,7 @@ def values(config: SimulationConfig) -> dict[str, str]:
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """What an error message adds: the nearest of the words, if one is near."""
+    """The end of an error message: the most similar of the words, if one is similar."""
     near = difflib.get_close_matches(word, list(words), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -154,7 +154,7 @@ def _value(option: str, text: str, hint: Any) -> Any:
         value = None
     if value is None:
         raise ConfigurationError(f"{option} must be {_kind_in_words(hint)}, not {text!r}")
-    # No setting needs another one, and JSON has none.
+    # No setting needs an infinite value, and JSON has none.
     if isinstance(value, float) and not isfinite(value):
         raise ConfigurationError(f"{option} must be finite, not {text!r}")
     return value

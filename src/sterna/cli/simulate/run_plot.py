@@ -1,4 +1,4 @@
-"""The plot of runs, simulated or real: what requests felt, and what became of the memory."""
+"""The plot of runs, simulated or real: latencies of requests, and memory over time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from sterna.metrics.records import ClusterRecord, Records
 Values = NDArray[np.float64]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
-"""Okabe and Ito's, which people with any colour vision can tell apart."""
+"""Okabe and Ito's colours, which are distinct for people with any colour vision."""
 
 PERCENTILES = {1.0: "0", 0.5: "P50", 0.1: "P90", 0.01: "P99", 0.001: "P99.9", 1e-4: "P99.99"}
-"""What the axis of a distribution names, by the share of requests that take as long or longer."""
+"""Labels of a distribution's axis, by the share of requests that take this time or longer."""
 
 NUM_POINTS = 400
-"""Of a distribution's line: more would not be seen."""
+"""Points of a distribution's line: more would not be visible."""
 
 RC_PARAMS = {
     "axes.spines.top": False,
@@ -30,7 +30,7 @@ RC_PARAMS = {
     "grid.alpha": 0.25,
     "axes.titlesize": "medium",
     "axes.titlelocation": "left",
-    # Else every drawing of the same runs is another file.
+    # Makes two drawings of the same runs identical files.
     "svg.hashsalt": "sterna",
 }
 
@@ -40,7 +40,7 @@ class Drawn:
     """One run of a plot.
 
     Attributes:
-        label: of its lines; runs with the same one are of one policy, with several seeds.
+        label: of its lines; runs with the same label are one policy with several seeds.
     """
 
     label: str
@@ -49,7 +49,7 @@ class Drawn:
 
 
 def draw_runs(runs: Sequence[Drawn], title: str, path: Path) -> None:
-    """Draw the runs into the file, whose suffix says how.
+    """Draw the runs into the file, in the format of its suffix.
 
     Above, the distributions of TTFT and request latency, over the requests of all runs of a
     label; below, memory and fragmentation over time in the first of them, and the instances where
@@ -83,13 +83,13 @@ def draw_runs(runs: Sequence[Drawn], title: str, path: Path) -> None:
 
 
 def _pooled(runs: Sequence[Drawn], until: str) -> Values:
-    """The time from arrival until then, of all requests that came so far."""
+    """The time from arrival to this event, of all requests that reached it."""
     found = np.concatenate([getattr(run.records, until) - run.records.arrival_s for run in runs])
     return np.asarray(found[~np.isnan(found)], np.float64)
 
 
 def _draw_tail(axis: Any, latencies_s: Values, style: Mapping[str, Any]) -> None:
-    """A line from the shortest latency to the longest, which one request in all has."""
+    """A line from the shortest latency to the longest, that of a single request."""
     if len(latencies_s) == 0:
         return
     shares = np.geomspace(1.0, 1.0 / len(latencies_s), NUM_POINTS)
@@ -98,7 +98,7 @@ def _draw_tail(axis: Any, latencies_s: Values, style: Mapping[str, Any]) -> None
 
 
 def _finish_tail(axis: Any, title: str, what: str) -> None:
-    """The shares run upwards to the smallest, in decades, so that the tail can be read."""
+    """Shares decrease upwards, in decades, so that the tail is readable."""
     axis.set_xscale("log")
     axis.set_yscale("log")
     lowest = min([0.5, *(line.get_ydata()[-1] for line in axis.lines)])
@@ -154,7 +154,7 @@ def _finish(axes: Mapping[str, Any], *, has_fragmentation: bool) -> None:
 
 
 def metadata(path: Path) -> dict[str, None]:
-    """What to write into the file: without versions and dates the same runs give the same one."""
+    """Metadata of the file, without versions and dates: equal runs give equal files."""
     match path.suffix.lower():
         case ".png":
             return {"Software": None}

@@ -10,13 +10,13 @@ from sterna.metrics.records import ClusterRecord, Records
 from sterna.metrics.summary import Distribution, Summary, summarize, summarize_classes
 
 PIPE_WIDTH = 160
-"""Columns of a table that no terminal shows."""
+"""Columns of a table that is not printed on a terminal."""
 
 ABSENT = "–"
 
 
 def report_console() -> Console:
-    """Standard output, as wide as its terminal or as a table wants to be."""
+    """Standard output, with the width of its terminal, or of a table."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
@@ -55,7 +55,7 @@ def _add_distributions(table: Table, summary: Summary) -> None:
 
 
 def _facts(summary: Summary) -> str:
-    """What has no distribution, in lines."""
+    """Lines for the quantities without a distribution."""
     return "\n".join(
         (
             f"completed {summary.num_completed:,} of {counted(summary.num_requests, 'request')}; "
@@ -105,15 +105,15 @@ def _known(value: float | None) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits, or all that stand before the point."""
+    """Three digits, or all digits before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def counted(count: int, noun: str) -> str:
-    """So many of them, in words."""
+    """The number and the noun, in the plural where needed."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def percent(fraction: float | None) -> str:
-    """The fraction in percent, or that it is not known."""
+    """The fraction in percent, or a dash for an unknown one."""
     return ABSENT if fraction is None else f"{number(100.0 * fraction)} %"

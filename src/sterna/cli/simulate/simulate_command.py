@@ -1,7 +1,7 @@
 """`sterna simulate`: run traces under policies in virtual time, and compare them.
 
-Nothing heavy is imported before the options are known to be right: numpy, numba, rich and
-matplotlib take longer than reading a page of help should.
+Heavy modules are imported only after the options have been checked: numpy, numba, rich and
+matplotlib would delay the help.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from sterna.cli.simulate.simulate_options import (
     SETTINGS,
     add_simulate_options,
 )
-from sterna.cli.simulate.workload_options import arrivals_of, tell_what_is_too_long, workload_of
+from sterna.cli.simulate.workload_options import arrivals_of, report_long_requests, workload_of
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import PRESETS
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 BANDWIDTH = "bandwidth"
-"""Named like a setting, but it stands for one whose value depends on the size of a block."""
+"""Name like that of a setting; the setting behind it depends on the size of a block."""
 
 
 def add_commands(commands: Any) -> None:
@@ -120,7 +120,7 @@ def as_json(run: "SimulationRun") -> dict[str, Any]:
 
 
 def _jobs(args: argparse.Namespace) -> list["Job"]:
-    """One job a policy and seed, in the order in which they were named."""
+    """One job for each policy and seed, in the order in which they were named."""
     from sterna.simulator.runs import Job
     from sterna.workload.catalog import has_drawn_lengths
 
@@ -130,16 +130,16 @@ def _jobs(args: argparse.Namespace) -> list["Job"]:
     if args.max_total_tokens is not None:
         limit = min(limit, args.max_total_tokens)
     workloads = [workload_of(args, seed, limit) for seed in dict.fromkeys(args.seed)]
-    # Those of a file are the same with every seed.
+    # The lengths of a file are the same with every seed.
     for workload in workloads if has_drawn_lengths(args.trace) else workloads[:1]:
-        tell_what_is_too_long(workload, limit)
+        report_long_requests(workload, limit)
     return [
         Job(workload, config, label) for label, config in configs.items() for workload in workloads
     ]
 
 
 def _config(args: argparse.Namespace, label: str) -> "SimulationConfig":
-    """The configuration for a policy as it was named: `llumnix` or `llumnix:key=value,...`."""
+    """The configuration for a policy or variant, as in `llumnix` or `llumnix:key=value,...`."""
     from sterna.cli.simulate.overrides import apply
 
     name, _, variant = label.partition(":")
@@ -190,7 +190,7 @@ def _overrides(args: argparse.Namespace) -> Iterator["Override"]:
 
 
 def _variant(text: str) -> Iterator["Override"]:
-    """What stands behind a policy's name; the options' names may be used for keys, too."""
+    """The settings after a policy's name; keys may also be names of options."""
     from sterna.cli.simulate.overrides import override, parse
 
     names = {each.name.removeprefix("--"): each.field for each in SETTINGS.options if each.field}
@@ -216,7 +216,7 @@ def _bandwidth(option: str, tokens_per_s: float) -> "Override":
 
 
 def _with_block_times(given: Sequence["Override"], block_size: int) -> Iterator["Override"]:
-    """Each bandwidth as the time that a block takes; blocks may be given another size, too."""
+    """Convert each bandwidth to the time of a block, whose size may be overridden as well."""
     for each in given:
         if (each.section, each.field) == ("engine", "block_size"):
             block_size = each.value
@@ -265,7 +265,7 @@ def _require_policy(name: str) -> None:
 
 
 def _check_output(args: argparse.Namespace) -> None:
-    """Refuse what could not be written or shown, before anything is run for it."""
+    """Refuse output that cannot be written or shown, before any run."""
     if args.plot is not None:
         if args.plot.suffix.lower() not in PLOT_SUFFIXES:
             raise ConfigurationError(
@@ -284,10 +284,10 @@ def _check_output(args: argparse.Namespace) -> None:
 def _progress(
     num_runs: int,
 ) -> Iterator["tuple[Callable[[int], None] | None, Callable[[float], None] | None]"]:
-    """Shows how far the runs are, on a terminal; what is piped or logged stays clean.
+    """A progress bar of the runs, on a terminal only.
 
-    Gives what to call with the index of a run that is done, and with the fraction of one that is
-    under way in this process.
+    Yields two callbacks: for the index of a finished run, and for the fraction done of the run in
+    this process.
     """
     if not sys.stderr.isatty():
         yield None, None

@@ -15,7 +15,7 @@ DEFAULT_PROFILE = "a10-llama-7b"
 DEFAULT_NUM_INSTANCES = 16
 
 FRAGMENTATION_INTERVAL_S = 1.0
-"""Sampling changes nothing else; the paper's runs are sampled, too, when one looks at them."""
+"""Sampling changes no other result; the paper's runs are sampled with it as well."""
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -24,20 +24,20 @@ SETTINGS = OptionTable(
     (
         Option(
             "--report",
-            "what the scheduler knows when it decides: the state of this moment, or that at the "
-            "beginning of each instance's step under way, or of its last one",
+            "state that the scheduler knows when it decides: the current one, or that at the "
+            "beginning of each instance's current step, or of its last step",
             field="report",
             metavar="live|step|stale",
         ),
         Option(
             "--queue-demand",
-            "which queuing requests have a virtual usage: the head of the line, or all",
+            "queuing requests that have a virtual usage: the head of the line, or all",
             field="policy.queue_demand",
             metavar="head|all",
         ),
         Option(
             "--victim",
-            "which request of a source moves first",
+            "request of a source that moves first",
             field="policy.victim",
             metavar="shortest|longest|last-started",
         ),
@@ -73,7 +73,7 @@ SETTINGS = OptionTable(
         ),
         Option(
             "--engine-mode",
-            "what one step may hold: whole prompts or decodes, or decodes and chunks of prompts",
+            "content of one step: whole prompts or decodes, or decodes and chunks of prompts",
             field="engine.step_mode",
             metavar="prefill-first|chunked",
         ),
@@ -91,7 +91,7 @@ SETTINGS = OptionTable(
         ),
         Option(
             "--scale-period",
-            "how long the average must stay outside before each decision",
+            "time for which the average must stay outside before each decision",
             field="scaling.period_s",
             metavar="SECONDS",
         ),
@@ -109,7 +109,7 @@ SETTINGS = OptionTable(
         ),
     ),
 )
-"""Options that are names for a setting: a field by the name that `--set` knows."""
+"""Options that are names for a setting; `field` is its name for `--set`."""
 
 
 def add_simulate_options(parser: argparse.ArgumentParser) -> None:
@@ -167,12 +167,12 @@ def _add_cluster_options(group: Any) -> None:
 
 
 def _add_output_options(group: Any) -> None:
-    group.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    group.add_argument("--json", action="store_true", help="print only JSON")
     group.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw latencies and memory; .png, .svg or .pdf"
     )
     group.add_argument(
-        "--baseline", metavar="NAME", help="policy that ratios compare with (default: the first)"
+        "--baseline", metavar="NAME", help="policy to which ratios refer (default: the first)"
     )
     group.add_argument(
         "--processes",

@@ -25,7 +25,7 @@ DESCRIPTIONS = {
     ROUND_ROBIN.name: "in turns, blind to load (Section 6.1)",
     STERNA.name: "Sterna's own",
 }
-"""Of policies, in a line; a policy without one is listed all the same."""
+"""Descriptions of policies in one line; a policy without one is listed as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Metric:
 
     Attributes:
         of: its value in a run; None where the run does not have it.
-        is_compared: whether less of it is better, so that a ratio says something.
+        is_compared: whether less of it is better, so that a ratio is meaningful.
     """
 
     name: str
@@ -71,7 +71,7 @@ LATENCIES: Sequence[Metric] = (
     Metric("preemption loss mean, s", _of("preemption_loss_s", "mean")),
     Metric("preempted, %", _scaled("preempted_fraction", 100.0)),
 )
-"""What concerns requests, of all or of one class."""
+"""Metrics of requests, of all or of one class."""
 
 CLUSTER: Sequence[Metric] = (
     Metric("fragmentation mean, %", _scaled("fragmentation_mean", 100.0)),
@@ -87,7 +87,7 @@ def print_report(runs: Sequence[SimulationRun], *, baseline: str) -> None:
     """Print one run as a table of its distributions, several as a comparison.
 
     Args:
-        baseline: the policy to which ratios are.
+        baseline: the policy to which ratios refer.
     """
     console = report_console()
     console.print(_headline(runs))
@@ -99,7 +99,7 @@ def print_report(runs: Sequence[SimulationRun], *, baseline: str) -> None:
 
 
 def _headline(runs: Sequence[SimulationRun]) -> str:
-    """What all runs have in common; variants may differ in more than their names."""
+    """The settings that all runs share; variants may differ in more than their names."""
     workload = runs[0].job.workload
     seeds = list(dict.fromkeys(run.job.workload.seed for run in runs))
     rate = "" if workload.rate is None else f" at {workload.rate:g}/s"
@@ -200,9 +200,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def draw(runs: Sequence[SimulationRun], path: Path) -> None:
-    """Draw the runs into the file, whose suffix says how: see `draw_runs`.
+    """Draw the runs into the file, in the format of its suffix (`draw_runs`).
 
-    Runs of one policy with several seeds share their lines; what has a time is the first seed's.
+    Runs of one policy with several seeds share their lines; time series are of the first seed.
 
     Raises:
         OSError: the file cannot be written.
@@ -214,7 +214,7 @@ def draw(runs: Sequence[SimulationRun], path: Path) -> None:
 
 
 def _title(runs: Sequence[SimulationRun]) -> str:
-    """What all runs have in common; variants may differ in more than their names."""
+    """The settings that all runs share; variants may differ in more than their names."""
     workload = runs[0].job.workload
     rate = "" if workload.rate is None else f" at {workload.rate:g}/s"
     seeds = list(dict.fromkeys(run.job.workload.seed for run in runs))
@@ -231,11 +231,11 @@ def _title(runs: Sequence[SimulationRun]) -> str:
 
 
 def print_choices(config: SimulationConfig, policy: str) -> None:
-    """What options can name: traces, profiles, policies, and settings with their values.
+    """Print the names for options: traces, profiles, policies, and settings with their values.
 
     Args:
-        config: whose settings are listed.
-        policy: what the configuration's policy was called.
+        config: the configuration whose settings are listed.
+        policy: the policy's name, as it was given.
     """
     console = report_console()
     _print_names(console, "traces (--trace)", {**TRACES, **PATTERNS})

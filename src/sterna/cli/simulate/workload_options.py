@@ -1,6 +1,6 @@
-"""The options that say which requests come, and when: the same for simulated and real clusters.
+"""The options of a workload, the same for simulated and real clusters.
 
-Nothing heavy is imported before the options are known to be right.
+Heavy modules are imported only after the options have been checked.
 """
 
 import argparse
@@ -20,8 +20,8 @@ def add_workload_options(group: Any, *, longest: str, has_several_seeds: bool) -
     """Add the options to a group of the command's parser.
 
     Args:
-        longest: where the limit of a request's length comes from that no option names, in words.
-        has_several_seeds: whether `seed` is a list, of one run each.
+        longest: the default limit of a request's length, in words.
+        has_several_seeds: whether `seed` is a list, with one run for each.
     """
     group.add_argument(
         "--trace", default="M-M", help="a name (`sterna simulate --list` has them) or a CSV or "
@@ -70,7 +70,7 @@ def workload_of(args: argparse.Namespace, seed: int, max_total_tokens: int) -> "
         max_total_tokens: of a request's input and output together.
 
     Raises:
-        ConfigurationError: a value cannot be, whatever the trace.
+        ConfigurationError: a value is invalid for every trace.
     """
     from sterna.workload.catalog import Workload
 
@@ -86,8 +86,8 @@ def workload_of(args: argparse.Namespace, seed: int, max_total_tokens: int) -> "
     )
 
 
-def tell_what_is_too_long(workload: "Workload", max_total_tokens: int) -> None:
-    """Say on stderr how many of the trace's requests cannot run, and what runs instead.
+def report_long_requests(workload: "Workload", max_total_tokens: int) -> None:
+    """Print on stderr the number of requests that are too long, and what replaces them.
 
     Raises:
         ConfigurationError: there is no such trace, or none of it is short enough.
@@ -99,7 +99,7 @@ def tell_what_is_too_long(workload: "Workload", max_total_tokens: int) -> None:
     if not num_too_long:
         return
     if num_too_long == len(whole):
-        # Before anything is said of a trace of which nothing could be run.
+        # Raises, since no request could run.
         build_trace(workload)
     if has_drawn_lengths(workload.trace):
         happens = f"drawn again ({num_too_long:,} of {len(whole):,}, seed {workload.seed})"
@@ -117,8 +117,8 @@ def tell_what_is_too_long(workload: "Workload", max_total_tokens: int) -> None:
 
 
 def arrivals_of(workload: "Workload") -> str:
-    """How the requests of a workload that could be run came, in lower case."""
+    """The arrivals of a valid workload, in lower case."""
     if workload.arrivals is not None:
         return workload.arrivals.lower()
-    # Without a rate there are no other arrivals than those that the trace has.
+    # Without a rate the only arrivals are those of the trace.
     return "recorded" if workload.rate is None else "poisson"
