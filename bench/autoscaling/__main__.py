@@ -1,10 +1,10 @@
 """Measures auto-scaling on real instances: the load steps up and down, and instances follow.
 
-The same requests go to three servers in turn: `sterna` with as many instances as the load needs,
+The same requests go to three servers in turn: `sterna` with the instances that the load needs,
 `infaas++` likewise, which scales but migrates nothing, and `sterna` with the most instances
-throughout. No stream may fail or be cut, and the instances must be back where they began after the
-load. What it cost are instance-seconds until the last request ended: an instance counts from when
-its process starts until it is gone, also while it is warm, starting or being emptied.
+throughout. No stream may fail or be cut, and the number of instances must return to its start value
+after the load. The cost is in instance-seconds until the last request ended: an instance counts
+from the start of its process to its end, also while it is warm, starting or being emptied.
 
     sterna bench autoscaling [--rates 0.3 1.5 0.3] [--phases 60 150 120] [--quick]
 
@@ -36,8 +36,8 @@ from bench.common.command import end_like_ctrl_c, ended
 from bench.common.command import positive as count
 from bench.serving.comparing import (
     add_common_options,
+    reporting_kept,
     results_folder,
-    saying_what_is_kept,
     serve_options,
     write_report,
 )
@@ -68,18 +68,18 @@ def _run(options: argparse.Namespace) -> None:
         write_report(NAME, results_folder(options), markdown, plot)
         return
     plan = _plan(options)
-    with saying_what_is_kept("runs"):
+    with reporting_kept("runs"):
         _Benchmark(plan).run()
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is measured.
+    """The options of the measurement.
 
     Attributes:
         scaling: options of the servers that scale.
         serve: options of all servers.
-        settle_timeout_s: how long the instances may take to be few again after the last request.
+        settle_timeout_s: time after the last request within which instances must end.
     """
 
     runs: tuple[str, ...]
@@ -94,7 +94,7 @@ class _Plan:
     folder: Path
 
     def options(self, run: str) -> list[str]:
-        """What the server of a run is started with."""
+        """Return the options of the server of a run."""
         if run == FIXED:
             return [*self.serve, "--policy", "sterna", "--instances", str(self.max_instances)]
         return [
@@ -107,12 +107,12 @@ class _Plan:
         ]
 
     def is_settled(self, sample: "ClusterSample") -> bool:
-        """Whether there are no more instances than without load."""
+        """Whether the number of instances is that without load."""
         return len(sample.instances) <= self.min_instances + self.warm_instances
 
     @property
     def arrivals(self) -> str:
-        """As `sterna simulate --arrivals` takes them."""
+        """The arrivals in the form of `sterna simulate --arrivals`."""
         pieces = zip(self.steps.rates, self.steps.durations_s, strict=True)
         return "step:" + ",".join(f"{rate:g}@{duration_s:g}" for rate, duration_s in pieces)
 
@@ -127,7 +127,7 @@ class _Benchmark:
         self._model = ""
 
     def run(self) -> None:
-        """Measure all runs; what is there is written after each."""
+        """Measure all runs; the results so far are written after each."""
         from bench.serving.loads import stepped_trace
 
         plan = self._plan
@@ -241,7 +241,7 @@ def _plan(options: argparse.Namespace) -> _Plan:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sterna bench autoscaling",
-        description="Measures how instances follow a load that steps up and down.",
+        description="Measures auto-scaling under a load that steps up and down.",
         epilog="docs/benchmarks.md explains what is measured.",
     )
     add_common_options(parser, quick="a short load on emulated instances")
@@ -252,7 +252,7 @@ def _parser() -> argparse.ArgumentParser:
         type=positive,
         default=(0.3, 1.5, 0.3),
         metavar="RATE",
-        help="requests a second, of each phase (default: 0.3 1.5 0.3)",
+        help="requests a second in each phase (default: 0.3 1.5 0.3)",
     )
     parser.add_argument(
         "--phases",
@@ -260,7 +260,7 @@ def _parser() -> argparse.ArgumentParser:
         type=positive,
         default=(60.0, 150.0, 120.0),
         metavar="SECONDS",
-        help="how long each is (default: 60 150 120)",
+        help="seconds of each phase (default: 60 150 120)",
     )
     parser.add_argument("--min-instances", type=count, default=1, help="default: %(default)s")
     parser.add_argument("--max-instances", type=count, default=3, help="default: %(default)s")
@@ -268,7 +268,7 @@ def _parser() -> argparse.ArgumentParser:
         "--warm-instances",
         type=int,
         default=0,
-        help="further ones that are up without requests (default: %(default)s)",
+        help="number of further instances without requests (default: %(default)s)",
     )
     for option, metavar in (
         ("--scale-up-freeness", "STEPS"),
@@ -277,14 +277,14 @@ def _parser() -> argparse.ArgumentParser:
         ("--scaling-cooldown", "SECONDS"),
     ):
         parser.add_argument(
-            option, type=float, metavar=metavar, help="as of `sterna serve` (default: its)"
+            option, type=float, metavar=metavar, help="as for `sterna serve` (default: its own)"
         )
     parser.add_argument(
         "--settle-timeout",
         type=positive,
         default=120.0,
         metavar="SECONDS",
-        help="how long instances may take to end after the last request (default: %(default)g)",
+        help="time for instances to end after the last request (default: %(default)g)",
     )
     return parser
 

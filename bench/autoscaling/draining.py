@@ -1,11 +1,11 @@
-"""Drains and restarts instances while streams run, and compares every token with a run in which
-nothing happens (`bench/results/draining.json`).
+"""Drains and restarts instances under streams, and compares every token with an undisturbed run.
 
-Two real instances in float32, in which what shares a batch does not change what is generated. All
-streams run side by side, once without any event, once while an instance is added and another one is
-drained, and once during a rolling restart of both. Isolated is what clients see: answers, and the
-largest gap between two tokens, beside that of the run without events. Instances start and end on
-the machine that the others decode on; where it has few cores, most of a gap is theirs.
+Two real instances in float32, so that the tokens of a request do not depend on the rest of its
+batch. All streams run side by side, once without any event, once while an instance is added and
+another one is drained, and once during a rolling restart of both. Isolated is the clients' view:
+answers, and the largest gap between two tokens, compared with the run without events. Instances
+start and end on the machine on which the others decode; with few cores, they cause most of a gap.
+Writes `bench/results/draining.json`.
 
     sterna bench draining
 """
@@ -38,16 +38,16 @@ COMMAND = "sterna bench draining"
 SEED = 0xCADE
 PROMPT_TOKENS = 24
 KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 4
-"""Of the small model in float32: layers, keys and values, heads, their size, bytes."""
+"""Bytes of a token of the small model in float32: layers, keys and values, heads, size, bytes."""
 
 RUN_S = 2.0
-"""Streams run for so long before the first event."""
+"""Time for which streams run before the first event."""
 
 Row = dict[str, Any]
 
 
 class UnsettledError(SternaError):
-    """The server did not do what the benchmark is about; the message has its words."""
+    """The server failed at a measured command; the message has its output."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,7 +107,7 @@ def server_options(num_streams: int, num_tokens: int) -> list[str]:
 def row(
     event: str, outcomes: Sequence[Outcome], expected: Sequence[Outcome], durations_s: list[float]
 ) -> Row:
-    """What came of one run: `durations_s` are those of its commands."""
+    """The row of one run; `durations_s` are those of its commands."""
     pairs = list(zip(outcomes, expected, strict=True))
     gaps_ms = [1e3 * gap for each in outcomes for gap in each.gaps_s]
     return {
@@ -126,7 +126,7 @@ def row(
 
 
 def summarized(rows: Sequence[Row]) -> Row:
-    """What all runs with events come to."""
+    """The summary of all runs with events."""
     eventful = [each for each in rows if each["event"] != "none"]
     return {
         "streams": sum(each["streams"] for each in eventful),

@@ -1,10 +1,10 @@
-"""How long an instance more takes, from the order until it serves (`bench/results/
-instance_start.json`): as a new process, as a fork of one that has vLLM imported, and out of the
-warm pool.
+"""Time to add an instance: as a new process, as a fork, and from the warm pool.
 
-One real instance serves the small model, and nothing else runs. Isolated is the start: the model
-is in the page cache, no request is under way, and each started instance is drained before the next
-one. Read the ratios to the new process; how long that takes is the machine's.
+The time is from the command until the instance serves (`bench/results/instance_start.json`); a fork
+comes from a process that has imported vLLM. One real instance serves the small model, and no other
+program runs. Isolated is the start: the model is in the page cache, no request is running, and each
+started instance is drained before the next one. Read the ratios to the new process; its time
+depends on the machine.
 
     sterna bench instance-start
 """
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> None:
 
 def markdown(rows: Sequence[Row], ratios: dict[str, float]) -> str:
     """The table of the page."""
-    lines = ["| an instance more, as | n | serves after, median | P99 | ratio |",
+    lines = ["| one more instance, as | n | serves after, median | P99 | ratio |",
              "| --- | ---: | ---: | ---: | ---: |"]  # fmt: skip
     for row in rows:
         ready_s = row["ready_s"]
@@ -81,7 +81,7 @@ def _measure(way: str, options: Sequence[str], repeats: int) -> list[float]:
     num_warm = int("--warm-instances" in options)
     with served(["--instances", "1", *options]) as url:
         for number in range(1, repeats + 1):
-            # The pool is filled again first.
+            # The pool has to be filled again first.
             _until(url, lambda rows: _states(rows).count("warm") == num_warm)
             before = {each["id"] for each in _instances(url) if each["state"] == "running"}
             begun_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What the runs of `sterna bench autoscaling` come to: numbers, goals, table and plot."""
+"""Results of `sterna bench autoscaling`: numbers, goals, table and plot."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -34,7 +34,7 @@ def run_json(name: str, done: "Measured") -> dict[str, Any]:
     """The numbers of a run.
 
     Raises:
-        ConfigurationError: nothing came of it.
+        ConfigurationError: no request of the run ended.
     """
     from bench.serving.filling import fillings_of
     from bench.serving.measured import distribution_json
@@ -43,7 +43,7 @@ def run_json(name: str, done: "Measured") -> dict[str, Any]:
     run, summary = done.run, done.run.summary()
     if summary.tpot_s is None or not run.samples:
         raise ConfigurationError(
-            f"{name}: no request ended; .cache/bench/autoscaling has what the server said"
+            f"{name}: no request ended; .cache/bench/autoscaling has the server's output"
         )
     timeline = timeline_of(run.samples)
     return {
@@ -71,12 +71,12 @@ def run_json(name: str, done: "Measured") -> dict[str, Any]:
 
 
 def summary_of(run: Run) -> dict[str, Any]:
-    """Of the numbers of a run, those that say what it was worth and what it cost."""
+    """The numbers of a run that show its latencies and its cost."""
     return {name: run[name] for name in SUMMARY}
 
 
 def goals_of(runs: Sequence[Run], num_least: int, num_most: int) -> list[Goal]:
-    """What was to be shown by the runs that are there, and whether it was."""
+    """The goals of the existing runs, and whether they were reached."""
     by_name = {run["run"]: run for run in runs}
     scaled = by_name[SCALING]
     serving = (scaled["serving_first"], scaled["serving_max"], scaled["serving_last"])
@@ -142,7 +142,7 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 
 def _filling_table(runs: Sequence[Run]) -> str:
-    """How soon each instance that came up had half as many requests as the others."""
+    """The time until each new instance had half of the others' requests."""
     lines = [
         "| came up | at, s | half as full as the others after, s | migrations by then |",
         "| --- | ---: | ---: | ---: |",
@@ -188,8 +188,8 @@ def _headline(document: Mapping[str, Any]) -> str:
         f"{hardware['cpu']}, {hardware['num_cores']} cores, {config['model']}; "
         f"{config['min_instances']} to {config['max_instances']} instances, "
         f"{config['warm_instances']} of them kept warm; arrivals {config['arrivals']}, "
-        "the same requests in every run. One run each, so that differences of some percent say "
-        f"nothing; other programs kept up to {busiest:.1f} cores busy."
+        "the same requests in every run. One run each, so that differences of some percent have "
+        f"no meaning; other programs kept up to {busiest:.1f} cores busy."
     )
 
 

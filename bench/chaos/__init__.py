@@ -1,1 +1,1 @@
-"""Faults on the processes of a real server, and what its clients see of them."""
+"""Faults on the processes of a real server, and their effect on its clients."""

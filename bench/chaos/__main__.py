@@ -1,18 +1,18 @@
-"""Hits the processes of a real server, one at a time, while streams run whose every token is known.
+"""Injects faults into the processes of a real server under streams whose every token is known.
 
-The right answers come from a lone engine. Then, for `--minutes`, one fault after the other is done
-to a server of two instances and two front ends, every 15 to 30 seconds: an instance, a front end,
+The right answers come from one undisturbed engine. Then, for `--minutes`, one fault after the other
+hits a server of two instances and two front ends, every 15 to 30 seconds: an instance, a front end,
 the scheduler, the supervisor, the driver or Ray's GCS is killed, stopped, or has all its
-connections cut. Between two of them the server has become whole again, and requests are moved on
-purpose. A client whose connection broke reads its stream on; when a component fails that only
-manages, three more come with short requests. Everything in float32, in which what
-shares a batch does not change what is generated. Exits with 1 where a promise was broken.
+connections cut. Between two faults the server becomes whole again, and requests are moved on
+purpose. A client whose connection broke resumes its stream; when a component fails that only
+manages, three more clients send short requests. Everything runs in float32, so that the tokens of a
+request do not depend on the rest of its batch. Exits with 1 if a promise was broken.
 
     sterna bench chaos [--minutes 10] [--quick]
 
 `bench/results/chaos.json` has a `summary` (`requests, failed, tokens_lost, tokens_repeated,
 tokens_changed, gap_s, wait_s`), a row for each kind of fault, and the `goals` for gaps and waits:
-these are of this machine, and missing one is no broken promise.
+these depend on the machine, and a missed goal is no broken promise.
 """
 
 import argparse
@@ -49,17 +49,17 @@ SERVER = (
 
 PAUSE_S = (15.0, 30.0)
 QUICK_PAUSE_S = (4.0, 8.0)
-"""From one fault to the next, unless the server takes longer to become whole again."""
+"""Time from one fault to the next, unless the server takes longer to become whole again."""
 
 NUM_SHORT = 10
-"""How many questions there are for those who come when something fails."""
+"""Number of short requests for the clients that arrive after a fault."""
 
 RECOVERY_S = 3.0
-"""A gap that began within so long after a fault is laid at its door."""
+"""A gap that began within this time after a fault counts as its effect."""
 
 
 class PromiseBrokenError(SternaError):
-    """A request or a token was lost, say."""
+    """A promise was broken, such as by a lost request or token."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,12 +93,12 @@ def _run(options: argparse.Namespace) -> None:
         visits = questions(
             target.model, NUM_SHORT, VISIT_TOKENS, options.seed, PLAIN_KINDS, first=len(asked)
         )
-        say(f"{len(asked) + len(visits)} questions to a lone engine")
+        say(f"{len(asked) + len(visits)} questions to one undisturbed engine")
         known = asyncio.run(ask_all(target, [*asked, *visits], num_at_once=4))
     expected = {each.question.number: each.tokens for each in known}
     failed = [each.error for each in known if each.error is not None]
     if failed:
-        raise ConfigurationError(f"the lone engine did not answer: {failed[0]}")
+        raise ConfigurationError(f"the undisturbed engine did not answer: {failed[0]}")
     with served([*engine, *SERVER], log=log) as url:
         target = asyncio.run(find_target(url))
         say(f"{minutes:g} minutes of faults on two instances")

@@ -1,6 +1,6 @@
-"""Streams whose every token is known beforehand, and what a client sees of each.
+"""Streams whose every token is known beforehand, and the client's observations of each.
 
-A request is asked once of a lone engine; its answer is what every later one must be, whatever
+Each request is answered once by one undisturbed engine; every later answer must be equal, whatever
 happens to the instances meanwhile. Greedy requests, seeded ones, with penalties and log
 probabilities, with two answers, and with a grammar take turns.
 """
@@ -21,9 +21,9 @@ from bench.serving.target import Target, refusal
 PROMPT_TOKENS = 24
 PROMPT_TOKEN_IDS = (1_000, 30_000)
 STREAM_TIMEOUT_S = 120.0
-"""A stream on which nothing comes for so long has failed."""
+"""A stream without data for this time has failed."""
 COME_BACK_S = 0.1
-"""A client whose connection broke comes back after so long, and again."""
+"""Time between the attempts of a client to reconnect."""
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0, "ignore_eos": True},
@@ -42,12 +42,12 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 PLAIN_KINDS = ("greedy", "seeded")
-"""Those that an engine without a model can answer."""
+"""The kinds that an engine without a model can answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request, of which there is one right answer."""
+    """A request with one right answer."""
 
     number: int
     kind: str
@@ -57,7 +57,7 @@ class Question:
 def questions(
     model: str, count: int, max_tokens: int, seed: int, kinds: Sequence[str], first: int = 0
 ) -> list[Question]:
-    """So many, of all kinds in turn, numbered from the first one on."""
+    """`count` questions, of all kinds in turn, numbered from `first` on."""
     found = []
     for number in range(first, first + count):
         kind = kinds[number % len(kinds)]
@@ -77,18 +77,18 @@ def questions(
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one request. Times are by the loop's clock.
+    """The observed answer to one request. Times are by the loop's clock.
 
     Attributes:
-        request_id: by which it can be read on where the connection breaks; None: it cannot.
-        response_id: by which the server calls it; None until the first event.
+        request_id: its id for resuming after a broken connection; None: not resumable.
+        response_id: the server's id; None until the first event.
         tokens: of each choice, by its index.
-        times_s: when something came, of each choice.
+        times_s: the times of the events of each choice.
         finished: the choices that have ended.
-        num_events: that came; the server counts them alike.
-        num_breaks: how often the client came back.
-        is_resuming: it asks for the rest of a stream that the server has, by all it knows.
-        error: None when the stream ended as it should.
+        num_events: number of received events, as the server counts them.
+        num_breaks: number of reconnections.
+        is_resuming: whether it asks for the rest of a stream that the server should have.
+        error: None when the stream ended correctly.
     """
 
     question: Question
@@ -106,12 +106,12 @@ class Answer:
 
     @property
     def last_news_s(self) -> float:
-        """When something came last, or it was sent."""
+        """The time of the last event, or of the sending."""
         return max((times_s[-1] for times_s in self.times_s.values()), default=self.sent_s)
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of its next connection."""
+        """The headers of its next connection."""
         if self.request_id is None:
             return {}
         last = {"Last-Event-ID": str(self.num_events)} if self.is_resuming else {}
@@ -119,7 +119,7 @@ class Answer:
 
     @property
     def wait_s(self) -> float | None:
-        """How long the first event was waited for; None where none came."""
+        """The wait for the first event; None without an event."""
         first_s = min((times_s[0] for times_s in self.times_s.values()), default=None)
         return None if first_s is None else first_s - self.sent_s
 
@@ -136,7 +136,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """How an answer differs from the right one, in tokens."""
+    """The difference of an answer from the right one, in tokens."""
 
     lost: int = 0
     repeated: int = 0
@@ -144,10 +144,10 @@ class Differences:
 
 
 def differences(expected: Sequence[int], found: Sequence[int]) -> Differences:
-    """Of two token sequences: what is missing, what is there twice, what is neither.
+    """Compare two token sequences: missing, repeated and changed tokens.
 
-    Tokens are missing where the rest goes on as it should behind them; they are repeated where
-    the rest goes on as it should before them.
+    Tokens are missing where the answer continues correctly after them, and repeated where it
+    continues correctly from before them.
     """
     if list(expected) == list(found):
         return Differences()
@@ -181,7 +181,7 @@ _EVENTS = msgspec.json.Decoder(_Event)
 
 
 async def ask(session: aiohttp.ClientSession, target: Target, answer: Answer) -> None:
-    """Send the request, and follow its stream to the end, whichever it is."""
+    """Send the request, and follow its stream to any end."""
     try:
         while not await _follow(session, target, answer):
             answer.num_breaks += 1
@@ -195,7 +195,7 @@ async def ask(session: aiohttp.ClientSession, target: Target, answer: Answer) ->
 
 
 async def _follow(session: aiohttp.ClientSession, target: Target, answer: Answer) -> bool:
-    """Read it over one connection; False: that broke, and the stream can be read on."""
+    """Read the stream over one connection; False: it broke, and the stream can be resumed."""
     try:
         return await _read(session, target, answer)
     except TimeoutError:
@@ -210,10 +210,10 @@ async def _read(session: aiohttp.ClientSession, target: Target, answer: Answer) 
     url, body = f"{target.url}/v1/completions", answer.question.body
     async with session.post(url, json=body, headers=answer.headers) as response:
         if response.status == 503 and answer.is_resuming:
-            # Who has the stream is not decided yet.
+            # The stream has no holder yet.
             raise aiohttp.ClientConnectionError(refusal(503, await response.read()))
         if response.status == 404 and answer.is_resuming and not answer.num_events:
-            # The connection broke before the request was taken in.
+            # The connection broke before the request was accepted.
             answer.is_resuming = False
             return await _read(session, target, answer)
         if response.status != 200:
@@ -241,7 +241,7 @@ async def _read(session: aiohttp.ClientSession, target: Target, answer: Answer) 
 
 
 async def ask_all(target: Target, asked: Sequence[Question], *, num_at_once: int) -> list[Answer]:
-    """The answers to all questions, so many of which are under way at a time."""
+    """The answers to all questions, with `num_at_once` running at a time."""
     answers: list[Answer] = []
     waiting = list(reversed(asked))
 

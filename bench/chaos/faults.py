@@ -1,4 +1,4 @@
-"""What is done to the processes of a server: killed, stopped, cut off."""
+"""Faults on the processes of a server: kill, stop, cut connections."""
 
 import contextlib
 import ctypes
@@ -20,45 +20,45 @@ MARKS = {
     "driver": "sterna.runtime.home.driver",
     "gcs": "gcs/gcs_server",
 }
-"""What stands in the command line of a process; Ray writes an actor's class there, and the call
-that it has in hand."""
+"""Parts of the processes' command lines; Ray writes an actor's class there, and its current
+call."""
 
 INSTANCE = "instance"
 COMPONENTS = (INSTANCE, *MARKS)
 KILL, STOP, CUT = "kill", "stop", "cut"
 FAULTS = tuple(f"{deed}-{component}" for component in COMPONENTS for deed in (KILL, STOP, CUT))
-"""Everything is done to every component."""
+"""Every fault can hit every component."""
 
 DEADLY = (f"{KILL}-{INSTANCE}", f"{STOP}-{INSTANCE}")
-"""What an instance does not survive: the supervisor ends one that is stopped."""
+"""Faults that an instance does not survive: the supervisor ends a stopped one."""
 
 HOLDS_STREAMS = (INSTANCE, "front-end")
-"""Components with which streams stand still. The others only manage."""
+"""Components whose failure stops streams. The others only manage."""
 
 UNREADY = (".__init__", ".prepare", ".stand_by", ".start", ".take_over")
-"""Calls of an actor that does not do its work yet: it begins to, or is in reserve for who does."""
+"""Calls of an actor that is not active yet: it is starting, or in reserve."""
 
 STOPPED_S = 5.0
-"""A stopped process is let go on after so long, if it is still there: it must do no harm then."""
+"""A stopped process that still exists is continued after this time, and must do no harm then."""
 
 _PIDFD_GETFD = 438
-"""A system call that Python has no name for: another process's open file, as one of our own."""
+"""A system call without a name in Python: it copies a file descriptor of another process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that was done.
+    """One fault that was carried out.
 
     Attributes:
         kind: one of `FAULTS`.
-        victim: an instance's id, or what the process is.
+        victim: an instance's id, or the name of the component.
         at_s: by the clock of the clients.
-        noticed_s: after how long the server no longer counted on the victim, an instance; None
-            where it did all the time.
-        back_s: after how long the server was whole again: two instances serve, and the process that
-            was hit is there and not in reserve, or another one where it was killed. None where
-            that never was.
-        affected: the engine requests that were on the victim, an instance.
+        noticed_s: time until the server no longer counted on the victim, an instance; None where
+            it always did.
+        back_s: time until the server was whole again: two instances serve, and the process that
+            was hit, or its successor where it was killed, is active and not in reserve. None
+            where this did not happen.
+        affected: the engine requests on the victim, an instance.
     """
 
     kind: str
@@ -76,15 +76,14 @@ class Processes:
         self._own = psutil.Process()
 
     def of_instance(self, instance_id: str, pids: Mapping[str, int]) -> psutil.Process | None:
-        """An instance's, by what the server said of it."""
+        """The process of an instance, from the server's log."""
         with contextlib.suppress(KeyError, psutil.NoSuchProcess):
             return psutil.Process(pids[instance_id])
         return None
 
     def marked(self, mark: str) -> list[psutil.Process]:
-        """Those with this in their command line; of actors, those that do their work. The oldest
-        is first: until one that is to be in reserve stands by, its title does not tell it from the
-        other."""
+        """Processes with this text in their command line; of actors, only active ones. The oldest
+        is first: while a reserve is starting, its title is that of an active one."""
         found = []
         for process in self._own.children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -95,13 +94,13 @@ class Processes:
 
 
 def kill(process: psutil.Process) -> None:
-    """End it at once, whatever it is doing."""
+    """Kill the process."""
     process.send_signal(signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def stopped(process: psutil.Process) -> Iterator[None]:
-    """It does nothing for as long as the context lasts, and its connections stay open."""
+    """Stop the process for the duration of the context; its connections stay open."""
     process.send_signal(signal.SIGSTOP)
     try:
         yield
@@ -112,10 +111,10 @@ def stopped(process: psutil.Process) -> Iterator[None]:
 
 def cut(process: psutil.Process) -> int:
     """Break the process's TCP connections to other processes of this machine, in the middle of
-    whatever they carry; returns how many.
+    their data; returns their number.
 
     Raises:
-        OSError: the system does not let us.
+        OSError: the system does not permit it.
     """
     pidfd = os.pidfd_open(process.pid)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -128,7 +127,7 @@ def cut(process: psutil.Process) -> int:
             if fd < 0:
                 number = ctypes.get_errno()
                 if number == errno.EBADF:
-                    # It was closed meanwhile.
+                    # The connection was closed meanwhile.
                     continue
                 raise OSError(number, os.strerror(number))
             with socket.socket(fileno=fd) as theirs, contextlib.suppress(OSError):

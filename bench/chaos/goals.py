@@ -1,4 +1,4 @@
-"""What is to be reached beside losing nothing: how short gaps and waits are. Pure."""
+"""Goals for the lengths of gaps and waits under faults. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 
 
 def goals_of(rows: Sequence[Row], summary: Mapping[str, Any]) -> list[Goal]:
-    """Returns the goals that the rows can tell of."""
+    """Returns the goals that can be judged by the rows."""
     return [*_recovery(rows), *_noticed(rows), *_moves(rows, summary), *_waits(rows, summary)]
 
 

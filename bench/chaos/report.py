@@ -1,4 +1,4 @@
-"""What a storm of faults comes to: rows, summary, table."""
+"""Results of `sterna bench chaos`: rows, summary, table."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MOVED, BESIDE = "planned move", "beside planned moves"
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A migration that was ordered, and done: of which engine request, from when to when."""
+    """A migration that was ordered and committed: its engine request, begin and end."""
 
     request_id: RequestId
     begin_s: float
@@ -27,12 +27,12 @@ class Move:
 def rows_of(
     faults: Sequence[Fault], moves: Sequence[Move], answers: Sequence[Answer], recovery_s: float
 ) -> list[dict[str, Any]]:
-    """A row for moves, one for what ran beside them, and one for each kind of fault: how often,
-    the longest gap of each affected stream, how long requests waited for their first token
-    meanwhile, and the time until the server was whole again.
+    """A row for moves, one for the streams beside them, and one for each kind of fault: its count,
+    the longest gap of each affected stream, the waits of requests for their first token meanwhile,
+    and the time until the server was whole again.
 
-    Each choice of an answer is a stream. It is affected by a fault on the instance that it was on;
-    by another one, when it was open at all.
+    Each choice of an answer is a stream. A fault of an instance affects the streams on it; another
+    fault affects all open streams.
     """
     moved_s, beside_s = _gaps_of_moves(moves, answers)
     rows = [_row(MOVED, len(moves), moved_s), _row(BESIDE, len(moves), beside_s)]
@@ -52,7 +52,7 @@ def summary_of(
     answers: Sequence[Answer],
     expected: Mapping[int, Mapping[int, Sequence[int]]],
 ) -> dict[str, Any]:
-    """What became of the requests, and of their tokens.
+    """The outcome of the requests and of their tokens.
 
     Args:
         expected: the right tokens by question and choice.
@@ -62,7 +62,7 @@ def summary_of(
         right = expected[answer.question.number]
         for index, tokens in right.items():
             came = answer.tokens.get(index, [])
-            # Of an answer that failed, what came before must be right all the same.
+            # The tokens before a failure must be right as well.
             until = len(tokens) if answer.error is None else len(came)
             each = differences(tokens[:until], came)
             found["lost"] += each.lost
@@ -89,7 +89,7 @@ def summary_of(
 
 
 def broken_promises(summary: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What must not have happened, and has, in words."""
+    """The broken promises, in words."""
     counted = ("failed", "tokens_lost", "tokens_repeated", "tokens_changed")
     broken = [f"{each.replace('_', ' ')}: {summary[each]}" for each in counted if summary[each]]
     broken += [
@@ -140,7 +140,7 @@ def _gaps_of(fault: Fault, answers: Iterable[Answer], recovery_s: float) -> list
 def _gaps_of_moves(
     moves: Iterable[Move], answers: Sequence[Answer]
 ) -> tuple[list[float], list[float]]:
-    """Of the streams that were moved; and of the others, in the same time."""
+    """The gaps of moved streams, and of the others at the same time."""
     moved_s: list[float] = []
     beside_s: list[float] = []
     for move in moves:
@@ -159,14 +159,14 @@ def _gaps_in(answer: Answer, begin_s: float, end_s: float) -> Iterator[tuple[int
 
 
 def _choices_of(answer: Answer, request_ids: Iterable[RequestId]) -> set[int]:
-    """Which choices of the answer these engine requests compute."""
+    """The choices of the answer that these engine requests compute."""
     if answer.response_id is None:
         return set()
     return {choice_of(each) for each in meant(answer.response_id, request_ids)}
 
 
 def _waits_of(fault: Fault, answers: Iterable[Answer], recovery_s: float) -> list[float]:
-    """For first tokens, of the requests that waited when it happened or were sent soon after."""
+    """The waits for first tokens, of requests that waited at the fault or were sent soon after."""
     return [
         answer.wait_s
         for answer in answers
@@ -230,7 +230,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         f"{config['minutes']:g} minutes, {config['streams']} streams at once. "
         f"**{summary['requests']} requests, {summary['failed']} failed; of {summary['tokens']:,} "
         f"tokens {summary['tokens_lost']} lost, {summary['tokens_repeated']} repeated, "
-        f"{summary['tokens_changed']} changed.** {summary['read_on']} were read on after their "
+        f"{summary['tokens_changed']} changed.** {summary['read_on']} were resumed after their "
         f"connection broke. From one token to the next: median {_in_ms(steps['median'])}, "
         f"P99 {_in_ms(steps['p99'])}; to the first one: median {_in_ms(first['median'])}, "
         f"P99 {_in_ms(first['p99'])}.",

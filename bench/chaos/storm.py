@@ -1,4 +1,4 @@
-"""One fault after the other is done to a server under streams; requests are moved between two."""
+"""A sequence of faults on a server under streams, with moves of requests between them."""
 
 import asyncio
 import contextlib
@@ -40,17 +40,17 @@ WEIGHTS = dict.fromkeys(FAULTS, 1) | {
     "cut-instance": 2,
     "kill-front-end": 2,
 }
-"""How often, to one another."""
+"""Relative frequencies of the faults."""
 
 NUM_INSTANCES = 2
 NUM_OF = {"front-end": 2}
-"""Of which kinds of processes there are several."""
+"""Components with several processes."""
 
 NUM_VISITS = 3
 VISIT_INTERVAL_S = 1.0
 VISIT_TOKENS = 5
-"""What is asked when a component fails that only manages: short requests, one after the other, the
-first at once. They show how long whoever comes then waits for the first token."""
+"""Times of the short requests after the failure of a component that only manages, the first at
+once. They show the wait of new clients for the first token."""
 
 MOVE_INTERVAL_S = 3.0
 WHOLE_TIMEOUT_S = 180.0
@@ -64,15 +64,15 @@ class Storm:
     """Streams, faults and moves on one server, side by side.
 
     Attributes:
-        log: of the server, which says there what its processes are.
-        asked: questions that its clients put to it, over and over.
-        visits: short ones, for when something fails.
-        kinds: of faults, to be drawn from.
+        log: the server's log, which names its processes.
+        asked: the questions of its clients, sent repeatedly.
+        visits: short questions, sent after a fault.
+        kinds: the kinds of faults that are drawn.
         num_streams: at once.
         pause_s: shortest and longest time from one fault to the next; more where the server takes
             longer to become whole again.
-        seed: of what is drawn.
-        is_calm: nothing is broken at the moment.
+        seed: of all random draws.
+        is_calm: whether the server is whole at the moment.
     """
 
     target: Target
@@ -89,7 +89,7 @@ class Storm:
     is_calm: bool = True
 
     async def run(self, duration_s: float) -> None:
-        """Return when the time is over and all streams have ended."""
+        """Run until the time is over and all streams have ended."""
         over = asyncio.Event()
         draws = Random(self.seed)
         async with (
@@ -118,11 +118,11 @@ class Storm:
             number += self.num_streams
             if answer.error is not None:
                 say(f"  failed: {answer.question.kind}: {answer.error}")
-                # A server that refuses everything is not to be flooded.
+                # Do not flood a server that refuses everything.
                 await asyncio.sleep(1.0)
 
     async def _visit(self, session: aiohttp.ClientSession) -> None:
-        """Come with short requests, whether those before have been answered or not."""
+        """Send short requests, whether the previous ones have been answered or not."""
         async with asyncio.TaskGroup() as group:
             for number in range(NUM_VISITS):
                 if number:
@@ -145,7 +145,7 @@ class Storm:
         draws: Random,
         end_s: float,
     ) -> None:
-        """One fault after the other, none before the server is whole again."""
+        """Inject one fault after the other, each when the server is whole again."""
         kinds = self._drawn(draws)
         due_s = now_s()
         while (due_s := max(now_s(), due_s + draws.uniform(*self.pause_s))) < end_s:
@@ -170,7 +170,7 @@ class Storm:
     async def _choose(
         self, session: aiohttp.ClientSession, kind: str, draws: Random
     ) -> tuple[str, psutil.Process] | None:
-        """Return what is to be hit; None where it is not there."""
+        """Return the victim of the fault; None where it does not exist."""
         processes = Processes()
         _, component = kind.split("-", 1)
         if component != INSTANCE:
@@ -217,7 +217,7 @@ class Storm:
     async def _until_noticed(
         self, session: aiohttp.ClientSession, victim: str, at_s: float
     ) -> float | None:
-        """Wait until the server no longer counts on the instance; returns after how long."""
+        """Wait until the server no longer counts on the instance; returns the time."""
         while now_s() < at_s + NOTICE_TIMEOUT_S:
             serving = await self._serving(session)
             if serving and victim not in serving:
@@ -233,8 +233,8 @@ class Storm:
         kind: str,
         process: psutil.Process,
     ) -> float | None:
-        """Wait until two instances serve, and the process that was hit is there and not in reserve,
-        or another one where it was killed; returns after how long that was so."""
+        """Wait until two instances serve and the process that was hit, or its successor where it
+        was killed, is active and not in reserve; returns the time."""
         processes = Processes()
         deed, component = kind.split("-", 1)
         is_done_again = component == INSTANCE
@@ -253,7 +253,7 @@ class Storm:
     # ------------------------------------------------------------------------------ moves
 
     async def _move(self, session: aiohttp.ClientSession, draws: Random) -> None:
-        """Move a request from one instance to another now and then, while nothing else happens."""
+        """Move a request from one instance to another now and then, while the server is whole."""
         while True:
             await asyncio.sleep(MOVE_INTERVAL_S)
             if not self.is_calm:
@@ -294,7 +294,7 @@ class Storm:
         return [RequestId(each["id"]) for each in requests if each["instance"] == instance_id]
 
     async def _listed(self, session: aiohttp.ClientSession, what: str) -> list[dict[str, Any]]:
-        """Nothing where the server cannot tell at this moment."""
+        """The instances; none where the server cannot report them at the moment."""
         try:
             async with session.get(f"{self.target.url}/admin/{what}") as answer:
                 found: list[dict[str, Any]] = await answer.json() if answer.status == 200 else []
@@ -308,10 +308,10 @@ class Storm:
 
 
 def now_s() -> float:
-    """By the clock of all that is measured."""
+    """The time by the clock of all measurements."""
     return asyncio.get_running_loop().time()
 
 
 def say(line: str) -> None:
-    """Tell whoever watches."""
+    """Print one line on stderr."""
     print(line, file=sys.stderr, flush=True)

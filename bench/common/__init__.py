@@ -1,1 +1,1 @@
-"""What all benchmarks share: result files, pages, the command line, the state of the machine."""
+"""Shared parts of all benchmarks: result files, pages, the command line, the machine's state."""

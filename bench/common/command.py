@@ -1,4 +1,4 @@
-"""What the programs of this folder do alike with their command line."""
+"""Command lines of the benchmarks: exit codes, signals and argument types."""
 
 import argparse
 import signal
@@ -9,7 +9,7 @@ from sterna.errors import SternaError
 
 
 def ended(act: Callable[[], None]) -> int:
-    """Act, and return the process's exit code: what the user can act on is said in one line."""
+    """Act, and return the process's exit code; an error for the user is printed in one line."""
     try:
         act()
     except SternaError as error:
@@ -21,10 +21,10 @@ def ended(act: Callable[[], None]) -> int:
 
 
 def end_like_ctrl_c() -> None:
-    """Have SIGTERM end this process as Ctrl-C does, for programs that start servers.
+    """Make SIGTERM end this process like Ctrl-C, for programs that start servers.
 
-    Whoever is told to end must end its server, too. Shells start what they put into the background
-    with Ctrl-C's signal ignored, hence the first line.
+    A program that gets SIGTERM must end its server, too. Shells start background processes with
+    Ctrl-C's signal ignored, hence the first line.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))

@@ -1,8 +1,8 @@
-"""Many small jobs in several processes, and an end by Ctrl-C that leaves nothing behind.
+"""Worker processes for many small jobs, with an orderly end on Ctrl-C.
 
-Ctrl-C goes to all processes of the terminal's group, and SIGTERM often does. Those that do the jobs
-ignore both, from before they begin: whoever has begun them stops giving out jobs, waits for those
-under way, and can still say what came of those that are done.
+Ctrl-C goes to all processes of the terminal's group, and SIGTERM often does. The workers ignore
+both signals from their start. The main process stops submitting jobs, waits for the running ones,
+and can still report the results of the finished ones.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ INTERRUPTED = 130
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _GARBAGE_THRESHOLDS = (20_000, 20, 50)
-"""Simulations make many objects and keep few in circles: looking for these less often than by
+"""Simulations make many objects and few reference cycles: collecting these less often than by
 default saves a tenth of the time."""
 
 
 class Workers(Protocol):
-    """The processes; of `ProcessPoolExecutor` what is used here."""
+    """The worker processes: the part of `ProcessPoolExecutor` that is used here."""
 
     def map(
         self, do: Callable[[Job], Outcome], jobs: Iterable[Job], /, *, chunksize: int = 1
@@ -45,14 +45,14 @@ class WorkerDiedError(SternaError):
 
 @dataclass(slots=True)
 class Stop:
-    """Whether somebody wants an end, by Ctrl-C or SIGTERM."""
+    """Whether an end was requested, by Ctrl-C or SIGTERM."""
 
     is_wanted: bool = False
 
 
 @contextlib.contextmanager
 def workers(num_workers: int) -> Iterator[tuple[Workers, Stop]]:
-    """Processes for jobs; they end with the block, after what they are at. To be used by the main
+    """Processes for jobs; they end with the block, after their current jobs. Only for the main
     thread.
 
     Raises:
@@ -60,7 +60,7 @@ def workers(num_workers: int) -> Iterator[tuple[Workers, Stop]]:
     """
     stop = Stop()
     before = {each: signal.getsignal(each) for each in _SIGNALS}
-    # A process inherits that a signal is ignored.
+    # Child processes inherit ignored signals.
     for each in _SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     pool = ProcessPoolExecutor(
@@ -70,7 +70,7 @@ def workers(num_workers: int) -> Iterator[tuple[Workers, Stop]]:
         initargs=_GARBAGE_THRESHOLDS,
     )
     for _ in range(num_workers):
-        # A process is begun for each job until there are as many as there may be.
+        # The pool starts a process for each job, up to its maximum.
         pool.submit(gc.get_threshold)
 
     def want_stop(*_: object) -> None:
@@ -81,11 +81,11 @@ def workers(num_workers: int) -> Iterator[tuple[Workers, Stop]]:
     try:
         yield pool, stop
     except BrokenProcessPool as error:
-        # The pool sends those that are left a signal that they ignore, and waits for their ends.
+        # The pool sends the others a signal that they ignore, and waits for their ends.
         for process in multiprocessing.active_children():
             process.kill()
         raise WorkerDiedError(
-            "a process that did jobs was killed, perhaps because the machine has no memory left; "
+            "a worker process was killed, perhaps because the machine has no memory left; "
             "run it again with fewer --workers"
         ) from error
     finally:

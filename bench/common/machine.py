@@ -1,4 +1,4 @@
-"""How much of the machine others used while something was measured here."""
+"""Load of other programs on the machine during a measurement."""
 
 import time
 
@@ -6,7 +6,7 @@ import psutil
 
 
 class ForeignLoad:
-    """Counts, from its making on, the processor time of processes that are not this one's."""
+    """Counts the processor time of other programs from its creation on."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
@@ -17,9 +17,9 @@ class ForeignLoad:
         self._begun_own_s = sum(self._own_s.values())
 
     def look(self) -> None:
-        """Note what this process and its descendants have used so far.
+        """Record the time that this process and its descendants have used so far.
 
-        What one of them uses between the last look and its end is taken for somebody else's.
+        The use of a descendant between the last look and its end counts as that of others.
         """
         for process in [self._process, *self._process.children(recursive=True)]:
             try:
@@ -29,7 +29,7 @@ class ForeignLoad:
             self._own_s[process] = times.user + times.system
 
     def cores(self) -> float:
-        """How many cores others kept busy since then, on average."""
+        """Return the number of cores that others kept busy since the creation, on average."""
         elapsed_s = time.monotonic() - self._begun_s
         busy_s = self._busy_s() - self._begun_busy_s
         self.look()

@@ -1,4 +1,4 @@
-"""How fast the machine is: others on the same hardware slow it down, unseen by programs here."""
+"""Speed of the machine: other tenants of the hardware slow it down, invisible to programs here."""
 
 import time
 from collections.abc import Callable
@@ -8,19 +8,19 @@ import numpy as np
 PROBE_S = 2.0
 
 MAX_CHANGE = 0.2
-"""Runs that are compared are equally fast where the machine's speed differs by no more."""
+"""Largest relative change of the machine's speed between runs that are compared."""
 
 MAX_DRIFT = 0.35
-"""Pairs are comparable, under the same load, where it differs by no more from the first one's."""
+"""Largest relative change of the speed since the first pair, for pairs to be comparable."""
 
 RETRY_S = 30.0
-PATIENCE_S = 900.0
+WAIT_TIMEOUT_S = 900.0
 
 
 def speed() -> float:
-    """What all cores do together of what engines do, in billions of multiplications a second.
+    """Measure the speed of all cores at an engine's work, in billions of multiplications a second.
 
-    Nothing else should run meanwhile.
+    No other program should run meanwhile.
     """
     # The products of a prompt of 256 tokens with a matrix of the small model.
     tokens, weights = np.ones((256, 576), np.float32), np.ones((576, 1536), np.float32)
@@ -33,12 +33,12 @@ def speed() -> float:
 
 
 class Pace:
-    """Whether the machine is as fast as it was.
+    """Compares the machine's speed with an earlier one.
 
     Args:
-        first: its speed when the measurement began; by default it begins now.
-        say: called with what a user should know.
-        speed, wait: how they are had.
+        first: the speed at the beginning of the measurement; by default it is measured now.
+        say: called with messages for the user.
+        speed, wait: the functions that measure and wait.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Pace:
         self.first = self._latest = speed() if first is None else first
 
     def is_kept(self) -> bool:
-        """Whether it is as fast as when `wait_until_kept` returned; says so where it is not."""
+        """Whether the speed is that of the end of `wait_until_kept`; reports it if it is not."""
         return self._is_near(self._speed(), self._latest, MAX_CHANGE, "before")
 
     def wait_until_kept(self) -> bool:
-        """Wait until it is about as fast as at first; returns whether it is, for patience has an
-        end."""
-        for _ in range(round(PATIENCE_S / RETRY_S)):
+        """Wait until the speed is about that of the beginning; returns whether it is, since the
+        wait has a limit."""
+        for _ in range(round(WAIT_TIMEOUT_S / RETRY_S)):
             if self._is_as_at_first():
                 return True
             self._wait(RETRY_S)

@@ -1,4 +1,4 @@
-"""What benchmarks write into pages: their goals, and text between two marks."""
+"""Texts of benchmarks in pages: their goals, and text between two marks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ END = "<!-- end of what is written -->"
 
 
 def begin_mark(command: str) -> str:
-    """The line that the text of this command begins after."""
+    """The line before the text of this command."""
     return f"<!-- written by `{command}` -->"
 
 
@@ -17,7 +17,7 @@ def write_marked(page: Path, command: str, text: str) -> None:
     """Put the text between the marks of the page.
 
     Raises:
-        ValueError: the page, which is left alone, has no such marks.
+        ValueError: the page has no such marks; it is not changed.
     """
     begin = begin_mark(command)
     before, found_begin, rest = page.read_text().partition(begin)
@@ -29,7 +29,7 @@ def write_marked(page: Path, command: str, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A promise that a benchmark holds its rows against, and what was measured of it.
+    """A goal of a benchmark, and its measured value.
 
     Attributes:
         bound: in words.

@@ -1,8 +1,8 @@
 """The result files of all benchmarks: `bench/results/NAME.json`.
 
-A file holds `{commit, date, hardware, config, rows}`, some a `summary` too. A row is one measured
-cell: what was measured (strings and sizes), `n`, and each duration as `{median, p99}` under a name
-that ends in its unit.
+A file holds `{commit, date, hardware, config, rows}`, some also a `summary`. A row is one measured
+cell: its labels (strings and sizes), `n`, and each duration as `{median, p99}` under a name that
+ends in its unit.
 """
 
 import datetime
@@ -32,12 +32,12 @@ def write(
     claims: Sequence[Mapping[str, Any]] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes the rows with where they come from; replaces an earlier file whole or not at all.
+    """Writes the rows with their origin; replaces an earlier file as a whole or not at all.
 
     Args:
-        summary: what the rows come to, for files that say so; it stands in front of them.
-        claims: what the paper says of the same, judged, for files that do so.
-        more: further fields, which stand in front of the rows, too.
+        summary: the summary of the rows, for files that have one; it is written before them.
+        claims: the judged claims of the paper, for files that have them.
+        more: further fields, also written before the rows.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
@@ -94,7 +94,7 @@ def commit(root: Path = ROOT) -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """What decides the numbers: processor, memory, accelerator, versions. Names no machine."""
+    """The facts on which numbers depend: processor, memory, accelerator, versions. No host name."""
     facts: dict[str, Any] = {
         "cpu": cpu_model(),
         "num_cores": len(os.sched_getaffinity(0)),

@@ -1,14 +1,14 @@
 """Measures live migration against its two baselines: the paper's Figure 10, on real instances.
 
-`bench/results/migration.json` has a row a cell (mode, transport, length, idle or busy); on a
+`bench/results/migration.json` has a row for each cell (mode, transport, length, idle or busy); on a
 machine with a CUDA device it is `migration_cuda.json`, and instances share the device;
-`bench/results/migration_cost.json` says what migration costs those that do not migrate. Read
+`bench/results/migration_cost.json` has the cost for requests that do not migrate. Read
 downtimes against `decode_step_ms`: a client that gets a token every 40 ms does not notice 10 ms.
 Run it on a quiet machine; everything here shares its cores.
 
     sterna bench migration [--quick] [--transports tcp shm] [--tokens 1024 8192] ...
 
-A run that was interrupted goes on where it was when it is started again with the same options.
+An interrupted run continues when it is started again with the same options.
 """
 
 import argparse
@@ -97,31 +97,31 @@ def _parser() -> argparse.ArgumentParser:
         "--samples",
         type=int,
         default=plan.num_samples,
-        help="migrations a cell (default: %(default)s)",
+        help="migrations of each cell (default: %(default)s)",
     )
     parser.add_argument(
         "--busy-live-samples",
         type=int,
         default=plan.num_busy_live_samples,
-        help="migrations a cell of live migration between busy instances (default: %(default)s)",
+        help="the same for live migration between busy instances (default: %(default)s)",
     )
     parser.add_argument(
         "--recompute-samples",
         type=int,
         default=plan.num_recompute_samples,
-        help="migrations a cell of recompute (default: %(default)s)",
+        help="the same for recompute (default: %(default)s)",
     )
     parser.add_argument(
         "--results",
         type=Path,
         default=results_io.RESULTS,
         metavar="FOLDER",
-        help="where the results go; page and plots are written from the default folder only",
+        help="folder of results; page and plots are written from the default folder only",
     )
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on with an interrupted run also when the code or the options differ",
+        help="continue an interrupted run even if the code or the options differ",
     )
     return parser
 
@@ -153,7 +153,7 @@ class _Benchmark:
     # ---------------------------------------------------------------------------- downtimes
 
     def measure_downtimes(self) -> None:
-        """Measure what is left of the plan, then write results, table and plot."""
+        """Measure the rest of the plan, then write results, table and plot."""
         self._rows = self._unfinished.rows()
         if self._rows:
             self._say(f"going on with {len(self._rows)} rows of an interrupted run")
@@ -198,7 +198,7 @@ class _Benchmark:
     # --------------------------------------------------------------------------------- cost
 
     def measure_cost(self, *, quick: bool) -> None:
-        """Measure what migration costs the requests that stay."""
+        """Measure the cost of migration for the requests that stay."""
         rows = []
         transports = list(migration_cost.COPY_TRANSPORTS.items())
         for name, transport in transports[:1] if quick else transports:
@@ -234,7 +234,7 @@ class _Benchmark:
         return driver
 
     def _write_page(self) -> None:
-        """Bring the page's tables up to date with all results that there are."""
+        """Update the page's tables from all existing results."""
         if not self._writes_page():
             return
         try:

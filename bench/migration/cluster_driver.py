@@ -1,4 +1,4 @@
-"""Real instances for benchmarks: who moves when is said here, and when each token came is known.
+"""Real instances for benchmarks: this process orders moves, and records the time of each token.
 
 The instances are the production actors with real engines; this process is their supervisor,
 scheduler and front end. Tokens are timed where a front end receives them, by one clock.
@@ -48,16 +48,16 @@ from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
 HOST = "127.0.0.1"
 FRONTEND = FrontendId(0)
 HANG_TIMEOUT_S = 300.0
-"""No wait takes so long unless something hangs."""
+"""A wait of this time means that something hangs."""
 
 
 @dataclass(eq=False)
 class Stream:
-    """One request, and what has come of it so far.
+    """One request, and its tokens so far.
 
     Attributes:
-        instance: where it runs, as far as this process was told.
-        arrivals: in the order in which they came.
+        instance: where it runs, by the last report.
+        arrivals: in the order of their arrival.
     """
 
     request_id: RequestId
@@ -81,7 +81,7 @@ class Stream:
                 await self._changed.wait()
 
     async def until_outputs(self, count: int) -> None:
-        """Wait until so many output tokens have come."""
+        """Wait until this number of output tokens has arrived."""
         await self.until(lambda: self.num_outputs >= count)
 
     def add(self, arrival: Arrival | None, is_finished: bool) -> None:
@@ -127,7 +127,7 @@ class Driver:
         self._announce()
 
     async def _start_instance(self, instance_id: InstanceId) -> None:
-        # Instances share what devices there are.
+        # Instances share the available devices.
         num_gpus = min(1.0, torch.cuda.device_count() / self._num_instances)
         actor = InstanceActor.options(num_gpus=num_gpus).remote()
         spec = InstanceSpec(
@@ -154,7 +154,7 @@ class Driver:
         self._mailbox.close()
 
     async def start_scheduler(self, policy: PolicyConfig) -> str:
-        """Start a global scheduler that nobody reports to yet; returns its address."""
+        """Start a global scheduler without reports of instances; returns its address."""
         actor = SchedulerActor.remote()
         address: str = await actor.start.remote(policy, HOST, "WARNING")
         actor.run.remote()
@@ -162,11 +162,11 @@ class Driver:
         return address
 
     def use_scheduler(self, address: str | None) -> None:
-        """Have this scheduler rule the instances; None: this process, which orders nothing."""
+        """Give the instances this scheduler; None: this process, which orders nothing."""
         last, self._scheduler = self._scheduler, address
         self._announce()
         if last not in (None, address):
-            # It must not go on pairing instances of which it has old loads.
+            # It must not continue to pair instances by old loads.
             self._mailbox.send(last, Membership(self._version, (), (), None))
 
     def _announce(self) -> None:
@@ -184,7 +184,7 @@ class Driver:
     # ------------------------------------------------------------------------------ requests
 
     def submit(self, prompt: list[int], instance: str, *, num_outputs: int) -> Stream:
-        """Send a greedy request that generates exactly so many tokens, unless it is aborted."""
+        """Send a greedy request that generates `num_outputs` tokens, unless it is aborted."""
         number = next(self._numbers)
         request = self._processor.process_inputs(
             f"r{number}",
@@ -203,14 +203,14 @@ class Driver:
         return stream
 
     def abort(self, stream: Stream) -> None:
-        """End the request; what still comes of it is dropped."""
+        """End the request; later tokens of it are dropped."""
         del self._streams[stream.request_id]
         self._mailbox.send(
             self._addresses[InstanceId(stream.instance)], AbortRequests((stream.request_id,))
         )
 
     async def move(self, stream: Stream, destination: str, mode: Mode) -> dict[str, Any]:
-        """Migrate the request; returns the source's report of it.
+        """Migrate the request; returns the source's report of the migration.
 
         Raises:
             RuntimeError: the migration did not commit.
@@ -229,8 +229,8 @@ class Driver:
         return report
 
     async def until_idle(self) -> None:
-        """Wait until all instances report that they hold nothing; they report here only while
-        no scheduler rules them."""
+        """Wait until all instances report that they hold nothing; they report here only without
+        another scheduler."""
         self._loads.clear()
         async with asyncio.timeout(HANG_TIMEOUT_S):
             while not self._is_idle():
@@ -271,10 +271,10 @@ class Driver:
 
 @contextlib.contextmanager
 def local_ray() -> Iterator[None]:
-    """A Ray of this process's own; none of its processes outlives this one."""
+    """A Ray for this process; none of its processes outlives this one."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray's default of 15 would let any other process of the machine delay every hand-over.
+    # With Ray's default of 15, any other process of the machine could delay every hand-over.
     os.environ.setdefault("RAY_worker_niceness", "0")
     reaper = Reaper()
     try:

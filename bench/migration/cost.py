@@ -1,4 +1,4 @@
-"""What migration costs those that do not migrate.
+"""Cost of migration for requests that do not migrate.
 
 - `measure` copy: decode steps of a busy source's other requests while a request's KV cache is
   copied away, by how the copy is cut and paced (`TransportConfig`);
@@ -24,12 +24,12 @@ COPY_TOKENS = 8192
 COPY_TRANSPORTS = {
     "chunked and paced (default)": TransportConfig(),
     "chunked, not paced": TransportConfig(bandwidth_share=1.0),
-    # More than the whole cache of a request of 8k tokens.
+    # Larger than the whole cache of a request of 8k tokens.
     "one chunk, not paced": TransportConfig(bandwidth_share=1.0, chunk_bytes=256 << 20),
 }
 
 RUN_REQUESTS, RUN_PROMPT_TOKENS, RUN_OUTPUTS = 8, 64, 128
-"""Requests an instance in each run of the throughput's measurement."""
+"""Requests on each instance in each run of the throughput's measurement."""
 
 
 async def copy_row(driver: Driver, name: str, transport: TransportConfig, count: int) -> Any:
@@ -66,7 +66,7 @@ async def throughput_rows(driver: Driver, num_pairs: int) -> list[dict[str, Any]
     found: dict[str, list[float]] = {name: [] for name in policies}
     await _run(driver, random)
     for pair in range(num_pairs):
-        # Each goes first in half of the pairs, so that a machine that warms up favours neither.
+        # Each is first in half of the pairs, so that a machine that warms up favours neither.
         for name in sorted(policies, reverse=pair % 2 == 1):
             driver.use_scheduler(schedulers[name])
             found[name].append(await _run(driver, random))

@@ -4,8 +4,8 @@ Drawn from `bench/results/migration.json` alone, by `sterna bench migration` and
 
     python -m bench.migration.downtime_plot
 
-The background is transparent and the text has the colour of the page's own, so that each picture is
-readable on the pages that it is for.
+The background is transparent and the text has the colour of the page's text, so that each picture
+is readable on its kind of page.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ def draw(document: Mapping[str, Any], folder: Path) -> list[Path]:
     import matplotlib
 
     matplotlib.use("svg")
-    # Else every run of the same numbers writes another file.
+    # Makes the files of equal numbers equal.
     matplotlib.rcParams["svg.hashsalt"] = "sterna"
     idle = [row for row in document["rows"] if not row["busy"]]
     return [_draw(idle, ink, folder / f"downtime_{page}.svg") for page, ink in INK.items()]

@@ -1,4 +1,4 @@
-"""What live migration promises, held against the benchmark's rows. Pure.
+"""Goals of live migration, judged by the benchmark's rows. Pure.
 
 "The downtime of migration is nearly constant with increasing sequence lengths (roughly 20-30 ms),
 even shorter than a single decode step. In comparison, the downtimes of baselines increase with
@@ -22,7 +22,7 @@ MIN_THROUGHPUT_RATIO = 0.99
 
 
 def goals(rows: Sequence[Row]) -> list[Goal]:
-    """Returns the goals that the rows can tell of."""
+    """Returns the goals that can be judged by the rows."""
     live = [row for row in rows if row["mode"] == "live"]
     found = [*_stages(live)]
     for batch in ("idle", "busy"):
@@ -33,7 +33,7 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
 
 
 def cost_goals(rows: Sequence[Row]) -> list[Goal]:
-    """Returns the goals that the rows of `migration_cost` can tell of."""
+    """Returns the goals that can be judged by the rows of `migration_cost`."""
     ratios = [row for row in rows if row["measure"] == "throughput_ratio"]
     return [
         Goal(
@@ -95,7 +95,7 @@ def _times_below(idle: Sequence[Row]) -> Iterator[Goal]:
     if live and recompute:
         ratios = {kind: _ratio(recompute[0], live[kind]) for kind in live}
         yield _times_goal("recompute", longest, ratios, min, MIN_TIMES_BELOW_RECOMPUTE)
-    # Memory that both instances share carries a whole cache so fast that there is less to gain.
+    # Shared memory carries a whole cache so fast that live migration gains less.
     kinds = [kind for kind in ("gloo", "tcp") if kind in live and kind in copied]
     if kinds:
         ratios = {kind: _ratio(copied[kind], live[kind]) for kind in kinds}

@@ -1,6 +1,6 @@
 """Times the KV data plane alone: block fusion, and transfers between two processes.
 
-No engine runs, so the numbers are the floor of what a migration's copies cost. Rows:
+No engine runs, so the numbers are a lower bound for the copies of a migration. Rows:
 
 - `operation` gather, scatter: chunk by chunk between a cache with shuffled blocks and a staging
   buffer, in one thread;
@@ -8,8 +8,8 @@ No engine runs, so the numbers are the floor of what a migration's copies cost. 
   `Sent` in the first (`sent_ms`), paced as in bulk stages or not as in last stages;
 - `operation` connect: a first transfer of one block over a connection that must be opened.
 
-`foreign_cores` says how many cores others kept busy meanwhile: above a few tenths, read the
-smallest numbers with care.
+`foreign_cores` is the number of cores that others kept busy meanwhile: above a few tenths, the
+smallest numbers are uncertain.
 
     python -m bench.migration.kv_plane [--models llama-7b] [--transports tcp shm] ...
 """
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 def _sizes(
     model: Model, max_tokens: int, device: torch.device, skipped: list[str]
 ) -> Iterator[int]:
-    """Numbers of blocks to measure: one, two, and those of the token counts that fit."""
+    """Numbers of blocks to measure: one, two, and those for the token counts that fit."""
     if device.type == "cuda":
         free_bytes = torch.cuda.mem_get_info(device)[0]
     else:
@@ -118,7 +118,7 @@ def _sizes(
     yield 2
     for tokens in _TOKENS:
         num_blocks = tokens // model.block_size
-        # A cache in each process, and as much again left to others.
+        # A cache in each process, and the same amount for others.
         if tokens <= max_tokens and 3 * num_blocks * model.block_bytes < free_bytes:
             yield num_blocks
         else:
@@ -152,14 +152,14 @@ def _shuffled(num_blocks: int, seed: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Samples:
-    """Repeated measurements of one cell, in seconds, and how busy others kept the machine."""
+    """Repeated measurements of one cell, in seconds, and the load of other programs."""
 
     seconds: list[tuple[float, ...]]
     foreign_cores: float
 
 
 def _measure(measure: Callable[[], tuple[float, ...]]) -> Samples:
-    """Repeats the measurement for about a second, after one run that does not count."""
+    """Repeats the measurement for about a second, after one warm-up run."""
     measure()
     foreign = ForeignLoad()
     samples: list[tuple[float, ...]] = []
@@ -256,7 +256,7 @@ class _Source:
         self.open()
 
     def transfer(self, num_blocks: int, *, paced: bool) -> tuple[float, float]:
-        """Seconds until the blocks are in place there, and until this is known here."""
+        """Seconds until the blocks are in place at the peer, and until this end knows it."""
         self._stage += 1
         transfer = Transfer(MigrationId("bench"), self._stage)
         self._pipe.send((transfer, _shuffled(self._num_blocks, self._stage)[:num_blocks]))

@@ -1,7 +1,7 @@
 """Cells of the migration benchmark: those of a plan, their order, and those left to measure.
 
-A group is what one start of the instances serves; within it, the cells of one length are measured
-in turns on the same requests, so that they can be compared.
+The cells of a group are measured with one start of the instances. Within it, the cells of one
+length are measured in turns on the same requests, so that they can be compared.
 """
 
 import hashlib
@@ -25,15 +25,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure.
+    """The plan of the measurement.
 
     Attributes:
-        num_samples: migrations a cell.
-        num_busy_live_samples: the same for live migrations to a busy instance, which wait for
-            the end of its step: anything between nothing and a step, whose median takes more
-            samples to be known as well.
-        num_recompute_samples: the same for recompute, of which one at 8k tokens takes half a
-            minute on a CPU.
+        num_samples: migrations of each cell.
+        num_busy_live_samples: the same for live migrations to a busy instance. These wait for the
+            end of its step, for any part of a step, so that the median needs more samples.
+        num_recompute_samples: the same for recompute, which takes half a minute for 8k tokens on a
+            CPU.
     """
 
     modes: Sequence[str] = MODES
@@ -45,7 +44,7 @@ class Plan:
     num_recompute_samples: int = 5
 
     def count(self, cell: Cell) -> int:
-        """How many migrations make the cell's row."""
+        """The number of migrations for the cell's row."""
         if cell.mode == "recompute":
             return self.num_recompute_samples
         is_waiting = cell.mode == "live" and cell.busy
@@ -57,8 +56,8 @@ class Group:
     """Cells that are measured on the same instances.
 
     Attributes:
-        transport: what the instances are started with.
-        cells: those to measure side by side, for each length.
+        transport: the transport of the instances.
+        cells: the cells to measure side by side, for each length.
     """
 
     transport: str
@@ -67,7 +66,7 @@ class Group:
 
 
 def cells(plan: Plan) -> Iterator[Cell]:
-    """Yields the plan's cells, those of a group and of a length next to each other."""
+    """Yields the plan's cells, ordered by group and length."""
     copying = [mode for mode in plan.modes if mode != "recompute"]
     for batch in plan.batches:
         for transport in plan.transports if copying else ():
@@ -81,28 +80,28 @@ def cells(plan: Plan) -> Iterator[Cell]:
 
 
 def groups(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> list[Group]:
-    """Returns what is left to measure when these rows are there."""
+    """Returns the cells that are left to measure besides these rows."""
     left = [cell for cell in cells(plan) if not any(cell.matches(row) for row in rows)]
     found = []
     for (transport, busy), members in groupby(left, key=lambda cell: (cell.transport, cell.busy)):
         by_length = groupby(members, key=lambda cell: cell.tokens)
-        # Recompute copies nothing, so any transport will do.
+        # Recompute copies nothing, so the transport does not matter.
         group = Group(transport or "shm", busy, tuple(tuple(each) for _, each in by_length))
         found.append(group)
     return found
 
 
 def in_order(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the plan's rows that are there, in the plan's order."""
+    """Returns the existing rows of the plan, in the plan's order."""
     return [row for cell in cells(plan) for row in rows if cell.matches(row)]
 
 
 def turns(counts: Mapping[T, int]) -> list[T]:
-    """Returns what to measure one after the other, so that each is measured so many times.
+    """Returns the order of the measurements, in which each cell occurs its number of times.
 
-    Spread evenly, so that whatever drifts meanwhile meets all alike. Of those that are measured
-    equally often the first one changes from turn to turn: a request that goes to and fro would
-    else be copied always in one direction in one mode.
+    They are spread evenly, so that a drift affects all alike. Of cells with equal numbers the first
+    one changes from turn to turn: otherwise a request that goes to and fro would always be copied
+    in the same direction in one mode.
     """
     places = [
         ((turn + 0.5) / counts[each], rank if turn % 2 == 0 else -rank, each)
@@ -116,9 +115,9 @@ class Unfinished:
     """The file that keeps the rows of an interrupted run until it has ended.
 
     Args:
-        folder: where it is.
-        quick: such runs have a file of their own, and leave that of the others alone.
-        resume: take the rows of any run.
+        folder: the folder of the file.
+        quick: quick runs have a file of their own.
+        resume: accept the rows of any run.
     """
 
     def __init__(
@@ -129,7 +128,7 @@ class Unfinished:
         self._resume = resume
 
     def rows(self) -> list[dict[str, Any]]:
-        """Those of a run of the same code and options that was interrupted."""
+        """The rows of an interrupted run of the same code and options."""
         try:
             unfinished = json.loads(self._path.read_text())
         except (OSError, ValueError):
@@ -138,17 +137,17 @@ class Unfinished:
         return rows if self._resume or self._key == unfinished["key"] else []
 
     def keep(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Keep these."""
+        """Save these rows."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps({"key": self._key, "rows": rows}))
 
     def forget(self) -> None:
-        """The run has ended."""
+        """Remove the file, since the run has ended."""
         self._path.unlink(missing_ok=True)
 
 
 def _key(config: Mapping[str, Any]) -> str:
-    """Names what is measured, and how: rows under another key are of another run."""
+    """The key of a run: its code and options. Rows under another key are of another run."""
     digest = hashlib.sha256(json.dumps(config).encode())
     for folder in ("src", "bench"):
         for path in sorted((ROOT / folder).rglob("*.py")):

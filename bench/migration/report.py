@@ -10,7 +10,7 @@ from bench.migration.goals import cost_goals, goals
 Row = Mapping[str, Any]
 
 MAX_FOREIGN_CORES = 0.1
-"""Of other programs; with more, results say as much of them as of migration."""
+"""Load of other programs above which results are unreliable."""
 
 MODE_NAMES = {"live": "live", "stop_copy": "stop and copy", "recompute": "recompute"}
 TRANSPORT_NAMES = {"gloo": "Gloo", "tcp": "TCP", "shm": "shm"}
@@ -43,7 +43,7 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    # Else every run of the same numbers writes another file.
+    # Makes the files of equal numbers equal.
     matplotlib.rcParams["svg.hashsalt"] = "sterna"
     from matplotlib import pyplot
 
@@ -70,7 +70,7 @@ def _headline(document: Mapping[str, Any]) -> str:
 
 
 def _noise(rows: Sequence[Row]) -> str:
-    """What a reader must know when the machine was not quiet."""
+    """A note for readers when the machine was not quiet."""
     foreign_cores = max((row["foreign_cores"] for row in rows), default=0.0)
     if foreign_cores <= MAX_FOREIGN_CORES:
         return ""

@@ -1,8 +1,7 @@
-"""What one migration cost, from when its tokens arrived; and rows of many migrations. Pure.
+"""Cost of one migration from the arrival times of its tokens; rows of many migrations. Pure.
 
-The downtime of a migration is what its client notices: the gap between the last token from the
-source and the first one from the destination, less the gap that there would have been anyway,
-a decode step.
+The downtime of a migration is the delay for its client: the gap between the last token from the
+source and the first one from the destination, less the usual gap, a decode step.
 """
 
 from bisect import bisect_right
@@ -27,7 +26,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What is measured several times for one row.
+    """The conditions of the measurements of one row.
 
     Attributes:
         mode: "live", "stop_copy" or "recompute".
@@ -42,7 +41,7 @@ class Cell:
     busy: bool
 
     def matches(self, row: Mapping[str, Any]) -> bool:
-        """Whether the row is this cell's."""
+        """Whether the row belongs to this cell."""
         named = (row["mode"], row["transport"], row["tokens"], row["busy"])
         return named == (self.mode, self.transport, self.tokens, self.busy)
 
@@ -56,12 +55,12 @@ class Sample:
     """One migration; all durations in ms.
 
     Attributes:
-        downtime_ms: see the module's text; noise can make it negative.
-        suspended_ms: from the drain to the verdict, as the source saw it.
+        downtime_ms: as the module's docstring defines it; noise can make it negative.
+        suspended_ms: from the drain to the verdict, at the source.
         migration_ms: from the order to the first token on the destination.
         steps_ms: decode steps without a migration, of the migrated request and, on busy
             instances, of its neighbours on the source.
-        migrating_steps_ms: decode steps while the migration went on, on the source: of the
+        migrating_steps_ms: decode steps on the source during the migration: of the
             neighbours, or, on an idle instance, of the migrated request itself until it left.
     """
 
@@ -82,12 +81,12 @@ def sample(
     stages: int,
     suspended_ms: float,
 ) -> Sample:
-    """Returns what one migration cost.
+    """Returns the cost of one migration.
 
     Args:
         arrivals: of the migrated request, on source and destination.
         neighbours: arrivals of the other requests on the source.
-        begun_s: what arrived before this is not looked at.
+        begun_s: earlier arrivals are ignored.
         ordered_s: when the migration was ordered.
 
     Raises:
@@ -123,10 +122,10 @@ def sample(
 def row(cell: Cell, samples: Sequence[Sample], foreign_cores: float) -> dict[str, Any]:
     """Returns the row of the cell.
 
-    `foreign_cores` says how many cores other programs kept busy meanwhile: well below 0.1, or the
-    row says more of them than of migration.
-    `stages` is that of the migration that took most. Where no step of the source fell into a
-    migration, as when its only request is suspended, `decode_step_migrating_ms` is None.
+    `foreign_cores` is the number of cores that other programs kept busy meanwhile; the row is
+    reliable only well below 0.1. `stages` is the largest number of any migration. Where no step of
+    the source fell into a migration, as when its only request is suspended,
+    `decode_step_migrating_ms` is None.
     """
     migrating_ms = [step for s in samples for step in s.migrating_steps_ms]
     return {
@@ -146,7 +145,7 @@ def row(cell: Cell, samples: Sequence[Sample], foreign_cores: float) -> dict[str
 
 
 def _in_order(arrivals: Sequence[Arrival]) -> list[Arrival]:
-    """As the client gets them: by index, each as soon as it and all before it are there."""
+    """Arrivals in the order of the client, each when it and all before it are there."""
     ordered = sorted(arrivals, key=lambda arrival: arrival.first_index)
     times_s = accumulate((arrival.time_s for arrival in ordered), max)
     return [replace(a, time_s=time_s) for a, time_s in zip(ordered, times_s, strict=True)]

@@ -1,10 +1,10 @@
-"""Migrates requests between two real instances and times what their clients notice.
+"""Migrates requests between two real instances and measures the delays for their clients.
 
-The migrated request goes back and forth, so that one prefill serves many samples. It starts at
-the cell's length less what is decoded before the first move, and is replaced when it has grown by
-an eighth.
+The migrated request goes back and forth, so that one prefill is enough for many samples. It starts
+at the cell's length less the tokens that are decoded before the first move, and is replaced when it
+has grown by an eighth.
 
-Busy instances each run the same batch whatever the length of the migrated request: 8 requests
+Busy instances each run the same batch for every length of the migrated request: 8 requests
 that begin with 1k tokens, "a batch of requests with the same total length of 8k on both
 instances" (Section 6.2). (The paper's batch has requests of the cell's length; with one batch
 for all lengths, only the length differs between cells.)
@@ -29,13 +29,13 @@ MAX_GROWTH = 1 / 8
 WARM_UP_TOKENS = 256
 MAX_TOKENS = 16384
 VOCABULARY = 40_000
-"""Random token ids are below this; SmolLM2's special tokens lie below 20 and mean nothing to a
+"""Random token ids are below this; SmolLM2's special tokens are below 20 and do not matter in a
 prompt."""
 
 ENGINE_OPTIONS = (
-    # Else a recompute would find its prompt in the cache.
+    # Otherwise a recompute would find its prompt in the cache.
     "--no-enable-prefix-caching",
-    # Room for a request of 8k tokens that goes on decoding. The text means nothing anyway.
+    # Room for a request of 8k tokens that continues to decode. The text does not matter.
     f"--max-model-len={MAX_TOKENS}",
     f'--hf-overrides={{"max_position_embeddings": {MAX_TOKENS}}}',
     f"--kv-cache-memory-bytes={1 << 30}",
@@ -61,7 +61,7 @@ class Session:
         await self._driver.until_idle()
 
     async def samples(self, tokens: int, counts: Mapping[Mode, int]) -> dict[Mode, list[Sample]]:
-        """Migrates so many times in each mode, in turns, at `tokens` tokens."""
+        """Migrates in each mode as often as `counts` says, in turns, at `tokens` tokens."""
         if self._is_busy:
             await self._begin_batches()
         taken: dict[Mode, list[Sample]] = {mode: [] for mode in counts}
@@ -121,6 +121,6 @@ class Session:
 
 
 def _num_trailing(stream: Stream, instance: str) -> int:
-    """How many of its last arrivals came from this instance."""
+    """The number of its last arrivals that came from this instance."""
     trailing = itertools.takewhile(lambda a: a.instance == instance, reversed(stream.arrivals))
     return sum(1 for _ in trailing)

@@ -60,21 +60,21 @@ def _run(args: argparse.Namespace) -> None:
         page.write_all(args.results)
     console.print(f"done in {time.monotonic() - begun_s:.0f} s")
     if args.quick:
-        console.print("a quick run: its numbers say nothing, so that none was written")
+        console.print("a quick run: its numbers have no meaning, so none was written")
     if refused:
         names = ", ".join(each.name for each in refused)
         raise ConfigurationError(f"not run: {names} (see above); all else is done")
 
 
 def _reproduce(experiment: Experiment, console: Console, options: Options, results: Path) -> bool:
-    """Run one experiment; False when something that it needs is not there."""
+    """Run one experiment; False when a file that it needs is missing."""
     try:
         rows = experiment.rows(options)
     except ConfigurationError as error:
         console.print(f"[bold]{experiment.title}[/bold] cannot be run: {error}", soft_wrap=True)
         return False
     if options.is_quick:
-        # Without claims: of so few requests none is preempted, and there is nothing to divide by.
+        # Without claims: few requests have no preemptions, by whose loss claims would divide.
         _try_out(experiment, rows)
         console.print(f"[bold]{experiment.title}[/bold]")
     else:
@@ -85,7 +85,7 @@ def _reproduce(experiment: Experiment, console: Console, options: Options, resul
 
 
 def _try_out(experiment: Experiment, rows: Sequence[Row]) -> None:
-    """Make the tables and the plot, and throw them away."""
+    """Make the tables and the plot, and discard them."""
     experiment.tables(rows)
     if experiment.draw is not None:
         with tempfile.TemporaryDirectory() as folder:
@@ -156,12 +156,12 @@ def _parser() -> argparse.ArgumentParser:
         type=_count,
         default=0,
         metavar="N",
-        help="N more seeds beside the paper's, for the claims (default 0)",
+        help="N more seeds besides the paper's, for the claims (default 0)",
     )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="few requests, in a minute, to see that it works; writes nothing",
+        help="few requests, in a minute, as a check; writes nothing",
     )
     parser.add_argument(
         "--compare",

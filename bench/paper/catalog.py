@@ -31,6 +31,6 @@ _FIGURES = (
 )
 
 ALL = tuple(each.name for each in _FIGURES)
-"""What `all` stands for."""
+"""The experiments of `all`."""
 
 EXPERIMENTS: Mapping[str, Experiment] = {each.name: each for each in (*_FIGURES, SENSITIVITY)}

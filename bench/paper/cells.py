@@ -15,11 +15,11 @@ from sterna.workload.catalog import Workload
 from sterna.workload.randomness import PAPER_SEED
 
 NUM_REQUESTS = 10_000
-"""Of every run on 16 instances (Section 6.1)."""
+"""The cluster of every run on 16 instances (Section 6.1)."""
 
 LOSS_FLOOR_S = 0.001
-"""A preemption loss below this counts as this in ratios: one of two next to nothing says nothing,
-and one to nothing is none."""
+"""Smallest preemption loss in ratios: a ratio of two tiny losses has no meaning, and a ratio to
+zero does not exist."""
 
 POLICY_NAMES = {
     "infaas++": "INFaaS++",
@@ -27,20 +27,19 @@ POLICY_NAMES = {
     "llumnix-base": "Llumnix-base",
     "round-robin": "Round-Robin",
 }
-"""Our names of the policies, and those in the paper's figures."""
+"""Our names of the policies, with those in the paper's figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How much is run.
+    """The extent of the runs.
 
     Attributes:
-        num_seeds: seeds beside the paper's.
-        is_quick: whether a run has few requests: to see that everything works; its numbers say
-            nothing.
-        num_processes: at once; None: one a core.
-        policy: a preset in place of the paper's policies, to compare what it does with the
-            sources of another revision; None: the paper's. Figure 11 only.
+        num_seeds: number of seeds besides the paper's.
+        is_quick: whether a run has few requests, as a check; its numbers have no meaning.
+        num_processes: concurrent processes; None: one a core.
+        policy: a preset in place of the paper's policies, to compare it with the sources of
+            another revision; None: the paper's. Figure 11 only.
     """
 
     num_seeds: int = 0
@@ -54,7 +53,7 @@ class Options:
         return (PAPER_SEED, *range(1, self.num_seeds + 1))
 
     def num_requests(self, wanted: int) -> int:
-        """How many requests a run that wants so many gets."""
+        """The number of requests of a run, from the number that it wants."""
         return min(wanted, 200) if self.is_quick else wanted
 
 
@@ -63,7 +62,7 @@ class Cell:
     """One run of a grid, except for its seed.
 
     Attributes:
-        labels: what its rows call it.
+        labels: its labels in the rows.
     """
 
     labels: Mapping[str, str | float]
@@ -80,7 +79,7 @@ def run_cells(
     """The rows of all cells with all seeds, the paper's seed first.
 
     Args:
-        name: what the progress bar says.
+        name: the text of the progress bar.
         reduce: the rows of one run, `serving_row` by default; a function of a module.
     """
     planned = [(seed, cell) for seed in options.seeds for cell in cells]
@@ -172,11 +171,11 @@ def ratios(
     under: Mapping[str, str],
     point: Sequence[str],
 ) -> list[float]:
-    """One ratio a point of the grid: the metric of the rows labelled `over` to that of those
-    labelled `under`. Preemption losses below `LOSS_FLOOR_S` count as that.
+    """One ratio for each point of the grid: the metric of the rows labelled `over` to that of the
+    rows labelled `under`. Preemption losses count with at least `LOSS_FLOOR_S`.
 
     Args:
-        point: the columns that name a point.
+        point: the columns that identify a point.
     """
     floor = LOSS_FLOOR_S if metric == "preemption_loss_s" else 0.0
     below = {_key(row, point): max(floor, row[metric]) for row in rows if _has(row, under)}

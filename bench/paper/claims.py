@@ -1,4 +1,4 @@
-"""What the paper claims in numbers, what came out here, and a verdict by rule.
+"""Claims of the paper in numbers, our results, and verdicts by rule.
 
 A claim is computed from the rows of one seed, so that it can be computed for each seed. The
 verdict is never written by hand: `judge` compares a number with the paper's, and a claim gets the
@@ -20,7 +20,7 @@ REPRODUCED = "reproduced"
 PARTLY = "partly"
 NOT = "not"
 UNTESTED = "not judged"
-"""Not run, or measured where nothing can be said of the paper's number."""
+"""Not run, or measured under conditions that cannot be compared with the paper's."""
 
 _ORDER = (NOT, PARTLY, REPRODUCED)
 
@@ -38,18 +38,18 @@ BOUND_SLACK = 1.1
 
 
 class Kind(Enum):
-    """What a claim's number is, which decides how it is judged and shown."""
+    """The kind of a claim's number, which decides how it is judged and shown."""
 
     FACTOR = "factor"
-    """How many times better; 1 is no effect. Effects are compared by their logarithms."""
+    """A factor of improvement; 1 is no effect. Effects are compared by their logarithms."""
     REDUCTION = "reduction"
-    """By which share something shrinks; 0 is no effect."""
+    """A share of reduction; 0 is no effect."""
     AT_LEAST = "at least"
-    """A share that is to be exceeded."""
+    """A lower bound of a share."""
     AT_MOST = "at most"
-    """A bound that is to be kept."""
+    """An upper bound."""
     VALUE = "value"
-    """An amount in its own right."""
+    """A plain value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class Claim:
         paper: the paper's number; computed from its figure's points where the text has none.
         ours: at the paper's seed, or measured; None where that was not run.
         over_seeds: at each other seed.
-        note: what a reader must know.
-        is_judged: whether our number is of conditions that the paper's can be compared with.
+        note: a note for readers.
+        is_judged: whether our conditions can be compared with the paper's.
     """
 
     text: str
@@ -106,7 +106,7 @@ class Claim:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> "Claim":
-        """The claim that `as_json` gave."""
+        """The claim from the result of `as_json`."""
         fields = {name: document[name] for name in cls.__dataclass_fields__}
         fields["kind"] = Kind(document["kind"])
         fields["over_seeds"] = tuple(document["over_seeds"])
@@ -114,7 +114,7 @@ class Claim:
 
 
 def judge(kind: Kind, paper: float, ours: float) -> str:
-    """Whether our number bears the paper's out.
+    """The verdict on our number.
 
     An effect (a factor or a reduction) is reproduced from `FULL_SHARE` of the paper's on, partly
     from `PART_SHARE` on; a larger one than the paper's is reproduced as well. A plain value must
@@ -162,7 +162,7 @@ def claim(
     for row in rows:
         by_seed.setdefault(row.get("seed", PAPER_SEED), []).append(row)
     values = {seed: float(compute(those)) for seed, those in by_seed.items()}
-    # Where there is nothing to compute it from there is no number: a level that was not crossed.
+    # A value may not exist, such as the crossing of a level that was not reached.
     values = {seed: value for seed, value in values.items() if not math.isnan(value)}
     others = tuple(value for seed, value in values.items() if seed != PAPER_SEED)
     ours = values.get(PAPER_SEED)
@@ -178,10 +178,10 @@ def up_to_and_typical(
     largest: Callable[[list[Row]], float],
     typical: Callable[[list[Row]], float],
 ) -> list[Claim]:
-    """The paper's largest factor, and beside it the typical one, which says more.
+    """The paper's largest factor, and the typical one, which is more meaningful.
 
     Args:
-        points: of the paper's figure; its typical factor is computed from them.
+        points: the points of the paper's figure, which give its typical factor.
     """
     note = "the paper's number is that of its points"
     paper = typical(points)

@@ -1,4 +1,4 @@
-"""The same grid with another revision's code: what a change of policy does at every point."""
+"""Comparison with another revision's code on the same grid, at every point."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def rows_of(
     """The rows of the experiments with the sources of `root` and the grid of this checkout.
 
     Raises:
-        ConfigurationError: those sources do not run the grid.
+        ConfigurationError: these sources cannot run the grid.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
@@ -105,7 +105,7 @@ def rows_of(
 def table_of(
     experiment: Experiment, ours: Sequence[Row], theirs: Sequence[Row], base: str
 ) -> Table:
-    """A line a point (geometric means over the seeds), and the geometric mean of all."""
+    """A line for each point (geometric means over the seeds), and the geometric mean of all."""
     metrics = [each for each in METRICS if all(row.get(each) is not None for row in ours)]
     table = Table("point", *metrics, title=f"{experiment.title}: {base} over this checkout")
     points: dict[str, dict[str, list[float]]] = {}
@@ -123,7 +123,7 @@ def table_of(
 
 
 def _name(row: Row) -> str:
-    """What comes before the seed names the point, and every word, such as a priority."""
+    """The columns of a point: all before the seed, and every text, such as a priority."""
     names = list(row)
     num_labels = names.index("seed")
     words = [

@@ -1,10 +1,10 @@
-"""Profiles the real engine's decode steps: their durations over batch sizes and lengths, and what
-of each is scheduling (`bench/results/decode_profile.json`).
+"""Profile of the real engine's decode steps over batch sizes and lengths, with their scheduling.
 
-One vLLM engine core runs in this process, as an instance hosts it, with the small model and more
-memory (`sterna profile` measures any other). Isolated is the step: nothing else runs, every request
-is past its prompt, and no request comes or goes while steps are timed. Read it as the paper's
-Figure 4 and, for the scheduling, as the costs that Figure 16's simulation is made of.
+One vLLM engine core runs in this process, as in an instance, with the small model and more memory
+(`sterna profile` measures any other engine). Isolated is the step: no other program runs, every
+request is past its prompt, and no request starts or ends while steps are timed. The durations are
+those of the paper's Figure 4; the scheduling gives the costs for Figure 16's simulation. Writes
+`bench/results/decode_profile.json`.
 
     python -m bench.paper.decode_profile
 """
@@ -33,8 +33,8 @@ class Stopwatch:
     """Times the calls of one method.
 
     Attributes:
-        last: what the last call returned.
-        last_s: how long it took.
+        last: the result of the last call.
+        last_s: its duration.
     """
 
     def __init__(self, owner: Any, method: str) -> None:
@@ -52,7 +52,7 @@ class Stopwatch:
 
 
 class Profile:
-    """One engine core, its scheduling watched."""
+    """One engine core with timed scheduling."""
 
     def __init__(self, seed: int) -> None:
         from sterna.demo_model.small_model import default_cache_folder, ensure_small_model
@@ -77,7 +77,7 @@ class Profile:
         self._executing = Stopwatch(self._engine.core.model_executor, "sample_tokens")
 
     def cell(self, batch_size: int, tokens_each: int, num_steps: int) -> Row:
-        """Time so many decode steps of a batch, and what else each of them costs."""
+        """Time `num_steps` decode steps of a batch, and the other costs of each."""
         from sterna.engine.profiling.measurement_plan import Batch
 
         foreign: list[ForeignLoad] = []
@@ -112,7 +112,7 @@ class Profile:
         }
 
     def _report(self) -> None:
-        """What a llumlet adds: the engine's view, and the load report that is made of it."""
+        """The cost of a llumlet: the engine's view, and the load report from it."""
         import msgspec
 
         from sterna.policy.load_report import load
@@ -130,7 +130,7 @@ class Profile:
         msgspec.msgpack.encode(report)
 
     def _send_and_receive(self) -> None:
-        """What a scheduler in another process costs: the step's plan and its outcome as bytes, as
+        """The cost of a scheduler in another process: the step's plan and its outcome as bytes, as
         vLLM itself sends them to workers in other processes."""
         for message in (self._scheduling.last, self._executing.last):
             pickle.loads(pickle.dumps(message, protocol=5))

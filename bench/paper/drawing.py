@@ -1,5 +1,5 @@
-"""Plots like the paper's, with its points beside ours: ours filled and solid, the paper's hollow
-and dashed."""
+"""Plots like the paper's, with both points: ours filled and solid, the paper's hollow and
+dashed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ import matplotlib
 from bench.paper.points import Row, matching
 from bench.paper.tables import METRIC_NAMES
 
-# Before pyplot, which else looks for a screen.
+# Before pyplot, which otherwise looks for a screen.
 matplotlib.use("agg")
 from matplotlib import pyplot
 
@@ -38,7 +38,7 @@ def figure(path: Path, num_rows: int, num_columns: int, size: tuple[float, float
         layout="constrained",
     )
     yield axes
-    # Without the software's version and the date the same rows give the same file.
+    # Without the software's version and the date, equal rows give equal files.
     canvas.savefig(path, dpi=80, metadata={"Software": None})
     pyplot.close(canvas)
 
@@ -54,7 +54,7 @@ def grid(
     metrics: Sequence[str],
     log_metrics: Sequence[str] = (),
 ) -> None:
-    """A row of panels for each value of `panel_row`, a column a metric, a line a policy.
+    """Panels with a row for each value of `panel_row`, a column a metric, a line a policy.
 
     Args:
         x: the column along the abscissa.

@@ -1,4 +1,4 @@
-"""What the package knows of each figure."""
+"""The type of an experiment: one figure with its rows, claims, tables and plot."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ class Experiment:
     """One figure, or the sensitivity table.
 
     Attributes:
-        name: of the command's argument and of the files.
+        name: the command's argument and the name of the files.
         title: the heading.
-        rows: measure or simulate; one row a cell and seed.
-        claims: what the paper says about it, with our numbers.
+        rows: measures or simulates; one row for each cell and seed.
+        claims: the paper's claims, with our numbers.
         tables: Markdown, from rows alone.
         draw: the plot, from rows alone; None: there is none.
-        config: what the result file says about how it was run.
+        config: the configuration in the result file.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The points of the paper's figures (bench/paper/points), and how far our numbers are from them."""
+"""The points of the paper's figures (bench/paper/points), and the distances of our numbers."""
 
 import csv
 import math
@@ -12,10 +12,10 @@ from typing import Any
 _FOLDER = Path(__file__).parent / "points"
 
 LEAST_LOSS_S = 0.05
-"""Mean losses below it come from a handful of requests; no ratio of them says anything."""
+"""Mean losses below this come from a few requests; their ratios have no meaning."""
 
 Row = dict[str, Any]
-"""One point or one measured cell: what it is, and numbers under names that end in their unit."""
+"""One point or one measured cell: its labels, and numbers under names that end in their unit."""
 
 
 @cache
@@ -24,7 +24,7 @@ def _text(name: str) -> str:
 
 
 def paper_points(name: str) -> list[Row]:
-    """The rows of the figure's file; whatever reads as a number is one."""
+    """The rows of the figure's file; texts that are numbers become numbers."""
     reader = csv.DictReader(_text(name).splitlines())
     return [{column: _value(text) for column, text in row.items()} for row in reader]
 
@@ -43,10 +43,10 @@ def _value(text: str) -> str | float:
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """Of one metric over some points.
+    """Distance of one metric over some points.
 
     Attributes:
-        num_points: that could be compared.
+        num_points: points that could be compared.
         error: median of |log(ours / paper)|.
         bias: median of the log itself; positive: ours is larger.
     """
@@ -60,11 +60,11 @@ class Distance:
 
 
 def distance(metric: str, pairs: Iterable[tuple[float, float]]) -> Distance | None:
-    """How far ours are from the paper's; None where nothing can be compared.
+    """The distance of ours from the paper's; None where nothing can be compared.
 
     Args:
-        pairs: ours and the paper's of each point. Of preemption losses those below `LEAST_LOSS_S`
-            in the paper, and those of which ours is zero, are left out.
+        pairs: our value and the paper's for each point. Preemption losses below `LEAST_LOSS_S` in
+            the paper, and pairs in which ours is zero, are left out.
     """
     if metric == "preemption_loss_s":
         pairs = [(ours, paper) for ours, paper in pairs if paper >= LEAST_LOSS_S and ours > 0]

@@ -43,10 +43,10 @@ def number(value: float | None) -> str:
 def points_table(
     rows: Sequence[Row], paper: Sequence[Row], labels: Mapping[str, str], metrics: Sequence[str]
 ) -> str:
-    """A line a point: ours / the paper's (ratio) for every metric.
+    """A line for each point: ours / the paper's (ratio) for every metric.
 
     Args:
-        labels: the columns that name a point, and their headings.
+        labels: the columns that identify a point, and their headings.
     """
     theirs = {tuple(row[name] for name in labels): row for row in paper}
     lines = []
@@ -59,7 +59,7 @@ def points_table(
 
 
 def claims_table(claims: Sequence[Claim]) -> str:
-    """A line a claim: the paper's number, ours, the mean and range over seeds, the verdict."""
+    """A line for each claim: the paper's number, ours, mean and range over seeds, the verdict."""
     num_seeds = max((len(each.over_seeds) for each in claims), default=0)
     over = f"ours over {num_seeds} seeds" if num_seeds else "ours over seeds"
     header = ["claim", "section", "paper", "ours", over, "verdict"]
@@ -70,7 +70,7 @@ def claim_cells(claim: Claim, num_seeds: int) -> list[str]:
     """Claim, section, paper, ours, over seeds, verdict.
 
     Args:
-        num_seeds: that were run; a claim that some of them say nothing of shows how many do.
+        num_seeds: the seeds that were run; a claim with fewer values shows their number.
     """
     return [
         claim.text + (f" *({claim.note})*" if claim.note else ""),
@@ -83,7 +83,7 @@ def claim_cells(claim: Claim, num_seeds: int) -> list[str]:
 
 
 def folded(summary: str, text: str) -> str:
-    """A part of the page that a reader opens."""
+    """A part of the page that is folded at first."""
     return f"<details>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 

@@ -1,1 +1,1 @@
-"""`sterna bench priorities`: what priorities give to urgent requests and cost the others."""
+"""`sterna bench priorities`: gain of urgent requests from priorities, and cost for the others."""

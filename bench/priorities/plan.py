@@ -1,4 +1,4 @@
-"""What `sterna bench priorities` measures: its options, and what they come to."""
+"""Options of `sterna bench priorities`, and the plan of the measurement."""
 
 import argparse
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ QUICK_RATE, QUICK_SECONDS = 4.0, 15.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured.
+    """The plan of the measurement.
 
     Attributes:
         serve: options of all servers.
-        rate: None where it is to be found.
-        load_share: of the requests a second that the instances get done, where it is.
-        is_continued: whether the pairs that the folder's results have count.
-        is_quick: whether it is only to be seen that all works.
+        rate: None where it is to be measured.
+        load_share: of the measured throughput, where the rate is None.
+        is_continued: whether the pairs of the folder's results count.
+        is_quick: whether the run only checks that everything works.
     """
 
     serve: tuple[str, ...]
@@ -42,11 +42,11 @@ class Plan:
 
     @property
     def seeds(self) -> range:
-        """One for each pair."""
+        """The seeds, one for each pair."""
         return range(self.seed, self.seed + self.pairs)
 
     def options(self, side: str) -> list[str]:
-        """What the server of a side is started with."""
+        """Return the options of the server of a side."""
         more = ["--instances", str(self.instances), "--policy", POLICIES[side]]
         if side == "on" and self.target_load is not None:
             more += ["--target-load", str(self.target_load)]
@@ -54,10 +54,10 @@ class Plan:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """What these options ask for.
+    """Return the plan for these options.
 
     Raises:
-        ConfigurationError: they cannot work.
+        ConfigurationError: an option is invalid.
     """
     if not 0.0 < options.high_fraction < 1.0:
         raise ConfigurationError(
@@ -86,7 +86,8 @@ def make_parser() -> argparse.ArgumentParser:
     """The command's options."""
     parser = argparse.ArgumentParser(
         prog="sterna bench priorities",
-        description="Measures what priorities give to urgent requests, and cost the others.",
+        description="Measures the gain of urgent requests from priorities, and the cost for the "
+        "others.",
         epilog="docs/benchmarks.md explains what is measured.",
     )
     add_common_options(parser, quick="one short pair on emulated instances")
@@ -95,7 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--continue",
         dest="is_continued",
         action="store_true",
-        help="measure only the pairs that the results lack; with the same options",
+        help="measure only the pairs that the results lack; needs the same options",
     )
     parser.add_argument("--instances", type=count, default=2, help="default: %(default)s")
     parser.add_argument(
@@ -109,10 +110,10 @@ def make_parser() -> argparse.ArgumentParser:
         type=positive,
         default=0.6,
         metavar="SHARE",
-        help="rate, as a part of what the instances get done of a burst (default: %(default)g)",
+        help="rate, as a part of the throughput in a burst (default: %(default)g)",
     )
     parser.add_argument(
-        "--seconds", type=positive, default=60.0, help="of each run (default: %(default)g)"
+        "--seconds", type=positive, default=60.0, help="length of each run (default: %(default)g)"
     )
     parser.add_argument(
         "--cv",
@@ -125,6 +126,6 @@ def make_parser() -> argparse.ArgumentParser:
         type=positive,
         default=0.1,
         metavar="SHARE",
-        help="of the requests (default: %(default)g)",
+        help="fraction of high requests (default: %(default)g)",
     )
     return parser

@@ -1,7 +1,7 @@
-"""What the runs of `sterna bench priorities` come to: rows, summary, goals, table and plot.
+"""Results of `sterna bench priorities`: rows, summary, goals, table and plot.
 
-All of it is computed from the cells of the runs, so that a measurement can be continued: each cell
-has the numbers of one class's latencies in one run, `{n, median, p99, mean}` in seconds.
+All results are computed from the cells of the runs, so that a measurement can be continued: each
+cell has the numbers of one class's latencies in one run, `{n, median, p99, mean}` in seconds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ SIDES = ("on", "off")
 
 HIGH_METRICS = ("ttft_s", "tpot_s")
 MAX_NORMAL_RATIO = 1.05
-"""Of normal requests' mean latency with priorities to that without."""
+"""Goal: largest ratio of normal requests' mean latency with priorities to that without."""
 
 # fmt: off
 STUDENTS_T = (
@@ -31,13 +31,13 @@ STUDENTS_T = (
     2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
 )
 # fmt: on
-"""Its 97.5 % quantiles for one degree of freedom, two, and so on."""
+"""The 97.5 % quantiles of Student's t for one degree of freedom, two, and so on."""
 
 TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "request_s": "request latency"}
 
 
 def run_json(pair: int, side: str, done: "Measured") -> dict[str, Any]:
-    """The numbers of a run: the cells of each class, and what happened meanwhile."""
+    """The numbers of a run: the cells of each class, and counts of events."""
     from bench.serving.measured import cell, values_of
 
     summary = done.run.summary()
@@ -57,7 +57,7 @@ def run_json(pair: int, side: str, done: "Measured") -> dict[str, Any]:
 
 
 def cells_of(runs: Sequence[Mapping[str, Any]], side: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """The cells of a side: each number is the mean of its runs'."""
+    """The cells of a side: each number is the mean over its runs."""
     those = [run["classes"] for run in runs if run["priorities"] == side]
 
     def mean_cell(name: str, metric: str) -> dict[str, Any]:
@@ -71,8 +71,8 @@ def cells_of(runs: Sequence[Mapping[str, Any]], side: str) -> dict[str, dict[str
 def compared(runs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The runs that count: those of pairs in which the machine kept its speed.
 
-    In the others, what it lost or gained would be taken for the work of priorities. Where fewer
-    than two pairs would be left, all count.
+    In the others, a change of speed would be attributed to priorities. If fewer than two pairs
+    are left, all count.
     """
     steady = [run for run in runs if run["is_steady"]]
     return steady if len({run["pair"] for run in steady}) >= 2 else list(runs)
@@ -95,7 +95,7 @@ def summary_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def goals_of(summary: Mapping[str, Any]) -> list[Goal]:
-    """What was to be shown, and whether it was."""
+    """The goals, and whether they were reached."""
     found = []
     for metric in HIGH_METRICS:
         for number in NUMBERS:
@@ -135,7 +135,7 @@ def _ratios(runs: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
 def _ratio(
     runs: Sequence[Mapping[str, Any]], name: str, metric: str, number: str
 ) -> dict[str, Any]:
-    """Of every pair, their geometric mean, and the interval in which it lies by their scatter."""
+    """The ratio of every pair, their geometric mean, and its interval by their scatter."""
     pairs = sorted({run["pair"] for run in runs})
     values = {
         (run["pair"], run["priorities"]): run["classes"][name][metric][number] for run in runs
@@ -151,7 +151,7 @@ def _ratio(
 
 def interval_95(ratios: Sequence[float]) -> tuple[float, float] | None:
     """The 95 % confidence interval of the ratios' geometric mean, by Student's t of their
-    logarithms; None for a single one, of which nobody knows the noise."""
+    logarithms; None for a single ratio, whose noise is unknown."""
     if len(ratios) < 2:
         return None
     logarithms = [log(each) for each in ratios]
@@ -197,7 +197,7 @@ def _headline(document: Mapping[str, Any]) -> str:
     hardware, config, runs = document["hardware"], document["config"], document["runs"]
     busiest = max(run["foreign_cores"] for run in runs)
     failed = sum(run["failed"] for run in runs)
-    # What was continued may be of several.
+    # A continued measurement may have several commits.
     commits = list(dict.fromkeys(run.get("commit", document["commit"]) for run in runs))
     num_pairs, num_compared = len(runs) // 2, len(compared(runs)) // 2
     left_out = (
@@ -214,7 +214,7 @@ def _headline(document: Mapping[str, Any]) -> str:
         f"target load {config['target_load']['tokens']:,} tokens, "
         f"{config['target_load']['from']}. {num_pairs} pairs of runs of the same requests; "
         f"{failed} requests failed; other programs kept up to {busiest:.1f} cores busy.{left_out} "
-        "Numbers are the means of the runs'; the ratio is the geometric mean of the pairs'."
+        "Numbers are means over the runs; the ratio is the geometric mean over the pairs."
     )
 
 
@@ -237,7 +237,7 @@ def _interval(ratio: Mapping[str, Any]) -> str:
 
 
 def plot(document: Mapping[str, Any], path: Path) -> None:
-    """Draw the numbers of every run and of all together, a row of axes a class.
+    """Draw the numbers of every run and of all together, with a row of axes for each class.
 
     Raises:
         OSError: the file cannot be written.

@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         default=os.environ.get("OPENAI_API_KEY"),
         help="the server's API key (default: $OPENAI_API_KEY)",
     )
-    server.add_argument("--model", metavar="NAME", help="one of several models (default: the first)")
+    server.add_argument("--model", metavar="NAME", help="one of its models (default: the first)")
     add_workload_options(
         parser.add_argument_group("workload"),
         longest="the model's length on the server",

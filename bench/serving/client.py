@@ -1,8 +1,8 @@
 """Sends the requests of a trace to an OpenAI-compatible server, each when it is due.
 
-The loop is open: nothing waits for answers, so that a slow server gets no fewer requests. Requests
-are streaming completions of prompts of random tokens, of which as many are generated as the trace
-says.
+The loop is open: it does not wait for answers, so that a slow server gets no fewer requests.
+Requests are streaming completions of prompts of random tokens; the trace gives the number of
+generated tokens.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ from sterna.types import NORMAL, Priority
 from sterna.workload.trace import Trace
 
 PROMPT_TOKEN_IDS = (1_000, 30_000)
-"""From which ids prompts are drawn: they are plain tokens in nearly all vocabularies."""
+"""The ids from which prompts are drawn: plain tokens in nearly all vocabularies."""
 
 DEFAULT_TIMEOUT_S = 600.0
 
 NUM_SPARE_FILES = 100
-"""Of this process, besides the streams."""
+"""Open files of this process besides the streams."""
 
 
 class PriorityField(Enum):
-    """By which field of its body a request says how urgent it is."""
+    """The field of a request's body that carries its urgency."""
 
     PRIORITY = "priority"
     """vLLM's integer; lower ones are more urgent."""
@@ -53,13 +53,13 @@ class Outcome:
     """What the client saw of one request. Times are in seconds since the run began.
 
     Attributes:
-        sent_s: when it really was sent, which a busy client does late.
+        sent_s: when it was actually sent; a busy client sends late.
         first_token_s: when its first token came; NaN where none did.
         last_token_s: when the last one so far came.
         largest_gap_s: the longest time from one token to the next; NaN for less than two.
-        num_tokens: generated, by the server's count; None where it told none.
-        error: why it failed; None where all that was asked for came.
-        tokens: the ids of what was generated, where they are kept.
+        num_tokens: generated, by the server's count; None without a count.
+        error: the reason of the failure; None for a complete answer.
+        tokens: the generated ids, where they are kept.
         gaps_s: every time from one token to the next, where tokens are kept.
     """
 
@@ -77,7 +77,7 @@ class Outcome:
         if np.isnan(self.first_token_s):
             self.first_token_s = now_s
         else:
-            # fmax takes the number where the other one is none.
+            # fmax ignores NaN.
             self.largest_gap_s = float(np.fmax(self.largest_gap_s, now_s - self.last_token_s))
         self.last_token_s = now_s
 
@@ -88,7 +88,7 @@ class ClientConfig:
 
     Attributes:
         seed: of the prompts.
-        timeout_s: a request fails when nothing has come from the server for so long.
+        timeout_s: a request fails when nothing has come from the server for this time.
         keeps_tokens: whether outcomes have the tokens, for answers to be compared.
     """
 
@@ -139,9 +139,9 @@ async def replay(
 
 
 def body_of(model: str, trace: Trace, index: int, config: ClientConfig) -> dict[str, Any]:
-    """The completion that the trace's request with this index asks for.
+    """The completion for the trace's request with this index.
 
-    Prompts are random, and differ, so that no cache of prefixes makes them shorter than they are.
+    Prompts are random and differ, so that no prefix cache shortens them.
     """
     num_tokens = int(trace.input_tokens[index])
     draws = np.random.default_rng([config.seed, index])
@@ -159,7 +159,7 @@ def body_of(model: str, trace: Trace, index: int, config: ClientConfig) -> dict[
 
 
 def allow_files(num_files: int) -> None:
-    """Let this process have so many files open, or as many as it may: each stream is one."""
+    """Raise the limit of open files to this number, or as far as allowed: each stream is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -177,22 +177,22 @@ class Usage(msgspec.Struct):
 
 
 class ErrorObject(msgspec.Struct):
-    """What went wrong after the answer had begun."""
+    """An error after the answer had begun."""
 
     message: str
 
 
 class Choice(msgspec.Struct):
-    """One piece of an answer, as far as it is looked at where tokens are kept."""
+    """One piece of an answer: the fields that are read where tokens are kept."""
 
     token_ids: list[int] | None = None
 
 
 class Chunk(msgspec.Struct):
-    """An event of a stream, as far as it is looked at.
+    """An event of a stream: the fields that are read.
 
     Attributes:
-        choices: one for a piece of the answer; none in the event that tells the usage.
+        choices: one for a piece of the answer; none in the event with the usage.
     """
 
     choices: list[msgspec.Raw] = []
@@ -206,7 +206,7 @@ END = b"[DONE]"
 class EventReader:
     """Cuts bytes as they come into the data of server-sent events.
 
-    OpenAI's events have one line of data each; other lines say nothing.
+    OpenAI's events have one line of data each; other lines are ignored.
     """
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ class _Sender:
         self._chunks = msgspec.json.Decoder(Chunk)
 
     async def send(self, body: dict[str, Any], num_tokens: int, outcome: Outcome) -> None:
-        """Send one request and follow its stream to the end, whichever it is."""
+        """Send one request and follow its stream to any end."""
         outcome.sent_s = self._now_s()
         try:
             await self._follow(body, outcome)

@@ -1,4 +1,4 @@
-"""What the benchmarks that compare servers do alike with their command line and their results."""
+"""Options and results of the benchmarks that compare servers."""
 
 import argparse
 import contextlib
@@ -20,10 +20,10 @@ PAGE = results_io.ROOT / "docs" / "benchmarks.md"
 
 
 def add_common_options(parser: argparse.ArgumentParser, *, quick: str) -> None:
-    """Add what all have: servers, requests, and where results go.
+    """Add the options that all have: servers, requests, and the folder of results.
 
     Args:
-        quick: what is measured with --quick.
+        quick: the measurement with --quick, in words.
     """
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument(
@@ -31,13 +31,13 @@ def add_common_options(parser: argparse.ArgumentParser, *, quick: str) -> None:
     )
     parser.add_argument("--seed", type=_seed, default=1, help="of the requests (default: 1)")
     parser.add_argument(
-        "--report", action="store_true", help="measure nothing: write plot and page again"
+        "--report", action="store_true", help="measure nothing; write plot and page again"
     )
     parser.add_argument(
         "--results",
         type=Path,
         metavar="FOLDER",
-        help="where results go (default: bench/results, with --quick .cache/bench/quick); the "
+        help="folder of results (default: bench/results, with --quick .cache/bench/quick); the "
         "page is written from bench/results only",
     )
 
@@ -50,10 +50,10 @@ def _seed(text: str) -> int:
 
 
 def serve_options(options: argparse.Namespace) -> tuple[str, ...]:
-    """What all servers are started with.
+    """Return the options with which all servers are started.
 
     Raises:
-        ConfigurationError: nobody can tell where one option ends and the next begins.
+        ConfigurationError: the text cannot be split into options.
     """
     try:
         given = shlex.split(options.serve)
@@ -63,15 +63,15 @@ def serve_options(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def results_folder(options: argparse.Namespace) -> Path:
-    """Where results go: those of a quick run say nothing that should be kept."""
+    """Return the folder of results; those of a quick run are not worth keeping."""
     if options.results is not None:
         return Path(options.results)
     return QUICK_FOLDER if options.quick else results_io.RESULTS
 
 
 @contextlib.contextmanager
-def saying_what_is_kept(parts: str) -> Iterator[None]:
-    """Say, when Ctrl-C ends what is measured here, that these parts of it are not lost."""
+def reporting_kept(parts: str) -> Iterator[None]:
+    """Print, when Ctrl-C ends the measurement, that these parts of it have been written."""
     try:
         yield
     except KeyboardInterrupt:
@@ -85,10 +85,10 @@ def write_report(
     markdown: Callable[[Mapping[str, Any]], str],
     plot: Callable[[Mapping[str, Any], Path], None],
 ) -> None:
-    """Print the results that are in the folder, and write their plot and the page.
+    """Print the results of the folder, and write their plot and the page.
 
     Raises:
-        ConfigurationError: there are none.
+        ConfigurationError: the folder has no results.
     """
     try:
         document = results_io.read(name, folder)

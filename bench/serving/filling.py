@@ -1,4 +1,4 @@
-"""How soon an instance that comes up has its share of the load, by the samples of a run."""
+"""Time until a new instance has its share of the load, from the samples of a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from bench.serving.records import counted_until
 from bench.serving.timeline import RUNNING
 
 SHARE = 0.5
-"""Of the mean batch of the other instances."""
+"""Fraction of the other instances' mean batch at which an instance counts as filled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,11 @@ class Filling:
     """One instance that began to serve during a run.
 
     Attributes:
-        ready_s: when it was first seen to serve.
-        filled_s: from then until its batch was SHARE of the others' at least; None where it never
+        ready_s: the time of the first sample in which it serves.
+        filled_s: from then until its batch was at least SHARE of the others'; None where it never
             was, or no other instance had a request.
-        migrations: that ended in the cluster until then, or in all its life; None where they are
-            not told.
+        migrations: number that ended in the cluster until then, or in all its life; None where the
+            server does not report them.
     """
 
     instance: str
@@ -31,7 +31,7 @@ class Filling:
 
 
 def fillings_of(samples: Sequence[ClusterSample]) -> list[Filling]:
-    """Those of all instances that served later but not at first, in the order of their coming."""
+    """The fillings of all instances that did not serve at first, in the order of their start."""
     if not samples:
         return []
     moved = counted_until(samples, lambda each: each.migrations_committed)
@@ -51,7 +51,7 @@ def _filling(
     until = max(
         (index for index in serving if _batch(samples[index], name) is not None), default=ready
     )
-    # What had ended when it was first seen may have ended just before.
+    # Migrations of the first sample may have ended just before it.
     before, after = moved[ready - 1], moved[until if filled is None else filled]
     return Filling(
         name,

@@ -18,7 +18,7 @@ from sterna.workload.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of prompts and answers in tokens: the shortest and the longest."""
+    """The shortest and the longest prompts and answers, in tokens."""
 
     input_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
@@ -26,17 +26,17 @@ class Lengths:
 
 STEP_LENGTHS = Lengths((64, 512), (32, 256))
 BURST_LENGTHS = Lengths((32, 256), (32, 128))
-"""Shorter: what bursts do to a class shows in the number of its requests, not in their lengths."""
+"""Shorter, for more requests: the effect of bursts on a class depends on their number."""
 
 
 def bursty_trace(
     rate: float, seconds: float, *, cv: float, high_fraction: float, seed: int
 ) -> Trace:
-    """Requests whose gaps are of a gamma distribution (Section 6.4), a part of them high.
+    """Requests with gaps of a gamma distribution (Section 6.4), a part of them high.
 
     Args:
-        rate: requests a second, of the trace as drawn: gaps are stretched until it holds, for the
-            mean of few bursts is nowhere near the distribution's.
+        rate: requests a second of the drawn trace: gaps are stretched to it, since the mean of few
+            bursts is far from the distribution's.
         seconds: from the first request to about the last.
         cv: coefficient of variation of the gaps.
     """
@@ -53,7 +53,7 @@ def stepped_trace(steps: Step, *, seed: int) -> Trace:
     """
     draws = np.random.RandomState(seed)
     seconds = sum(steps.durations_s)
-    # As many as can come; the curve begins again where it ends, and what comes then is cut off.
+    # More than can arrive; the curve repeats at its end, and later arrivals are cut off.
     mean = sum(r * d for r, d in zip(steps.rates, steps.durations_s, strict=True))
     most = round(mean + 10.0 * mean**0.5 + 10.0)
     arrival_s = curve_arrivals_s(steps.curve(), most, draws)
@@ -61,7 +61,7 @@ def stepped_trace(steps: Step, *, seed: int) -> Trace:
 
 
 def burst(num_requests: int, lengths: Lengths, *, seed: int) -> Trace:
-    """Requests that all come at once: how fast they are done is what a server can do."""
+    """Requests that all arrive at once, to measure the capacity of a server."""
     return _trace("burst", np.zeros(num_requests), lengths, 0.0, np.random.RandomState(seed))
 
 

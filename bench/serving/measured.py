@@ -1,6 +1,6 @@
-"""Runs that are compared with each other: servers for them, with all they depend on.
+"""Runs that are compared with each other: their servers, conditions and numbers.
 
-What a server prints is kept in `.cache/bench`, where one looks when a request has failed.
+The output of a server is kept in `.cache/bench`, for requests that have failed.
 """
 
 import asyncio
@@ -31,18 +31,18 @@ from sterna.workload.trace import Trace
 LOGS = ROOT / ".cache" / "bench"
 
 MAX_FOREIGN_CORES = 0.1
-"""Of other programs; with more, results say as much of them as of what was measured."""
+"""Load of other programs above which results are unreliable."""
 
 LOOK_INTERVAL_S = 5.0
 
 NUM_WARM_UP_REQUESTS = 4
 WARM_UP_SEED = 2_000_000
-"""Of other prompts than those of the runs, which must be in no cache."""
+"""Seed of other prompts than those of the runs, which must be in no cache."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """A run, and how busy other programs kept the machine meanwhile, in cores."""
+    """A run, and the load of other programs on the machine meanwhile, in cores."""
 
     run: ServedRun
     foreign_cores: float
@@ -53,27 +53,27 @@ class Server:
     """A server that was started for runs.
 
     Attributes:
-        log: what it has printed.
+        log: the file of its output.
     """
 
     target: Target
     log: Path
 
     def target_load(self) -> dict[str, Any] | None:
-        """How many tokens a high priority's instance gets, and where that is from; None where
-        its policy has no priorities."""
+        """The target load of high priority and its origin; None where the policy has no
+        priorities."""
         found = re.search(
             r"target load tokens=(\d+) from=(.*)", self.log.read_text("utf-8", "replace")
         )
         if found is None:
             return None
         origin = found[2].strip()
-        # A saved profile is named by a path, which says nothing on another machine.
+        # A saved profile is named by a path, which has no meaning on another machine.
         is_known = origin.startswith(("default", "--target-load"))
         return {"tokens": int(found[1]), "from": origin if is_known else "sterna profile"}
 
     def warm_up(self) -> None:
-        """Have each instance answer once: an engine's first steps take longer."""
+        """Send each instance a request: an engine's first steps take longer."""
         self.measure(
             burst(NUM_WARM_UP_REQUESTS, STEP_LENGTHS, seed=0), "warm-up", seed=WARM_UP_SEED
         )
@@ -91,7 +91,7 @@ class Server:
         """Send the trace, and watch the instances and the machine until all have ended.
 
         Args:
-            what: is being measured, for whoever watches.
+            what: the name of the measurement, for the progress bar.
             seed: of the prompts.
             is_settled, settle_timeout_s: see `run_trace`.
         """
@@ -104,7 +104,7 @@ class Server:
                 num_ended += 1
                 show(num_ended)
 
-            looking = asyncio.create_task(_look_again_and_again(others))
+            looking = asyncio.create_task(_look_periodically(others))
             try:
                 return await run_trace(
                     self.target,
@@ -136,15 +136,15 @@ def started(options: Sequence[str], log: Path) -> Iterator[Server]:
         yield Server(asyncio.run(find_target(url)), log)
 
 
-async def _look_again_and_again(others: ForeignLoad) -> None:
-    """Instances end during a run, and what they used must have been seen before."""
+async def _look_periodically(others: ForeignLoad) -> None:
+    """Instances end during a run, and their use must be recorded before."""
     while True:
         await asyncio.sleep(LOOK_INTERVAL_S)
         await asyncio.to_thread(others.look)
 
 
 class Notes:
-    """Says what goes on, with the time since the beginning: a benchmark takes many minutes."""
+    """Messages with the time since the beginning, for benchmarks that take many minutes."""
 
     def __init__(self) -> None:
         self._begun_s = time.monotonic()
@@ -155,7 +155,7 @@ class Notes:
         print(f"[{minutes:3}:{seconds:02}] {text}", file=sys.stderr, flush=True)
 
     def say_outcome(self, measured: Measured) -> None:
-        """Say what could make a run worth nothing, if there is such a thing."""
+        """Print the conditions that could invalidate the run, if there are any."""
         for error, times in measured.run.errors().items():
             self.say(f"failed {times} of {len(measured.run.trace)} requests: {error}")
         if measured.foreign_cores > MAX_FOREIGN_CORES:
@@ -169,7 +169,7 @@ class Notes:
 
 
 def distribution_json(distribution: Distribution | None) -> dict[str, float] | None:
-    """In seconds, to a tenth of a millisecond."""
+    """The distribution in seconds, to a tenth of a millisecond."""
     if distribution is None:
         return None
     return {name: round(value, 4) for name, value in asdict(distribution).items()}

@@ -1,4 +1,4 @@
-"""Samples the instances of a Sterna server while it is at work."""
+"""Samples the instances of a running Sterna server."""
 
 import asyncio
 from typing import Final
@@ -11,20 +11,20 @@ from sterna.errors import ConfigurationError
 
 DEFAULT_INTERVAL_S = 0.5
 ANSWER_TIMEOUT_S = 5.0
-"""A sample that takes longer is left out: it would say nothing of its moment."""
+"""A sample that takes longer is left out, since its time would be uncertain."""
 
 UNKNOWN: Final = frozenset({404, 405, 501})
 """Answers of servers that are not Sterna's."""
 
 
 class InstanceSample(msgspec.Struct, frozen=True):
-    """One instance at one moment, in the words of `sterna instances --json`.
+    """One instance at one moment, with the fields of `sterna instances --json`.
 
     Attributes:
         total_tokens: memory that requests may have: all but the watermark.
         head_demand_tokens: of the request at the head of its line; 0 for no line.
-        preemptions: since the instance started, as are migrations, which count where they leave.
-            None where the server does not tell them.
+        preemptions: since the instance started, like migrations, which count at their source.
+            None where the server does not report them.
     """
 
     id: str
@@ -49,7 +49,7 @@ class ClusterSample(msgspec.Struct, frozen=True):
 
 
 class Observer:
-    """Asks a server for its instances, once every so often.
+    """Polls a server for its instances at an interval.
 
     Attributes:
         samples: so far, in order; the first is from before the run.
@@ -61,13 +61,13 @@ class Observer:
         self.samples: list[ClusterSample] = []
 
     async def look(self, session: aiohttp.ClientSession, begin_s: float) -> bool:
-        """Take one sample; returns whether the server tells its instances at all.
+        """Take one sample; returns whether the server reports its instances at all.
 
-        The sample of a server that does not answer in time, or that cannot tell at this moment,
-        is left out.
+        The sample of a server that does not answer in time, or is temporarily unable to, is left
+        out.
 
         Raises:
-            ConfigurationError: it wants another key than it was given.
+            ConfigurationError: the server needs another key.
         """
         try:
             async with session.get(f"{self._target.url}/admin/instances") as answer:
@@ -99,5 +99,5 @@ class Observer:
             await self.look(session, begin_s)
 
     def session(self) -> aiohttp.ClientSession:
-        """Connections of its own, so that no stream keeps a sample waiting."""
+        """Connections of its own, so that no stream delays a sample."""
         return self._target.session(aiohttp.ClientTimeout(total=ANSWER_TIMEOUT_S))

@@ -1,7 +1,7 @@
-"""What client and observer saw, as `metrics` records runs.
+"""Observations of client and observer, as the records of `metrics`.
 
-What neither of them can see is not known: queue time, the loss of a preemption, whose preemptions
-there were, downtimes, and steps.
+Quantities that neither of them sees are unknown: queue time, the loss of a preemption, the
+preempted requests, downtimes, and steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,11 +42,11 @@ def cluster_of(samples: Sequence[ClusterSample], end_s: float, wall_s: float) ->
 
     Args:
         samples: the first from before the run, the last from after it; none for a server that
-            does not tell its instances.
+            does not report its instances.
         end_s: when the last request ended.
         wall_s: how long the run took.
     """
-    # After the last request the cluster is empty, which says nothing of the run.
+    # After the last request the cluster is empty, which is no part of the run.
     during = [each for each in samples if each.time_s <= end_s]
     memory = [each for each in during if _total_tokens(each) and _tells_heads(each)]
     committed = _counted(samples, lambda each: each.migrations_committed)
@@ -79,9 +79,9 @@ def cluster_of(samples: Sequence[ClusterSample], end_s: float, wall_s: float) ->
 def counted_until(
     samples: Sequence[ClusterSample], counter: Callable[[InstanceSample], int | None]
 ) -> list[int | None]:
-    """By how much the counters of all instances have grown from the first sample to each.
+    """Growth of the counters of all instances from the first sample to each sample.
 
-    An instance that is gone has counted what it last told. None from where on one does not tell.
+    An instance that has ended counts with its last report. None from the first sample without one.
     """
     last: dict[str, int | None] = {}
     totals: list[int | None] = []
@@ -104,10 +104,10 @@ def _counted(
 def _started(
     samples: Sequence[ClusterSample], committed: int | None, aborted: int | None
 ) -> int | None:
-    """Those that ended, and those in flight when the last sample was taken."""
+    """Migrations that ended, and those in flight at the last sample."""
     if committed is None or aborted is None:
         return None
-    # Each is counted on either side.
+    # Each migration is counted on both sides.
     return committed + aborted + sum(each.migrating for each in samples[-1].instances) // 2
 
 
@@ -121,7 +121,7 @@ def _migrating_instance_s(during: Sequence[ClusterSample], end_s: float) -> floa
 
 
 def _changes(during: Sequence[ClusterSample]) -> list[tuple[float, int]]:
-    """From when on there were how many instances."""
+    """The times at which the number of instances changed, with the new number."""
     changes: list[tuple[float, int]] = []
     for sample in during:
         number = sum(each.state != PENDING for each in sample.instances)

@@ -1,4 +1,4 @@
-"""What a run on a real server looks like: for people, as JSON, as a file, and as a plot."""
+"""Reports of a run on a real server: a table, JSON, a file, and a plot."""
 
 import contextlib
 import datetime
@@ -23,15 +23,15 @@ from sterna.metrics.summary import Distribution, as_json, latencies_json, summar
 from sterna.workload.catalog import Workload
 
 LATE_S = 0.05
-"""A client that sends so much later than it means to is part of what it measures."""
+"""Send delay (P99) above which the client itself distorts the measurement."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reported:
-    """A run, and what it was.
+    """A run with its workload and label.
 
     Attributes:
-        label: what reports call the server, as its policy say; None for its address.
+        label: the server's name in reports, such as its policy; None for its address.
     """
 
     run: ServedRun
@@ -40,12 +40,12 @@ class Reported:
 
     @property
     def title(self) -> str:
-        """What people read above its numbers."""
+        """The heading above the numbers."""
         return self.run.target.url if self.label is None else self.label
 
 
 def run_json(reported: Reported) -> dict[str, Any]:
-    """What `--json` prints, in the words of `sterna simulate --json` (docs/benchmarks.md)."""
+    """The output of `--json`, with the fields of `sterna simulate --json` (docs/benchmarks.md)."""
     run, workload = reported.run, reported.workload
     summary = run.summary()
     classes = summarize_classes(run.records, run.cluster)
@@ -70,13 +70,13 @@ def run_json(reported: Reported) -> dict[str, Any]:
 
 
 def send_delay_s(run: ServedRun) -> Distribution | None:
-    """How much later than it was due each request was sent."""
+    """The delay from the due time to the sending of each request."""
     sent_s = np.array([each.sent_s for each in run.outcomes], np.float64)
     return Distribution.of(sent_s - run.trace.arrival_s)
 
 
 def print_report(reported: Reported) -> None:
-    """Print what the workload was, the table of the run, and what went wrong."""
+    """Print the workload, the table of the run, and the failures."""
     run, workload = reported.run, reported.workload
     console = report_console()
     rate = "" if workload.rate is None else f" at {workload.rate:g}/s"
@@ -95,7 +95,7 @@ def print_report(reported: Reported) -> None:
     if late is not None and late.p99 > LATE_S:
         console.print(
             f"[bold]late[/bold]: requests were sent up to {number(late.max)} s after they were "
-            "due; the times above count it, though this client is what was slow"
+            "due; the times above include it, although this client caused it"
         )
 
 
@@ -152,17 +152,17 @@ def draw_run(reported: Reported, path: Path) -> None:
 
 
 def draw_samples(reported: Reported, path: Path) -> None:
-    """Draw what the instances did over time.
+    """Draw the instances over time.
 
     Raises:
-        ConfigurationError: the server does not tell them.
+        ConfigurationError: the server does not report them.
         OSError: the file cannot be written.
     """
     from bench.serving.timeline import draw_timeline, timeline_of
 
     if not reported.run.samples:
         raise ConfigurationError(
-            f"--timeline: {reported.run.target.url} does not tell its instances, as Sterna does"
+            f"--timeline: {reported.run.target.url} does not report its instances, as Sterna does"
         )
     draw_timeline(timeline_of(reported.run.samples), _plot_title(reported), path)
 
@@ -178,7 +178,7 @@ def _plot_title(reported: Reported) -> str:
 
 @contextlib.contextmanager
 def progress(num_requests: int, what: str = "requests") -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, while the context lasts; gives what moves it to so many requests."""
+    """A progress bar on stderr; yields a function that sets the number of ended requests."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

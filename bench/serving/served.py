@@ -1,4 +1,4 @@
-"""A server of this program's own: started, waited for, and ended whatever happens."""
+"""A server of the benchmark itself: started, awaited, and ended in every case."""
 
 import contextlib
 import http.client
@@ -19,7 +19,7 @@ from sterna.errors import ConfigurationError
 START_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.2
-"""Pace of questions whether it is ready: it says so, but not to whoever asks over HTTP."""
+"""Interval of the checks whether the server is ready."""
 
 PORT_OPTION = "--port"
 
@@ -28,15 +28,15 @@ PORT_OPTION = "--port"
 def served(
     options: Sequence[str], *, log: Path | None = None, timeout_s: float = START_TIMEOUT_S
 ) -> Iterator[str]:
-    """Run `sterna serve` with these options for as long as the context lasts; gives its URL.
+    """Run `sterna serve` with these options for as long as the context lasts; yields its URL.
 
     It gets a free port unless the options name one.
 
     Args:
-        log: what it prints goes here; by default only the reason why it did not start is told.
+        log: the file for its output; by default only the reason of a failed start is reported.
 
     Raises:
-        ConfigurationError: it ended instead of being ready, or took longer than `timeout_s`.
+        ConfigurationError: the server ended before it was ready, or took longer than `timeout_s`.
     """
     port = _port(options)
     command = [str(Path(sys.executable).with_name("sterna")), "serve", *options]
@@ -44,7 +44,7 @@ def served(
         command += [PORT_OPTION, str(port)]
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() if log is None else log.open("w+b") as printed:
-        # A session of its own: Ctrl-C is for this program, which ends the server in turn.
+        # A session of its own: Ctrl-C reaches only this program, which then ends the server.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -64,7 +64,7 @@ def _names(options: Sequence[str]) -> set[str]:
 
 
 def _port(options: Sequence[str]) -> int:
-    """The one that the options name, or one that nobody listens on."""
+    """The port that the options name, or a free one."""
     for index, option in enumerate(options):
         name, equals, value = option.partition("=")
         if name != PORT_OPTION:
@@ -79,10 +79,10 @@ def _port(options: Sequence[str]) -> int:
 def _until_ready(process: subprocess.Popen[bytes], url: str, deadline_s: float, log: int) -> None:
     while True:
         if process.poll() is not None:
-            raise ConfigurationError(f"sterna serve ended: {_last_words(log)}")
+            raise ConfigurationError(f"sterna serve ended: {_last_line(log)}")
         if time.monotonic() > deadline_s:
-            raise ConfigurationError(f"sterna serve was not ready in time: {_last_words(log)}")
-        # Another program that took the port may say anything; the server then ends.
+            raise ConfigurationError(f"sterna serve was not ready in time: {_last_line(log)}")
+        # Another program on the port may answer anything; the server then ends.
         with (
             contextlib.suppress(OSError, http.client.HTTPException),
             urllib.request.urlopen(f"{url}/health", timeout=5.0),
@@ -91,18 +91,18 @@ def _until_ready(process: subprocess.Popen[bytes], url: str, deadline_s: float, 
         time.sleep(POLL_INTERVAL_S)
 
 
-def _last_words(log: int) -> str:
-    """The last line that it printed, which is its error if there was one."""
+def _last_line(log: int) -> str:
+    """The last error that the server printed, else its last line."""
     size = os.fstat(log).st_size
     text = os.pread(log, size, 0).decode(errors="replace")
     lines = [line for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "error: " in line]
-    words = (errors or lines or ["it said nothing"])[-1]
+    words = (errors or lines or ["without any output"])[-1]
     return words.removeprefix("sterna: error: ")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Have it end by itself, else kill it; what it started ends with it."""
+    """Let the server end by itself, else kill it; its child processes end with it."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(END_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""A workload sent to a server that is watched meanwhile: one run, recorded."""
+"""One run: a workload sent to a server, with samples of its instances."""
 
 import asyncio
 from collections import Counter
@@ -15,17 +15,17 @@ from sterna.types import Priority
 from sterna.workload.trace import Trace
 
 LEAD_S = 0.1
-"""Between the beginning and the first request, so that it, too, can be sent when it is due."""
+"""Time between the beginning and the first request, so that it can be sent when it is due."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedRun:
-    """One run on a real server, done.
+    """One finished run on a real server.
 
     Attributes:
         outcomes: of the trace's requests, in its order.
         samples: of the server's instances; the first is from before the run, the last from after
-            it. None for a server that does not tell them.
+            it. None for a server that does not report them.
     """
 
     target: Target
@@ -40,12 +40,12 @@ class ServedRun:
         return summarize(self.records, self.cluster, priority=priority)
 
     def errors(self) -> Counter[str]:
-        """How many requests failed for which reason, the most frequent first."""
+        """The number of failed requests for each reason, the most frequent first."""
         found = Counter(each.error for each in self.outcomes if each.error is not None)
         return Counter(dict(found.most_common()))
 
     def instances(self) -> int | None:
-        """How many there were at the start, where that is known."""
+        """The number of instances at the start, where it is known."""
         numbers = self.cluster.instances_num
         return int(numbers[0]) if len(numbers) else None
 
@@ -67,18 +67,18 @@ async def run_trace(
     Args:
         interval_s: time between two samples of the instances.
         on_ended: called whenever a request has ended, well or not.
-        is_settled: whether the cluster is back where it should be. After the last request it is
-            watched until then, or for `settle_timeout_s`.
+        is_settled: whether the cluster has its final state. After the last request it is watched
+            until then, or for `settle_timeout_s`.
 
     Raises:
-        ConfigurationError: the server wants another key than it was given.
+        ConfigurationError: the server needs another key.
     """
     loop = asyncio.get_running_loop()
     observer = Observer(target, interval_s)
     async with observer.session() as session:
         begin_s = loop.time()
         is_watched = await observer.look(session, begin_s)
-        # What was sampled counts as from the beginning, which is when the first request is due.
+        # The first sample counts as from the beginning, when the first request is due.
         begin_s = loop.time() + LEAD_S
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(observer.watch(session, begin_s)) if is_watched else None
@@ -89,7 +89,7 @@ async def run_trace(
                     await _until(is_settled, observer, interval_s, settle_timeout_s)
                 watching.cancel()
         if is_watched:
-            # By then the instances have told what happened last.
+            # By then the instances have reported their last events.
             await asyncio.sleep(interval_s)
             await observer.look(session, begin_s)
     samples = tuple(observer.samples)

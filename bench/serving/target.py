@@ -1,4 +1,4 @@
-"""The server that a workload is sent to: where it is, and what it serves."""
+"""The server to which a workload is sent: its address, model and key."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ QUESTION_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server, its model, and the key that it asks for.
+    """A server, its model, and its key.
 
     Attributes:
         url: without a path.
-        max_model_len: of prompt and answer together; None where it does not say.
+        max_model_len: of prompt and answer together; None where the server does not report it.
     """
 
     url: str
@@ -27,31 +27,31 @@ class Target:
     api_key: str | None = field(default=None, repr=False)
 
     def session(self, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
-        """A session with as many connections as are asked for, each for one request."""
+        """A session without a limit of connections, each for one request."""
         return _session(self.api_key, timeout)
 
 
 class Model(msgspec.Struct):
-    """What a server says of a model."""
+    """A model in a server's list."""
 
     id: str
     max_model_len: int | None = None
 
 
 class Models(msgspec.Struct):
-    """What a server says of its models."""
+    """A server's list of models."""
 
     data: list[Model]
 
 
 async def find_target(url: str, api_key: str | None = None, model: str | None = None) -> Target:
-    """Ask the server what it serves.
+    """Ask the server for its models.
 
     Args:
-        model: which of its models; None for the first.
+        model: one of its models; None for the first.
 
     Raises:
-        ConfigurationError: nobody answers there, or not as was hoped; the message says what to do.
+        ConfigurationError: no server answers, or not as OpenAI's API; the message says what to do.
     """
     url = url.rstrip("/").removesuffix("/v1")
     timeout = aiohttp.ClientTimeout(total=QUESTION_TIMEOUT_S)
@@ -83,7 +83,7 @@ async def find_target(url: str, api_key: str | None = None, model: str | None = 
 
 
 def refusal(status: int, content: bytes) -> str:
-    """Why a server refused, in its own words where it has some."""
+    """The reason of a refusal, from the server's message where it has one."""
     try:
         answer: Any = msgspec.json.decode(content)
         return f"{status}: {answer['error']['message']}"
@@ -105,7 +105,7 @@ def _chosen(url: str, models: list[Model], name: str | None) -> Model:
 
 def _session(api_key: str | None, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
     headers: Mapping[str, str] = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    # A server may end an idle connection in the moment in which a busy client takes it up again,
-    # and a request that is not repeated is lost. So every request has a connection of its own.
+    # A server may close an idle connection just when a busy client reuses it, and the request is
+    # lost, since it is not repeated. So every request has a connection of its own.
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     return aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)

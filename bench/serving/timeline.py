@@ -1,4 +1,4 @@
-"""A run over time: load, freeness, instances and migrations, as they were sampled."""
+"""Time line of a run: sampled load, freeness, instances and migrations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -20,7 +20,7 @@ RUNNING = "running"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """One entry of every array a sample.
+    """Arrays with one entry for each sample.
 
     Attributes:
         time_s: float64[n].
@@ -30,7 +30,7 @@ class Timeline:
             does.
         serving: int64[n], instances that take requests.
         instances: int64[n], those with a machine: starting, warm and terminating ones, too.
-        migrations: float64[n], committed since the first sample; NaN where they are not told.
+        migrations: float64[n], committed since the first sample; NaN where they are not reported.
     """
 
     time_s: NDArray[np.float64]
@@ -43,7 +43,7 @@ class Timeline:
 
 
 def timeline_of(samples: Sequence[ClusterSample]) -> Timeline:
-    """What the samples say of each moment."""
+    """The time line of the samples."""
 
     def summed(of: Callable[[InstanceSample], int]) -> NDArray[np.int64]:
         return np.array([sum(map(of, each.instances)) for each in samples], np.int64)
@@ -66,7 +66,7 @@ def timeline_of(samples: Sequence[ClusterSample]) -> Timeline:
 
 
 def timeline_json(timeline: Timeline) -> dict[str, list[float | None]]:
-    """A list for each attribute; what is not known is None."""
+    """A list for each attribute; unknown values are None."""
     return {
         field.name: [
             None if np.isnan(value) else round(value, 3)
@@ -77,7 +77,7 @@ def timeline_json(timeline: Timeline) -> dict[str, list[float | None]]:
 
 
 def timeline_from_json(columns: Mapping[str, Sequence[float | None]]) -> Timeline:
-    """The time line of which `timeline_json` made these."""
+    """The time line from the result of `timeline_json`."""
     return Timeline(
         **{
             name: np.array([nan if value is None else value for value in values])
@@ -89,10 +89,10 @@ def timeline_from_json(columns: Mapping[str, Sequence[float | None]]) -> Timelin
 def draw_timeline(
     timeline: Timeline, title: str, path: Path, *, changes_s: Sequence[float] = ()
 ) -> None:
-    """Draw it into the file, whose suffix says how.
+    """Draw the time line into the file, in the format of its suffix.
 
     Args:
-        changes_s: when the rate of requests changed, which is marked.
+        changes_s: the marked times at which the rate of requests changed.
 
     Raises:
         OSError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""`sterna bench fidelity`: how near simulations come to the points of the paper's Figure 11.
+"""`sterna bench fidelity`: accuracy of simulations against the points of the paper's Figure 11.
 
 Runs every point of the figure at the paper's seed, with the paper's parameters
 (`sterna.simulator.paper`), and compares latencies with the points read from the figure. All
@@ -64,7 +64,7 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _row(ours: Row, paper: Row) -> dict[str, Any]:
-    """One point of the figure: of every metric ours, the paper's, and the ratio of the two."""
+    """One point of the figure: our value, the paper's and their ratio for every metric."""
     row: dict[str, Any] = {
         "trace": ours["trace"],
         "rate": ours["request_rate"],

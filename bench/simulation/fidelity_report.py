@@ -26,11 +26,11 @@ GOALS: Mapping[str, Mapping[str, float]] = {
         "prefill_p99_s": 0.5,
     },
 }
-"""Of the generated traces: the largest median of |log(ours / paper)|."""
+"""Goals of the generated traces: the largest median of |log(ours / paper)|."""
 
 
 def summaries(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """One entry a policy, kind of trace and column, in the order of the rows.
+    """One entry for each policy, kind of trace and column, in the order of the rows.
 
     Each has `n`, the median of |log(ours / paper)|, the median of the log itself (positive: ours
     is larger), and for the generated traces the goal, where there is one.

@@ -1,9 +1,9 @@
 """Checks the model of the migration handshake, `models/migration.pml`, with spin
 (docs/internals/model.md).
 
-`python -m bench.simulation.model_check` explores every state within the bounds of `FULL`, then sees
-that each rule of the protocol that is left out on purpose (`BREAKS`) is missed, and writes the
-result file; `--short` takes the smaller bounds of `SHORT`, and writes nothing.
+`python -m bench.simulation.model_check` explores every state within the bounds of `FULL`, then
+checks that each rule left out on purpose (`BREAKS`) is found, and writes the result file; `--short`
+uses the smaller bounds of `SHORT`, and writes nothing.
 """
 
 import argparse
@@ -31,7 +31,7 @@ SAFETY = "safety"
 number of messages lost, repeated and overtaken, and every time-out at any moment."""
 LIVENESS = "liveness"
 """The same, and in the end one owner or none that is wanted, and nothing left: under weak fairness,
-after every combination of so many faults."""
+after every combination of `num_faults` faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,11 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """What one exploration came to.
+    """The result of one exploration.
 
     Attributes:
-        violated: what was violated, in spin's words; None when all states were explored and
-            nothing was.
-        depth: of the longest path, in steps.
+        violated: the violation, in spin's words; None when all states were explored without one.
+        depth: the length of the longest path, in steps.
     """
 
     violated: str | None
@@ -123,7 +122,7 @@ BREAKS = (
 
 
 def missing_tool() -> str | None:
-    """What is not installed, and how to install it; None when the model can be checked."""
+    """The missing tool, and how to install it; None when the model can be checked."""
     for tool in ("spin", "gcc"):
         if shutil.which(tool) is None:
             return f"{tool} is not installed: apt-get install {tool}"
@@ -131,7 +130,7 @@ def missing_tool() -> str | None:
 
 
 def explore(check: Check) -> Explored:
-    """Explores all states, or until something is violated.
+    """Explores all states, or until the first violation.
 
     Raises:
         ConfigurationError: a tool is missing, or the bounds of depth or memory were reached.
@@ -143,8 +142,8 @@ def explore(check: Check) -> Explored:
         for source in MODELS.glob("*.pml"):
             shutil.copy(source, folder)
         _call(folder, "spin", "-a", *check.defines(), MODEL)
-        # Spin writes one function of some 10,000 lines, over which an optimizing compiler sits for
-        # longer than most explorations take.
+        # Spin writes one function of some 10,000 lines, whose optimization takes longer
+        # than most explorations.
         options = ("-O0", "-w", "-DNOREDUCE", "-DCOLLAPSE", "-DNFAIR=3", f"-DMEMLIM={MEMORY_MIB}")
         _call(folder, "gcc", *options, "-o", "pan", "pan.c")
         begin_s = time.monotonic()
@@ -155,7 +154,7 @@ def explore(check: Check) -> Explored:
 
 
 def _read(said: str, wall_s: float) -> Explored:
-    """Understand what the checker printed."""
+    """Parse the checker's output."""
     violation = re.search(r"pan:1: (.*) \(at depth", said)
     errors = re.search(r"depth reached (\d+), errors: (\d+)", said)
     states = re.search(r"([\d.e+]+) states, stored", said)
@@ -201,7 +200,7 @@ def _row(check: Check, explored: Explored) -> dict[str, Any]:
 
 
 def run(checks: Sequence[Check]) -> list[dict[str, Any]]:
-    """Explores one after the other, says what came out, and returns the rows."""
+    """Runs the explorations, prints their results, and returns the rows."""
     rows = []
     for check in checks:
         explored = explore(check)

@@ -1,10 +1,10 @@
-"""Fits what serving adds to the engine's measured step time on the paper's cluster.
+"""Fits the overhead of serving on top of the engine's measured step time on the paper's cluster.
 
-The measured steps of LLaMA-7B on an A10 are of an engine alone; the cluster's were longer by what
-its CPUs did between them. What that is, is fitted to one thing: Llumnix's mean decode latency at
-the 25 generated points of Figure 11, whose logarithms are brought as near to the paper's as least
-squares can (Gauss-Newton, each derivative a difference of whole simulations). Every prefill delays
-the decodes of its instance, so that decode latencies tell what it adds to prefills, too.
+The measured steps of LLaMA-7B on an A10 are of an engine alone; the cluster's were longer by the
+work of its CPUs between them. This overhead is fitted to one column: Llumnix's mean decode latency
+at the 25 generated points of Figure 11, by least squares of the logarithms (Gauss-Newton, each
+derivative a difference of whole simulations). Every prefill delays the decodes of its instance, so
+that decode latencies depend on the overhead of prefills, too.
 
 Prints each step of the search, and at the end the constants for `simulator.paper` with their
 standard errors. All numbers are simulated; they do not depend on the machine.
@@ -66,7 +66,7 @@ def _search(options: argparse.Namespace) -> None:
 def _log_latencies(
     points: Sequence[dict[str, object]], tried: Sequence[Numbers], processes: int | None
 ) -> Numbers:
-    """The logarithm of each point's mean decode latency, a row for each set of constants."""
+    """The logarithm of each point's mean decode latency, with a row for each set of constants."""
     jobs = [_job(point, constants) for constants in tried for point in points]
     latencies_s: Numbers = np.array(map_runs(jobs, _decode_mean_s, num_processes=processes))
     logs: Numbers = np.log(latencies_s).reshape(len(tried), len(points))

@@ -1,8 +1,8 @@
-"""Names the code that seeds of the simulator run: the same as long as nothing in it changes.
+"""Digest of the code that seeds of the fault simulation run.
 
     python -m bench.simulation.sim_code
 
-A commit says too much: most commits leave what a seed means as it is.
+A commit id is too fine: most commits do not change the meaning of a seed.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ def code_of_seeds() -> str:
     Raises:
         subprocess.CalledProcessError: a seed cannot be run.
     """
-    # In a process of its own, for this one may have loaded others.
+    # In a process of its own, since this one may have loaded other modules.
     done = subprocess.run(
         [sys.executable, "-m", "bench.simulation.sim_code"],
         stdout=subprocess.PIPE,

@@ -1,10 +1,10 @@
-"""After how many seeds are mistakes found that were planted in the simulated cluster?
+"""Search for planted mistakes: the number of seeds after which the fault simulation finds each.
 
     python -m bench.simulation.sim_soak --planted
 
-`bench/results/sim_planted.json` has a row for each mistake: `found_after_seeds`, and by which
-`violation`; the table of docs/internals/fault_simulation.md is made from it. Not to be found in
-`MAX_SEEDS_A_MISTAKE` seeds is a hole in the simulator.
+`bench/results/sim_planted.json` has a row for each mistake: `found_after_seeds`, and the
+`violation` that showed it; the table of docs/internals/fault_simulation.md is made from it. A
+mistake that is not found in `MAX_SEEDS_A_MISTAKE` seeds is a gap in the simulator.
 """
 
 import textwrap
@@ -30,10 +30,10 @@ PAGE = results_io.ROOT / "docs" / "internals" / "fault_simulation.md"
 
 
 def search(plan: FaultPlan, num_workers: int, results: Path | None) -> int:
-    """Look for all of them; returns the exit code.
+    """Search for all mistakes; returns the exit code.
 
     Args:
-        results: where the JSON goes; None: to its place, and the table to the page.
+        results: folder of the JSON; None: the default folder, and the table goes into the page.
     """
     rows: list[dict[str, Any]] = []
     with workers(num_workers) as (pool, stop):
@@ -89,7 +89,7 @@ def _row(mistake: Mistake, plan: FaultPlan, pool: Workers, stop: Stop) -> dict[s
 
 
 def _in_order(pool: Workers, plan: FaultPlan, mistake: Mistake, stop: Stop) -> Iterator[Result]:
-    """The first seeds with this mistake; few more are begun than whoever asks may need."""
+    """The results of the first seeds with this mistake; few seeds are started in advance."""
     run = partial(run_seed, plan=plan, cores=mistake.cores)
     for first in range(0, MAX_SEEDS_A_MISTAKE, SEEDS_AT_ONCE):
         if stop.is_wanted:

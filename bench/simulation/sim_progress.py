@@ -1,7 +1,7 @@
-"""How far a run of many seeds is, in a file: what is done is not done again.
+"""Progress file of a run of many seeds, so that no seed is run twice.
 
-Seeds are done in any number of ranges, one after the other, which add up as long as all are of the
-same code. A run that is too long for one machine's day goes on from its results, too.
+Seeds are run in any number of ranges, one after the other, which add up as long as all are of the
+same code. A run that is too long for one day of a machine can also continue from its results.
 """
 
 import itertools
@@ -18,14 +18,14 @@ NAME = "sim_soak"
 
 
 class Progress(msgspec.Struct):
-    """What the seeds so far came to.
+    """The results of the seeds so far.
 
     Attributes:
-        code: what the seeds ran (`sim_code`).
-        done: ranges, each as its first seed and the one after its last; they neither overlap nor
-            touch, and are in order.
-        wall_s: of all runs together.
-        violations: seeds that broke a promise, with which.
+        code: the digest of the code that the seeds ran (`sim_code`).
+        done: the ranges that were run, each as its first seed and the one after its last; they
+            neither overlap nor touch, and are in order.
+        wall_s: time of all runs together.
+        violations: the seeds that broke a promise, with the promise.
     """
 
     code: str
@@ -38,11 +38,11 @@ class Progress(msgspec.Struct):
 
     @property
     def num_seeds(self) -> int:
-        """How many are done."""
+        """The number of seeds that were run."""
         return sum(end - first for first, end in self.done)
 
     def left(self, first: int, end: int) -> Iterator[int]:
-        """The seeds of this range that are not done, in order."""
+        """The remaining seeds of this range, in order."""
         ranges = []
         for done_first, done_end in [*self.done, (end, end)]:
             ranges.append(range(first, min(done_first, end)))
@@ -50,12 +50,12 @@ class Progress(msgspec.Struct):
         return itertools.chain.from_iterable(ranges)
 
     def num_left(self, first: int, end: int) -> int:
-        """How many seeds of this range are not done."""
+        """The number of remaining seeds of this range."""
         overlaps = (min(e, end) - max(f, first) for f, e in self.done)
         return end - first - sum(max(0, each) for each in overlaps)
 
     def add(self, result: Result) -> None:
-        """Count a seed in that was not done."""
+        """Add the result of a remaining seed."""
         self._note_done(result.seed)
         self.num_events += result.num_events
         for what, count in result.counts.items():
@@ -64,7 +64,7 @@ class Progress(msgspec.Struct):
             self.violations[result.seed] = result.violation
 
     def _note_done(self, seed: int) -> None:
-        # Nearly always the next one of a range.
+        # The seed is nearly always the next one of a range.
         for index, (first, end) in enumerate(self.done):
             if end == seed:
                 self.done[index] = (first, seed + 1)
@@ -85,10 +85,10 @@ class Progress(msgspec.Struct):
 
 
 def load(path: Path, code: str, *, overlap: bool) -> Progress:
-    """What `save` wrote.
+    """Read the file of `save`.
 
     Raises:
-        ConfigurationError: there is none, or of something else than this.
+        ConfigurationError: there is no file, or it has another content.
     """
     try:
         progress = msgspec.json.decode(path.read_bytes(), type=Progress)
@@ -100,10 +100,10 @@ def load(path: Path, code: str, *, overlap: bool) -> Progress:
 
 
 def load_results(folder: Path, code: str, *, overlap: bool) -> Progress:
-    """What `write` wrote.
+    """Read the results of `write`.
 
     Raises:
-        ConfigurationError: there is none, or of something else than this.
+        ConfigurationError: there are no results, or they have another content.
     """
     path = folder / f"{NAME}.json"
     try:
@@ -124,7 +124,7 @@ def load_results(folder: Path, code: str, *, overlap: bool) -> Progress:
 
 
 def write(progress: Progress, num_workers: int, folder: Path) -> Path:
-    """Write the results of what is done so far."""
+    """Write the results so far."""
     return results_io.write(
         NAME,
         {

@@ -2,15 +2,15 @@
 
     make sim-soak                                     100,000 seeds, into bench/results
     make sim-soak ARGS=--continue                     go on where Ctrl-C, or a crash, ended it
-    make sim-soak ARGS="--results FOLDER"             write what is done so far there at the end
+    make sim-soak ARGS="--results FOLDER"             write the results so far to FOLDER
     python -m bench.simulation.sim_soak --seeds 1000 --first 5000
     python -m bench.simulation.sim_soak --replay 308  one seed, with its last events
-    python -m bench.simulation.sim_soak --planted     are mistakes found? (`sim_planted`)
+    python -m bench.simulation.sim_soak --planted     search for planted mistakes (`sim_planted`)
 
-A seed is a whole cluster: how many instances and front ends it has, who asks for what, what breaks
-and when. The same seed, at the same commit, gives the same events. `bench/results/sim_soak.json`
-says how many seeds broke a promise (`summary`), what happened in all of them (`happened`), and
-which promises were broken (`rows`).
+A seed determines a whole cluster: its instances and front ends, all requests, all faults and their
+times. The same seed, at the same commit, gives the same events. `bench/results/sim_soak.json` has
+the number of seeds that broke a promise (`summary`), the counts of events in all seeds
+(`happened`), and the broken promises (`rows`).
 """
 
 import argparse
@@ -33,7 +33,7 @@ from fault_simulation.run import Result, run_seed
 
 SEEDS = 100_000
 MAX_VIOLATIONS = 20
-"""So many failing seeds are enough to know."""
+"""Number of failing seeds after which a run ends."""
 
 SEEDS_AT_ONCE = 8
 PROGRESS_S = 5.0
@@ -42,11 +42,11 @@ UNFINISHED = results_io.ROOT / ".cache" / "bench" / "sim_soak.json"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the seeds, or show one."""
+    """Run the seeds, or replay one."""
     parser = _parser()
     options = parser.parse_args(argv)
     if options.links_only and options.replay is None:
-        parser.error("--links-only goes with --replay")
+        parser.error("--links-only needs --replay")
     plan = replace(LINKS_ONLY if options.links_only else FaultPlan(), overlap=options.overlap)
     if options.replay is not None:
         return _replay(options.replay, plan, options.trace)
@@ -92,7 +92,10 @@ def _parser() -> argparse.ArgumentParser:
         "--planted", action="store_true", help="after how many seeds planted mistakes are found"
     )
     parser.add_argument(
-        "--trace", type=positive, default=TRACE_LINES, help="so many events of a failing seed"
+        "--trace",
+        type=positive,
+        default=TRACE_LINES,
+        help="number of printed events of a failing seed",
     )
     parser.add_argument(
         "--progress",
@@ -135,7 +138,7 @@ def _replay(seed: int, plan: FaultPlan, num_lines: int) -> int:
 
 
 def _soak(options: argparse.Namespace, plan: FaultPlan) -> int:
-    """Raises ConfigurationError: there is nothing to go on from."""
+    """Raises ConfigurationError: there is nothing to continue."""
     code = code_of_seeds()
     progress = Progress(code, plan.overlap)
     folder = options.results or results_io.RESULTS
@@ -146,7 +149,7 @@ def _soak(options: argparse.Namespace, plan: FaultPlan) -> int:
     end = options.first + options.seeds
     with workers(options.workers) as (pool, stop):
         left = progress.left(options.first, end)
-        # In order, so that what is done are few ranges.
+        # In order, so that the done seeds are few ranges.
         results = pool.map(partial(run_seed, plan=plan), left, chunksize=SEEDS_AT_ONCE)
         shown = _Shown(progress, progress.num_left(options.first, end), options.progress)
         for result in _until_stop(results, stop):
@@ -181,7 +184,7 @@ def _until_stop(results: Iterator[Result], stop: Stop) -> Iterator[Result]:
 
 
 class _Shown:
-    """Keeps the progress, and says every few seconds how far it is."""
+    """Saves the progress, and prints it every few seconds."""
 
     def __init__(
         self,
@@ -197,14 +200,14 @@ class _Shown:
         self._begin_s = self._shown_s = time.perf_counter()
 
     def add(self, result: Result) -> None:
-        """Count the seed in."""
+        """Add the seed's result."""
         self._progress.add(result)
         if time.perf_counter() - self._shown_s >= PROGRESS_S:
             self.save()
             self._show()
 
     def save(self) -> None:
-        """What is done is done."""
+        """Save the final progress."""
         self._shown_s = time.perf_counter()
         self._progress.wall_s = self._wall_before_s + self._shown_s - self._begin_s
         self._progress.save(self._path)
@@ -222,7 +225,7 @@ class _Shown:
 
 
 def replay_command(seed: int, *options: str) -> str:
-    """Return what shows this seed again, in a clone in which nothing is installed as well."""
+    """Return the command that replays this seed, also in a clone without an environment."""
     return f'make sim-soak ARGS="{" ".join(["--replay", str(seed), *options])}"'
 
 

@@ -1,17 +1,16 @@
-"""Measures how fast the simulator is: whole runs, one core each.
+"""Measures the speed of the simulator: whole runs, one core each.
 
-`bench/results/simulator.json` has a row a case: how long a run takes once the compiled code is
-loaded, how many steps of engines that is a second, and the most memory that a process which does
-nothing else ever holds. A run is all that `simulate` does. `reference_ratio` says how many times
-as long it takes as a simulation of one fixed policy that is compiled as a whole, which does a
-trace of 10,000 requests on 16 instances in about 0.1 s: the price of running the policy, the
-protocol and the bookkeeping that serve.
+`bench/results/simulator.json` has a row for each case: the time of a run once the compiled code is
+loaded, the steps of engines per second, and the peak memory of a process that does nothing else. A
+run is everything that `simulate` does. `reference_ratio` is the ratio of its time to that of a
+simulation of one fixed policy that is compiled as a whole, which needs about 0.1 s for 10,000
+requests on 16 instances: the cost of running the production policy, protocol and bookkeeping.
 
     sterna bench simulator [--runs 5] [--cases M-M 64x]
 
-`warmup_s` is the first run of a process, a short one: with compiled functions in numba's cache it
-loads them, without it compiles them. Run it on a quiet machine: `foreign_cores` says how many
-cores others kept busy during the runs.
+`warmup_s` is the first run of a process, a short one: it loads compiled functions from numba's
+cache, or compiles them. Run it on a quiet machine: `foreign_cores` is the number of cores that
+others kept busy during the runs.
 """
 
 import argparse
@@ -38,7 +37,7 @@ from sterna.workload.randomness import PAPER_SEED
 PAGE = results_io.ROOT / "docs" / "simulation.md"
 
 REFERENCE_S = 0.1
-"""What a wholly compiled simulation takes for 10,000 requests on 16 instances."""
+"""Time of a wholly compiled simulation of 10,000 requests on 16 instances."""
 
 MEMORY_GOAL_BYTES = 10**9
 
@@ -50,9 +49,9 @@ class Case:
     """One workload on one cluster.
 
     Attributes:
-        rules: "paper": its artifact's, with stale load reports; "own": ours, with live ones, and
-            the fragmentation sampled.
-        goal_s: what a run may take on one core.
+        rules: "paper": its artifact's, with stale load reports; "own": ours, with live reports and
+            sampled fragmentation.
+        goal_s: largest time of a run on one core.
     """
 
     trace: str
@@ -64,7 +63,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What it is called on the command line and in tables."""
+        """Its name on the command line and in tables."""
         instances = f" on {self.num_instances}" if self.num_instances != 16 else ""
         return f"{self.trace} {self.rate:g}/s{instances}, {self.rules}"
 
@@ -151,7 +150,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="sterna bench simulator", description="Measures how fast the simulator is."
+        prog="sterna bench simulator", description="Measures the speed of the simulator."
     )
     parser.add_argument("--runs", type=positive, default=5, help="of each case, after a warm-up")
     parser.add_argument(
@@ -171,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _in_fresh_process(case: Case, num_runs: int) -> dict[str, Any]:
-    """Measure the case where nothing else has been done, so that the peak of memory is its own."""
+    """Measure the case in a fresh process, so that the peak of memory is its own."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as executor:
         return executor.submit(_measure, case, num_runs).result()
@@ -183,7 +182,7 @@ def _measure(case: Case, num_runs: int) -> dict[str, Any]:
     simulate(build_trace(case.workload(NUM_WARMUP_REQUESTS)), config)
     warmup_s = time.perf_counter() - begin_s
     trace = build_trace(case.workload(case.num_requests))
-    # Not by the parent: what this process used is somebody else's to it once this one has ended.
+    # Not by the parent, which would count this process as a foreign one after its end.
     foreign = ForeignLoad()
     runs_s, cpu_s = [], []
     for _ in range(num_runs):
@@ -223,7 +222,7 @@ def _measure(case: Case, num_runs: int) -> dict[str, Any]:
 
 
 def _reference_s(case: Case) -> float:
-    """The reference for so many requests."""
+    """The reference for this number of requests."""
     return REFERENCE_S * case.num_requests / 10_000
 
 

@@ -1,7 +1,7 @@
 """Figure 10: downtime and overhead of migration (Section 6.2), from bench/results/migration.json.
 
 These are real measurements (`sterna bench migration`), of another model on other hardware than the
-paper's: what compares is downtimes in decode steps, and how they grow with the length.
+paper's: comparable are downtimes in decode steps, and their growth with the length.
 """
 
 import json
@@ -20,11 +20,11 @@ from sterna.errors import ConfigurationError
 
 MODEL = "llama-7b"
 TRANSPORTS = ("shm", "tcp", "gloo")
-"""The first that was measured is shown and judged: Sterna's default on one host comes first."""
+"""Order of the transports: the first measured one is shown and judged, Sterna's default first."""
 
 
 def rows(options: Options) -> list[Row]:
-    """The measurements with both instances busy where there are any, else with idle ones.
+    """The measurements with both instances busy, else with idle ones.
 
     Raises:
         ConfigurationError: nothing was measured.
@@ -46,7 +46,7 @@ def rows(options: Options) -> list[Row]:
             "n": row["n"],
             "downtime_ms": row["downtime_ms"]["median"],
             "decode_step_ms": row["decode_step_ms"]["median"],
-            # None where the source had no other request, and this one no step.
+            # None where the source had no other request, and this one made no step.
             "decode_step_migrating_ms": (row["decode_step_migrating_ms"] or {}).get("median"),
             "stages": row.get("stages"),
         }
@@ -104,13 +104,13 @@ def recompute_in_steps(rows: Sequence[Row]) -> float:
 
 
 def slowdown(rows: Sequence[Row]) -> float:
-    """By how much decode steps of the others grow while a request migrates, at most."""
+    """The largest growth of the others' decode steps during a migration."""
     those = shown(rows, "live")
     return float(max(row["decode_step_migrating_ms"] / row["decode_step_ms"] for row in those) - 1)
 
 
 def most_stages(rows: Sequence[Row]) -> float:
-    """Stages at most."""
+    """The largest number of stages."""
     return float(max(row["stages"] for row in shown(rows, "live")))
 
 

@@ -37,7 +37,7 @@ METRICS = (
     "decode_mean_s",
     "preemption_loss_s",
 )
-"""In the order of the paper's columns."""
+"""The metrics in the order of the paper's columns."""
 
 
 def cells(policy: str | None = None) -> list[Cell]:
@@ -80,7 +80,7 @@ def rows(options: Options) -> list[Row]:
 
 
 def gains(rows: Sequence[Row], traces: Sequence[str], metric: str, baseline: str) -> list[float]:
-    """The baseline's metric over Llumnix's, one a point of these traces."""
+    """The baseline's metric over Llumnix's, one for each point of these traces."""
     those = [row for row in rows if row["trace"] in traces]
     return ratios(those, metric, {"policy": baseline}, {"policy": "Llumnix"}, POINT)
 
@@ -103,7 +103,7 @@ def typical(
 
 
 def loss_cut(traces: Sequence[str], baseline: str) -> Callable[[Sequence[Row]], float]:
-    """By which share the preemption loss shrinks, averaged over the points that have any."""
+    """The share by which the preemption loss shrinks, averaged over the points with a loss."""
 
     def compute(rows: Sequence[Row]) -> float:
         those = [row for row in rows if row["trace"] in traces]
@@ -144,13 +144,13 @@ def request_cut_s(rows: Sequence[Row]) -> float:
 
 
 def migrating_fraction(rows: Sequence[Row]) -> float:
-    """Of an instance's time, that with a migration in flight, averaged over the points."""
+    """The share of an instance's time with a migration in flight, averaged over the points."""
     return float(np.mean([row["migrating_fraction"] for row in rows if row["policy"] == "Llumnix"]))
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """Section 6.3's sentences; beside each largest gain stands the typical one, which the text
-    does not have and the figure's points give."""
+    """Section 6.3's sentences; each largest gain is followed by the typical one, from the figure's
+    points."""
     infaas, rr = ("INFaaS++",), ("Round-Robin",)
     found = []
     for text, factor, traces, metric, baselines in (
@@ -218,7 +218,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def paper_point(row: Row) -> Row:
-    """The paper's point where the row is."""
+    """The paper's point for the row."""
     (point,) = matching(
         paper_points("figure11"), policy=row["policy"], **{name: row[name] for name in POINT}
     )
@@ -226,7 +226,7 @@ def paper_point(row: Row) -> Row:
 
 
 def distances_table(rows: Sequence[Row]) -> str:
-    """How far our points are from the paper's, by kind of trace and policy."""
+    """The distances of our points from the paper's, by kind of trace and policy."""
     lines = []
     for name, traces in (("generated", GENERATED), ("real", REAL)):
         for policy in ("Llumnix", "INFaaS++", "Round-Robin"):
@@ -292,7 +292,7 @@ def tables(rows: Sequence[Row]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Seven rows of panels, as the paper's."""
+    """Seven rows of panels, as in the paper."""
     grid(
         path,
         at_paper_seed(rows),

@@ -98,7 +98,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """How often it is high, and how often nothing."""
+    """The means, and how often the fragmentation is high or zero."""
     lines = [
         [
             row["policy"],

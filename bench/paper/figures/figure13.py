@@ -59,7 +59,7 @@ def cells() -> list[Cell]:
 
 
 def rows_of_both(run: SimulationRun) -> list[Row]:
-    """One row a priority; the paper's decode computation is a request's whole, not a token's."""
+    """One row for each priority; the paper's decode computation is of a whole request."""
     rows = []
     for name, priority in (("high", HIGH), ("normal", NORMAL)):
         summary = run.summary(priority)
@@ -81,7 +81,7 @@ def rows(options: Options) -> list[Row]:
 
 
 def gains(rows: Sequence[Row], priority: str, metric: str) -> list[float]:
-    """Llumnix-base over Llumnix, one a CV."""
+    """Llumnix-base over Llumnix, one for each CV."""
     those = [row for row in rows if row["priority"] == priority]
     return ratios(those, metric, {"policy": "Llumnix-base"}, {"policy": "Llumnix"}, POINT)
 
@@ -97,12 +97,12 @@ def most(metric: str) -> Callable[[Sequence[Row]], float]:
 
 
 def harm(metric: str) -> Callable[[Sequence[Row]], float]:
-    """By how much the normal priority's metric grows at most."""
+    """The largest growth of the normal priority's metric."""
     return lambda rows: max(1 / gain for gain in gains(rows, "normal", metric)) - 1
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """Section 6.4's ranges, each end of each."""
+    """Both ends of Section 6.4's ranges."""
     found = []
     for name, metric, low, high in (
         ("request mean", "request_mean_s", 1.2, 1.5),
@@ -136,7 +136,7 @@ def tables(rows: Sequence[Row]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A row of panels a priority, as the paper's."""
+    """A row of panels for each priority, as in the paper."""
     grid(
         path,
         at_paper_seed(rows),

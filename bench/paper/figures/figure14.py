@@ -25,10 +25,10 @@ from sterna.workload.catalog import Workload
 POISSON, GAMMA = "poisson_rate", "gamma_cv_at_rate_2"
 POINT = ("arrivals", "rate_or_cv")
 ARRIVALS_NAMES = {POISSON: "Poisson", GAMMA: "Gamma, 2 requests/s"}
-"""What readers call the two rows of the figure."""
+"""Names of the two rows of the figure, for readers."""
 
 STEPS_A_BLOCK = 16
-"""Freeness is coded in blocks a request in the paper's runs: 16 decode steps each."""
+"""Decode steps of a block: the paper's runs have freeness in blocks a request."""
 
 METRICS = (
     "request_p99_s",
@@ -46,8 +46,8 @@ def scaling_config(
 ) -> SimulationConfig:
     """The paper's runs: a decision every 10 s from 100 s on, 8 instances at the start, 1 to 16.
 
-    The average is looked at once a period, an instance serves as soon as it is added, and the one
-    that joined last is terminated.
+    The average is checked once a period, an instance serves as soon as it is added, and the newest
+    one is terminated.
     """
     return paper_config(
         policy,
@@ -87,7 +87,7 @@ def rows(options: Options) -> list[Row]:
 
 
 def gains(rows: Sequence[Row], arrivals: str, metric: str) -> list[float]:
-    """INFaaS++ over Llumnix, one a point of this row of the figure."""
+    """INFaaS++ over Llumnix, one for each point of this row of the figure."""
     those = [row for row in rows if row["arrivals"] == arrivals]
     return ratios(those, metric, {"policy": "INFaaS++"}, {"policy": "Llumnix"}, POINT)
 
@@ -113,7 +113,7 @@ def typical_saving(arrivals: str) -> Callable[[Sequence[Row]], float]:
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """Section 6.5's sentences on the figure, and what is typical beside the largest."""
+    """Section 6.5's sentences on the figure, with largest and typical gains."""
     points = paper_points("figure14")
     found = []
     for name, arrivals, factor, saved in (
@@ -169,7 +169,7 @@ def _named(rows: Sequence[Row]) -> list[Row]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A row of panels for the rates and one for the CVs, as the paper's."""
+    """A row of panels for the rates and one for the CVs, as in the paper."""
     grid(
         path,
         _named(at_paper_seed(rows)),

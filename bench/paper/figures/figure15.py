@@ -40,7 +40,7 @@ def rows(options: Options) -> list[Row]:
 
 
 def points() -> list[Row]:
-    """The paper's points with the threshold of each: they are in its order."""
+    """The paper's points with their thresholds, in whose order they are."""
     found = []
     for policy in dict.fromkeys(row["policy"] for row in paper_points("figure15")):
         those = matching(paper_points("figure15"), policy=policy)
@@ -54,8 +54,8 @@ def points() -> list[Row]:
 def cost_at(rows: Sequence[Row], policy: str, target_s: float) -> float:
     """Instances at which the policy's curve first comes down to a P99 prefill latency.
 
-    Between two points the logarithm of the latency goes straight with the instances. NaN where
-    the curve does not cross the latency: then nothing can be said at *equal* latency.
+    Between two points the logarithm of the latency is linear in the instances. NaN where the curve
+    does not cross the latency: then there is no number at *equal* latency.
     """
     curve = sorted(
         (row["avg_instances"], row["prefill_p99_s"]) for row in matching(list(rows), policy=policy)
@@ -73,7 +73,7 @@ def saving_at(rows: Sequence[Row], target_s: float) -> float:
 
 
 def shared_latencies(rows: Sequence[Row]) -> list[float]:
-    """Latencies that both curves cross: from the dearest to the cheapest, five of them."""
+    """Five latencies that both curves cross, from the most expensive to the cheapest."""
     low = max(
         min(row["prefill_p99_s"] for row in matching(list(rows), policy=POLICY_NAMES[each]))
         for each in POLICIES
@@ -95,7 +95,7 @@ def mean_saving(rows: Sequence[Row]) -> float:
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """The text's number, and what its figure's own points give at equal latency."""
+    """The text's number, and that of its figure's points at equal latency."""
     paper = points()
     own = "the paper's number is what its own points give at equal latency"
 
@@ -155,7 +155,7 @@ def tables(rows: Sequence[Row]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Latency over cost, as the paper's."""
+    """Latency over cost, as in the paper."""
     with figure(path, 1, 1, (5.5, 3.6)) as axes:
         axis = axes[0][0]
         for whose, those in (("ours", at_paper_seed(rows)), ("paper", points())):

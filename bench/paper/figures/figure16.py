@@ -1,15 +1,14 @@
-"""Figure 16: what scheduling costs 64 instances under rising rates (Section 6.6).
+"""Figure 16: cost of scheduling 64 instances under rising rates (Section 6.6).
 
 Measured, in this process: every decision of the production `GlobalScheduler` over 64 instances;
-and, by bench/paper/decode_profile.py, what one iteration's scheduling takes vLLM's own scheduler,
-what a llumlet's report adds, and what it takes to send an iteration's plan and outcome between
-processes.
+and, by bench/paper/decode_profile.py, the time of vLLM's own scheduler for one iteration, of a
+llumlet's report, and of sending an iteration's plan and outcome between processes.
 
 Simulated: the cluster. An instance computes a step (LLaMA-7B on A10, as everywhere here), has its
 next one scheduled, and so on. With **llumlets** each instance schedules its own steps, and the
-global scheduler sees new requests and reports, beside them. **Centralized**, one scheduler does
+global scheduler sees only new requests and reports. **Centralized**, one scheduler does
 this for all instances, one after the other (the paper's baseline: "extending the vLLM scheduler
-to manage all requests across all instances"). What an iteration takes beyond its computation is
+to manage all requests across all instances"). The time of an iteration beyond its computation is
 its scheduling stall.
 """
 
@@ -35,7 +34,7 @@ from bench.paper.tables import markdown_table, number
 RATES = (50.0, 100.0, 200.0, 300.0, 400.0, 500.0)
 SIMULATED_S = 40.0
 NEAR_ZERO = 0.05
-"""What "near-zero scheduling stalls" is read as: this share of a step's computation."""
+"""Interpretation of "near-zero scheduling stalls": this share of a step's computation."""
 
 
 def rows(options: Options) -> list[Row]:
@@ -163,7 +162,7 @@ def tables(rows: Sequence[Row]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Latency of a token on the left, stalls on the right, as the paper's."""
+    """Latency of a token on the left, stalls on the right, as in the paper."""
     with figure(path, 1, 2, (4.4, 3.2)) as axes:
         for axis, metric, name in (
             (axes[0][0], "token_mean_ms", "decode latency [ms/token]"),

@@ -1,4 +1,4 @@
-"""Figure 3: what preemptions cost on one instance (Section 3)."""
+"""Figure 3: the cost of preemptions on one instance (Section 3)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,17 +17,17 @@ from sterna.workload.catalog import Workload
 
 RATE = 0.42
 LENGTHS = (10_000, 2_000)
-"""Requests of a run: the published M-M trace, by which the claims are judged; and as many as the
-paper's run had, whose trace is not published, for how much such runs differ."""
+"""Requests of a run: of the published M-M trace, by which the claims are judged; and of the paper's
+run, whose trace is not published, to show how much such runs differ."""
 
 PERCENTILES = (50, 80, 95, 99)
 BAND = 0.005
-"""What is said of the request at a percentile is the mean over the requests whose rank is within
-this share of all from it: a single request says little."""
+"""Half of the band of ranks around a percentile over which requests are averaged, as a share of
+all: a single request has little meaning."""
 
 
 def cells() -> list[Cell]:
-    """One instance, on which every policy does the same."""
+    """One instance, on which all policies are equal."""
     config = paper_config("infaas++", "M-M", num_instances=1, fragmentation_interval_s=1.0)
     return [
         Cell({"requests": length}, Workload(trace="M-M", rate=RATE, num_requests=length), config)
@@ -36,7 +36,7 @@ def cells() -> list[Cell]:
 
 
 def percentile_row(run: SimulationRun) -> list[Row]:
-    """The decode latency's percentiles, and what preemption cost the requests there."""
+    """The decode latency's percentiles, and the preemption losses of the requests there."""
     records, cluster = run.records, run.cluster
     decoded = np.flatnonzero(records.output_tokens > 1)
     num_intervals = records.output_tokens[decoded] - 1
@@ -75,7 +75,7 @@ def rows(options: Options) -> list[Row]:
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """Section 3's sentences. The paper's on the P99 request speak of a single one."""
+    """Section 3's sentences. The paper's P99 request is a single one."""
     one = "the paper's of one request, ours of those from P98.5 to P99.5"
     rows = matching(rows, requests=LENGTHS[0])
     return [
@@ -129,7 +129,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """The percentiles at the paper's seed, and what runs of either length come to."""
+    """The percentiles at the paper's seed, and the spread of runs of either length."""
     (row,) = matching(at_paper_seed(rows), requests=LENGTHS[0])
     lines = [
         [
@@ -152,7 +152,7 @@ def tables(rows: Sequence[Row]) -> str:
 
 
 def _spread(rows: Sequence[Row]) -> str:
-    """How much runs of either length differ between seeds."""
+    """The differences between seeds of runs of either length."""
     lines = []
     for length in LENGTHS:
         those = matching(rows, requests=length)

@@ -1,4 +1,4 @@
-"""Figure 4: how long a decode step takes, over the tokens and requests in the batch (Section 3).
+"""Figure 4: duration of a decode step over the tokens and requests in the batch (Section 3).
 
 Three sources side by side: the paper's own steps on an A10, as far as they are published
 (Figure 10's, 8k tokens in each batch); the step-time model that the simulations run on, at the
@@ -22,12 +22,12 @@ from sterna.simulator.paper import paper_config
 LENGTHS = (64, 128, 256, 512, 1024)
 MAX_TOTAL_TOKENS = 8192
 MAX_FOREIGN_CORES = 0.1
-"""Of other programs; with more, a profile says as much of them as of the engine."""
+"""Load of other programs above which a profile is unreliable."""
 MODEL, ENGINE, PAPER = "simulated", "measured", "paper"
 
 
 def rows(options: Options) -> list[Row]:
-    """One row a source, length and batch size."""
+    """One row for each source, length and batch size."""
     return [*_model_rows(), *_paper_rows(), *_engine_rows()]
 
 
@@ -133,7 +133,7 @@ def tables(rows: Sequence[Row]) -> str:
 
 
 def _noise(rows: Sequence[Row]) -> str:
-    """What a reader must know when the machine was not quiet."""
+    """A note for readers when the machine was not quiet."""
     foreign_cores = max(row["foreign_cores"] for row in rows)
     if foreign_cores <= MAX_FOREIGN_CORES:
         return ""
@@ -153,7 +153,7 @@ def _profile_table(rows: Sequence[Row]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A line a length, as the paper's; the simulations' left, the real engine's right."""
+    """A line for each length, as in the paper; simulations left, the real engine right."""
     with figure(path, 1, 2, (4.6, 3.4)) as axes:
         for axis, source, title in (
             (axes[0][0], MODEL, "LLaMA-7B on A10: simulated, and the paper's points"),

@@ -32,7 +32,7 @@ def cells() -> list[Cell]:
 
 
 def memory_row(run: SimulationRun) -> list[Row]:
-    """How often requests that are blocked would fit into the free memory of all instances."""
+    """How often blocked requests would fit into the free memory of all instances."""
     cluster = run.cluster
     sampled = list(zip(cluster.room_tokens.tolist(), cluster.blocked_demands_tokens, strict=True))
     blocked = [(free, demands) for free, demands in sampled if demands]
@@ -57,7 +57,7 @@ def memory_row(run: SimulationRun) -> list[Row]:
 
 
 def _share(are_so: Sequence[bool]) -> float:
-    """The part of them that is true; 0 of none."""
+    """The fraction of true values; 0 of none."""
     return sum(are_so) / max(1, len(are_so))
 
 
@@ -102,7 +102,7 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """What was seen at the paper's seed."""
+    """The observations at the paper's seed."""
     (row,) = at_paper_seed(rows)
     lines = [
         ["moments (one a second)", str(row["num_samples"])],

@@ -1,7 +1,7 @@
-"""Beyond the paper: Llumnix and INFaaS++ from a cluster with room to spare to one that is full.
+"""Beyond the paper: Llumnix and INFaaS++ from a nearly empty to a full cluster.
 
-The paper's rates lie where migration helps most. Below them there is nothing to gain, above them
-nothing to be had.
+The paper's rates are those at which migration helps most. Below them all instances have free
+memory, above them none has.
 """
 
 from collections.abc import Sequence
@@ -60,18 +60,18 @@ def rows(options: Options) -> list[Row]:
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """The paper claims nothing of this."""
+    """The paper has no claims on this."""
     return []
 
 
 def gains(rows: Sequence[Row], rate: float, metric: str) -> list[float]:
-    """INFaaS++ over Llumnix at this rate, one a seed."""
+    """INFaaS++ over Llumnix at this rate, one for each seed."""
     those = matching(list(rows), request_rate=rate)
     return ratios(those, metric, {"policy": "INFaaS++"}, {"policy": "Llumnix"}, ("seed",))
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """A line a rate; gains over all seeds together."""
+    """A line for each rate; gains over all seeds together."""
     lines = []
     for rate in dict.fromkeys(row["request_rate"] for row in rows):
         (llumnix,) = matching(at_paper_seed(rows), request_rate=rate, policy="Llumnix")

@@ -1,5 +1,5 @@
-"""What scheduling costs, measured: the production global scheduler's decisions in this process,
-and an iteration's scheduling from the real engine's profile (bench/paper/decode_profile.py)."""
+"""Measured costs of scheduling: the production global scheduler's decisions in this process, and
+an iteration's scheduling from the real engine's profile (bench/paper/decode_profile.py)."""
 
 import time
 from collections.abc import Callable
@@ -18,19 +18,19 @@ from sterna.workload.randomness import PAPER_SEED
 
 NUM_INSTANCES = 64
 NUM_TOKENS = 64
-"""Of every prompt, and of every output."""
+"""Length of every prompt, and of every output."""
 TOTAL_TOKENS = 785 * 16
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What scheduling takes, in seconds; of an iteration as `constant + a request * batch`.
+    """Times of scheduling in seconds; of an iteration as `constant + per request * batch`.
 
     Attributes:
-        local_s: of an instance that schedules its own steps, its llumlet's report included.
-        central_s: of the centralized scheduler for one instance's step.
-        dispatch_s: of the global scheduler for a new request.
-        report_s: of the global scheduler for a load report.
+        local_s: an instance that schedules its own steps, its llumlet's report included.
+        central_s: the centralized scheduler for one instance's step.
+        dispatch_s: the global scheduler for a new request.
+        report_s: the global scheduler for a load report.
     """
 
     local_s: tuple[float, float]
@@ -47,7 +47,7 @@ def iteration_costs() -> tuple[tuple[float, float], tuple[float, float]]:
     """
     if not (RESULTS / "decode_profile.json").exists():
         raise ConfigurationError(
-            "bench/results/decode_profile.json is not there: run "
+            "there is no bench/results/decode_profile.json: run "
             "`python -m bench.paper.decode_profile`"
         )
     profile = read("decode_profile")["rows"]
@@ -65,7 +65,7 @@ def iteration_costs() -> tuple[tuple[float, float], tuple[float, float]]:
 
 
 def a_load(index: int, sequence: int, num_running: int) -> InstanceLoad:
-    """A report as it comes from an instance with so many requests half way through."""
+    """A report of an instance whose requests, `num_requests`, are half way through."""
     used_tokens = num_running * 96
     return InstanceLoad(
         instance_id=InstanceId(f"i{index:05d}"),

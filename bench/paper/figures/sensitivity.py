@@ -1,4 +1,4 @@
-"""What every assumption does: each varied alone, on three points of Figure 11.
+"""Sensitivity: the effect of each assumption, varied alone, on three points of Figure 11.
 
 The base is the paper's run with Llumnix (`paper_config`). A variant's effect on a metric is the
 base's value over the variant's, the geometric mean over points and seeds: above 1 the variant is
@@ -33,12 +33,12 @@ Change = Callable[[SimulationConfig], SimulationConfig]
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One assumption, changed.
+    """One changed assumption.
 
     Attributes:
-        assumption: what is assumed, and its value in the base.
+        assumption: its name, with its value in the base.
         value: its value here.
-        num_requests: of the trace.
+        num_requests: requests of the trace.
     """
 
     assumption: str
@@ -194,7 +194,7 @@ def rows(options: Options) -> list[Row]:
 
 
 def effects(rows: Sequence[Row], assumption: str, value: str, metric: str) -> list[float]:
-    """The base's metric over the variant's, one a point and seed."""
+    """The base's metric over the variant's, one for each point and seed."""
     base = {
         (row["trace"], row["request_rate"], row["seed"]): _floored(row, metric)
         for row in matching(list(rows), assumption=BASE)
@@ -211,12 +211,12 @@ def _floored(row: Row, metric: str) -> float:
 
 
 def claims(rows: Sequence[Row]) -> list[Claim]:
-    """The paper claims nothing of these."""
+    """The paper has no claims on these."""
     return []
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """A line a variant: geometric means, and in brackets the least and the largest."""
+    """A line for each variant: geometric means, with the smallest and the largest in brackets."""
     lines = []
     previous = ""
     for assumption, value in _variants(rows):
@@ -247,7 +247,7 @@ def _effect(values: Sequence[float]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A bar a variant and metric, on a logarithmic scale around 1."""
+    """A bar for each variant and metric, on a logarithmic scale around 1."""
     variants = _variants(rows)
     height = 0.24 * len(variants) + 1
     with figure(path, 1, len(METRICS), (3.2, height)) as axes:

@@ -1,4 +1,4 @@
-"""64 instances, each iteration of which is scheduled before it is computed (Figure 16)."""
+"""Stress test: 64 instances whose iterations are scheduled before they are computed (Figure 16)."""
 
 import heapq
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ REPORT_INTERVAL_S = 0.05
 class _Instance:
     num_waiting: int = 0
     num_prefilling: int = 0
-    """Prompts that the step under way computes."""
+    """Prompts of the current step."""
     running: list[tuple[int, float]] = field(default_factory=list)
-    """Tokens left to compute of each, and when its first token came."""
+    """Remaining tokens of each request, and the time of its first token."""
     is_idle: bool = True
 
     @property
@@ -33,7 +33,7 @@ class _Instance:
 
 
 class StressTest:
-    """64 instances, of which every iteration is scheduled before it is computed."""
+    """64 instances whose iterations are scheduled before they are computed."""
 
     def __init__(self, architecture: str, costs: Costs, step_time: StepTime) -> None:
         self._architecture = architecture
@@ -49,7 +49,7 @@ class StressTest:
         self.dispatch_delays_s: list[float] = []
 
     def run(self, arrivals_s: Sequence[float]) -> None:
-        """Until the last arrival."""
+        """Run until the last arrival."""
         for arrival_s in arrivals_s:
             while self._ends and self._ends[0][0] <= arrival_s:
                 self._end_step(*heapq.heappop(self._ends))
@@ -63,8 +63,8 @@ class StressTest:
                 self._begin_step(index, at_s)
 
     def _dispatched_s(self, arrival_s: float) -> float:
-        """When the request has its instance. The reports of all instances are seen by the same
-        scheduler: their share of its time makes it slower for the requests."""
+        """The time at which the request has its instance. The same scheduler processes the reports
+        of all instances: their share of its time slows it down for requests."""
         if self._architecture == NO_SCHEDULING:
             return arrival_s
         if self._architecture == CENTRALIZED:
@@ -96,7 +96,7 @@ class StressTest:
             self.steps_s.append(step_s)
 
     def _scheduled_s(self, batch_size: int, now_s: float) -> float:
-        """When the iteration's plan is there."""
+        """The time at which the iteration's plan is ready."""
         match self._architecture:
             case "centralized":
                 constant_s, request_s = self._costs.central_s

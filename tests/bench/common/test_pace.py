@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.common.pace import PATIENCE_S, Pace, speed
+from bench.common.pace import WAIT_TIMEOUT_S, Pace, speed
 
 
 class Machine:
@@ -60,7 +60,7 @@ def test_a_slow_machine_is_waited_for_and_said_to_be_slow() -> None:
 def test_patience_has_an_end() -> None:
     machine = Machine(50.0)
     assert not machine.pace(100.0).wait_until_kept()
-    assert machine.waited_s == PATIENCE_S
+    assert machine.waited_s == WAIT_TIMEOUT_S
 
 
 @pytest.mark.slow

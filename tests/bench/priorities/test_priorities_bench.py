@@ -149,7 +149,7 @@ def test_runs_with_few_high_requests_are_said_to_say_little() -> None:
 
     assert scarcity([trace(1.0), trace(2.0)]) is None
     assert scarcity([trace(1.0), trace(0.2)]) == (
-        "only 2 high requests in a run, which says little: raise --seconds"
+        "only 2 high requests in a run, too few for their P99: raise --seconds"
     )
 
 

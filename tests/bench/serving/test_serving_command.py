@@ -113,7 +113,7 @@ def test_a_time_line_needs_a_server_that_tells_its_instances(
     path = tmp_path / "line.png"
     assert bench(CompletionsServer(), "--timeline", str(path)) == 1
     captured = capsys.readouterr()
-    assert "does not tell its instances" in captured.err
+    assert "does not report its instances" in captured.err
     assert "completed 6 of 6 requests" in captured.out, "what was measured is not lost"
 
 

@@ -343,7 +343,7 @@ def test_an_instance_that_died_before_its_start_was_known_is_not_waited_for():
     assert under_test.on_owner_reply(OwnerReply(I1, 2, ()), 5.0) == [DIED]
 
 
-def test_the_last_words_of_a_dead_instance_do_not_make_it_a_newcomer():
+def test_the_last_line_of_a_dead_instance_do_not_make_it_a_newcomer():
     under_test = ownership(I0, I1, I2)
     under_test.on_instances([I0, I1], 2.0, version=6)
     for number in (1, 2):
