@@ -1,13 +1,30 @@
 """Outputs tell of their pace where they belong to a stream."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import pytest
 
-from sterna.frontend.resumable.paced_outputs import answering, is_taken_over, paced, tell_let_in
+from sterna.frontend.http.request_context import (
+    AnsweredStream,
+    current,
+    entered,
+    is_taken_over,
+    notify_let_in,
+)
+from sterna.frontend.resumable.paced_outputs import paced
 
 NAME = "cmpl-tern-0"
+
+
+def answering(
+    stream_id: str, *, is_taken_over: bool, on_let_in: Callable[[], None]
+) -> AbstractContextManager[None]:
+    """What is called within answers a request of this stream."""
+    stream = AnsweredStream(stream_id, is_taken_over, on_let_in)
+    return entered(replace(current(), stream=stream))
 
 
 class Notes:
@@ -84,13 +101,13 @@ def test_what_belongs_to_no_stream_or_is_not_paced_is_as_it_was() -> None:
 def test_who_answers_is_known_within_and_not_behind() -> None:
     let_in: list[str] = []
     assert not is_taken_over()
-    tell_let_in()
+    notify_let_in()
     with answering("tern", is_taken_over=True, on_let_in=lambda: let_in.append("tern")):
         assert is_taken_over()
         with answering("gull", is_taken_over=False, on_let_in=lambda: let_in.append("gull")):
             assert not is_taken_over()
-            tell_let_in()
+            notify_let_in()
         assert is_taken_over()
-        tell_let_in()
+        notify_let_in()
     assert not is_taken_over()
     assert let_in == ["gull", "tern"]

@@ -340,7 +340,7 @@ def test_a_record_that_is_too_large_at_once_is_given_up_at_once() -> None:
     it.begin(head(), b"body", 0.0)
     assert told(it) == [KeepStream], "just as much as there is room for"
     it.begin(head("gull"), b"x", 0.0)
-    assert Parted("gull", "its record takes too much memory") in it.flush(0.0)
+    assert ReplicaDropped("gull", "its record takes too much memory") in it.flush(0.0)
     assert it.num_bytes == 4
 
 
@@ -351,7 +351,7 @@ def test_a_stream_that_has_no_replica_is_not_spoken_of_again() -> None:
         it.expect("tern", NAME, 0.0, is_repeatable=False)
     assert it.num_bytes == 0
     effects = it.flush(0.0)
-    assert effects.count(Parted("tern", "its events cannot be repeated")) == 1
+    assert effects.count(ReplicaDropped("tern", "its events cannot be repeated")) == 1
     kinds = [type(each.message) for each in effects if isinstance(each, ToBuddy)]
     assert kinds == [KeepStream, DropStream]
     it.over("tern", 0.0)
@@ -384,8 +384,8 @@ def test_a_name_that_was_used_before_makes_a_stream_that_cannot_be_repeated(
     else:
         it.on_left(NAME, 1)
     assert it.expect(stream_id, NAME, 0.0, is_repeatable=True) is None
-    parted = [each for each in it.flush(0.0) if isinstance(each, Parted)]
-    assert parted == [Parted(stream_id, "its events cannot be repeated")]
+    parted = [each for each in it.flush(0.0) if isinstance(each, ReplicaDropped)]
+    assert parted == [ReplicaDropped(stream_id, "its events cannot be repeated")]
 
 
 def test_the_same_buddy_is_not_told_everything_again() -> None:
@@ -418,13 +418,13 @@ def test_what_was_taken_over_does_not_wait_for_the_buddy() -> None:
     assert kept.frames == [b"body", *payloads]
     assert effects == [Hand(payloads[0])]
     takes(it)
-    assert it.flush(0.0) == [Hand(payloads[1]), RunAgain("tern")]
+    assert it.flush(0.0) == [Hand(payloads[1]), Replayed("tern")]
 
 
 def test_a_stream_that_had_no_outputs_runs_again_at_once() -> None:
     it = pacing(buddy=None)
     taken_over(it)
-    assert it.flush(0.0) == [RunAgain("tern")]
+    assert it.flush(0.0) == [Replayed("tern")]
     assert it.flush(0.0) == []
 
 

@@ -35,7 +35,7 @@ def test_of_several_answers_of_one_the_newest_counts() -> None:
     search.on_answer(A, REPLICA)
     search.on_answer(A, NOTHING)
     assert search.outcome is NotFound.NOWHERE
-    assert search.hoped_for == []
+    assert search.awaited == []
 
 
 def test_where_nobody_has_died_no_answer_is_void() -> None:
