@@ -15,7 +15,15 @@ from fault_simulation.processes.instances import InstanceProcess
 from fault_simulation.processes.ray import Platform
 from fault_simulation.virtual.network import Network
 from fault_simulation.virtual.nodes import Nodes
-from fault_simulation.virtual.settings import RESUMABLE_SHARE, WINDOW_S
+from fault_simulation.virtual.settings import (
+    RESUMABLE_SHARE,
+    SHORT_FRONTEND_QUEUES,
+    SHORT_QUEUES_SHARE,
+    SHORT_TOKEN_QUEUES,
+    WIDE,
+    WINDOW_S,
+    Queues,
+)
 from fault_simulation.virtual.timeline import Crashed, Timeline
 from fault_simulation.virtual.violations import Violation
 from fault_simulation.virtual.world import Cores, World
@@ -76,6 +84,14 @@ def has_streams(seed: int) -> bool:
     return Random(f"streams of {seed}").random() < RESUMABLE_SHARE
 
 
+def queues_of(seed: int) -> Queues:
+    """How much the mailboxes of the seed's cluster keep."""
+    rng = Random(f"queues of {seed}")
+    if has_streams(seed) or rng.random() >= SHORT_QUEUES_SHARE:
+        return WIDE
+    return Queues(rng.choice(SHORT_FRONTEND_QUEUES), rng.choice(SHORT_TOKEN_QUEUES))
+
+
 class Run:
     """The world of one seed, and its loop."""
 
@@ -86,7 +102,7 @@ class Run:
         num_nodes, nodes_rng = nodes_of(seed)
         nodes = Nodes(timeline, nodes_rng, num_nodes)
         breaks = Random(f"connections of {seed}")
-        network = Network(timeline, rng, nodes, breaks, cores.mailbox)
+        network = Network(timeline, rng, nodes, breaks, cores.mailbox, queues_of(seed))
         self._ledger = ledger = Ledger()
         num_instances = rng.randint(2, 4)
         scaling = None

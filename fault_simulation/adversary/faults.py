@@ -73,6 +73,7 @@ WEIGHTS: dict[Fault | Trouble | Order, float] = {
     **dict.fromkeys(Fault, 4.0),
     Fault.CUT_LINK: 24.0,
     **dict.fromkeys(Trouble, 1.0),
+    Trouble.CONNECTIONS: 3.0,
     Order.MIGRATE: 12.0,
     Order.ABORT: 1.0,
     Order.DRAIN: 1.0,

@@ -35,6 +35,8 @@ class Record:
         num_at_death: how many its client had when it was last sent again behind an instance that
             had died with it; None: it never was.
         is_handed_back: whether an instance has parted from its newest attempt.
+        is_unsent: whether its newest attempt could not be sent to an instance.
+        has_holes: whether an instance could not send some of its newest attempt's tokens.
     """
 
     ask: Ask
@@ -48,6 +50,8 @@ class Record:
     attempt_hosts: set[InstanceId] = field(default_factory=set)
     num_at_death: int | None = None
     is_handed_back: bool = False
+    is_unsent: bool = False
+    has_holes: bool = False
 
 
 class Ledger:
@@ -126,7 +130,18 @@ class Ledger:
         if has_died:
             record.num_at_death = num_tokens
         record.attempt_id, record.attempt_hosts = attempt_id, set()
-        record.is_handed_back = False
+        record.is_handed_back = record.is_unsent = record.has_holes = False
+
+    def on_unsent(self, attempt_id: RequestId) -> None:
+        """The mailbox of its front end has refused to send the attempt."""
+        if self.is_awaited(attempt_id):
+            self._record(attempt_id).is_unsent = True
+
+    def on_tokens_unsent(self, attempt_ids: Iterable[RequestId]) -> None:
+        """The mailbox of an instance has refused to send tokens of these."""
+        for attempt_id in attempt_ids:
+            if self.is_awaited(attempt_id):
+                self._record(attempt_id).has_holes = True
 
     def is_awaited(self, attempt_id: RequestId) -> bool:
         """Whether the client of this attempt waits for it, and not for a later one."""
@@ -209,6 +224,10 @@ class Ledger:
         if record.status is not Status.OPEN:
             raise Violation(f"{request_id} failed after its end: {record.status.value}")
         self._end(record, Status.FAILED)
+        if failure is Failure.UNSENT and record.is_unsent:
+            return
+        if failure is Failure.TOKENS_LOST and record.has_holes:
+            return
         if failure is not Failure.KILLED_INSTANCES:
             raise Violation(f"{request_id} failed: {failure.value}")
         if record.attempt_hosts.isdisjoint(self.dead_instances):

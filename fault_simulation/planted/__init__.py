@@ -17,6 +17,7 @@ from fault_simulation.planted.frontends import (
     BelievesOldEmptyings,
     DeliversOutOfOrder,
     DeliversRepeats,
+    DropsWhatIsUnsent,
     HandsBeforeItIsKept,
     HoldsFirstDeathsAgainst,
     JudgesAllSuspects,
@@ -29,6 +30,7 @@ from fault_simulation.planted.frontends import (
     TakesNothingBack,
     TakesNothingOver,
     TellsOfNewStreamsOnly,
+    WaitsForLostTokens,
     WaitsForTheScheduler,
 )
 from fault_simulation.planted.instances import (
@@ -50,6 +52,17 @@ from fault_simulation.planted.leases import (
     ExtendsWhatEnds,
     ForgetsThePredecessor,
     NeverEnds,
+)
+from fault_simulation.planted.mailboxes import (
+    AsksOnceForAGap,
+    ConfirmsNothing,
+    ConfirmsTooFar,
+    HandsRepeatsOver,
+    IsContentWithAPart,
+    KeepsForgottenChannels,
+    NeverAsksForGaps,
+    NeverProbes,
+    TakesWhatIsAhead,
 )
 from fault_simulation.planted.migrations import (
     AdoptsAfterItSaidAborted,
@@ -137,5 +150,16 @@ MISTAKES = (
         "a successor does not wait for leases that its predecessor gave",
         Cores(granted_leases=ForgetsThePredecessor),
     ),
+    Mistake("the front end waits for tokens that were lost", Cores(frontend=WaitsForLostTokens)),
+    Mistake("the front end forgets what could not be sent", Cores(frontend=DropsWhatIsUnsent)),
+    Mistake("a sender does not ask what has arrived", Cores(mailbox=NeverProbes)),
+    Mistake("a receipt for a part ends the questions", Cores(mailbox=IsContentWithAPart)),
+    Mistake("a receipt confirms what is missing", Cores(mailbox=ConfirmsTooFar)),
+    Mistake("a receiver does not ask for what is missing", Cores(mailbox=NeverAsksForGaps)),
+    Mistake("a receiver asks for what is missing only once", Cores(mailbox=AsksOnceForAGap)),
+    Mistake("a receiver confirms nothing", Cores(mailbox=ConfirmsNothing)),
+    Mistake("repeated messages are handed over", Cores(mailbox=HandsRepeatsOver)),
+    Mistake("a message behind a gap is handed over", Cores(mailbox=TakesWhatIsAhead)),
+    Mistake("a late receipt of a forgotten peer is taken", Cores(mailbox=KeepsForgottenChannels)),
 )
 """All of them."""

@@ -128,6 +128,29 @@ class BelievesOldEmptyings(SupervisorCore):
         return super().on_message(message, now_s)
 
 
+class _Waiting(TokenStreams):
+    def expired(self, now_s: float) -> list[RequestId]:
+        return []
+
+    def next_deadline_s(self) -> float | None:
+        return None
+
+
+class WaitsForLostTokens(FrontendCore):
+    """Waits on, however long a token is missing that others follow."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._streams.__class__ = _Waiting
+
+
+class DropsWhatIsUnsent(FrontendCore):
+    """Says nothing of a request that its mailbox has refused to send."""
+
+    def on_unsent(self, *args: Any) -> list[FrontendEffect]:
+        return []
+
+
 class _NeverAwaited(ReplicaLink):
     def is_waited_for(self, number: int) -> bool:
         return False

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
+from fault_simulation.virtual.settings import WIDE
 from fault_simulation.virtual.timeline import Crashed, Process
 from fault_simulation.virtual.world import World
 from sterna.messages.actors import (
@@ -17,7 +18,7 @@ class Actor(Process, ABC):
         super().__init__(name)
         self.world = world
         self._tick_s: float | None = None
-        world.network.join(self, self.receive)
+        world.network.join(self, self.receive, self.queue_limit())
 
     @abstractmethod
     def receive(self, message: WireMessage, frames: Sequence[bytes]) -> None:
@@ -40,12 +41,18 @@ class Actor(Process, ABC):
         """Let something happen to this process."""
         self.world.timeline.push(delay_s, self, what, action)
 
-    def send(self, address: str | None, message: WireMessage, frames: Sequence[bytes] = ()) -> None:
-        """Send, unless nobody is there to send to."""
-        if address is None:
-            return
-        if not self.world.network.send(self, address, message, frames):
-            self.on_unsent(address, message)
+    def send(self, address: str | None, message: WireMessage, frames: Sequence[bytes] = ()) -> bool:
+        """Send, unless nobody is there to send to; returns False when the mailbox refuses it."""
+        if address is None or self.world.network.send(self, address, message, frames):
+            return True
+        # Tokens may come so late that they are taken for lost.
+        self.world.ledger.is_calm = False
+        self.on_unsent(address, message)
+        return False
+
+    def queue_limit(self) -> int:
+        """How many messages its mailbox keeps for a peer."""
+        return WIDE.of_frontends
 
     def on_unsent(self, address: str, message: WireMessage) -> None:
         """The mailbox has refused this message."""

@@ -45,6 +45,9 @@ class FrontendProcess(Actor):
         if world.streams is not None:
             self.streams = FrontendStreams(self, world.streams)
 
+    def queue_limit(self) -> int:
+        return self.world.network.queues.of_frontends
+
     @property
     def is_served(self) -> bool:
         """Whether it knows of an instance."""
@@ -157,6 +160,7 @@ class FrontendProcess(Actor):
         self.world.ledger.on_judgement(
             [each.request_id for each in failures if each.failure is Failure.KILLED_INSTANCES]
         )
+        unsent: list[RequestId] = []
         for effect in effects:
             self.begin_effect()
             match effect:
@@ -166,7 +170,10 @@ class FrontendProcess(Actor):
                     frames = () if payload is None else (payload,)
                     if isinstance(message, AddRequest):
                         self.world.ledger.on_sent(message.request_id, instance_id)
-                    self.send(self._addresses.get(instance_id), message, frames)
+                    is_sent = self.send(self._addresses.get(instance_id), message, frames)
+                    if isinstance(message, AddRequest) and not is_sent:
+                        self.world.ledger.on_unsent(message.request_id)
+                        unsent.append(message.request_id)
                 case Deliver(request_id, payload, num_repeated, is_finished):
                     output = decode_output(payload)
                     token_ids = output.token_ids[num_repeated:]
@@ -193,6 +200,8 @@ class FrontendProcess(Actor):
                         self.streams.on_failure(request_id)
         if self.streams is not None:
             self.streams.flush()
+        if unsent:
+            self._carry_out(self.core.on_unsent(unsent, self.now_s))
         self.schedule_tick()
 
     def send_to_frontend(

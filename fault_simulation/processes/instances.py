@@ -21,6 +21,7 @@ from sterna.messages.actors import (
     HeartbeatAnswer,
     Membership,
     MigrationMessage,
+    TokenBatch,
     TokenSpan,
     WireMessage,
 )
@@ -101,11 +102,16 @@ class InstanceProcess(Actor):
             self.told_to_end |= here.intersection(message.request_ids)
         self._carry_out(self.core.on_message(message, frames, self.now_s))
 
-    def send(self, address: str | None, message: WireMessage, frames: Sequence[bytes] = ()) -> None:
+    def send(self, address: str | None, message: WireMessage, frames: Sequence[bytes] = ()) -> bool:
         """Send, unless its lease has ended."""
         if self._guard is not None:
             self._guard.check()
-        super().send(address, message, frames)
+        return super().send(address, message, frames)
+
+    def on_unsent(self, address: str, message: WireMessage) -> None:
+        if isinstance(message, TokenBatch):
+            self.world.ledger.on_tokens_unsent([each.request_id for each in message.spans])
+        self.core.on_unsent(address, message)
 
     def next_deadline_s(self) -> float | None:
         return self.core.next_deadline_s

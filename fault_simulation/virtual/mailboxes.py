@@ -16,7 +16,7 @@ import msgspec
 from fault_simulation.virtual.settings import TICK_S
 from fault_simulation.virtual.timeline import Action, Process
 from fault_simulation.virtual.violations import Violation
-from sterna.messages.actors import WireMessage
+from sterna.messages.actors import TokenBatch, WireMessage
 from sterna.messaging.reliable_channel import GAP, MESSAGE, PROBE, Head
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ class Tally:
     Attributes:
         last_s: when the last one was sent.
         sent_s: when each was sent that is still under way.
-        is_closed: whether the sender has closed the connection: what is under way may be lost.
     """
 
     sender: str
@@ -49,33 +48,24 @@ class Tally:
     num_handed: int = 0
     last_s: float = 0.0
     sent_s: deque[float] = field(default_factory=deque)
-    is_closed: bool = False
 
     def is_under_way_since(self, before_s: float) -> bool:
         """Whether one that was sent before then has not been handed over."""
         return bool(self.sent_s) and self.sent_s[0] < before_s
 
-    def on_handed(self, letter: "Letter", late_s: float) -> None:
-        """The receiver takes this for the next message.
-
-        Args:
-            late_s: for so long nothing kept it from arriving.
+    def on_handed(self, letter: "Letter") -> float:
+        """The receiver takes this for the next message; returns when it was sent.
 
         Raises:
-            Violation: it is not, or comes too late.
+            Violation: it is not.
         """
         if letter.number != self.num_handed:
             raise Violation(
                 f"{self.address} gets message {letter.number} of {self.sender}, and "
                 f"{self.num_handed} is the next"
             )
-        if late_s > LATEST_S:
-            raise Violation(
-                f"{self.address} gets message {letter.number} of {self.sender} "
-                f"{late_s:.1f} s later than it could have"
-            )
         self.num_handed += 1
-        self.sent_s.popleft()
+        return self.sent_s.popleft()
 
 
 class Letter(list[bytes]):
@@ -92,12 +82,14 @@ class Letter(list[bytes]):
 class VirtualMailbox:
     """The mailbox of one process, whose name is its address."""
 
-    def __init__(self, process: Process, receive: Receive, network: "Network") -> None:
+    def __init__(
+        self, process: Process, receive: Receive, network: "Network", queue_limit: int
+    ) -> None:
         self._process = process
         self._receive = receive
         self._network = network
         self._timeline = network.timeline
-        self.core = network.new_core(process.name, self)
+        self.core = network.new_core(process.name, self, queue_limit)
         self.tallies: dict[str, Tally] = {}
         self._is_ticking = False
 
@@ -110,12 +102,19 @@ class VirtualMailbox:
             tally = self.tallies[address] = Tally(self._process.name, address)
         letter = Letter([_ENCODER.encode(message), *frames], tally)
         now_s = self._timeline.now_s
-        if not self.core.send(address, letter, now_s):
+        is_refused = isinstance(message, TokenBatch) and self._refuses(address, message)
+        if is_refused or not self.core.send(address, letter, now_s):
+            self._network.counts[f"refused: {type(message).__name__}"] += 1
+            self._timeline.note(self._process.name, f"refuses a message to {address}")
             return False
         tally.last_s = now_s
         tally.sent_s.append(now_s)
         self._tick_later()
         return True
+
+    def _refuses(self, address: str, batch: TokenBatch) -> bool:
+        is_full = self.core.num_kept(address) >= self._network.queues.of_tokens
+        return is_full and not any(each.is_finished for each in batch.spans)
 
     def keep_only(self, addresses: AbstractSet[str]) -> None:
         """As `Mailbox.keep_only`."""
@@ -136,9 +135,8 @@ class VirtualMailbox:
 
     def close(self, address: str) -> None:
         """See `Connections`."""
-        tally = self.tallies.pop(address, None)
-        if tally is not None:
-            tally.is_closed = True
+        # What is still under way may be lost.
+        self.tallies.pop(address, None)
         self._network.close(self._process.name, address)
 
     def on_frame(self, sender: str, head: Head, content: Sequence[bytes]) -> None:
@@ -168,11 +166,7 @@ class VirtualMailbox:
 
     def _hand(self, letter: Sequence[bytes]) -> None:
         assert isinstance(letter, Letter)
-        tally = letter.tally
-        late_s = self._timeline.now_s - tally.sent_s[0]
-        if late_s > LATEST_S:
-            late_s -= self._network.hindered_s(tally.sender, tally.address, tally.sent_s[0])
-        tally.on_handed(letter, late_s)
+        self._check_is_in_time(letter, letter.tally.on_handed(letter))
         message, frames = _DECODER.decode(letter[0]), letter[1:]
 
         def receive() -> None:
@@ -180,6 +174,19 @@ class VirtualMailbox:
 
         for delay_s in self._network.delays_of(self._process.name, message):
             self._timeline.push(delay_s, self._process, message, receive)
+
+    def _check_is_in_time(self, letter: Letter, sent_s: float) -> None:
+        """Raises Violation: nothing has kept the message from coming earlier."""
+        late_s = self._timeline.now_s - sent_s
+        if late_s <= LATEST_S:
+            return
+        sender, address = letter.tally.sender, letter.tally.address
+        late_s -= self._network.hindered_s(sender, address, sent_s)
+        if late_s > LATEST_S:
+            raise Violation(
+                f"{address} gets message {letter.number} of {sender} {late_s:.1f} s later than it "
+                "could have"
+            )
 
     # --------------------------------------------------------------------------------- time
 

@@ -20,6 +20,7 @@ from random import Random
 
 from fault_simulation.virtual.mailboxes import LATE_S, LATEST_S, Receive, Tally, VirtualMailbox
 from fault_simulation.virtual.nodes import BACKLOG_S, Nodes
+from fault_simulation.virtual.settings import SEND_QUEUE_BYTES, WIDE, Queues
 from fault_simulation.virtual.timeline import Action, Process, Timeline
 from fault_simulation.virtual.violations import Violation
 from sterna.messages.actors import MigrationMessage, OwnerQuery, OwnerReply, WireMessage
@@ -76,6 +77,7 @@ class Network:
     Args:
         breaks: draws which connections break, and what is lost by that.
         core: decides for each mailbox.
+        queues: how much mailboxes keep.
 
     Attributes:
         counts: how often each thing worth counting happened.
@@ -88,6 +90,7 @@ class Network:
         nodes: Nodes,
         breaks: Random,
         core: type[MailboxCore] = MailboxCore,
+        queues: Queues = WIDE,
     ) -> None:
         self.timeline = timeline
         self.counts: Counter[str] = Counter()
@@ -95,6 +98,7 @@ class Network:
         self._nodes = nodes
         self._rng = rng
         self._breaks = breaks
+        self.queues = queues
         self._core = core
         self._mailboxes: dict[str, tuple[Process, VirtualMailbox]] = {}
         self._connections: dict[Link, _Connection] = {}
@@ -107,9 +111,14 @@ class Network:
 
     # ---------------------------------------------------------------------------- processes
 
-    def join(self, process: Process, receive: Receive) -> None:
-        """Give the process a mailbox, whose address is its name."""
-        self._mailboxes[process.name] = (process, VirtualMailbox(process, receive, self))
+    def join(self, process: Process, receive: Receive, queue_limit: int) -> None:
+        """Give the process a mailbox, whose address is its name.
+
+        Args:
+            queue_limit: messages that it keeps for a peer; more are refused.
+        """
+        mailbox = VirtualMailbox(process, receive, self, queue_limit)
+        self._mailboxes[process.name] = (process, mailbox)
 
     def send(
         self, sender: Process, address: str, message: WireMessage, frames: Sequence[bytes] = ()
@@ -129,13 +138,13 @@ class Network:
 
     # ---------------------------------------------------------------------------- mailboxes
 
-    def new_core(self, name: str, mailbox: VirtualMailbox) -> MailboxCore:
+    def new_core(self, name: str, mailbox: VirtualMailbox, capacity: int) -> MailboxCore:
         """Make what decides for the mailbox of this name."""
 
         def draw_channel() -> bytes:
             return self._breaks.randbytes(CHANNEL_BYTES)
 
-        return self._core(name, mailbox, draw_channel, 100_000, 1 << 30)
+        return self._core(name, mailbox, draw_channel, capacity, SEND_QUEUE_BYTES)
 
     def connect(self, sender: str, address: str) -> bool:
         """See `mailbox_core.Connections`."""
@@ -235,13 +244,16 @@ class Network:
                 self._may_break(link, until_s)
 
     def break_one(self, num_frames: int) -> None:
-        """Break a connection the next time that something is sent by it: so much is lost."""
+        """Break one of the connections."""
         links = [each for each in self._connections if each[1] in self._mailboxes]
         if links:
-            link = self._breaks.choice(links)
-            self._connections[link].num_to_lose = num_frames
-            self.counts["connection: broken"] += 1
-            self.timeline.note(link[0], f"its connection to {link[1]} breaks")
+            self.break_connection(*self._breaks.choice(links), num_frames)
+
+    def break_connection(self, sender: str, address: str, num_frames: int) -> None:
+        """Lose so many frames, the next that are sent from the one to the other."""
+        self._connections[sender, address].num_to_lose = num_frames
+        self.counts["connection: broken"] += 1
+        self.timeline.note(sender, f"its connection to {address} breaks")
 
     def slow_down(self, sender: str, receiver: str, duration_s: float) -> None:
         """Let what the one sends to the other for so long take longer."""

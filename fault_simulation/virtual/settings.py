@@ -102,6 +102,34 @@ COPY_BLOCK_S = 0.004
 """Time that a copied block takes."""
 
 
+SHORT_QUEUES_SHARE = 0.2
+"""Of the seeds whose streams do not outlive front ends: those in which mailboxes keep little."""
+
+SHORT_FRONTEND_QUEUES = (4, 8, 16)
+SHORT_TOKEN_QUEUES = (6, 12, 24)
+"""So many messages then, one of these."""
+
+SEND_QUEUE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """How many messages without a receipt mailboxes keep for a peer; what is more is refused.
+
+    Attributes:
+        of_frontends: of any messages.
+        of_tokens: what an instance keeps where it refuses tokens. Those with which a request ends
+            are never refused: nothing would show that they are missing.
+    """
+
+    of_frontends: int
+    of_tokens: int
+
+
+WIDE = Queues(100_000, 100_000)
+"""As `mailbox` has them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delays:
     """How long Ray takes, as bounds between which each time is drawn, in seconds.

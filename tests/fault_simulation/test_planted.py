@@ -18,7 +18,7 @@ QUICK = {
     "the instance steps what it was told to end": "and was told to end it",
     "state of the request does not move along": "from another history than its client has",
     "a stream waits for a scheduler that died": "has not ended after",
-    "the front end does not take back what it is handed": "and no instance has died with it",
+    "the front end does not take back what it is handed": "has not ended after",
     "the front end does not stop what no client waits for": "for which no client waits",
     "progress does not clear a suspect": "tokens since a death",
     "a request is judged by the first death": "by the first death that found it",
@@ -28,6 +28,10 @@ QUICK = {
     "a silent instance is given up and not killed": "that has it lives",
     "the instance does not end when its lease does": "that has it lives",
     "the supervisor does not wait for a lease": "that has it lives",
+    "a receiver does not ask for what is missing": "has not ended after",
+    "the front end waits for tokens that were lost": "has not ended after",
+    "a receipt confirms what is missing": "which has not arrived",
+    "repeated messages are handed over": "is the next",
 }
 """What is found within NUM_SEEDS_QUICK seeds, and what is said of it."""
 

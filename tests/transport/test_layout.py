@@ -1,10 +1,13 @@
 """The KV cache as raw memory, and block fusion over it."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from sterna.errors import ConfigurationError
 from sterna.transport.memory.chunks import Tile
@@ -143,42 +146,30 @@ def test_caches_with_different_strides_exchange_blocks() -> None:
             assert torch.equal(there[start : start + page], pages_here[layer, from_block])
 
 
-def test_layer_views_in_any_mix_of_storages_are_one_cache() -> None:
-    """Two layers of one storage at a constant stride, one apart, one of another page size."""
-    shared = random_bytes(2 * 5 * 16, seed=5).view(torch.float16).view(2, 5, 8)
-    apart = random_bytes(5 * 24, seed=6).view(5, 24)[:, :16]
-    small = random_bytes(5 * 4, seed=7).view(torch.int32).view(5, 1)
-    views = [shared[0], shared[1], apart, small]
-    layout = KvLayout.from_layer_views(views)
-    assert layout.page_bytes == (16, 16, 16, 4)
-    assert (layout.num_blocks, layout.block_bytes) == (5, 52)
+class IndexingOperations(TorchFunctionMode):
+    """Notes the names of those that are called within it."""
 
-    buffer = torch.empty(2 * 52, dtype=torch.uint8)
-    layout.gather(_whole(layout, 2), torch.tensor([4, 1]), buffer)
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
 
-    expected = torch.cat([v[[4, 1]].contiguous().view(torch.uint8).flatten() for v in views])
-    assert torch.equal(buffer, expected)
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if "index" in func.__name__:
+            self.names.append(func.__name__)
+        return func(*args, **kwargs or {})
 
 
-def test_neighbouring_layers_are_gathered_by_one_indexing_operation() -> None:
+def test_the_pages_of_a_chunk_are_moved_by_one_indexing_operation() -> None:
     """Section 5, Block fusion: the blocks are fused "to avoid the overhead of sending these
     blocks using many small messages"."""
-    storage = torch.zeros(6, 5, 16, dtype=torch.int8)
-    assert len(KvLayout.from_layer_views(list(storage))._pages) == 1
-    keys_and_values = torch.zeros(5, 6, 16, dtype=torch.int8)
-    assert len(KvLayout.from_layer_views(list(keys_and_values.unbind(1)))._pages) == 1
-
-
-def test_layers_that_interleave_in_no_nested_way_are_still_one_cache() -> None:
-    """Offsets 0 and 48, blocks 32 apart: a single strided view of both would seem to overlap."""
-    storage = random_bytes(96, seed=8)
-    first = storage.as_strided((2, 16), (32, 1), 0)
-    second = storage.as_strided((2, 16), (32, 1), 48)
-    layout = KvLayout.from_layer_views([first, second])
-    buffer = torch.empty(64, dtype=torch.uint8)
-    layout.gather(_whole(layout, 2), torch.tensor([1, 0]), buffer)
-    expected = torch.cat([first[1], first[0], second[1], second[0]]).view(torch.uint8)
-    assert torch.equal(buffer, expected)
+    layout = KvLayout.from_strided(torch.zeros(6 * 5 * 16, dtype=torch.int8), 0, 6, 80, 5, 16, 16)
+    buffer = torch.empty(6 * 3 * 16, dtype=torch.uint8)
+    with IndexingOperations() as operations:
+        layout.gather(Tile(0, 6, 0, 3), torch.tensor([4, 1, 2]), buffer)
+        layout.scatter(Tile(0, 6, 0, 3), torch.tensor([0, 3, 2]), buffer)
+    assert operations.names == ["index_select", "index_copy_"]
 
 
 def test_a_cache_made_in_inference_mode_can_be_written_outside_of_it() -> None:
@@ -231,20 +222,3 @@ def test_a_cache_that_cannot_be_is_rejected_with_the_reason(
 def test_a_storage_with_holes_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="contiguous"):
         KvLayout.from_strided(torch.zeros(128, dtype=torch.int8)[::2], 0, 1, 0, 4, 16, 16)
-
-
-@pytest.mark.parametrize(
-    ("views", "message"),
-    [
-        ([], "at least one layer"),
-        ([torch.zeros(4, 2, 8)], r"layer 0 must be \[num_blocks, page\]"),
-        ([torch.zeros(8, 4).T], "contiguous pages"),
-        ([torch.zeros(4, 8), torch.zeros(5, 8)], "layer 1 has 5 blocks"),
-        ([torch.zeros(8).expand(4, 8)], "overlap"),
-    ],
-)
-def test_layer_views_that_are_no_cache_are_rejected(
-    views: list[torch.Tensor], message: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        KvLayout.from_layer_views(views)

@@ -1,6 +1,8 @@
 """The transfers in flight, and the single way in which each of them ends."""
 
 import queue
+import select
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +18,7 @@ from sterna.transport.data_plane import (
     Stopped,
 )
 from sterna.transport.ledger import Copy, Ledger, Side
-from sterna.transport.wires.waiting import Waker, wait
+from sterna.transport.wires.waiting import Waker
 from sterna.types import MigrationId
 from tests.transport.planes import WAIT_S, stage
 
@@ -35,6 +37,11 @@ class Desk:
         self.ledger.add(copy)
         return copy
 
+    @property
+    def has_told(self) -> bool:
+        """Whether there is an event that `told` has not returned."""
+        return not self._events.empty()
+
     def told(self) -> list[PlaneEvent]:
         """All events until now: those before the end of a migration that nobody knows."""
         self.ledger.stop(MigrationId("mark"))
@@ -42,6 +49,12 @@ class Desk:
         while (event := self._events.get(timeout=WAIT_S)) != Stopped(MigrationId("mark")):
             told.append(event)
         return told
+
+
+def is_set(waker: Waker) -> bool:
+    """Whether it would wake the thread that waits with it."""
+    readable, _, _ = select.select([waker], [], [], 0)
+    return bool(readable)
 
 
 @pytest.fixture
@@ -125,12 +138,13 @@ def test_every_stop_is_told_once(desk: Desk) -> None:
 
 
 def test_the_thread_that_works_on_a_copy_is_woken_when_it_is_over(desk: Desk) -> None:
-    copy = desk.copy("m")
-    copy.waker = Waker()
+    copy, waker = desk.copy("m"), Waker()
+    copy.waker = waker
+    assert not is_set(waker)
     desk.ledger.stop(MigrationId("m"))
-    assert wait(copy.waker, timeout_s=WAIT_S) is False
+    assert is_set(waker)
     assert copy.over == "the migration was stopped"
-    copy.waker.close()
+    waker.close()
 
 
 def test_a_transfer_is_in_flight_once_on_each_side(desk: Desk) -> None:
@@ -159,6 +173,62 @@ def test_only_an_expected_transfer_of_the_right_size_is_claimed_and_only_once(
     assert claim(stage("m"), 2, 20, waker) == "nobody expects this transfer"
     desk.ledger.leave(copy)
     waker.close()
+
+
+def test_a_source_may_bring_fewer_blocks_than_were_expected(desk: Desk) -> None:
+    """Then they go to the first ones. A last stage is reserved with room to grow."""
+    copy, waker = desk.copy("m"), Waker()
+    assert desk.ledger.claim(stage("m"), 1, 10, waker) is copy
+    assert copy.block_ids.tolist() == [1]
+    assert copy.copy_bytes == 10
+    waker.close()
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "copy_bytes"), [(2, 18), (2, 22), (1, 20), (1, 9), (3, 20), (0, 5)]
+)
+def test_a_source_whose_blocks_have_another_size_is_refused_and_changes_nothing(
+    desk: Desk, num_blocks: int, copy_bytes: int
+) -> None:
+    copy, waker = desk.copy("m"), Waker()
+    expected = f"2 blocks of 20 bytes in all are expected, not {num_blocks} of {copy_bytes}"
+    assert desk.ledger.claim(stage("m"), num_blocks, copy_bytes, waker) == expected
+    assert (copy.block_ids.tolist(), copy.copy_bytes, copy.deadline_s) == ([1, 2], 20, None)
+    assert desk.ledger.claim(stage("m"), 2, 20, waker) is copy
+    waker.close()
+
+
+def test_a_transfer_has_its_time_from_when_it_is_claimed(desk: Desk) -> None:
+    copy, waker = desk.copy("m"), Waker()
+    before_s = time.monotonic()
+    desk.ledger.claim(stage("m"), 2, 20, waker)
+    assert before_s <= copy.begun_s <= time.monotonic()
+    assert copy.deadline_s == copy.begun_s + 100.0
+    waker.close()
+
+
+def test_what_is_over_says_why(desk: Desk) -> None:
+    """The other side is told."""
+    source, destination = desk.copy("m", side=Side.SOURCE), desk.copy("m")
+    desk.ledger.end(source, Sent(source.transfer, 20, 0.5))
+    desk.ledger.fail(destination, "the peer died")
+    assert (source.over, destination.over) == ("it is done", "the peer died")
+    stopped = desk.copy("n")
+    desk.ledger.stop(MigrationId("n"))
+    assert stopped.over == "the migration was stopped"
+    closed = desk.copy("o")
+    desk.ledger.close()
+    assert closed.over == "the data plane was closed"
+
+
+def test_a_closed_ledger_tells_nothing_of_what_had_failed_before(desk: Desk) -> None:
+    copy = desk.copy("m")
+    desk.ledger.enter(copy)
+    desk.ledger.fail(copy, "the peer died")
+    desk.ledger.close()
+    desk.ledger.leave(copy)
+    desk.ledger.join(WAIT_S)
+    assert not desk.has_told
 
 
 def test_a_copy_without_a_deadline_outlives_one_that_made_no_progress() -> None:
