@@ -16,14 +16,14 @@ LONGER = replace(FITTING, num_blocks=7)
 @pytest.mark.parametrize(
     ("progress", "mode", "outcome"),
     [
-        (FITTING, Mode.LIVE, Left()),
+        (FITTING, Mode.LIVE, Left(6, was_queuing=False)),
         (None, Mode.LIVE, Stays(Reason.REQUEST_UNKNOWN)),
         (replace(FITTING, num_preemptions=2), Mode.LIVE, Stays(Reason.REQUEST_PREEMPTED)),
         (replace(FITTING, immovable=True), Mode.LIVE, Stays(Reason.REQUEST_IMMOVABLE)),
         (LONGER, Mode.LIVE, Outgrown()),
         (LONGER, Mode.STOP_AND_COPY, Outgrown()),
-        (LONGER, Mode.RECOMPUTE, Left()),
-        (replace(LONGER, is_queuing=True), Mode.LIVE, Left()),
+        (LONGER, Mode.RECOMPUTE, Left(7, was_queuing=False)),
+        (replace(LONGER, is_queuing=True), Mode.LIVE, Left(7, was_queuing=True)),
     ],
 )
 def test_a_request_leaves_when_it_is_as_it_was_and_fits_the_last_stage(

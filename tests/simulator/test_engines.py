@@ -64,7 +64,7 @@ def test_a_request_preempted_in_its_prompt_is_adopted_by_its_arrival(
     assert queue(engines, 0, now_s) == ["r000000002"]
     assert engines.view(0, now_s).queuing[0].num_output_tokens == 0
     drain = Drain(MigrationId("m"), request_id_of(2), Mode.LIVE, 1, 0, 0)
-    assert engines.core(0).begin_drain(drain) == Left()
+    assert engines.core(0).begin_drain(drain) == Left(0, was_queuing=True)
     state = engines.export(0, 2)
     migration_id = MigrationId("m")
     assert engines.core(1).reserve(migration_id, 0, needs_slot=True) is None

@@ -7,7 +7,15 @@ from sterna.migration.messages import Drain, DrainRefused, Mode, Reason, Request
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The request has left the batch or the queue; its blocks and its slot are kept."""
+    """The request has left the batch or the queue; its blocks and its slot are kept.
+
+    Attributes:
+        num_blocks: blocks of it that hold valid KV, or will when no step is in flight any more.
+        was_queuing: it had not started, or was preempted.
+    """
+
+    num_blocks: int
+    was_queuing: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,7 @@ def drain_outcome(progress: RequestPosition | None, drain: Drain) -> DrainOutcom
     has_kv_to_move = drain.mode is not Mode.RECOMPUTE and not progress.is_queuing
     if has_kv_to_move and progress.num_blocks - drain.first_block > drain.max_blocks:
         return Outgrown()
-    return Left()
+    return Left(progress.num_blocks, progress.is_queuing)
 
 
 def refused(outcome: Outgrown | Stays) -> DrainRefused:

@@ -363,16 +363,13 @@ class Llumlet:
             if isinstance(effect, Ended):
                 self._note_end(effect, now_s)
         self._end_waits(now_s)
-        self._note_overstay(now_s)
+        if self._recompute_from_s is not None and now_s >= self._recompute_from_s:
+            self._has_changed = self._has_changed or not self._has_overstayed
+            self._has_overstayed = True
         if self._view is None:
             return [*effects]
         started = self._start_migrations(self._view, now_s)
         return [*effects, *started, *self._report(self._view, now_s)]
-
-    def _note_overstay(self, now_s: float) -> None:
-        if self._recompute_from_s is not None and now_s >= self._recompute_from_s:
-            self._has_changed = self._has_changed or not self._has_overstayed
-            self._has_overstayed = True
 
     def _note_end(self, ended: Ended, now_s: float) -> None:
         if not ended.is_outgoing:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Protocol, assert_never
 
 from sterna.config import LlumletConfig
+from sterna.engine.drains import Left
 from sterna.engine.emulated import outcomes
 from sterna.instance.llumlet import ForwardAbort, Llumlet, LlumletEffect, Report
 from sterna.migration.effect_queue import EffectQueue
@@ -16,10 +17,9 @@ from sterna.migration.messages import (
     AbortDrained,
     AbortRequest,
     Adopt,
+    Adopted,
     CopyBlocks,
     Drain,
-    Drained,
-    DrainRefused,
     Effect,
     EffectWithOutcome,
     Ended,
@@ -158,19 +158,18 @@ class SimulatedInstance:
         self._carry_out(self.llumlet.on_outcome(migration_id, event, now_s), now_s)
 
     def _carry_out(self, effects: Iterable[LlumletEffect], now_s: float) -> None:
-        for effect in effects:
-            self._run(effect, now_s)
+        self._run(effects, now_s)
         # A real instance sees its engine after every step; here it looks where that matters.
         if self.llumlet.wants_view:
             view = self._engines.view(self.row, now_s)
-            for effect in self.llumlet.on_look(view, now_s):
-                self._run(effect, now_s)
+            self._run(self.llumlet.on_look(view, now_s), now_s)
 
-    def _run(self, effect: LlumletEffect, now_s: float) -> None:
-        """Carry the effect out, after all earlier ones of its migration."""
-        assert not isinstance(effect, UNASKED), f"nobody asked for {effect}"
-        if self._effects.push(effect):
-            self._begin(effect, now_s)
+    def _run(self, effects: Iterable[LlumletEffect], now_s: float) -> None:
+        """Carry the effects out, each after all earlier ones of its migration."""
+        for effect in effects:
+            assert not isinstance(effect, UNASKED), f"nobody asked for {effect}"
+            if self._effects.push(effect):
+                self._begin(effect, now_s)
 
     def _begin(self, effect: Effect, now_s: float) -> None:
         match effect:
@@ -203,9 +202,12 @@ class SimulatedInstance:
         core = self._engines.core(self.row)
         match effect:
             case Inspect(_, request_id):
-                return outcomes.inspect(core, request_id, lambda _: b"")
+                return outcomes.inspect(core, request_id, _encode)
             case Drain():
-                return self._drain(core, effect, now_s)
+                outcome = core.begin_drain(effect)
+                if isinstance(outcome, Left) and not outcome.was_queuing:
+                    self._surroundings.on_drained(effect.migration_id, now_s)
+                return outcomes.drained(effect, outcome, self._export)
             case Resume(_, request_id):
                 core.resume(request_id)
             case Release(_, request_id) | AbortDrained(_, request_id):
@@ -216,19 +218,15 @@ class SimulatedInstance:
                 self._expected.pop(migration_id, None)
                 core.free_reservation(migration_id)
                 return ReservationFreed()
-            case Adopt(migration_id):
+            case Adopt(migration_id, request_id, num_blocks, state):
                 self._expected.pop(migration_id, None)
-                return outcomes.adopt(core, effect, lambda: self._take_in(effect, now_s))
+                index = index_of(request_id)
+                self._engines.adopt(self.row, migration_id, index, state, num_blocks)
+                self._surroundings.on_adopted(migration_id, now_s)
+                return Adopted()
             case _:
                 assert_never(effect)
         return None
-
-    def _drain(self, core: outcomes.Core, effect: Drain, now_s: float) -> Drained | DrainRefused:
-        outcome = outcomes.drain(core, effect, self._export)
-        progress = core.progress(effect.request_id)
-        if isinstance(outcome, Drained) and progress is not None and not progress.is_queuing:
-            self._surroundings.on_drained(effect.migration_id, now_s)
-        return outcome
 
     def _export(self, request_id: RequestId) -> bytes:
         return self._engines.export(self.row, index_of(request_id))
@@ -238,12 +236,12 @@ class SimulatedInstance:
             self._expected[effect.migration_id] = effect.stage
         return (str(self.instance_id),)
 
-    def _take_in(self, effect: Adopt, now_s: float) -> None:
-        index = index_of(effect.request_id)
-        self._engines.adopt(self.row, effect.migration_id, index, effect.state, effect.num_blocks)
-        self._surroundings.on_adopted(effect.migration_id, now_s)
-
     def on_request_admitted(self, request_id: RequestId, dispatch_number: int) -> None:
         """A dispatched request has reached the engine's queue."""
         self.llumlet.on_request_arrived(request_id)
         self.llumlet.on_request_admitted(dispatch_number)
+
+
+def _encode(request_id: RequestId) -> bytes:
+    """A request has nothing but what the trace says of it."""
+    return b""

@@ -87,7 +87,7 @@ def test_a_prompt_in_chunks_cannot_move() -> None:
 
 def test_a_drained_request_leaves_the_batch_and_keeps_its_blocks() -> None:
     core = two_running()
-    assert drain(core, "a") == Left()
+    assert drain(core, "a") == Left(2, was_queuing=False)
     assert core.num_free_blocks == 6
     assert step(core).scheduled == (("b", 1),)
     assert core.progress("a").immovable
@@ -98,7 +98,7 @@ def test_a_drained_queuing_request_leaves_the_queue() -> None:
     core = engine(max_num_seqs=1)
     add(core, request("a", 4, output_tokens=2), request("b"), request("c"))
     step(core)
-    assert drain(core, "b") == Left()
+    assert drain(core, "b") == Left(0, was_queuing=True)
     assert queue(core) == ["c"]
     steps(core, 1)
     assert step(core).admitted == ("c",)
@@ -109,7 +109,7 @@ def test_a_drain_is_refused_with_the_reason() -> None:
     add(core, request("queuing", 100, arrival_s=2.0))
     assert drain(core, "nobody") == Stays(Reason.REQUEST_UNKNOWN)
     assert drain(core, "a", num_preemptions=1) == Stays(Reason.REQUEST_PREEMPTED)
-    assert drain(core, "a") == Left()
+    assert drain(core, "a") == Left(2, was_queuing=False)
     assert drain(core, "a") == Stays(Reason.REQUEST_IMMOVABLE)
     assert step(core).scheduled == (("b", 1),)
 
@@ -119,7 +119,8 @@ def test_a_drain_waits_while_there_are_too_many_blocks_for_the_last_stage() -> N
     core = two_running()
     assert drain(core, "b", max_blocks=1) == Outgrown()
     assert batch(core) == ["a", "b"]
-    assert drain(core, "b", first_block=1, max_blocks=1) == Left()
+    left = drain(core, "b", first_block=1, max_blocks=1)
+    assert left == Left(2, was_queuing=False)
 
 
 def test_a_drained_request_keeps_its_slot() -> None:

@@ -375,7 +375,7 @@ class EmulatedCore:
         outcome = drain_outcome(self.progress(drain.request_id), drain)
         if isinstance(outcome, Left):
             request = self._requests[drain.request_id]
-            (self._running if request.num_blocks > 0 else self._waiting).remove(request)
+            (self._waiting if outcome.was_queuing else self._running).remove(request)
             self._drained[drain.request_id] = request
         return outcome
 

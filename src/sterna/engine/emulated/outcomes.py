@@ -55,12 +55,16 @@ def drain(
     core: Core, effect: Drain, export: Callable[[RequestId], bytes]
 ) -> Drained | DrainRefused:
     """Carry out `Drain`; `export` returns the state of the drained request."""
-    outcome = core.begin_drain(effect)
+    return drained(effect, core.begin_drain(effect), export)
+
+
+def drained(
+    effect: Drain, outcome: DrainOutcome, export: Callable[[RequestId], bytes]
+) -> Drained | DrainRefused:
+    """Return what the migration is told of a drain with this outcome; `export` as in `drain`."""
     if not isinstance(outcome, Left):
         return refused(outcome)
-    progress = core.progress(effect.request_id)
-    assert progress is not None
-    num_blocks = 0 if effect.mode is Mode.RECOMPUTE else progress.num_blocks
+    num_blocks = 0 if effect.mode is Mode.RECOMPUTE else outcome.num_blocks
     return Drained(num_blocks, export(effect.request_id))
 
 
