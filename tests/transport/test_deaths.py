@@ -300,7 +300,7 @@ def test_a_closed_plane_takes_no_orders_and_may_be_closed_again(cast: Cast) -> N
 
 def test_a_plane_may_be_closed_by_the_one_it_notifies(cast: Cast) -> None:
     node = cast.node()
-    ledger = node.plane._parts.ledger  # type: ignore[attr-defined]
+    ledger = node.plane._context.ledger  # type: ignore[attr-defined]
     closed = threading.Event()
 
     def close(event: object) -> None:

@@ -93,7 +93,7 @@ def holdings() -> dict[str, int]:
     return {"rings": num_rings, "fds": num_fds, "threads": threading.active_count()}
 
 
-@pytest.mark.parametrize("side", ["outgoing", "incoming"])
+@pytest.mark.parametrize("side", ["sender", "receiver"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_connection_without_device_memory_for_its_copies_leaves_nothing(
     kind: str, side: str

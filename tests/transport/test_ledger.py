@@ -43,7 +43,7 @@ class Desk:
         return not self._events.empty()
 
     def told(self) -> list[PlaneEvent]:
-        """All events until now: those before the end of a migration that nobody knows."""
+        """All events until now: those before the end of an unknown migration."""
         self.ledger.stop(MigrationId("mark"))
         told: list[PlaneEvent] = []
         while (event := self._events.get(timeout=WAIT_S)) != Stopped(MigrationId("mark")):
@@ -162,15 +162,15 @@ def test_only_an_expected_transfer_of_the_right_size_is_claimed_and_only_once(
     copy, waker = desk.copy("m"), Waker()
     desk.copy("source", side=Side.SOURCE)
     claim = desk.ledger.claim
-    assert claim(stage("m", 1), 2, 20, waker) == "nobody expects this transfer"
-    assert claim(stage("source"), 2, 20, waker) == "nobody expects this transfer"
+    assert claim(stage("m", 1), 2, 20, waker) == "this transfer is not expected"
+    assert claim(stage("source"), 2, 20, waker) == "this transfer is not expected"
     mismatch = "2 blocks of 20 bytes in all are expected, not 3 of 30"
     assert claim(stage("m"), 3, 30, waker) == mismatch
     assert claim(stage("m"), 2, 20, waker) is copy
     assert claim(stage("m"), 2, 20, waker) == "this transfer is being received already"
     assert desk.ledger.enter(copy)
     desk.ledger.fail(copy, "over")
-    assert claim(stage("m"), 2, 20, waker) == "nobody expects this transfer"
+    assert claim(stage("m"), 2, 20, waker) == "this transfer is not expected"
     desk.ledger.leave(copy)
     waker.close()
 
@@ -238,7 +238,7 @@ def test_a_copy_without_a_deadline_outlives_one_that_made_no_progress() -> None:
     stalled = Copy(Side.SOURCE, stage("b"), torch.tensor([1]), 10, None, True, 0.0, None)
     ledger.add(waiting)
     ledger.add(stalled)
-    ledger.progress(stalled)
+    ledger.extend_deadline(stalled)
     assert events.get(timeout=WAIT_S) == SendFailed(stage("b"), "no progress for 0.01 s")
     assert waiting.over is None
     ledger.end(waiting, Sent(stage("a"), 10, 1.0))

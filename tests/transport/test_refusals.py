@@ -19,7 +19,7 @@ def test_a_transfer_that_nobody_expects_is_refused(world: World) -> None:
     for transfer in (stage("m", 0), stage("other", 1)):
         source.send(transfer, destination, range(4))
         assert source.next_event() == SendFailed(
-            transfer, "refused by the destination: nobody expects this transfer"
+            transfer, "refused by the destination: this transfer is not expected"
         )
     assert torch.equal(destination.kv, before)
     assert not destination.has_events()
@@ -129,10 +129,10 @@ def test_an_endpoint_whose_plane_is_gone_fails_the_send(world: World) -> None:
 def test_a_connection_that_broke_is_replaced_by_the_next_send(world: World) -> None:
     source, destination = world.node(), world.node()
     source.copy(stage("m"), destination, [1], [1])
-    (incoming,) = destination.plane._incoming  # type: ignore[attr-defined]
-    (outgoing,) = source.plane._outgoing.values()  # type: ignore[attr-defined]
-    incoming.close()
-    outgoing.thread.join(timeout=WAIT_S)
+    (receiver,) = destination.plane._receivers  # type: ignore[attr-defined]
+    (sender,) = source.plane._senders.values()  # type: ignore[attr-defined]
+    receiver.close()
+    sender.thread.join(timeout=WAIT_S)
     source.copy(stage("m", 1), destination, [2], [2])
 
 
@@ -143,8 +143,8 @@ def test_a_broken_connection_fails_both_ends_of_its_transfers(world: World) -> N
     source.send(stage("m"), destination, range(8, 16))
     gate.open()
     assert destination.layout.first_scatter.wait(WAIT_S)
-    (incoming,) = destination.plane._incoming  # type: ignore[attr-defined]
-    incoming.close()
+    (receiver,) = destination.plane._receivers  # type: ignore[attr-defined]
+    receiver.close()
     received = destination.next_event()
     assert isinstance(received, ReceiveFailed)
     assert received.reason.startswith("the connection to the source failed: ")
@@ -204,7 +204,7 @@ def test_an_owner_that_fails_on_an_event_hears_the_next_one(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = world.node()
-    heard = node.plane._parts.ledger  # type: ignore[attr-defined]
+    heard = node.plane._context.ledger  # type: ignore[attr-defined]
     original = heard._notify
 
     def fail_once(event: object) -> None:

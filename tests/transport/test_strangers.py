@@ -185,7 +185,7 @@ def test_one_chunk_too_many_ends_the_connection(node: Node) -> None:
     _say(stream, Chunk(0, 1, CHUNK_BYTES, 0), payload=b"y" * CHUNK_BYTES)
     # The stream is over: what comes of it is read and thrown away.
     _say(stream, Begin(1, "unknown", 0, 2, 2 * 192))
-    assert stream.wait_frame() == Refused(1, "nobody expects this transfer")
+    assert stream.wait_frame() == Refused(1, "this transfer is not expected")
     assert torch.equal(node.kv, before)
     stream.close()
 
@@ -402,7 +402,7 @@ def test_a_source_without_a_ring_is_rejected() -> None:
     sock.connect("\0" + name)
     stream = FrameStream(sock, WAIT_S)
     _say(stream, _hello(node))
-    assert stream.wait_frame() == Rejected("the source brought no ring of shared memory")
+    assert stream.wait_frame() == Rejected("the source sent no ring of shared memory")
     stream.close()
     node.plane.close()
 

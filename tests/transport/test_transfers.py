@@ -251,7 +251,7 @@ def test_a_send_after_its_destination_was_stopped_is_refused(world: World) -> No
     source.send(stage("m"), destination, range(4))
     assert destination.next_event() == Stopped(MigrationId("m"))
     assert source.next_event() == SendFailed(
-        stage("m"), "refused by the destination: nobody expects this transfer"
+        stage("m"), "refused by the destination: this transfer is not expected"
     )
     assert torch.equal(destination.kv, before)
     assert not destination.has_events()

@@ -1,6 +1,6 @@
-"""What the KV data plane asks of a wire, and what it tells its owner.
+"""Interface of the KV data plane, and the events that it sends to its owner.
 
-The events are structs because they go over the wire as they are where the owner is another process.
+The events are msgspec structs because they are sent as they are to an owner in another process.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ from sterna.types import MigrationId
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Names one stage of one migration on one rank."""
+    """Key of one stage of one migration on one rank."""
 
     migration_id: MigrationId
     stage: int
 
 
 class Sent(msgspec.Struct, frozen=True, tag=True):
-    """The source handed all bytes of the transfer over; its blocks are not read any more."""
+    """The destination has all bytes of the transfer; the source's blocks are no longer read."""
 
     transfer: Transfer
     copy_bytes: int
@@ -29,7 +29,7 @@ class Sent(msgspec.Struct, frozen=True, tag=True):
 
 
 class SendFailed(msgspec.Struct, frozen=True, tag=True):
-    """The transfer did not go through; the source's blocks are not read any more."""
+    """The transfer failed; the source's blocks are no longer read."""
 
     transfer: Transfer
     reason: str
@@ -44,14 +44,14 @@ class Arrived(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReceiveFailed(msgspec.Struct, frozen=True, tag=True):
-    """The transfer will not complete; the destination's blocks are not written any more."""
+    """The transfer will not complete; the destination's blocks are no longer written."""
 
     transfer: Transfer
     reason: str
 
 
 class Stopped(msgspec.Struct, frozen=True, tag=True):
-    """Outcome of `stop`: nothing of the migration is read or written any more, on this rank."""
+    """Outcome of `stop`: no block of the migration is read or written any longer on this rank."""
 
     migration_id: MigrationId
 
@@ -63,15 +63,15 @@ Notify = Callable[[PlaneEvent], None]
 class DataPlane(Protocol):
     """Carries KV blocks between the caches of two instances, one plane a rank.
 
-    No method blocks, but for `close`. Outcomes come through the `Notify` given at construction,
-    one at a time, on a thread of the plane's own. What the owner itself does wrong is raised at
-    once and changes nothing: ProtocolError for a transfer that is in flight on that side already,
-    TransportError for blocks that are not in the cache and for a plane that was closed.
+    No method blocks except `close`. Outcomes are passed to the `Notify` given at construction,
+    one at a time, on a thread of the plane's own. Wrong calls raise at once and change nothing:
+    ProtocolError for a transfer that is already in flight on that side, TransportError for blocks
+    that are not in the cache and for a plane that was closed.
     """
 
     @property
     def endpoint(self) -> str:
-        """Where peers reach this plane's receivers."""
+        """Address at which peers reach this plane."""
 
     def send(
         self, transfer: Transfer, endpoint: str, block_ids: Sequence[int], *, paced: bool
@@ -85,12 +85,12 @@ class DataPlane(Protocol):
 
     def receive(self, transfer: Transfer, block_ids: Sequence[int]) -> None:
         """Expect the transfer and scatter it into the blocks. Outcome: Arrived or ReceiveFailed,
-        unless stopped. A transfer that nobody expects is refused, and its sender told."""
+        unless stopped. A transfer that is not expected is refused; its sender gets SendFailed."""
 
     def stop(self, migration_id: MigrationId) -> None:
-        """Stop all transfers of the migration. Outcome: Stopped, always, and nothing of that
-        migration after it."""
+        """Stop all transfers of the migration. Outcome: always Stopped, the last event of that
+        migration."""
 
     def close(self) -> None:
-        """Stop all transfers and threads, and give back files, memory and ports, silently: there
-        is no outcome any more. Blocks for at most a second."""
+        """Stop all transfers and threads, and release files, memory and ports. No outcome follows.
+        Blocks for at most a second."""

@@ -1,10 +1,9 @@
 """The transfers in flight of one plane, and the single way in which each of them ends.
 
 A transfer's blocks may be touched only between `enter` and `leave`, which bracket one chunk.
-Whatever ends a transfer (the last chunk, a dead peer, a deadline, `stop`) takes effect at once for
-all later brackets, and its event goes out when no bracket is open any more. So "is not read or
-written any more" holds from the moment the owner hears of it, and nobody ever waits for a socket
-to hear it.
+An end of a transfer (the last chunk, a dead peer, a deadline, `stop`) takes effect at once for
+all later brackets, and its event is sent when the open bracket is closed. So the blocks are no
+longer read or written once the owner gets the event, and the event never waits for a socket.
 """
 
 import logging
@@ -45,11 +44,12 @@ class Copy:
 
     Attributes:
         block_ids: int64[num_blocks].
-        fence: what the engine has to finish before the blocks may be touched.
+        fence: work that the engine must finish before the blocks may be touched.
         begun_s: when it was submitted (source) or its sender began (destination).
-        deadline_s: when it has failed for want of progress; None while no progress is due.
-        over: why it is over, or None while it is alive.
-        waker: of the thread that works on it, and must know when it is over.
+        deadline_s: when it fails, unless it ends or is extended before; None while nothing is due
+            from the peer.
+        over: the reason of its end, or None while it is alive.
+        waker: wakes the thread that works on it when the copy ends.
     """
 
     side: Side
@@ -73,7 +73,7 @@ class _Stop:
 
 
 class Ledger:
-    """All copies of a plane, and the thread that tells their ends to the plane's owner."""
+    """All copies of a plane, and the thread that notifies the plane's owner of their ends."""
 
     def __init__(self, notify: Notify, timeout_s: float) -> None:
         self._notify = notify
@@ -82,13 +82,13 @@ class Ledger:
         self._copies: dict[tuple[Side, Transfer], Copy] = {}
         self._stops: list[_Stop] = []
         self._is_closed = False
-        # None makes the thread look around: there are copies to watch, or the ledger is closed.
+        # None makes the thread check its state: there are copies to watch, or the ledger is closed.
         self._events: queue.SimpleQueue[PlaneEvent | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="sterna-kv-notify", daemon=True)
         self._thread.start()
 
     def add(self, copy: Copy) -> None:
-        """Takes a copy up.
+        """Adds a copy.
 
         Raises:
             ProtocolError: the same transfer is in flight on this side.
@@ -97,7 +97,7 @@ class Ledger:
         key = (copy.side, copy.transfer)
         with self._lock:
             if self._is_closed:
-                raise TransportError(f"{_CLOSED}; nothing can be copied any more")
+                raise TransportError(f"{_CLOSED}; nothing can be copied")
             if key in self._copies:
                 raise ProtocolError(f"{copy.transfer} is already in flight on its {key[0].value}")
             self._copies[key] = copy
@@ -109,14 +109,13 @@ class Ledger:
     ) -> Copy | str:
         """The destination's side of a transfer that its source has begun, or why there is none.
 
-        The source may bring fewer blocks than are expected: they go to the first ones. A source
-        that is refused leaves what is expected as it was. Otherwise the deadline starts
-        again.
+        The source may send fewer blocks than are expected: they go to the first ones. A refusal
+        changes nothing. Otherwise the deadline starts again.
         """
         with self._lock:
             copy = self._copies.get((Side.DESTINATION, transfer))
             if copy is None or copy.over is not None:
-                return "nobody expects this transfer"
+                return "this transfer is not expected"
             if copy.waker is not None:
                 return "this transfer is being received already"
             num_expected = len(copy.block_ids)
@@ -126,7 +125,7 @@ class Ledger:
                     f"{len(copy.block_ids)} blocks of {copy.copy_bytes} bytes in all are "
                     f"expected, not {num_blocks} of {copy_bytes}"
                 )
-            # A last stage is reserved with room to grow and may bring fewer blocks.
+            # A last stage is reserved with room to grow and may have fewer blocks.
             copy.block_ids = copy.block_ids[:num_blocks]
             copy.copy_bytes = copy_bytes
             copy.waker = waker
@@ -141,7 +140,7 @@ class Ledger:
             return copy._is_entered
 
     def leave(self, copy: Copy) -> None:
-        """Ends what a true `enter` began."""
+        """Closes the bracket that an `enter` opened by returning True."""
         with self._lock:
             copy._is_entered = False
             if copy.over is None:
@@ -153,12 +152,12 @@ class Ledger:
                     self._stops.remove(stop)
                     self._events.put(Stopped(stop.migration_id))
 
-    def progress(self, copy: Copy) -> None:
-        """Grants the copy another timeout until the next progress."""
+    def extend_deadline(self, copy: Copy) -> None:
+        """Starts the timeout of the copy again."""
         copy.deadline_s = time.monotonic() + self._timeout_s
 
     def end(self, copy: Copy, event: PlaneEvent) -> bool:
-        """Ends the copy with the event, unless it is over already; returns whether it did."""
+        """Ends the copy with the event unless it is already over; returns whether it did."""
         with self._lock:
             if copy.over is not None:
                 return False
@@ -167,17 +166,17 @@ class Ledger:
             return True
 
     def fail(self, copy: Copy, reason: str) -> None:
-        """Ends the copy with its side's failure, unless it is over already."""
+        """Ends the copy with its side's failure unless it is already over."""
         failed = SendFailed if copy.side is Side.SOURCE else ReceiveFailed
         self.end(copy, failed(copy.transfer, reason))
 
     def stop(self, migration_id: MigrationId) -> None:
-        """Ends all copies of the migration silently, then tells that it is stopped."""
+        """Ends all copies of the migration without their events, then sends Stopped."""
         with self._lock:
             entered = set()
             for copy in list(self._copies.values()):
                 if copy.transfer.migration_id == migration_id:
-                    # An end that is not told yet because a chunk is in progress stays untold.
+                    # An event that waits for the end of a chunk is not sent.
                     copy._event = None
                     if copy._is_entered:
                         entered.add(copy)
@@ -189,7 +188,7 @@ class Ledger:
                 self._events.put(Stopped(migration_id))
 
     def close(self) -> None:
-        """Ends everything silently, and the thread; `join` waits for it."""
+        """Ends all copies without events, and the thread; `join` waits for it."""
         with self._lock:
             self._is_closed = True
             self._stops.clear()
@@ -200,7 +199,8 @@ class Ledger:
             self._events.put(None)
 
     def join(self, timeout_s: float) -> None:
-        """Waits until no event is being told any more. From `notify` itself, returns at once."""
+        """Waits until the last call of `notify` has returned. Called from `notify` itself, returns
+        at once."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
@@ -219,8 +219,7 @@ class Ledger:
 
     def _run(self) -> None:
         while True:
-            # Looking at the deadlines now and then is enough: nobody relies on more than
-            # "about a timeout".
+            # Deadlines need no exact check: copies are to fail after about a timeout.
             period_s = self._timeout_s / 4 if self._copies else None
             try:
                 event = self._events.get(timeout=period_s)

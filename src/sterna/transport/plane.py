@@ -1,7 +1,8 @@
-"""One instance's data plane: where its transfers come together with connections and threads.
+"""The data plane of one instance: its transfers, connections and threads.
 
-Threads: one that listens, one that tells outcomes, one for each peer that is sent to and one for
-each peer that sends (with Gloo, two for the latter). All are asleep while nothing is copied.
+Threads: one that listens, one that notifies the owner of outcomes, one for each peer that is sent
+to and one for each peer that sends (with Gloo, two for the latter). All sleep while nothing is
+copied.
 """
 
 import atexit
@@ -36,17 +37,17 @@ _TOKEN_BYTES = 16
 _CLOSE_S = 0.9
 _ACCEPT_RETRY_S = 0.5
 _MAX_STRANGERS = 32
-"""Callers that have not said the token yet; peers do so within milliseconds."""
+"""Limit of connections without a token so far; peers send theirs within milliseconds."""
 
 
 def make_data_plane(config: TransportConfig, layout: KvLayout, notify: Notify) -> DataPlane:
     """A data plane over the cache, listening and ready, its staging memory touched.
 
     Args:
-        notify: hears the outcomes, one at a time, on a thread of the plane's own.
+        notify: called with the outcomes, one at a time, on a thread of the plane's own.
 
     Raises:
-        ConfigurationError: peers could not reach `config.host`.
+        ConfigurationError: peers cannot connect to `config.host`.
         OSError: the plane cannot listen there.
     """
     return _Plane(config, layout, notify)
@@ -58,21 +59,21 @@ class _Plane:
         self._wire = _make_wire(config, layout)
         self._listener, address = self._wire.listen()
         self._listener.setblocking(False)
-        self._parts = PlaneContext(
+        self._context = PlaneContext(
             wire=self._wire,
             layout=layout,
             ledger=Ledger(notify, config.timeout_s),
-            # A receiver waits for `timeout_s`; no pause may come near it.
+            # A receiver waits for `timeout_s`; pauses must stay well below it.
             pacer=Pacer(config.bandwidth_share, config.timeout_s / 4),
             token=secrets.token_hex(_TOKEN_BYTES),
             chunk_bytes=config.chunk_bytes,
             timeout_s=config.timeout_s,
         )
-        self._endpoint = f"{self._wire.kind}://{address}/{self._parts.token}"
+        self._endpoint = f"{self._wire.kind}://{address}/{self._context.token}"
         self._lock = threading.Lock()
-        self._outgoing: dict[str, Sender] = {}
-        # In the order in which they came.
-        self._incoming: dict[Receiver, None] = {}
+        self._senders: dict[str, Sender] = {}
+        # In the order in which they were accepted.
+        self._receivers: dict[Receiver, None] = {}
         self._is_closed = False
         self._waker = Waker()
         self._thread = threading.Thread(target=self._listen, name="sterna-kv-listen", daemon=True)
@@ -91,22 +92,22 @@ class _Plane:
         try:
             peer = _parse(endpoint, self._wire.kind)
         except TransportError as error:
-            self._parts.ledger.fail(copy, str(error))
+            self._context.ledger.fail(copy, str(error))
             return
         with self._lock:
-            outgoing = self._outgoing.get(endpoint)
-            if self._is_closed or (outgoing is not None and outgoing.submit(copy)):
+            sender = self._senders.get(endpoint)
+            if self._is_closed or (sender is not None and sender.submit(copy)):
                 return
             try:
-                outgoing = Sender(peer, self._parts, self._forget_outgoing)
-                outgoing.submit(copy)
-                outgoing.start()
+                sender = Sender(peer, self._context, self._forget_sender)
+                sender.submit(copy)
+                sender.start()
             except (OSError, RuntimeError) as error:
                 # There is no descriptor left, or no thread.
                 _logger.error("kv connection not opened peer=%s error=%s", peer.address, error)
-                self._parts.ledger.fail(copy, f"cannot connect to {peer.address}: {error}")
+                self._context.ledger.fail(copy, f"cannot connect to {peer.address}: {error}")
                 return
-            self._outgoing[endpoint] = outgoing
+            self._senders[endpoint] = sender
 
     def receive(self, transfer: Transfer, block_ids: Sequence[int]) -> None:
         if len(set(block_ids)) != len(block_ids):
@@ -114,7 +115,7 @@ class _Plane:
         self._add(Side.DESTINATION, transfer, block_ids, False)
 
     def stop(self, migration_id: MigrationId) -> None:
-        self._parts.ledger.stop(migration_id)
+        self._context.ledger.stop(migration_id)
 
     def close(self) -> None:
         deadline_s = time.monotonic() + _CLOSE_S
@@ -122,9 +123,9 @@ class _Plane:
             if self._is_closed:
                 return
             self._is_closed = True
-            connections: list[Receiver | Sender] = [*self._incoming, *self._outgoing.values()]
-        # From here on no block is touched, except by a chunk in progress; its thread is joined.
-        self._parts.ledger.close()
+            connections: list[Receiver | Sender] = [*self._receivers, *self._senders.values()]
+        # From here on only a chunk in progress touches blocks; its thread is joined below.
+        self._context.ledger.close()
         self._waker.set()
         for connection in connections:
             connection.close()
@@ -133,7 +134,7 @@ class _Plane:
                 thread.join(max(deadline_s - time.monotonic(), 0.0))
                 if thread.is_alive():
                     _logger.warning("kv thread still busy at close thread=%s", thread.name)
-        self._parts.ledger.join(max(deadline_s - time.monotonic(), 0.0))
+        self._context.ledger.join(max(deadline_s - time.monotonic(), 0.0))
         self._listener.close()
         self._wire.close()
         self._waker.close()
@@ -157,9 +158,9 @@ class _Plane:
             fence=self._layout.fence(),
             is_paced=is_paced,
             begun_s=now_s,
-            deadline_s=now_s + self._parts.timeout_s if side is Side.DESTINATION else None,
+            deadline_s=now_s + self._context.timeout_s if side is Side.DESTINATION else None,
         )
-        self._parts.ledger.add(copy)
+        self._context.ledger.add(copy)
         return copy
 
     def _listen(self) -> None:
@@ -169,8 +170,8 @@ class _Plane:
             try:
                 self._accept()
             except (OSError, RuntimeError) as error:
-                # The caller has gone, or the process is out of descriptors or threads: a loop
-                # without a pause would not help.
+                # The caller hung up, or the process is out of descriptors or threads: pause, so as
+                # not to spin.
                 _logger.warning("kv connection not accepted error=%s", error)
                 wait(self._waker, timeout_s=_ACCEPT_RETRY_S)
 
@@ -180,25 +181,25 @@ class _Plane:
             if self._is_closed:
                 sock.close()
                 return
-            strangers = [each for each in self._incoming if not each.is_greeted]
+            strangers = [each for each in self._receivers if not each.is_greeted]
             if len(strangers) >= _MAX_STRANGERS:
-                # Those who only keep a thread busy must not keep out a peer.
+                # Callers without a token must not use up the threads that peers need.
                 _logger.warning("kv connection cut, it did not say the token in time")
                 strangers[0].close()
-                del self._incoming[strangers[0]]
-            incoming = Receiver(sock, self._parts, self._forget_incoming)
-            incoming.start()
-            self._incoming[incoming] = None
+                del self._receivers[strangers[0]]
+            receiver = Receiver(sock, self._context, self._forget_receiver)
+            receiver.start()
+            self._receivers[receiver] = None
 
-    def _forget_incoming(self, incoming: Receiver) -> None:
+    def _forget_receiver(self, receiver: Receiver) -> None:
         with self._lock:
-            self._incoming.pop(incoming, None)
+            self._receivers.pop(receiver, None)
 
-    def _forget_outgoing(self, outgoing: Sender) -> None:
+    def _forget_sender(self, sender: Sender) -> None:
         with self._lock:
-            for endpoint, known in list(self._outgoing.items()):
-                if known is outgoing:
-                    del self._outgoing[endpoint]
+            for endpoint, known in list(self._senders.items()):
+                if known is sender:
+                    del self._senders[endpoint]
 
 
 def _make_wire(config: TransportConfig, layout: KvLayout) -> Wire:
@@ -208,7 +209,7 @@ def _make_wire(config: TransportConfig, layout: KvLayout) -> Wire:
     _require_reachable(config.host)
     if config.kind == "tcp":
         return TcpWire(config.host, slot_bytes, layout.device)
-    # Imported here, because a torch without Gloo serves the other wires just as well.
+    # Imported here, because the other wires also work with a torch that was built without Gloo.
     from sterna.transport.wires.gloo import GlooWire
 
     return GlooWire(config.host, slot_bytes, layout.device, config.timeout_s)

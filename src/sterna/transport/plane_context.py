@@ -1,4 +1,4 @@
-"""What all threads of one plane share."""
+"""Context of one plane: the objects and limits that all its threads share."""
 
 from dataclasses import dataclass
 
@@ -25,9 +25,9 @@ class PlaneContext:
 
     @property
     def slot_bytes(self) -> int:
-        """A staging buffer of so many bytes holds every chunk."""
+        """Size of a staging buffer that holds any chunk."""
         return largest_chunk_bytes(self.layout.page_bytes, self.chunk_bytes)
 
     def plan(self, num_blocks: int) -> list[Tile]:
-        """The chunks of a transfer of so many blocks."""
+        """The chunks of a transfer of `num_blocks` blocks."""
         return plan_tiles(self.layout.page_bytes, num_blocks, self.chunk_bytes)

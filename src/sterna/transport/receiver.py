@@ -1,4 +1,4 @@
-"""The destination's end: one accepted connection of one source, with a thread of its own."""
+"""Destination's end of a KV connection: one accepted connection and its thread."""
 
 import hmac
 import logging
@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class _Inbound:
-    """A copy that arrives, and how far it is."""
+    """A copy that is being received."""
 
     copy: Copy
     stream: int
@@ -49,7 +49,7 @@ class Receiver:
     """All transfers of one source. `close` is for any thread and does not block.
 
     Attributes:
-        is_greeted: whether the caller has shown that it is a peer.
+        is_greeted: whether the caller has sent the token and is a peer.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class Receiver:
         self.thread = threading.Thread(target=self._run, name="sterna-kv-receive", daemon=True)
 
     def start(self) -> None:
-        """Begins to listen to the caller.
+        """Starts the thread that serves the caller.
 
         Raises:
-            RuntimeError: there is no thread for that; everything was given back.
+            RuntimeError: the thread cannot be started; everything was released.
         """
         try:
             self.thread.start()
@@ -107,7 +107,7 @@ class Receiver:
         self._on_over(self)
 
     def _greet(self) -> ReceiveChannel:
-        """Checks who calls and whether blocks mean the same on both sides."""
+        """Checks the caller's token, and that both sides have the same layout of blocks."""
         hello = self._stream.wait_frame()
         if not isinstance(hello, Hello):
             raise TransportError("the caller did not say hello")
@@ -152,10 +152,10 @@ class _Connection:
         self._streams: dict[int, _Inbound] = {}
 
     def turn(self) -> None:
-        """Handles what the source has sent and what was stopped, then waits for more."""
-        # Frames may have come along with the last one of the greeting: read before waiting.
+        """Handles the source's frames and transfers that were stopped, then waits for more."""
+        # Frames may have arrived together with the last one of the greeting: read before waiting.
         while (frame := self._stream.next_frame()) is not None:
-            self._hear(frame)
+            self._on_frame(frame)
             self._stream.flush()
         self._refuse_ended()
         self._stream.flush()
@@ -165,7 +165,7 @@ class _Connection:
     def copies(self) -> list[Copy]:
         return [inbound.copy for inbound in self._streams.values()]
 
-    def _hear(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         match frame:
             case Begin():
                 self._begin(frame)
@@ -193,7 +193,7 @@ class _Connection:
             self._finish(inbound)
 
     def _take(self, chunk: Chunk) -> None:
-        """Fetches the chunk, whoever it is for, and scatters it if somebody expects it."""
+        """Fetches the chunk in any case, and scatters it if its transfer is expected."""
         inbound = self._streams.get(chunk.stream)
         if inbound is not None:
             self._check(inbound, chunk)
@@ -209,14 +209,14 @@ class _Connection:
                     self._copier.scatter(tile, copy.block_ids, staged, copy.fence)
                 finally:
                     self._plane.ledger.leave(copy)
-                self._plane.ledger.progress(copy)
+                self._plane.ledger.extend_deadline(copy)
         if self._channel.gives_credit:
             self._stream.put(Credit(chunk.slot))
         if inbound is not None and inbound.next_tile == len(inbound.tiles):
             self._finish(inbound)
 
     def _check(self, inbound: _Inbound, chunk: Chunk) -> None:
-        """What a chunk says of itself must be what both sides have agreed on."""
+        """Raises TransportError unless the chunk is the next one of the plan."""
         if inbound.next_tile == len(inbound.tiles):
             raise TransportError(f"the source sent more than {len(inbound.tiles)} chunks")
         planned = inbound.tiles[inbound.next_tile].num_bytes(self._plane.layout.page_bytes)
@@ -235,8 +235,8 @@ class _Connection:
             del self._streams[inbound.stream]
 
     def _refuse_ended(self) -> None:
-        """Tells the source of transfers that ended on this side. Those that were all placed but
-        stopped before they were told are among them."""
+        """Refuses transfers that ended on this side, also those whose blocks were all in place
+        but which were stopped before Done was sent."""
         for inbound in list(self._streams.values()):
             if inbound.copy.over is not None:
                 self._stream.put(Refused(inbound.stream, inbound.copy.over))

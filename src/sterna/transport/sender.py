@@ -1,8 +1,8 @@
-"""The source's end: one connection to one peer, with a thread of its own.
+"""Source's end of a KV connection: one connection to one peer and its thread.
 
-A peer that hangs or dies holds up its own thread only. Within the connection, chunks of unpaced
+A peer that hangs or dies blocks only its own thread. Within the connection, chunks of unpaced
 transfers (last stages) go before chunks of paced ones, and transfers of the same kind take turns,
-so that none of them seems dead to the destination.
+so that none of them exceeds the destination's timeout.
 """
 
 import errno
@@ -43,7 +43,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class _Outbound:
-    """A copy on its way, and how far it is."""
+    """A copy that is being sent."""
 
     copy: Copy
     stream: int
@@ -67,7 +67,7 @@ class Sender:
     ) -> None:
         """
         Args:
-            on_over: called on the connection's thread when it accepts no more copies.
+            on_over: called on the connection's thread once it accepts no more copies.
         """
         self._peer = peer
         self._plane = plane
@@ -81,7 +81,7 @@ class Sender:
         self.thread = threading.Thread(target=self._run, name="sterna-kv-send", daemon=True)
 
     def submit(self, copy: Copy) -> bool:
-        """Sends the copy in its turn; False when the connection is over and another is needed."""
+        """Queues the copy; False when the connection has ended and a new one is needed."""
         with self._lock:
             if self._is_over:
                 return False
@@ -91,10 +91,10 @@ class Sender:
         return True
 
     def start(self) -> None:
-        """Begins to connect.
+        """Starts the thread that connects and sends.
 
         Raises:
-            RuntimeError: there is no thread for that; everything was given back.
+            RuntimeError: the thread cannot be started; everything was released.
         """
         try:
             self.thread.start()
@@ -179,20 +179,21 @@ class _Connection:
         self._plane = plane
         self._waker = waker
         self._copier = make_copier(plane.layout, plane.slot_bytes)
-        # Last of what may fail, because it has to be given back.
+        # After everything else that may fail, because the channel must be closed.
         self._channel = plane.wire.sender(peer.address)
         self._slots = self._channel.slots
         self._next_stream = 0
         self._streams: dict[int, _Outbound] = {}
-        # Those with chunks left, in order of their turns.
+        # Transfers with chunks left, in order of their turns.
         self._unpaced: deque[_Outbound] = deque()
         self._paced: deque[_Outbound] = deque()
-        # Slot and begin of the paced chunk on its way: the next one comes a pause after it.
+        # Slot and start of the paced chunk in flight: the next one is sent a pause after it.
         self._paced_chunk: tuple[int, float] | None = None
-        self._last_progress_s = 0.0
+        # When a slot was last filled or freed.
+        self._last_activity_s = 0.0
 
     def greet(self) -> None:
-        """Agrees with the destination on who we are and what a block is."""
+        """Sends the token and the layout of blocks, and waits for the destination's Welcome."""
         layout = self._plane.layout
         hello = Hello(
             version=VERSION,
@@ -213,7 +214,7 @@ class _Connection:
                 raise TransportError(f"the peer answered with {frame}")
 
     def admit(self, copies: list[Copy]) -> None:
-        """Takes copies up; their Begin goes out with the next flush."""
+        """Adds copies; their Begin is sent by the next flush."""
         for copy in copies:
             if copy.over is not None:
                 continue
@@ -233,17 +234,17 @@ class _Connection:
             if tiles:
                 (self._paced if copy.is_paced else self._unpaced).append(outbound)
             else:
-                self._plane.ledger.progress(copy)
+                self._plane.ledger.extend_deadline(copy)
 
     def turn(self) -> None:
-        """Cancels what is over, sends at most one chunk, and hears the destination."""
+        """Cancels transfers that ended, sends at most one chunk, and reads the peer's frames."""
         self._cancel_ended()
         has_sent = self._send_chunk()
         self._stream.flush()
-        if wait(self._waker, self._stream, timeout_s=0.0 if has_sent else self._patience_s()):
+        if wait(self._waker, self._stream, timeout_s=0.0 if has_sent else self._wait_timeout_s()):
             self._stream.fill()
             while (frame := self._stream.next_frame()) is not None:
-                self._hear(frame)
+                self._on_frame(frame)
         elif self._slots.num_taken and self._stalled_s() > self._plane.timeout_s:
             raise TimeoutError(f"the peer took no data for {self._plane.timeout_s:g} s")
 
@@ -282,24 +283,24 @@ class _Connection:
         if outbound.next_tile < len(outbound.tiles):
             turns.append(outbound)
         else:
-            self._plane.ledger.progress(copy)
+            self._plane.ledger.extend_deadline(copy)
         if copy.is_paced:
             self._paced_chunk = (slot, begun_s)
-        self._last_progress_s = time.monotonic()
+        self._last_activity_s = time.monotonic()
         if self._channel.ship(self._stream, Chunk(outbound.stream, index, num_bytes, slot)):
             self._give(slot)
         return True
 
     def _next_turn(self) -> "deque[_Outbound] | None":
-        """The queue whose head may send a chunk at this moment."""
+        """The queue whose first transfer may send a chunk now, or None."""
         if self._unpaced:
             return self._unpaced
         if self._paced and self._paced_chunk is None and self._pause_s() == 0:
             return self._paced
         return None
 
-    def _patience_s(self) -> float | None:
-        """How long there is nothing to do unless somebody wakes us."""
+    def _wait_timeout_s(self) -> float | None:
+        """Longest wait for a frame or a wake-up; None is without limit."""
         if self._slots.num_taken:
             return max(self._plane.timeout_s - self._stalled_s(), 0.0) + 0.001
         if self._paced and self._paced_chunk is None:
@@ -310,15 +311,15 @@ class _Connection:
         return self._plane.pacer.pause_s(time.monotonic())
 
     def _stalled_s(self) -> float:
-        return time.monotonic() - self._last_progress_s
+        return time.monotonic() - self._last_activity_s
 
-    def _hear(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         match frame:
             case Credit(slot):
                 self._channel.credited(slot)
                 self._give(slot)
             case Done(stream):
-                # A stream that is not there was cancelled while the answer was on its way.
+                # A stream that is missing was cancelled before this answer arrived.
                 if (outbound := self._streams.get(stream)) is not None:
                     self._finish(outbound)
             case Refused(stream, reason):
@@ -345,7 +346,7 @@ class _Connection:
     def _give(self, slot: int) -> None:
         now_s = time.monotonic()
         self._slots.give(slot)
-        self._last_progress_s = now_s
+        self._last_activity_s = now_s
         if self._paced_chunk is not None and self._paced_chunk[0] == slot:
             self._plane.pacer.chunk_done(self._paced_chunk[1], now_s)
             self._paced_chunk = None

@@ -1,4 +1,4 @@
-"""Cuts a transfer into chunks, the grain of overtaking, pacing and stopping. Pure."""
+"""Chunks of a transfer, the units of overtaking, pacing and stopping. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class Tile:
 
 
 def plan_tiles(page_bytes: Sequence[int], num_blocks: int, chunk_bytes: int) -> list[Tile]:
-    """The chunks of a transfer, in the order in which they travel.
+    """The chunks of a transfer, in the order in which they are sent.
 
-    Both sides compute the plan, so that no offset ever comes from the wire. A chunk takes as
+    Both sides compute the plan, so that no offset is ever read from the wire. A chunk has as
     many whole blocks as fit into `chunk_bytes`. A block that does not fit (a LLaMA-7B block of
     16 tokens has 8 MiB) is cut between its layers; a single page is never cut.
     """
@@ -42,7 +42,7 @@ def plan_tiles(page_bytes: Sequence[int], num_blocks: int, chunk_bytes: int) -> 
 
 
 def largest_chunk_bytes(page_bytes: Sequence[int], chunk_bytes: int) -> int:
-    """A staging buffer of so many bytes holds every chunk of every plan."""
+    """Size of a staging buffer that holds every chunk of every plan."""
     return max(chunk_bytes, *page_bytes)
 
 

@@ -2,7 +2,7 @@
 
 vLLM scatters a sequence over small blocks in every layer: 4k pieces for 1k tokens of LLaMA-7B.
 They are never sent one by one: `gather` fuses the pages of a chunk into one contiguous buffer,
-`scatter` takes them apart, each with one indexing operation.
+`scatter` splits it into pages again. Each uses one indexing operation.
 """
 
 import math
@@ -14,8 +14,8 @@ from sterna.errors import ConfigurationError
 from sterna.transport.memory.chunks import Tile
 
 _WORDS = (
-    # Pages are only moved, never computed with, so the widest element that divides everything
-    # is the fastest one.
+    # Pages are copied, never computed with, so the widest element that divides all sizes and
+    # strides is the fastest.
     (16, torch.complex128),
     (8, torch.int64),
     (4, torch.int32),
@@ -38,17 +38,17 @@ class _Strided:
 
 
 class KvLayout:
-    """Where the pages of a KV cache lie: page (layer, block) for every layer and block.
+    """Memory layout of a KV cache: the place of page (layer, block) for every layer and block.
 
-    A *layer* is whatever has one page in each block: a model layer, or its keys and its values
-    apart when the engine stores them apart.
+    A *layer* has one page in each block: it is a model layer, or its keys or its values when the
+    engine stores them apart.
 
     Attributes:
         page_bytes: size of a page, for every layer.
         num_blocks: blocks of the cache.
-        label: what the bytes mean (model, dtype, order inside a page). Planes exchange blocks
+        label: the meaning of the bytes (model, dtype, order inside a page). Planes exchange blocks
             only when their labels and page sizes are equal.
-        device: where the cache lives.
+        device: the device that holds the cache.
         compute_stream: on CUDA, the stream on which the engine's steps run; None means the
             current stream of the thread that calls `fence`.
     """
@@ -110,7 +110,7 @@ class KvLayout:
         return sum(self.page_bytes)
 
     def fence(self) -> "torch.cuda.Event | None":
-        """On CUDA, marks the steps queued so far, which a copy must not overtake; else None."""
+        """On CUDA, an event behind the steps queued so far: copies must wait for it. Else None."""
         if self.device.type != "cuda":
             return None
         event = torch.cuda.Event()
@@ -128,7 +128,7 @@ class KvLayout:
         torch.index_select(self._layers(tile), 1, ids, out=self._fused(tile, buffer))
 
     def scatter(self, tile: Tile, block_ids: torch.Tensor, buffer: torch.Tensor) -> None:
-        """Takes `buffer` apart into the tile's pages; the arguments are those of `gather`."""
+        """Splits `buffer` into the tile's pages; the arguments are those of `gather`."""
         ids = block_ids[tile.first_block : tile.first_block + tile.num_blocks]
         self._layers(tile).index_copy_(1, ids, self._fused(tile, buffer))
 
@@ -187,8 +187,8 @@ def _widest_word(kv: _Strided) -> tuple[int, torch.dtype]:
 
 
 def _pages(kv: _Strided, word_bytes: int, word: torch.dtype, device: torch.device) -> torch.Tensor:
-    # A tensor set onto the raw storage is no inference tensor even when the engine's are, so it
-    # may be written to in any thread and outside inference mode.
+    # A tensor set onto the raw storage is not an inference tensor even when the engine's are, so
+    # it may be written to in any thread and outside inference mode.
     return torch.empty(0, dtype=word, device=device).set_(
         kv.storage,
         kv.offset // word_bytes,

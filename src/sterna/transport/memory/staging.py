@@ -1,4 +1,4 @@
-"""Host memory between the cache and the wire, and the copies in and out of it."""
+"""Staging buffers: host memory between cache and wire, and the copies to and from the cache."""
 
 import contextlib
 import ctypes
@@ -25,7 +25,7 @@ class Copier(Protocol):
         Args:
             block_ids: int64[num_blocks], on the CPU.
             buffer: uint8[the tile's bytes], on the CPU.
-            fence: what the engine has to finish first (`KvLayout.fence`).
+            fence: work that the engine must finish first (`KvLayout.fence`).
         """
 
     def scatter(
@@ -35,7 +35,7 @@ class Copier(Protocol):
         buffer: torch.Tensor,
         fence: "torch.cuda.Event | None",
     ) -> None:
-        """Takes the buffer apart into the tile's pages, which are in place on return."""
+        """Splits the buffer into the tile's pages, which are in place on return."""
 
 
 def make_copier(layout: KvLayout, num_bytes: int) -> Copier:
@@ -76,13 +76,14 @@ class CudaCopier:
     computation" (Section 5).
 
     Fusion happens on the device, so that one copy crosses the bus for every chunk. The host
-    waits for each chunk: a buffer is reused right after, and what a stop promises is exact.
+    waits for each chunk, because its buffer is reused right after, and because no copy may be in
+    progress when `stop` says that all have ended.
     """
 
     def __init__(self, layout: KvLayout, num_bytes: int) -> None:
         self._layout = layout
         # PyTorch hands out 32 streams of each priority in turn, then the same ones again. The
-        # engine's own is one of normal priority, which a late copier must not come to share.
+        # engine's own has normal priority; this one has another, so that the two never coincide.
         self._stream = torch.cuda.Stream(layout.device, priority=-1)
         with torch.cuda.stream(self._stream):
             self._fused = torch.empty(num_bytes, dtype=torch.uint8, device=layout.device)
@@ -142,7 +143,7 @@ def page_lock(buffer: torch.Tensor, device: torch.device) -> None:
 
 
 def page_unlock(buffer: torch.Tensor, device: torch.device) -> None:
-    """Undoes `page_lock`; must come before the memory is unmapped."""
+    """Undoes `page_lock`; must be called before the memory is unmapped."""
     if device.type == "cuda":
         cudart = torch.cuda.cudart()
         torch.cuda.check_error(cudart.cudaHostUnregister(buffer.data_ptr()))
@@ -151,8 +152,8 @@ def page_unlock(buffer: torch.Tensor, device: torch.device) -> None:
 def _keep_to_one_core() -> None:
     """Makes torch run this thread's copies on this thread alone.
 
-    Else OpenMP starts a team for every thread of the plane, which competes with the engine's own
-    and meets at barriers: one block then takes 8 ms instead of 0.1 ms on a machine that is busy.
+    Otherwise OpenMP starts a team for every thread of the plane, which competes with the engine's
+    team and waits at barriers: on a busy machine one block takes 8 ms instead of 0.1 ms.
     `torch.set_num_threads` would also change the number for threads that the engine starts later,
     while OpenMP's own setting holds for the calling thread only.
     """

@@ -1,7 +1,6 @@
-"""What the three wires have in common: how bytes of chunks get from one side to the other.
+"""Channel: the interface of the three wires, which moves the bytes of one chunk at a time.
 
-The frames (`frames.py`), the order of chunks and all bookkeeping are the same for every wire; a
-channel only moves the bytes of one chunk at a time.
+The frames (`frames.py`), the order of chunks and all bookkeeping are the same for every wire.
 """
 
 import socket
@@ -15,7 +14,7 @@ from sterna.errors import TransportError
 from sterna.transport.wires.frames import Chunk, FrameStream, Hello
 
 SocketAddress = str | tuple[Any, ...]
-"""As the socket module wants it for the family."""
+"""An address in the form that the socket module takes for its family."""
 
 
 class SendChannel(Protocol):
@@ -23,24 +22,24 @@ class SendChannel(Protocol):
 
     @property
     def slots(self) -> "Slots":
-        """Where chunks are gathered."""
+        """The buffers into which chunks are gathered."""
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors that go to the destination with the Hello."""
+        """File descriptors that are sent with the Hello."""
 
     def join(self, stream: FrameStream) -> None:
         """Completes the connection after the destination's Welcome."""
 
     def ship(self, stream: FrameStream, chunk: Chunk) -> bool:
-        """Sends the chunk, whose bytes are in its slot; returns whether the slot is free again
-        already. Otherwise a Credit will tell."""
+        """Sends the chunk, whose bytes are in its slot; returns whether the slot is already free
+        again. Otherwise a Credit frees it."""
 
     def credited(self, slot: int) -> None:
-        """The destination has taken the slot's bytes."""
+        """Called when the destination has read the slot's bytes."""
 
     def close(self) -> None:
-        """Gives back what the channel holds, after the last call of another method."""
+        """Releases the channel's resources, after the last call of another method."""
 
 
 class ReceiveChannel(Protocol):
@@ -57,11 +56,11 @@ class ReceiveChannel(Protocol):
         """The chunk's bytes, uint8[chunk.num_bytes], valid until the Credit or the next fetch."""
 
     def close(self) -> None:
-        """Gives back what the channel holds, after the last call of another method."""
+        """Releases the channel's resources, after the last call of another method."""
 
 
 class Wire(Protocol):
-    """One way of carrying bytes, for all connections of a plane. Its methods are for any
+    """One way to carry bytes, for all connections of a plane. Its methods may be called from any
     thread."""
 
     @property
@@ -69,31 +68,31 @@ class Wire(Protocol):
         """The endpoint's scheme."""
 
     def listen(self) -> tuple[socket.socket, str]:
-        """A listening socket and its address as it is written in an endpoint."""
+        """A listening socket, and its address as written in an endpoint."""
 
     def resolve(self, address: str) -> tuple[int, SocketAddress]:
         """The socket family and the socket address of an address in an endpoint.
 
         Raises:
-            OSError, ValueError: it is none.
+            OSError, ValueError: the address is not valid.
         """
 
     def sender(self, address: str) -> SendChannel:
         """The source's end of a connection to that address."""
 
     def receiver(self, stream: FrameStream, hello: Hello) -> ReceiveChannel:
-        """The destination's end of a connection whose source said hello.
+        """The destination's end of a connection whose source sent `hello`.
 
         Raises:
-            TransportError: the source did not bring what this wire needs.
+            TransportError: the source did not send what this wire needs.
         """
 
     def close(self) -> None:
-        """Gives back what the wire holds."""
+        """Releases the wire's resources."""
 
 
 class Slots:
-    """Staging buffers, each either free or on its way to the destination."""
+    """Staging buffers, each either free or being sent."""
 
     def __init__(self, buffers: list[torch.Tensor]) -> None:
         self._buffers = buffers
@@ -115,7 +114,7 @@ class Slots:
         return self._free.pop() if self._free else None
 
     def give(self, slot: int) -> None:
-        """The slot is free again.
+        """Marks the slot as free.
 
         Raises:
             TransportError: it was not taken.
@@ -129,7 +128,8 @@ _T = TypeVar("_T")
 
 
 class Spares(Generic[_T]):
-    """Things that are slow to make, some of them made beforehand. `take` is for any thread."""
+    """Stock of objects that are slow to make, `num_spares` of them made beforehand. `take` may be
+    called from any thread."""
 
     def __init__(self, make: Callable[[], _T], num_spares: int) -> None:
         self._make = make
@@ -142,8 +142,8 @@ class Spares(Generic[_T]):
                 return self._spares.pop()
         return self._make()
 
-    def drain(self) -> list[_T]:
-        """All that were not taken."""
+    def take_all(self) -> list[_T]:
+        """All objects that were not taken."""
         with self._lock:
             spares, self._spares = self._spares, []
         return spares

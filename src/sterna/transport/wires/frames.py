@@ -1,7 +1,7 @@
-"""What the two ends of a connection tell each other, and how frames cross a socket.
+"""Frames of a KV connection: the protocol of its two ends, and frames over a socket.
 
 A connection carries the transfers of one source to one destination, one way. The source opens it
-and speaks first:
+and sends the first frame:
 
     source                              destination
       Hello(token, layout)  --------->    checks version, token, layout, chunk size
@@ -15,7 +15,7 @@ and speaks first:
       Cancel(stream, why)  ---------->    given up
 
 Chunks may follow Begin before the destination has answered: their sizes are bounded by the
-Hello, and what belongs to no accepted stream is read and thrown away. The frames of a connection
+Hello, and chunks of a stream that was not accepted are read and dropped. The frames of a connection
 are in order; transfers are interleaved by chunk. A frame is msgpack behind its length, four
 bytes, big endian. Over tcp a chunk's bytes follow its frame.
 """
@@ -39,12 +39,12 @@ _MAX_FDS = 4
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """Source: who I am and what I have.
+    """Source: its token and the layout of its blocks.
 
     Attributes:
-        token: the secret of the destination's endpoint. It also tells a plane from a later one
-            on the same port.
-        num_slots: chunks that may be on the way at once; 1 when there is no ring.
+        token: the secret of the destination's endpoint. It also distinguishes a plane from a
+            later one on the same port.
+        num_slots: chunks that may be in flight at once; 1 when there is no ring.
     """
 
     version: int
@@ -56,17 +56,18 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """Destination: go on."""
+    """Destination: transfers may begin."""
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=True):
-    """Destination: we cannot exchange blocks; the connection ends here."""
+    """Destination: the two planes cannot exchange blocks; the connection ends."""
 
     reason: str
 
 
 class Meet(msgspec.Struct, frozen=True, tag=True):
-    """Both, with gloo, between Welcome and the first Begin: what Gloo wants its peer to know."""
+    """Both, with gloo, between Welcome and the first Begin: an entry of the store by which the
+    two Gloo endpoints find each other."""
 
     key: str
     value: bytes
@@ -92,7 +93,7 @@ class Chunk(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """Source: no more of this stream will come."""
+    """Source: no further chunk of this stream follows."""
 
     stream: int
     reason: str
@@ -111,7 +112,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Destination: what comes of this stream is thrown away."""
+    """Destination: further chunks of this stream are dropped."""
 
     stream: int
     reason: str
@@ -121,22 +122,22 @@ Frame = Hello | Welcome | Rejected | Meet | Begin | Chunk | Cancel | Credit | Do
 
 
 class FrameStream:
-    """Frames over one connected socket, for one thread; only `hang_up` is for others.
+    """Frames over one connected socket, for one thread; only `hang_up` may be called from others.
 
-    Every method raises OSError when the connection breaks or, within the timeout, makes no
-    progress, and TransportError when the peer hangs up or talks nonsense.
+    Every method raises OSError when the connection breaks or no byte is moved within the timeout,
+    and TransportError when the peer hangs up or violates the protocol.
     """
 
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
-        # The kernel's own timeouts, instead of Python's, let one call move a whole chunk: the
-        # thread competes for the interpreter once a chunk, not once a socket buffer.
+        # With the kernel's timeouts instead of Python's, one call moves a whole chunk: the thread
+        # competes for the interpreter once a chunk, not once a socket buffer.
         sock.setblocking(True)
         timeval = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # An idle connection would not notice the death of the peer's host otherwise.
+            # Without it, an idle connection would not notice the death of the peer's host.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
         self._sock = sock
@@ -157,7 +158,7 @@ class FrameStream:
         self._out += body
 
     def flush(self, payload: memoryview | None = None, fds: Sequence[int] = ()) -> None:
-        """Sends what is queued and then the payload; file descriptors go along (Unix only)."""
+        """Sends the queued frames, then the payload, together with file descriptors (Unix only)."""
         if fds:
             del self._out[: socket.send_fds(self._sock, [self._out], list(fds))]
         parts = [memoryview(part) for part in (self._out, payload) if part]
@@ -171,14 +172,14 @@ class FrameStream:
                 parts[0] = parts[0][num_sent:]
 
     def fill(self) -> None:
-        """Reads what has arrived; blocks when nothing has."""
+        """Reads the bytes that have arrived; blocks when there are none."""
         with _timeouts():
             if self._takes_fds:
                 received, fds, _, _ = socket.recv_fds(self._sock, _READ_BYTES, _MAX_FDS)
                 self.received_fds += fds
                 if len(self.received_fds) > _MAX_FDS:
-                    # They are held before anybody has shown a token.
-                    raise TransportError("the peer sent more descriptors than anybody asked for")
+                    # A caller without a token could use up this process's descriptors.
+                    raise TransportError("the peer sent more descriptors than a wire needs")
             else:
                 received = self._sock.recv(_READ_BYTES)
         if not received:
@@ -186,7 +187,7 @@ class FrameStream:
         self._in += received
 
     def next_frame(self) -> Frame | None:
-        """The next whole frame of what was read, or None."""
+        """The next whole frame of the bytes read, or None."""
         if len(self._in) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._in)
@@ -200,17 +201,17 @@ class FrameStream:
         try:
             frame: Frame = self._decoder.decode(body)
         except UNREADABLE as error:
-            raise TransportError(f"the peer sent a frame that nobody knows: {error}") from error
+            raise TransportError(f"the peer sent an unknown frame: {error}") from error
         return frame
 
     def wait_frame(self) -> Frame:
-        """The next frame, waiting for it."""
+        """Waits for the next frame and returns it."""
         while (frame := self.next_frame()) is None:
             self.fill()
         return frame
 
     def read_payload(self, payload: memoryview) -> None:
-        """Fills `payload` with the bytes that follow the frame read last."""
+        """Fills `payload` with the bytes behind the frame read last."""
         num_read = min(len(self._in), len(payload))
         payload[:num_read] = self._in[:num_read]
         del self._in[:num_read]
@@ -222,8 +223,8 @@ class FrameStream:
             num_read += num_received
 
     def hang_up(self) -> None:
-        """Ends the connection under the thread that uses it, which then gets an error. Safe to
-        call from any thread, again, and after `close`."""
+        """Shuts the connection down; the thread that uses it gets an error. May be called from any
+        thread, repeatedly, and after `close`."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -231,7 +232,7 @@ class FrameStream:
             return
 
     def close(self) -> None:
-        """Gives the socket back, and descriptors that nobody took."""
+        """Closes the socket and received descriptors that were not taken."""
         self._sock.close()
         close_fds(self.received_fds)
 

@@ -1,16 +1,16 @@
-"""Chunks over Gloo, "the Send/Recv primitives", which the paper uses (Section 5).
+"""Gloo as a wire: "the Send/Recv primitives", which the paper uses (Section 5).
 
 Each connection has a process group of two. Four properties of Gloo shape this module:
 
 - A receive buffer that is smaller than the message kills the receiving process. The frame that
-  announces a chunk carries its size, which the destination has checked before it receives.
-- A receive whose peer was killed in the middle returns only at its timeout. It waits on a thread
+  announces a chunk carries its size, which the destination checks before it receives.
+- A receive whose peer is killed in the middle returns only at its timeout. It waits on a thread
   of its own, while the connection's thread watches the control socket and fails at once.
-- After any failure or timeout the pair is closed for good. The connection ends then, and the next
-  transfer opens another one.
-- The two meet over a store. A TCPStore's client looks its server's name up backwards, which takes
-  five seconds when the name server does not answer, and it is one more open port. The control
-  connection serves as the store instead.
+- After any failure or timeout the pair is closed for good. The connection then ends, and the next
+  transfer opens a new one.
+- The two sides find each other through a store. A TCPStore's client does a reverse lookup of its
+  server's name, which takes five seconds when the name server does not answer, and it is one more
+  open port. The control connection serves as the store instead.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ class GlooWire:
         return _Receiver(self._buffers.take(), pair)
 
     def close(self) -> None:
-        self._buffers.drain()
+        self._buffers.take_all()
 
 
 class _Sender:
@@ -72,7 +72,7 @@ class _Sender:
     def __init__(self, slots: Slots, pair: "_Pair") -> None:
         self.slots = slots
         self._pair = pair
-        # Sends on their way, by slot; each keeps its buffer alive.
+        # Sends in progress, by slot; each keeps its buffer alive.
         self._sends: dict[int, torch.distributed.Work] = {}
 
     def join(self, stream: FrameStream) -> None:
@@ -91,7 +91,7 @@ class _Sender:
         return False
 
     def credited(self, slot: int) -> None:
-        # The destination has all bytes, so this does not wait for it, only for the callback.
+        # The destination has all bytes, so this waits only for Gloo's callback.
         with _gloo_errors():
             self._sends.pop(slot).wait(self._pair.timeout)
 
@@ -146,7 +146,7 @@ class _Pair:
         options._devices = [self._gloo_device]
         options._threads = 1
         options._timeout = self.timeout
-        # The group knows only the native half of the store, so this one must live as long.
+        # The group holds only the native half of the store: keep the Python half alive as well.
         store = self._store = _ControlStore(stream)
         self._group = helper.run(lambda: ProcessGroupGloo(store, self._rank, 2, options), stream)
 
@@ -156,8 +156,8 @@ class _Pair:
 
 
 class _ControlStore(Store):  # type: ignore[misc]
-    """Gloo's meeting point, carried by the control connection: what one side sets, the other
-    gets. Only `_Pair.meet` uses it, while nobody else reads the stream."""
+    """Gloo's store, carried by the control connection: each side gets what the other one sets.
+    Only `_Pair.meet` uses it, at a time when nothing else reads the stream."""
 
     def __init__(self, stream: FrameStream) -> None:
         super().__init__()
@@ -189,8 +189,8 @@ _T = TypeVar("_T")
 
 
 class _Helper:
-    """Runs calls that block inside Gloo on a thread of its own, which is left behind when the
-    peer hangs up; it ends by Gloo's own timeout."""
+    """Runs calls that block inside Gloo on a thread of its own. When the peer hangs up, the thread
+    is abandoned; it ends at Gloo's own timeout."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -198,7 +198,7 @@ class _Helper:
         threading.Thread(target=self._run, name="sterna-kv-gloo", daemon=True).start()
 
     def run(self, call: Callable[[], _T], stream: FrameStream) -> _T:
-        """What the call returns.
+        """Runs the call and returns its result.
 
         Raises:
             TransportError: the call failed, or the stream's peer hung up before it returned.
@@ -234,7 +234,7 @@ class _Helper:
 
 @contextlib.contextmanager
 def _gloo_errors() -> Iterator[None]:
-    """Gloo and its store raise bare RuntimeErrors with pages of stack behind the first line."""
+    """Gloo and its store raise plain RuntimeErrors with a long stack behind the first line."""
     try:
         yield
     except RuntimeError as error:

@@ -1,8 +1,8 @@
-"""Chunks through shared memory: gathered into it on one side, scattered out of it on the other.
+"""Shared memory as a wire: chunks are gathered into it on one side and scattered on the other.
 
 Each connection has a ring of slots in an anonymous memory file that the source makes and passes
-over a Unix socket. It has no name anywhere, so it is gone when both processes are, however they
-end.
+over a Unix socket. The file has no name, so the kernel frees it when both processes have ended in
+any way.
 """
 
 import contextlib
@@ -51,13 +51,13 @@ class ShmWire:
 
     def receiver(self, stream: FrameStream, hello: Hello) -> "_Receiver":
         if not 1 <= hello.num_slots <= _MAX_SLOTS or len(stream.received_fds) != 1:
-            raise TransportError("the source brought no ring of shared memory")
+            raise TransportError("the source sent no ring of shared memory")
         fd = stream.received_fds.pop()
         ring = _Ring.map(fd, hello.num_slots, self._slot_bytes, self._device)
         return _Receiver(ring)
 
     def close(self) -> None:
-        for ring in self._rings.drain():
+        for ring in self._rings.take_all():
             ring.close()
 
 
@@ -66,7 +66,7 @@ class _Ring:
 
     def __init__(self, fd: int, num_slots: int, slot_bytes: int, device: torch.device) -> None:
         self.fds = [fd]
-        # Populating maps every page at once, which is much faster than one by one in use.
+        # To map all pages at once is much faster than to fault them in one by one.
         mapped = mmap.mmap(fd, num_slots * slot_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         # The mapping lives as long as a tensor over it does.
         self._memory = torch.frombuffer(mapped, dtype=torch.uint8)
@@ -78,7 +78,7 @@ class _Ring:
     def make(cls, num_slots: int, slot_bytes: int, device: torch.device) -> "_Ring":
         fd = os.memfd_create("sterna-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with _closed_on_error(fd):
-            # A page that is not there when it is touched would end the process.
+            # Access to a page that cannot be allocated would kill the process.
             os.posix_fallocate(fd, 0, num_slots * slot_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             return cls(fd, num_slots, slot_bytes, device)
@@ -87,8 +87,8 @@ class _Ring:
     def map(cls, fd: int, num_slots: int, slot_bytes: int, device: torch.device) -> "_Ring":
         """
         Raises:
-            TransportError: the file is not a ring of that size. One that its maker could still
-                shrink would kill the process that reads it.
+            TransportError: the file is not a ring of that size, or its maker could still shrink
+                it, which would kill the process that reads it.
         """
         with _closed_on_error(fd):
             try:
@@ -118,7 +118,7 @@ class _Sender:
         return tuple(self._ring.fds)
 
     def join(self, stream: FrameStream) -> None:
-        # The destination has mapped it; each mapping keeps a descriptor of its own.
+        # The destination has mapped the file; each mapping has a descriptor of its own.
         close_fds(self._ring.fds)
 
     def ship(self, stream: FrameStream, chunk: Chunk) -> bool:
@@ -145,7 +145,7 @@ class _Receiver:
 
     def fetch(self, stream: FrameStream, chunk: Chunk) -> torch.Tensor:
         if not 0 <= chunk.slot < len(self._ring.slots):
-            raise TransportError(f"the source speaks of slot {chunk.slot}, which is not there")
+            raise TransportError(f"the source named slot {chunk.slot}, which does not exist")
         return self._ring.slots[chunk.slot][: chunk.num_bytes]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Chunks over TCP: gathered into a staging buffer, sent behind their frame, scattered from one."""
+"""TCP as a wire: chunks are sent from one staging buffer into another, behind their frames."""
 
 import socket
 
@@ -31,7 +31,7 @@ class TcpWire:
         return _Receiver(self._buffers.take())
 
     def close(self) -> None:
-        self._buffers.drain()
+        self._buffers.take_all()
 
 
 def listen_tcp(host: str) -> tuple[socket.socket, str]:
@@ -56,7 +56,7 @@ def resolve_tcp(address: str) -> tuple[int, SocketAddress]:
 
 
 class _Sender:
-    # One slot is enough: the kernel holds what is on its way.
+    # One slot is enough: the kernel buffers the bytes in flight.
     fds = ()
 
     def __init__(self, buffer: torch.Tensor) -> None:

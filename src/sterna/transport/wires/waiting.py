@@ -23,14 +23,13 @@ class Waker:
 
     def set(self) -> None:
         """Ends the current wait, or the next one."""
-        # The lock keeps a late call from writing into a descriptor that was given back and
-        # belongs to something else by now.
+        # The lock keeps a late call from writing into a descriptor that was closed and reused.
         with self._lock:
             if self._fd is not None:
                 os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
-        """Forgets the calls of `set` so far."""
+        """Undoes the calls of `set` so far."""
         try:
             os.eventfd_read(self.fileno())
         except BlockingIOError:
@@ -38,7 +37,7 @@ class Waker:
             return
 
     def close(self) -> None:
-        """Gives the descriptor back; `set` does nothing from then on."""
+        """Closes the descriptor; `set` does nothing from then on."""
         with self._lock:
             if self._fd is not None:
                 os.close(self._fd)
@@ -51,10 +50,10 @@ def wait(
     events: int = select.POLLIN,
     timeout_s: float | None = None,
 ) -> bool:
-    """Waits until the waker is set, the peer shows one of the events or a hang-up, or the time
+    """Waits until the waker is set, the peer has one of the events or a hang-up, or the time
     is over. Clears the waker.
 
-    Returns: whether the peer shows something.
+    Returns: whether the peer has an event.
     """
     poll = select.poll()
     poll.register(waker, select.POLLIN)
