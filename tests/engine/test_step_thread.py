@@ -74,5 +74,5 @@ def test_a_step_that_raises_is_reported_and_is_the_last_that_the_engine_does() -
     thread.close(WAIT_S)
     assert failures == [error]
     assert calls == ["step", "step", "step", "shutdown"]
-    assert thread.progress.num_ended == 2
+    assert thread.activity.num_ended == 2
     assert not late.done()

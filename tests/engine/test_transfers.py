@@ -142,7 +142,7 @@ def test_a_plane_that_breaks_is_a_failure_of_the_engine() -> None:
     async def scenario(ranks: Ranks) -> None:
         expecting = asyncio.create_task(ranks.transfers.expect(OTHER, 1, [99]))
         failure = await ranks.failure
-        assert "broke: TransportError('there is no block 99')" in str(failure)
+        assert "failed: TransportError('there is no block 99')" in str(failure)
         expecting.cancel()
 
     assert play(scenario) == []

@@ -1,4 +1,4 @@
-"""Outcome of a drain, and the conditions on which a request leaves; for every engine. Pure."""
+"""Outcome of a drain, and the conditions on which a request leaves the batch. Pure."""
 
 from dataclasses import dataclass
 
@@ -37,8 +37,8 @@ def drain_outcome(progress: RequestPosition | None, drain: Drain) -> DrainOutcom
     """Return whether the request may leave; when it may, the engine takes it out.
 
     Args:
-        progress: where the request stands, or None when it is not here. Its `num_blocks` are
-            those that it has when it has left.
+        progress: the request's position, or None when it is not here. Its `num_blocks` are
+            those that it has after the drain.
     """
     if progress is None:
         return Stays(Reason.REQUEST_UNKNOWN)
@@ -53,5 +53,5 @@ def drain_outcome(progress: RequestPosition | None, drain: Drain) -> DrainOutcom
 
 
 def refused(outcome: Outgrown | Stays) -> DrainRefused:
-    """Return what the migration is told of a request that has not left."""
+    """Return the refusal of a drain for the migration."""
     return DrainRefused(outcome.reason if isinstance(outcome, Stays) else None)

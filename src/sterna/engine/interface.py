@@ -50,7 +50,7 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineActivity:
-    """An engine's sign of life.
+    """An engine's activity, by which a hang is detected.
 
     Attributes:
         num_ended: steps, and commands between two steps, that have ended since the start.
@@ -74,7 +74,7 @@ class EngineListener(Protocol):
         """The state at the beginning of a step, or between two steps."""
 
     def on_transfer(self, migration_id: MigrationId, event: CopyEvent) -> None:
-        """This happened to a stage's copy."""
+        """An event of a stage's copy."""
 
     def on_utility_result(self, frontend_id: FrontendId, call_id: int, payload: bytes) -> None:
         """A utility call ended."""
@@ -96,8 +96,8 @@ class Engine(Protocol):
             InstanceStartError: the engine refused; the message carries its reason.
         """
 
-    def progress(self) -> EngineActivity:
-        """Return the engine's sign of life; this returns at once even if the engine hangs."""
+    def activity(self) -> EngineActivity:
+        """Return the engine's activity, at once even if the engine hangs."""
 
     def add(
         self, frontend_id: FrontendId, payload: bytes, output_token_ids: Sequence[int] = ()

@@ -237,9 +237,9 @@ async def beat(
     look alive; the engine itself is only looked at.
     """
     while True:
-        progress = engine.progress()
+        activity = engine.activity()
         asked_s = None if lease is None else lease.now_s()
         instance.tell_supervisor(
-            Heartbeat(instance_id, progress.num_ended, progress.is_busy, asked_s)
+            Heartbeat(instance_id, activity.num_ended, activity.is_busy, asked_s)
         )
         await asyncio.sleep(HEARTBEAT_INTERVAL_S)

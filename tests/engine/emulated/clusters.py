@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from sterna.config import LlumletConfig, MigrationConfig
-from sterna.engine.emulated import engine_messages as wire
+from sterna.engine.emulated import engine_messages
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.engine.emulated.emulated_engine import EmulatedEngine, EmulatedOptions
@@ -107,9 +107,9 @@ class Answer:
 
     token_ids: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
-    finish_reason: wire.FinishReason | None = None
+    finish_reason: engine_messages.FinishReason | None = None
     stop_reason: int | None = None
-    events: list[wire.EventType] = field(default_factory=list)
+    events: list[engine_messages.EventType] = field(default_factory=list)
 
 
 class EmulatedCluster:
@@ -260,7 +260,7 @@ class EmulatedCluster:
         now_s = asyncio.get_running_loop().time()
         for delivery in self._streams.on_batch(spans, frames, now_s).deliveries:
             assert delivery.num_repeated == 0, "an emulated engine says nothing twice"
-            outputs = msgspec.msgpack.decode(delivery.payload, type=wire.Outputs)
+            outputs = msgspec.msgpack.decode(delivery.payload, type=engine_messages.Outputs)
             (output,) = outputs.outputs
             answer = self.answers[delivery.request_id]
             assert answer.finish_reason is None

@@ -15,7 +15,7 @@ from vllm.v1.engine import (
     FinishReason,
 )
 
-from sterna.engine.emulated import engine_messages as wire
+from sterna.engine.emulated import engine_messages
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.emulated_engine import UTILITY_RESULTS
 from sterna.engine.emulated.refusals import refusal
@@ -44,7 +44,7 @@ def vllm_request(**changes: object) -> EngineCoreRequest:
 
 
 def test_vllms_requests_are_read() -> None:
-    request = wire.decode_request(encode_request(vllm_request()))
+    request = engine_messages.decode_request(encode_request(vllm_request()))
     assert request.unsupported() is None
     assert request.request_id == "cmpl-1"
     assert request.prompt_token_ids == [1, 2, 3]
@@ -52,12 +52,14 @@ def test_vllms_requests_are_read() -> None:
     assert request.client_index == 3
     assert request.priority == -2
     params = request.sampling_params
-    assert params == wire.SamplingParams(seed=-7, stop_token_ids=[4], max_tokens=9, min_tokens=2)
+    assert params == engine_messages.SamplingParams(
+        seed=-7, stop_token_ids=[4], max_tokens=9, min_tokens=2
+    )
 
 
 def test_what_vllm_leaves_out_is_what_is_assumed() -> None:
     defaults = vllm_request(sampling_params=SamplingParams(), priority=0)
-    request = wire.decode_request(encode_request(defaults))
+    request = engine_messages.decode_request(encode_request(defaults))
     ours, theirs = request.sampling_params, defaults.sampling_params
     assert ours is not None
     assert ours.seed == theirs.seed
@@ -69,16 +71,16 @@ def test_what_vllm_leaves_out_is_what_is_assumed() -> None:
 
 def test_the_fields_are_vllms_in_vllms_order() -> None:
     for ours, theirs in (
-        (wire.Request, EngineCoreRequest),
-        (wire.Output, EngineCoreOutput),
-        (wire.Outputs, EngineCoreOutputs),
+        (engine_messages.Request, EngineCoreRequest),
+        (engine_messages.Output, EngineCoreOutput),
+        (engine_messages.Outputs, EngineCoreOutputs),
     ):
         names = ours.__struct_fields__
         assert names == theirs.__struct_fields__[: len(names)]
-    assert {each.name: each.value for each in wire.FinishReason}.items() <= {
+    assert {each.name: each.value for each in engine_messages.FinishReason}.items() <= {
         each.name: each.value for each in FinishReason
     }.items()
-    assert {each.name: each.value for each in wire.EventType} == {
+    assert {each.name: each.value for each in engine_messages.EventType} == {
         each.name: each.value for each in EngineCoreEventType
     }
 
@@ -92,17 +94,17 @@ def test_the_fields_are_vllms_in_vllms_order() -> None:
     ],
 )
 def test_what_only_a_model_can_serve_is_noticed(changes: dict[str, object], needed: str) -> None:
-    request = wire.decode_request(encode_request(vllm_request(**changes)))
+    request = engine_messages.decode_request(encode_request(vllm_request(**changes)))
     assert request.unsupported() == needed
 
 
 def test_the_tests_requests_are_like_vllms() -> None:
     """The other tests of the driver make theirs without vLLM."""
-    ours = wire.decode_request(
+    ours = engine_messages.decode_request(
         payload("cmpl-1", [1, 2, 3], arrival_s=17.5, priority=-2, max_tokens=9, seed=5)
     )
     params = SamplingParams(max_tokens=9, seed=5)
-    theirs = wire.decode_request(
+    theirs = engine_messages.decode_request(
         encode_request(vllm_request(sampling_params=params, client_index=0))
     )
     assert ours.unsupported() is theirs.unsupported() is None
@@ -115,15 +117,15 @@ def test_the_tests_requests_are_like_vllms() -> None:
 
 
 def test_vllm_reads_outputs() -> None:
-    output = wire.Output(
+    output = engine_messages.Output(
         "cmpl-1",
         [7],
-        finish_reason=wire.FinishReason.STOP,
+        finish_reason=engine_messages.FinishReason.STOP,
         stop_reason=7,
-        events=[wire.Event(wire.EventType.SCHEDULED, 2.5)],
-        prefill_stats=wire.PrefillStats(12, 12),
+        events=[engine_messages.Event(engine_messages.EventType.SCHEDULED, 2.5)],
+        prefill_stats=engine_messages.PrefillStats(12, 12),
     )
-    blob = wire.encode_outputs(wire.Outputs(outputs=[output], timestamp=4.5))
+    blob = engine_messages.encode_outputs(engine_messages.Outputs(outputs=[output], timestamp=4.5))
     (merged,) = merge_outputs([blob])
     for each in (blob, merged):
         (read,) = decode_outputs(each).outputs
@@ -138,23 +140,27 @@ def test_vllm_reads_outputs() -> None:
 
 @pytest.mark.parametrize("result", list(UTILITY_RESULTS.values()))
 def test_vllm_reads_the_results_of_its_calls(result: object) -> None:
-    output = wire.UtilityOutput(5, None, (None, result))
-    read = decode_outputs(wire.encode_outputs(wire.Outputs(utility_output=output)))
+    output = engine_messages.UtilityOutput(5, None, (None, result))
+    read = decode_outputs(
+        engine_messages.encode_outputs(engine_messages.Outputs(utility_output=output))
+    )
     assert read.utility_output.call_id == 5
     assert read.utility_output.failure_message is None
     assert read.utility_output.result.result == result
 
 
 def test_vllm_reads_the_failure_of_a_call() -> None:
-    output = wire.UtilityOutput(5, "there is no such thing", None)
-    read = decode_outputs(wire.encode_outputs(wire.Outputs(utility_output=output)))
+    output = engine_messages.UtilityOutput(5, "there is no such thing", None)
+    read = decode_outputs(
+        engine_messages.encode_outputs(engine_messages.Outputs(utility_output=output))
+    )
     assert read.utility_output.failure_message == "there is no such thing"
 
 
 def test_vllms_client_understands_that_an_engine_is_ready() -> None:
     config = EmulatedEngineConfig(num_blocks=50, block_size=16)
     ready = msgspec.msgpack.decode(
-        wire.encode_ready(config, 400, "i3"), type=EngineCoreReadyResponse
+        engine_messages.encode_ready(config, 400, "i3"), type=EngineCoreReadyResponse
     )
     assert (ready.num_gpu_blocks, ready.block_size, ready.max_model_len) == (50, 16, 400)
     assert ready.effective_attention_block_size == 16

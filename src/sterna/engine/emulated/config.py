@@ -1,4 +1,4 @@
-"""How an emulated engine schedules. Pure."""
+"""Configuration of an emulated engine: its memory, limits and scheduling rules. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,7 +7,7 @@ from sterna.errors import ConfigurationError
 
 
 class StepMode(Enum):
-    """What one step may hold."""
+    """Rule for the composition of a step."""
 
     PREFILL_FIRST = "prefill_first"
     """Whole prompts, or one token of every running request (vLLM 0.1, the paper's engine)."""
@@ -16,16 +16,16 @@ class StepMode(Enum):
 
 
 class Preemption(Enum):
-    """In which order running requests get memory, and who loses its own first."""
+    """Order in which running requests get memory, and the one that is preempted first."""
 
     LATEST_ARRIVED = "latest_arrived"
-    """By scheduling priority, then arrival; the last one loses (vLLM 0.1)."""
+    """By scheduling priority, then arrival; the last one is preempted (vLLM 0.1)."""
     LAST_ADMITTED = "last_admitted"
-    """By entry into the batch; the last one loses (vLLM 1, first come first served)."""
+    """By entry into the batch; the last one is preempted (vLLM 1, first come first served)."""
     LEAST_URGENT = "least_urgent"
-    """By entry into the batch; the last one by scheduling priority, then arrival, loses, wherever
-    it stands in the batch (vLLM 1 with priority scheduling). Not compiled: simulations step such
-    engines in Python."""
+    """By entry into the batch; the last one by scheduling priority, then arrival, is preempted,
+    wherever it stands in the batch (vLLM 1 with priority scheduling). Not compiled: simulations
+    step such engines in Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class EmulatedEngineConfig:
         max_num_seqs: running requests at most.
         max_num_batched_tokens: tokens of one step at most. With whole prompts, one that is
             longer runs alone.
-        step_mode: what one step may hold.
-        preemption: who loses its memory.
-        keeps_block_free: whether every running request finds a free block before each of its
-            tokens, needed or not (vLLM 0.1: the last free block is never used).
+        step_mode: the composition of a step.
+        preemption: the request that is preempted.
+        keeps_block_free: whether every running request needs a free block before each of its
+            tokens, used or not (vLLM 0.1: the last free block is never used).
     """
 
     num_blocks: int
@@ -87,5 +87,5 @@ class EmulatedEngineConfig:
         return self.num_usable_blocks * self.block_size
 
     def blocks_of(self, num_tokens: int) -> int:
-        """Blocks that so many tokens take."""
+        """Blocks for the KV of `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)

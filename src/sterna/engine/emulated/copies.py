@@ -1,9 +1,9 @@
-"""Copies between emulated engines: they take the profile's time and carry nothing.
+"""Copies between emulated engines: they take the profile's time and carry no KV.
 
 Each stage has a connection of its own from the source to the destination. It begins with the
-destination's token and the stage's name, and ends with one byte when the stage has had its time. A
-connection that breaks before that is a death; a copy that the source drops ends with another byte,
-for the machines of the migration decide what follows from that.
+destination's token and the stage's id, and ends with one byte after the time of the stage. A
+connection that breaks before means that the source has died; a copy that the source cancels ends
+with another byte, and the state machines of the migration decide what follows.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ COPIED = b"\x01"
 DROPPED = b"\x00"
 LENGTH_BYTES = 4
 MAX_HELLO_BYTES = 4096
-"""Whoever announces more is no peer."""
+"""A caller that announces more is not a peer."""
 
 TOKEN_BYTES = 16
 
 MAX_STRANGERS = 32
-"""Callers that have not said the token yet; peers do so at once."""
+"""Limit of connections without a token so far; peers send theirs at once."""
 
 
 class _Stage(msgspec.Struct, frozen=True, array_like=True):
@@ -51,7 +51,7 @@ class Copies:
 
     Args:
         host: the address on which the engine listens for its peers.
-        on_transfer: is told what became of each stage.
+        on_transfer: called with the outcome of each stage.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Copies:
         self._sending: dict[_Stage, asyncio.Task[None]] = {}
         self._arriving: set[_Stage] = set()
         self._receiving: set[asyncio.Task[None]] = set()
-        # In the order in which they came.
+        # Connections without a token so far, in the order in which they were accepted.
         self._strangers: dict[asyncio.Task[None], None] = {}
         self._token = secrets.token_hex(TOKEN_BYTES)
         self._server: asyncio.Server | None = None
@@ -78,11 +78,11 @@ class Copies:
 
     @property
     def num_strangers(self) -> int:
-        """Callers that have not shown yet that they are peers."""
+        """Connections that have not sent the token so far."""
         return len(self._strangers)
 
     async def close(self) -> None:
-        """Drop everything and stop listening; peers see a death."""
+        """Drop all copies and stop listening; to peers it looks like a death."""
         if self._server is not None:
             self._server.close()
         tasks = [*self._sending.values(), *self._receiving]
@@ -95,14 +95,14 @@ class Copies:
     def send(
         self, migration_id: MigrationId, number: int, num_blocks: int, receivers: tuple[str, ...]
     ) -> None:
-        """Let the stage arrive at the receiver when it has had its time."""
+        """Deliver the stage to the receiver after the time that it takes."""
         stage = _Stage(migration_id, number)
         task = asyncio.create_task(self._send(stage, num_blocks, receivers[0]))
         self._sending[stage] = task
         task.add_done_callback(lambda _: self._sending.pop(stage, None))
 
     def stop_sending(self, migration_id: MigrationId) -> None:
-        """Drop what is still to be sent."""
+        """Cancel the migration's stages that are not sent yet."""
         for stage, task in self._sending.items():
             if stage.migration_id == migration_id:
                 task.cancel()
@@ -144,7 +144,7 @@ class Copies:
         return (self._address,)
 
     def forget(self, migration_id: MigrationId) -> None:
-        """Expect nothing of the migration any more."""
+        """Expect no further stage of the migration."""
         self._arriving = {each for each in self._arriving if each.migration_id != migration_id}
 
     async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -165,7 +165,7 @@ class Copies:
             with contextlib.suppress(OSError):
                 ending = await reader.read(1)
         except (OSError, asyncio.IncompleteReadError, *UNREADABLE) as error:
-            # A copy that was dropped before it began, or a stranger.
+            # A copy that was cancelled before it began, or a caller that is not a peer.
             logger.debug("connection ended without a copy reason=%s", error)
             return
         finally:
@@ -179,7 +179,7 @@ class Copies:
             self._on_transfer(stage.migration_id, event)
 
     async def _greet(self, reader: asyncio.StreamReader) -> _Stage | None:
-        """Return what a peer brings; None: the caller is none."""
+        """Return the stage that a peer sends; None: the caller is not a peer."""
         num_bytes = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
         if num_bytes > MAX_HELLO_BYTES:
             return None

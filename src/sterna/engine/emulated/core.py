@@ -1,10 +1,10 @@
 """The emulated engine's core: continuous batching over paged memory, without a clock. Pure.
 
-What vLLM's scheduler decides, decided here by the same rules: who is admitted, what a step
-computes, whose memory is taken back, and what a migration asks for (drains, reservations,
-adoptions; `engine.vllm.scheduler` has the same ones). A step is begun and ended by the caller,
-who lets its duration pass in between, on a wall clock or a virtual one; everything else is
-called between two steps.
+It decides by the rules of vLLM's scheduler: which requests are admitted, what a step computes and
+which requests are preempted. It also carries out the effects of migrations (drains, reservations,
+adoptions), as `engine.vllm.scheduler` does. The caller begins and ends each step and lets its
+duration pass in between, on a wall clock or a virtual one; all other methods are called between
+two steps.
 
 Where a rule differs between vLLM 0.1, which the paper ran, and vLLM 1, `config` chooses.
 """
@@ -43,7 +43,7 @@ class EmulatedCore:
         self._config = config
         self._step_time = step_time
         self._requests: dict[RequestId, EmulatedRequest] = {}
-        # In the order in which they get memory; `_victim` says who is preempted first.
+        # In the order in which they get memory; `_victim` is preempted first.
         self._running: list[EmulatedRequest] = []
         self._waiting: list[EmulatedRequest] = []
         self._drained: dict[RequestId, EmulatedRequest] = {}
@@ -66,7 +66,7 @@ class EmulatedCore:
 
     @property
     def num_reservations(self) -> int:
-        """Incoming migrations that hold blocks or a slot, or may come to."""
+        """Incoming migrations that hold blocks or a slot, or may do so later."""
         return len(self._reservations)
 
     @property
@@ -88,7 +88,7 @@ class EmulatedCore:
         return request_id in self._drained
 
     def view(self, instance_id: InstanceId, *, is_terminating: bool = False) -> InstanceView:
-        """What the llumlet sees. During a step: the state as the step's beginning left it."""
+        """The llumlet's view. During a step: the state after the step's beginning."""
         running = [*self._running, *self._drained_running()]
         return InstanceView(
             instance_id=instance_id,
@@ -126,7 +126,7 @@ class EmulatedCore:
         return None
 
     def progress(self, request_id: RequestId) -> RequestPosition | None:
-        """Where the request stands, or None when it is not here."""
+        """The request's position, or None when it is not here."""
         request = self._requests.get(request_id)
         if request is None:
             return None
@@ -144,16 +144,16 @@ class EmulatedCore:
     def add(self, state: RequestState) -> None:
         """Queue a request by (scheduling priority, arrival).
 
-        One that has outputs already, on an engine that died, is taken for a preempted one: it
-        queues in front of those of its priority. It may also be called during a step, whose batch
-        does not change.
+        A request that already has outputs, of an engine that died, counts as preempted: it queues
+        in front of those of its priority. May also be called during a step, whose batch does not
+        change.
         """
         request = EmulatedRequest.of(state)
         self._requests[request.request_id] = request
         self._queue_arriving(request)
 
     def _queue_arriving(self, request: EmulatedRequest) -> None:
-        """Queue a request that comes without KV."""
+        """Queue a request that arrives without KV."""
         request.num_computed_tokens = 0
         if request.num_output_tokens > 0:
             request.is_preempted = True
@@ -205,7 +205,7 @@ class EmulatedCore:
         admitted, preempted = self._schedule()
         more_preempted = bool(preempted)
         while not self._scheduled and more_preempted:
-            # There is memory again: for other running requests, or for the head of the line.
+            # There is memory again: for other running requests, or for the head of the queue.
             admitted, just_preempted = self._schedule()
             preempted += just_preempted
             more_preempted = bool(just_preempted)
@@ -218,7 +218,7 @@ class EmulatedCore:
         )
 
     def end_step(self) -> tuple[Token, ...]:
-        """The tokens that the step under way has produced, in the order of its batch."""
+        """End the step under way; returns its tokens in the order of the batch."""
         tokens = []
         for request, num_tokens in self._scheduled:
             request.num_computed_tokens += num_tokens
@@ -247,11 +247,11 @@ class EmulatedCore:
         return [], preempted
 
     def _schedule_running(self, budget: int) -> tuple[int, list[EmulatedRequest]]:
-        """Let running requests compute on, within the budget of tokens.
+        """Schedule the running requests, within the budget of tokens.
 
-        Each gets the memory for that; where there is too little, others lose theirs, until the
-        one that needs it is itself the next to lose: then the rest computes nothing in this step.
-        Returns what is left of the budget, and the preempted requests.
+        Each gets the memory for its tokens. Where there is too little, others are preempted, until
+        the request itself is the next one: then the rest computes nothing in this step. Returns
+        the remaining budget, and the preempted requests.
         """
         preempted: list[EmulatedRequest] = []
         place = 0
@@ -277,13 +277,13 @@ class EmulatedCore:
         return self._num_free_blocks >= max(num_new_blocks, int(self._config.keeps_block_free))
 
     def _victim(self) -> EmulatedRequest:
-        """The running request that loses its memory first."""
+        """The running request that is preempted first."""
         if self._config.preemption is Preemption.LEAST_URGENT:
             return max(self._running, key=_arrival_key)
         return self._running[-1]
 
     def _unschedule(self, request: EmulatedRequest) -> int:
-        """Take the request out of the step; returns how many tokens it would have computed."""
+        """Remove the request from the step; returns its number of scheduled tokens."""
         place = next(i for i, (each, _) in enumerate(self._scheduled) if each is request)
         return self._scheduled.pop(place)[1]
 
@@ -312,8 +312,8 @@ class EmulatedCore:
     def _admit_chunks(self, budget: int) -> list[EmulatedRequest]:
         """Admit requests in the queue's order as long as tokens are left (vLLM 1).
 
-        The whole prompt must fit into the free memory, though it takes only what it computes.
-        The watermark is for the running requests; where none runs, it may be used.
+        The whole prompt must fit into the free memory, though only the computed chunk takes
+        blocks. The watermark is kept for running requests; where none runs, it may be used.
         """
         admitted: list[EmulatedRequest] = []
         while self._waiting and budget > 0 and self._has_slot():
@@ -371,7 +371,7 @@ class EmulatedCore:
     # ------------------------------------------------------------------------------ source
 
     def begin_drain(self, drain: Drain) -> DrainOutcome:
-        """Take the request out of the batch or queue, its blocks and slot kept, if it may leave."""
+        """Take the request out of the batch or queue if it may leave; it keeps blocks and slot."""
         outcome = drain_outcome(self.progress(drain.request_id), drain)
         if isinstance(outcome, Left):
             request = self._requests[drain.request_id]
@@ -380,12 +380,12 @@ class EmulatedCore:
         return outcome
 
     def export(self, request_id: RequestId) -> RequestState:
-        """What the destination needs to go on with the drained request."""
+        """The state with which the destination continues the drained request."""
         return self._drained[request_id].state()
 
     def resume(self, request_id: RequestId) -> None:
-        """Put the drained request back: by the rule of its batch (`_join_batch`: by arrival, or as
-        the last admitted), or in front of the queuing ones of its priority."""
+        """Put the drained request back into the batch by the batch's order (`_join_batch`), or in
+        front of the queuing requests of its priority."""
         request = self._forget_drained(request_id)
         if request.num_blocks > 0:
             self._join_batch(request)
@@ -412,11 +412,11 @@ class EmulatedCore:
     def reserve(
         self, migration_id: MigrationId, num_blocks: int, *, needs_slot: bool
     ) -> Reason | None:
-        """Let the migration's reservation reach `num_blocks` blocks, and a batch slot when asked.
+        """Extend the migration's reservation to `num_blocks` blocks, and a batch slot if needed.
 
         Returns why nothing was reserved, or None. The watermark stays free, as it does when a
-        request is admitted. A request that comes without KV, for which no block is asked, will
-        queue: it needs neither memory nor slot.
+        request is admitted. A request without KV, for which no block is reserved, will queue: it
+        needs neither memory nor slot.
         """
         if num_blocks == 0:
             self._reservations.setdefault(migration_id, _Reservation())
@@ -434,16 +434,16 @@ class EmulatedCore:
         return None
 
     def free_reservation(self, migration_id: MigrationId) -> None:
-        """Give the reservation back, if there is one."""
+        """Free the reservation, if there is one."""
         reservation = self._reservations.pop(migration_id, None)
         if reservation is not None:
             self._num_free_blocks += reservation.num_blocks
 
     def adopt(self, migration_id: MigrationId, state: RequestState, num_blocks: int) -> None:
-        """Take the migrated request in, which comes with KV in the reservation's first blocks.
+        """Add the migrated request, whose KV is in the reservation's first blocks.
 
-        It runs from the next step on. One that comes without KV queues: by arrival, or in front
-        of its priority when it has run before.
+        It runs from the next step on. A request without KV queues: by arrival, or in front of its
+        priority when it has run before.
 
         Raises:
             KeyError: there is no such reservation.

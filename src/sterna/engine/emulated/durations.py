@@ -1,4 +1,4 @@
-"""How long a step takes, from what it computes. Pure.
+"""Durations of steps and copies, from their contents. Pure.
 
 A prompt of n tokens costs time in n (matrix products) and in the pairs of tokens that attend to
 each other, n^2. A decode reads the weights once for the whole batch, costs a little a request,
@@ -16,12 +16,12 @@ class StepTime:
     """The constants, in seconds.
 
     Attributes:
-        prefill_s: of a step that only prefills, whatever it holds.
+        prefill_s: of a step that only prefills, for any batch.
         prefill_token_s: a token of a prompt.
         prefill_pair_s: a pair of attending tokens: n^2 for a whole prompt, n^2 + 2nc for a chunk
             of n after c tokens.
-        prefill_min_s: the least that a step that only prefills takes.
-        decode_s: of a step that decodes, whatever the batch.
+        prefill_min_s: minimum of a step that only prefills.
+        decode_s: of a step that decodes, for any batch.
         decode_request_s: a request in the decoding batch.
         decode_token_s: a token in the KV cache of the decoding batch.
     """
@@ -77,7 +77,7 @@ def step_duration_s(
     num_decodes: int,
     num_context_tokens: int,
 ) -> float:
-    """Duration of a step in seconds. The compiled kernel uses this very function.
+    """Duration of a step in seconds. The compiled kernel uses this function, too.
 
     Args:
         num_prompt_tokens: tokens of prompts and chunks.
@@ -93,7 +93,7 @@ def step_duration_s(
 
 
 def whole_nanoseconds(duration_s: float) -> int:
-    """The duration in nanoseconds: sums of it do not depend on their order."""
+    """The duration in nanoseconds: as integers, their sums do not depend on the order."""
     return int(duration_s * 1e9 + 0.5)
 
 
@@ -105,7 +105,7 @@ class CopyTime:
 
     Attributes:
         block_s: a block.
-        stage_s: a stage, whatever it holds: gathering, the first bytes' way, scattering.
+        stage_s: a stage of any size: gathering, latency, scattering.
     """
 
     block_s: float
@@ -118,5 +118,5 @@ class CopyTime:
                 raise ConfigurationError(f"{option} must be positive, not {value!r}")
 
     def stage_duration_s(self, num_blocks: int) -> float:
-        """A stage of so many blocks, alone on its links."""
+        """Duration of a stage of `num_blocks` blocks, alone on its links."""
         return self.stage_s + num_blocks * self.block_s

@@ -1,13 +1,13 @@
 """An emulated engine on the wall clock, behind `engine.interface.Engine`: a step is a sleep.
 
 "We replace the real GPU execution in vLLM with a simple sleep command, whose duration is
-determined by offline measurement" (Section 6.6). `EmulatedCore` decides everything and says how
-long a step takes; here its steps end when that time has passed, tokens go out, and whatever the
-llumlet asks for is done between two steps. All of it belongs to one asyncio loop, whose timers
+determined by offline measurement" (Section 6.6). `EmulatedCore` makes all decisions and gives the
+duration of each step; this shell ends steps when that time has passed, sends their tokens, and
+carries out the llumlet's commands between two steps. It belongs to one asyncio loop, whose timers
 are the clock: between its deadlines an engine costs nothing.
 
-A step begins where the one before it ended, not when the loop noticed, so that delays of the
-loop do not add up.
+A step begins at the deadline of the previous one, not when the loop noticed it, so that delays of
+the loop do not add up.
 """
 
 import asyncio
@@ -21,8 +21,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
-from sterna.engine.emulated import engine_messages as wire
-from sterna.engine.emulated import outcomes
+from sterna.engine.emulated import engine_messages, outcomes
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.copies import Copies
 from sterna.engine.emulated.core import EmulatedCore
@@ -53,8 +52,8 @@ from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, Requ
 logger = logging.getLogger(__name__)
 
 MAX_LAG_S = 1.0
-"""An engine that is further behind its deadlines gives the lost time up: its machine was asleep,
-or has more to emulate than it can."""
+"""An engine that is further behind its deadlines skips the lost time: its machine was suspended or
+is overloaded."""
 
 UTILITY_RESULTS: dict[str, object] = {
     "get_supported_tasks": ["generate"],
@@ -65,20 +64,20 @@ UTILITY_RESULTS: dict[str, object] = {
     "reset_mm_cache": None,
     "reset_prefix_cache": True,
 }
-"""What vLLM's methods return where there is no model, no adapter and no cache of anything."""
+"""Results of vLLM's methods for an engine without model, adapters and caches."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class EmulatedOptions:
-    """What one emulated instance is; the same on all of a cluster.
+    """Options of an emulated instance; equal for all instances of a cluster.
 
     Attributes:
-        vocabulary: the tokens that are answered with.
+        vocabulary: the tokens of outputs.
         max_model_len: tokens of a prompt and its answer at most; they must fit into the memory.
         host: the address on which an instance listens for its peers' copies.
-        classes: what requests' priorities mean.
+        classes: the priority classes of requests.
     """
 
     engine: EmulatedEngineConfig
@@ -91,10 +90,10 @@ class EmulatedOptions:
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
-    """What of a request never changes; with `RequestState` it is all that moves.
+    """The constant part of a request; together with `RequestState` it is all that migrates.
 
     Attributes:
-        key: what its tokens are made from.
+        key: the key from which its tokens are computed.
         stop_token_id: the token that ends it, or None when its length does.
     """
 
@@ -107,7 +106,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 @dataclass(slots=True)
 class _Stream:
     origin: Origin
-    events: list[wire.Event] = field(default_factory=list)
+    events: list[engine_messages.Event] = field(default_factory=list)
 
 
 class EmulatedEngine:
@@ -126,7 +125,7 @@ class EmulatedEngine:
         self._streams: dict[RequestId, _Stream] = {}
         # Requests that migrate in and have not been adopted.
         self._prepared: dict[MigrationId, Origin] = {}
-        # When the step under way ends, or when the commands of an idle engine run.
+        # Timer for the end of the step under way, or for the commands of an idle engine.
         self._wake: asyncio.Handle | None = None
         self._deadline_s: float | None = None
         self._is_between_steps = False
@@ -144,7 +143,7 @@ class EmulatedEngine:
         return EngineFacts(
             block_size=options.engine.block_size,
             total_tokens=options.engine.total_tokens,
-            ready_response=wire.encode_ready(
+            ready_response=engine_messages.encode_ready(
                 options.engine, options.max_model_len, self._instance_id
             ),
             kv_format=f"emulated; block_size={options.engine.block_size}",
@@ -157,14 +156,14 @@ class EmulatedEngine:
         await self._copies.close()
 
     def set_terminating(self, is_terminating: bool) -> None:
-        """Have views say that the instance is being emptied."""
+        """Set `is_terminating` of further views."""
 
         def set_terminating() -> None:
             self._is_terminating = is_terminating
 
         self._do(set_terminating)
 
-    def progress(self) -> EngineActivity:
+    def activity(self) -> EngineActivity:
         return EngineActivity(self._num_ended, self._core.is_stepping)
 
     # ----------------------------------------------------------------------------- requests
@@ -172,12 +171,12 @@ class EmulatedEngine:
     def add(
         self, frontend_id: FrontendId, payload: bytes, output_token_ids: Sequence[int] = ()
     ) -> None:
-        request = wire.decode_request(payload)
+        request = engine_messages.decode_request(payload)
         try:
             state, origin = self._read(frontend_id, request)
             state = self._with_history(state, origin, output_token_ids)
         except ValueError as error:
-            # The front end refuses such requests before they come here.
+            # The front end refuses such requests before they reach an engine.
             logger.error("request refused request=%s reason=%s", request.request_id, error)
             self._fail(frontend_id, RequestId(request.request_id), len(output_token_ids))
             return
@@ -186,13 +185,17 @@ class EmulatedEngine:
             if self._core.progress(state.request_id) is not None:
                 logger.error("request refused, its id is taken request=%s", state.request_id)
                 return
-            self._streams[state.request_id] = _Stream(origin, [_event(wire.EventType.QUEUED)])
+            self._streams[state.request_id] = _Stream(
+                origin, [_event(engine_messages.EventType.QUEUED)]
+            )
             self._core.add(state)
 
         self._do(add)
 
-    def _read(self, frontend_id: FrontendId, request: wire.Request) -> tuple[RequestState, Origin]:
-        """Raises ValueError: it is not a request for tokens that fits."""
+    def _read(
+        self, frontend_id: FrontendId, request: engine_messages.Request
+    ) -> tuple[RequestState, Origin]:
+        """Raises ValueError: the request is too long or needs more than tokens."""
         if (unsupported := request.unsupported()) is not None:
             raise ValueError(f"an emulated engine has no {unsupported}")
         params, prompt = request.sampling_params, request.prompt_token_ids
@@ -222,16 +225,18 @@ class EmulatedEngine:
     def _with_history(
         self, state: RequestState, origin: Origin, output_token_ids: Sequence[int]
     ) -> RequestState:
-        """The request behind these outputs. Raises ValueError: they are not its own."""
+        """The request after these outputs. Raises ValueError: they are not its own."""
         vocabulary = self._options.vocabulary
         num_tokens = len(output_token_ids)
         own = [token_at(origin.key, index, vocabulary) for index in range(num_tokens)]
         if own != list(output_token_ids) or num_tokens >= state.output_tokens:
-            raise ValueError(f"the {num_tokens} outputs that it comes with are not its first ones")
+            raise ValueError(f"its {num_tokens} earlier outputs are not its first ones")
         return structs.replace(state, num_output_tokens=num_tokens)
 
     def _fail(self, frontend_id: FrontendId, request_id: RequestId, num_delivered: int) -> None:
-        output = wire.Output(request_id, [], finish_reason=wire.FinishReason.ERROR)
+        output = engine_messages.Output(
+            request_id, [], finish_reason=engine_messages.FinishReason.ERROR
+        )
         self._listener.on_outputs(
             frontend_id, (TokenSpan(request_id, num_delivered, 0, True),), [_encode(output)]
         )
@@ -248,10 +253,14 @@ class EmulatedEngine:
         self, frontend_id: FrontendId, call_id: int, method: str, payload: bytes
     ) -> None:
         if method in UTILITY_RESULTS:
-            output = wire.UtilityOutput(call_id, None, (None, UTILITY_RESULTS[method]))
+            output = engine_messages.UtilityOutput(call_id, None, (None, UTILITY_RESULTS[method]))
         else:
-            output = wire.UtilityOutput(call_id, f"the emulated engine has no {method}", None)
-        payload = wire.encode_outputs(wire.Outputs(timestamp=_now_s(), utility_output=output))
+            output = engine_messages.UtilityOutput(
+                call_id, f"the emulated engine has no {method}", None
+            )
+        payload = engine_messages.encode_outputs(
+            engine_messages.Outputs(timestamp=_now_s(), utility_output=output)
+        )
         self._loop.call_soon(self._listener.on_utility_result, frontend_id, call_id, payload)
 
     # ------------------------------------------------------------------------------- source
@@ -285,7 +294,7 @@ class EmulatedEngine:
         self._copies.stop_sending(migration_id)
 
     def forget_migration(self, migration_id: MigrationId) -> None:
-        """Drop what is remembered of a migration that has ended on this side."""
+        """Drop the records of a migration that has ended on this side."""
         self._prepared.pop(migration_id, None)
 
     # -------------------------------------------------------------------------- destination
@@ -337,7 +346,7 @@ class EmulatedEngine:
         self._wake_up()
 
     def _wake_up(self) -> None:
-        """See to it that commands run: when the step under way ends, else soon."""
+        """Schedule the queued commands, unless the end of a step will run them."""
         if self._wake is None and not self._is_between_steps and not self._is_closed:
             self._wake = self._loop.call_soon(self._between_steps)
 
@@ -356,9 +365,9 @@ class EmulatedEngine:
         return await future
 
     def _between_steps(self) -> None:
-        """The step under way, if any, ends; commands run; the next step begins.
+        """End the step under way, if any, run commands, and begin the next step.
 
-        What is told here may be answered by commands at once.
+        The listener may add commands at once, in answer to the events of the ended step.
         """
         self._wake = None
         self._is_between_steps = True
@@ -382,7 +391,7 @@ class EmulatedEngine:
         step = self._core.begin_step()
         self._note_events(step)
         if not self._core.is_stepping:
-            # The next step begins with the command that brings something to compute.
+            # The next step begins with a command that adds work.
             self._deadline_s = None
             return
         now_s = self._loop.time()
@@ -399,14 +408,14 @@ class EmulatedEngine:
 
     def _note_events(self, step: Step) -> None:
         for request_ids, kind in (
-            (step.preempted, wire.EventType.PREEMPTED),
-            (step.admitted, wire.EventType.SCHEDULED),
+            (step.preempted, engine_messages.EventType.PREEMPTED),
+            (step.admitted, engine_messages.EventType.SCHEDULED),
         ):
             for request_id in request_ids:
                 self._streams[request_id].events.append(_event(kind))
 
     def _deliver(self, tokens: Sequence[Token]) -> None:
-        """Send the tokens to their front ends, a batch each."""
+        """Send the tokens to their front ends, one batch each."""
         batches: dict[FrontendId, tuple[list[TokenSpan], list[bytes]]] = {}
         for token in tokens:
             frontend_id = self._streams[token.request_id].origin.frontend_id
@@ -416,19 +425,23 @@ class EmulatedEngine:
         for frontend_id, (spans, payloads) in batches.items():
             self._listener.on_outputs(frontend_id, tuple(spans), payloads)
 
-    def _output(self, token: Token) -> wire.Output:
+    def _output(self, token: Token) -> engine_messages.Output:
         stream = self._streams[token.request_id]
         origin = stream.origin
         token_id = token_at(origin.key, token.index, self._options.vocabulary)
-        output = wire.Output(token.request_id, [token_id])
+        output = engine_messages.Output(token.request_id, [token_id])
         if token.index == 0:
-            output.prefill_stats = wire.PrefillStats(origin.prompt_tokens, origin.prompt_tokens)
+            output.prefill_stats = engine_messages.PrefillStats(
+                origin.prompt_tokens, origin.prompt_tokens
+            )
         if stream.events:
             output.events, stream.events = stream.events, []
         if token.is_last:
             is_stopped = origin.stop_token_id is not None
             output.finish_reason = (
-                wire.FinishReason.STOP if is_stopped else wire.FinishReason.LENGTH
+                engine_messages.FinishReason.STOP
+                if is_stopped
+                else engine_messages.FinishReason.LENGTH
             )
             output.stop_reason = origin.stop_token_id
             del self._streams[token.request_id]
@@ -441,12 +454,14 @@ class EmulatedEngine:
             self._listener.on_view(view)
 
 
-def _encode(output: wire.Output) -> bytes:
-    return wire.encode_outputs(wire.Outputs(outputs=[output], timestamp=_now_s()))
+def _encode(output: engine_messages.Output) -> bytes:
+    return engine_messages.encode_outputs(
+        engine_messages.Outputs(outputs=[output], timestamp=_now_s())
+    )
 
 
-def _event(kind: wire.EventType) -> wire.Event:
-    return wire.Event(kind, _now_s())
+def _event(kind: engine_messages.EventType) -> engine_messages.Event:
+    return engine_messages.Event(kind, _now_s())
 
 
 def _now_s() -> float:

@@ -1,8 +1,8 @@
 """vLLM's messages between front end and engine, as far as an emulated engine reads and writes them.
 
-vLLM's server stays the front end, so its requests arrive in vLLM's msgpack and outputs leave in
-it. These structs mirror vLLM's by position and name, because importing vLLM's own costs seconds
-and a gigabyte that an emulated instance does without. A test compares them with vLLM's.
+vLLM's server stays the front end, so requests arrive and outputs leave in vLLM's msgpack. These
+structs mirror vLLM's by position and name, because importing vLLM's own costs an emulated instance
+seconds and a gigabyte. A test compares them with vLLM's.
 """
 
 from enum import IntEnum
@@ -25,7 +25,7 @@ class FinishReason(IntEnum):
 
 
 class EventType(IntEnum):
-    """What vLLM's metrics make queue and prefill times from, by vLLM's numbers."""
+    """Events from which vLLM's metrics compute queue and prefill times, by vLLM's numbers."""
 
     QUEUED = 1
     SCHEDULED = 2
@@ -33,8 +33,8 @@ class EventType(IntEnum):
 
 
 class SamplingParams(msgspec.Struct):
-    """What decides a request's tokens and end; the rest has no meaning without a model, or is
-    refused by the front end (`refusals`)."""
+    """Parameters that decide a request's tokens and end; others have no meaning without a model,
+    or are refused by the front end (`refusals`)."""
 
     seed: int | None = None
     stop_token_ids: list[int] | None = None
@@ -43,7 +43,7 @@ class SamplingParams(msgspec.Struct):
 
 
 class Request(msgspec.Struct, array_like=True):
-    """The beginning of vLLM's EngineCoreRequest; what is Raw is only asked for its presence."""
+    """The first fields of vLLM's EngineCoreRequest; of Raw fields only the presence matters."""
 
     request_id: str
     prompt_token_ids: list[int] | None
@@ -61,7 +61,7 @@ class Request(msgspec.Struct, array_like=True):
     priority: int = 0
 
     def unsupported(self) -> str | None:
-        """What the request needs that no emulated engine has; None when it needs tokens only."""
+        """A feature that the request needs and no emulated engine has, or None."""
         parts = {
             "images": self.mm_features,
             "pooling": self.pooling_params,
@@ -106,8 +106,8 @@ class Output(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class UtilityOutput(msgspec.Struct, array_like=True):
-    """The outcome of a utility call: a failure, or a result behind the type that vLLM could name
-    and does not."""
+    """The outcome of a utility call: a failure, or a result behind its type, which vLLM leaves
+    out."""
 
     call_id: int
     failure_message: str | None
@@ -157,7 +157,7 @@ def decode_utility_call(payload: bytes) -> UtilityCall:
 
 
 def encode_ready(config: EmulatedEngineConfig, max_model_len: int, instance_id: str) -> bytes:
-    """vLLM's EngineCoreReadyResponse: what its client expects to hear first from an engine."""
+    """vLLM's EngineCoreReadyResponse: the first message that its client expects of an engine."""
     return msgspec.msgpack.encode(
         {
             "max_model_len": max_model_len,

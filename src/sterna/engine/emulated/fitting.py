@@ -1,7 +1,7 @@
-"""Fit step and copy times to measured points: least squares on the relative error. Pure.
+"""Fits of step and copy times to measured points: least squares on the relative error. Pure.
 
-A point of 40 ms and one of 2 s count alike: what is minimized is the sum of the squares of
-`fitted / measured - 1`. No constant becomes negative.
+The sum of the squares of `fitted / measured - 1` is minimized, so that a point of 40 ms and one of
+2 s have the same weight. No constant becomes negative.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PrefillPoint:
-    """A step that computed so many tokens of one prompt, the first ones or those after others."""
+    """A step that computed `num_tokens` tokens of one prompt, after `num_tokens_before` others."""
 
     num_tokens: int
     duration_s: float
@@ -33,7 +33,8 @@ class PrefillPoint:
 
 @dataclass(frozen=True, slots=True)
 class DecodePoint:
-    """A step that decoded so many requests, with so many tokens in their KV caches together."""
+    """A step that decoded `num_requests` requests with `num_context_tokens` tokens in their KV
+    caches together."""
 
     num_requests: int
     num_context_tokens: int
@@ -42,7 +43,7 @@ class DecodePoint:
 
 @dataclass(frozen=True, slots=True)
 class CopyPoint:
-    """A copy of so many blocks, in one piece."""
+    """A copy of `num_blocks` blocks in one piece."""
 
     num_blocks: int
     duration_s: float
@@ -50,7 +51,7 @@ class CopyPoint:
 
 @dataclass(frozen=True, slots=True)
 class FitErrors:
-    """How far the fit is from each point: fitted / measured - 1, in the order of the points."""
+    """Relative errors of a fit: fitted / measured - 1, in the order of the points."""
 
     relative: tuple[float, ...]
 
@@ -67,7 +68,7 @@ class FitErrors:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeFit:
-    """Fitted constants, and how well they fit."""
+    """Fitted constants and their errors."""
 
     step_time: StepTime
     prefill: FitErrors
@@ -76,7 +77,7 @@ class StepTimeFit:
 
 @dataclass(frozen=True, slots=True)
 class CopyTimeFit:
-    """Fitted constants, and how well they fit."""
+    """Fitted constants and their errors."""
 
     copy_time: CopyTime
     errors: FitErrors
@@ -90,15 +91,15 @@ def fit_step_time(
 ) -> StepTimeFit:
     """The step time nearest to the points.
 
-    The least time of a prefill is fitted where short prompts were measured: several of the
-    shortest ones may lie on a floor. Where they do not, it is that of a decode of one request:
-    either reads all weights once.
+    The minimum time of a prefill is fitted where short prompts were measured: several of the
+    shortest ones may lie on a floor. Where they do not, it is that of a decode of one request,
+    because both read all weights once.
 
     Args:
         kv_per_weights: bytes of one token's KV over bytes of the weights. Given, a decode reads
             both at the same rate, so that `decode_token_s` is this share of `decode_s`. Needed
             where all decodes had the same number of tokens in their caches: such points do not
-            tell the two apart.
+            determine both.
 
     Raises:
         ConfigurationError: the points do not determine the constants.
@@ -177,11 +178,12 @@ def _fit_prefill(
     num_pairs = _column(each.num_pairs for each in ordered)
     columns = [np.ones_like(num_tokens), num_tokens, num_pairs]
     best: tuple[float, float, tuple[float, ...]] | None = None
-    # One point alone is met by a floor as by any curve; it is no evidence of one.
+    # A floor fits any single point, which is therefore no evidence of one.
     for num_on_floor in (0, *range(2, len(ordered) - len(columns) + 1)):
         above = [each[num_on_floor:] for each in columns]
         if num_on_floor > 0 and not _are_independent(np.stack(above, axis=1)):
-            # The rest are chunks of one size: they do not tell a step's own time from a token's.
+            # The rest are chunks of one size, from which a step's own time and a token's cannot be
+            # separated.
             break
         curve = _fit("prefill", above, durations_s[num_on_floor:])
         floor_s = one_decode_s
@@ -198,8 +200,8 @@ def _fit_prefill(
 def _fit(what: str, columns: Sequence[Column], durations_s: Column) -> tuple[float, ...]:
     """Factors of the columns, none negative.
 
-    Of few columns every subset can be tried: the best fit without a sign that has none negative
-    is the best of all.
+    The columns are few, so that all their subsets are tried: the best unconstrained fit of a
+    subset without a negative factor is the best of all.
     """
     scaled = np.stack(columns, axis=1) / durations_s[:, None]
     if not _are_independent(scaled):

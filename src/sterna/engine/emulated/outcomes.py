@@ -1,8 +1,8 @@
 """Outcomes of a migration's effects on the core of an emulated engine. Pure.
 
-Written once for the drivers of such cores: `driver` on the wall clock, `simulator` and the fault
-simulation in virtual time. Each is to be called between two steps. What a driver keeps of a
-request besides the core's state, it brings along in functions.
+Shared by the shells of such cores: `emulated_engine` on the wall clock, `simulator` and the fault
+simulation in virtual time. The functions are called between two steps. State of a request that a
+shell keeps besides the core's is passed in through functions.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def drained(
 def reserve(
     core: Core, effect: ReserveBlocks, expect: Callable[[ReserveBlocks], tuple[str, ...]]
 ) -> BlocksReserved | ReserveFailed:
-    """Carry out `ReserveBlocks`; `expect` has the stage listened for, and returns where."""
+    """Carry out `ReserveBlocks`; `expect` prepares for the stage and returns its receivers."""
     if core.progress(effect.request_id) is not None:
         return ReserveFailed(effect.stage, Reason.DUPLICATE_REQUEST)
     num_blocks = effect.first_block + effect.num_blocks
@@ -82,7 +82,7 @@ def reserve(
 
 
 def adopt(core: Core, effect: Adopt, take_in: Callable[[], None]) -> Adopted | AdoptFailed:
-    """Carry out `Adopt`; `take_in` has the core adopt the request."""
+    """Carry out `Adopt`; `take_in` makes the core adopt the request."""
     if core.progress(effect.request_id) is not None:
         return AdoptFailed(Reason.DUPLICATE_REQUEST)
     take_in()

@@ -1,8 +1,8 @@
-"""Emulated engines of real hardware by name, or read from a file.
+"""Profiles of engines on real hardware, by name or read from a file.
 
 The constants of each profile are least-squares fits of its tables in `data`; a test fits them
-again. A file of `sterna profile` is a profile, too; its section `measurement` is not read here. A
-profile of one's own is a YAML or JSON file of this form::
+again. A file of `sterna profile` is a profile, too; its section `measurement` is not read here.
+Profiles of users are YAML or JSON files of this form::
 
     name: a10-llama-7b
     description: LLaMA-7B on an NVIDIA A10
@@ -40,7 +40,7 @@ from sterna.errors import ConfigurationError
 Section = TypeVar("Section")
 
 MEASUREMENT = "measurement"
-"""The section of a file that says what was measured (`engine/profiling/profile_file.py`)."""
+"""The section of a file that describes the measurement (`engine/profiling/profile_file.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class Profile:
     """One engine on one kind of hardware.
 
     Attributes:
-        name: what options call it.
-        description: model and hardware, in a line.
-        source: where its numbers come from.
+        name: its name in options.
+        description: model and hardware, in one line.
+        source: source of its numbers.
         engine: memory, limits and rules.
     """
 
@@ -78,11 +78,11 @@ A10_LLAMA_7B = Profile(
     ),
     copy_time=CopyTime(block_s=3.3770e-3, stage_s=1.5215e-2),
 )
-"""The engine of the paper's cluster, each step as long as it takes alone (mean error of a fit:
+"""The engine of the paper's cluster, with the duration of each step alone (mean error of a fit:
 prefill 0.9 %, decode 0.7 %, copy 2.7 %).
 
-All measured decodes have 8,192 tokens in their caches, so that the table alone does not tell
-what a token costs: the fit takes the KV cache (512 KiB a token) to be read as fast as the
+All measured decodes have 8,192 tokens in their caches, so that the table alone does not determine
+the cost of a token: the fit assumes that the KV cache (512 KiB a token) is read as fast as the
 weights (13.5 GB). The copy is that of a whole sequence from one instance to another, handshake
 included.
 """
@@ -105,9 +105,9 @@ A10X4_LLAMA_30B = Profile(
 )
 """Fitted as the 7B one (mean error: prefill 2.5 %, decode 3.1 %, copy 3.4 %).
 
-Its number of blocks was not published. 688 is what is left of nine tenths of four times 24 GB
-after 65 GB of weights and 4.3 GB of activations: those for which the 7B leaves room, scaled by
-the widths of the layers and shared by four.
+Its number of blocks was not published. 688 is the rest of nine tenths of four times 24 GB after
+65 GB of weights and 4.3 GB of activations: those for which the 7B leaves room, scaled by the
+widths of the layers and divided by four.
 """
 
 RTX4090_LLAMA_31_8B = Profile(
@@ -132,12 +132,12 @@ RTX4090_LLAMA_31_8B = Profile(
     ),
     copy_time=CopyTime(block_s=8.4426e-4, stage_s=1.5215e-2),
 )
-"""Mean error of the fit: prefill 3.0 %, decode 1.3 %; prompts of 128 tokens and fewer are taken
-to be equally long (up to 12 % off).
+"""Mean error of the fit: prefill 3.0 %, decode 1.3 %; prompts of 128 tokens and fewer are assumed
+to take the same time (up to 12 % off).
 
-Nobody measured the blocks or a copy. 2,900 blocks of 2 MiB are what is left of nine tenths of
-24 GB after 16 GB of weights and 1 GB of activations; they are copied with as many bytes a second
-as LLaMA-7B's are from one A10 to another.
+Blocks and copies were not measured. 2,900 blocks of 2 MiB are the rest of nine tenths of 24 GB
+after 16 GB of weights and 1 GB of activations; they are copied at the rate of LLaMA-7B's from one
+A10 to another.
 """
 
 A10_LLAMA_7B_BLOCK_BYTES = 16 * 512 * 1024
@@ -145,8 +145,8 @@ A10_LLAMA_7B_BLOCK_BYTES = 16 * 512 * 1024
 
 
 def estimated_copy_time(block_bytes: int) -> CopyTime:
-    """The copy time where no copy was measured: blocks as many bytes a second, and stages as long,
-    as LLaMA-7B's from one A10 to another."""
+    """The copy time where no copy was measured: the rate, and the time of a stage, of LLaMA-7B's
+    copies from one A10 to another."""
     a10 = A10_LLAMA_7B.copy_time
     return CopyTime(a10.block_s * block_bytes / A10_LLAMA_7B_BLOCK_BYTES, a10.stage_s)
 
@@ -196,11 +196,11 @@ def with_serving(
     request_s: float = 0.0,
     token_s: float = 0.0,
 ) -> StepTime:
-    """The step time when the engine's CPU adds to what the accelerator takes.
+    """The step time with the time of the engine's CPU added to the accelerator's.
 
     Args:
         step_s: added to every step: scheduling, starting kernels.
-        prefill_s: added to a step of prompts alone: taking requests in, preparing their inputs.
+        prefill_s: added to a step of prompts only: adding requests, preparing their inputs.
         request_s: added to a decode for each request of its batch: sampling, detokenizing and
             sending on its token.
         token_s: added to a decode for each token in its caches: listing their blocks.
@@ -216,7 +216,7 @@ def with_serving(
 
 
 def _read(kind: type[Section], document: object, path: str, place: str) -> Section:
-    """The dataclass that the document describes; `place` is where in the file it stands."""
+    """The dataclass that the document describes; `place` is its section in the file."""
     if not isinstance(document, dict):
         what = f"{place} of profile {path}" if place else f"profile {path}"
         raise ConfigurationError(f"{what} must be a mapping of fields, not {document!r}")

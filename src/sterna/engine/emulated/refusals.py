@@ -1,8 +1,8 @@
-"""What a request asks for that an engine without a model cannot give. Pure.
+"""Request parameters that an engine without a model must refuse. Pure.
 
 Sampling parameters that choose among a model's likely tokens (temperature, top_p, penalties) are
-accepted and have no effect: whatever they say, one token follows, and any token is as likely.
-What a client would find in the answer, or rely on, is refused instead of made up.
+accepted and have no effect: for any values of them one token follows, and all are equally likely.
+Parameters whose results a client would read in the answer, or rely on, are refused.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "trace_decode_token_ids": "trace_decode_token_ids",
     }
 )
-"""Fields of vLLM's SamplingParams, and what they are to a client."""
+"""Fields of vLLM's SamplingParams, and their names for a client."""
 
 
 def refusal(prompt: object, sampling_params: object) -> tuple[str, str] | None:

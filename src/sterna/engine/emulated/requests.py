@@ -8,14 +8,14 @@ from sterna.types import NORMAL, Priority, RequestId
 
 
 class RequestState(msgspec.Struct, frozen=True, array_like=True):
-    """A request as it travels: all that an emulated engine needs to go on with it.
+    """State of a request in a migration: all that an emulated engine needs to continue it.
 
     Attributes:
         prompt_tokens: length of the prompt.
-        output_tokens: how many tokens it will produce: an emulated engine knows its end.
+        output_tokens: tokens that it will produce; an emulated engine knows them in advance.
         arrival_s: when it reached the cluster.
-        num_output_tokens: how many tokens it has produced.
-        num_computed_tokens: of how many tokens, from the first on, the KV is there.
+        num_output_tokens: tokens that it has produced.
+        num_computed_tokens: tokens, from the first on, whose KV is computed.
     """
 
     request_id: RequestId
@@ -87,7 +87,7 @@ class EmulatedRequest:
         return self.num_output_tokens == 0 or self.num_computed_tokens < self.num_tokens - 1
 
     def state(self) -> RequestState:
-        """The request as it travels."""
+        """The request's state for a migration."""
         return RequestState(
             request_id=self.request_id,
             prompt_tokens=self.prompt_tokens,

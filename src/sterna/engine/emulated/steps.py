@@ -1,4 +1,4 @@
-"""What a step of an emulated engine computes, and what it produces. Pure."""
+"""A step of an emulated engine, and the tokens that it produces. Pure."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ class Step:
     """A step under way, or an empty one: nothing can run.
 
     Attributes:
-        duration_s: how long it takes; 0 when it is empty.
+        duration_s: its duration; 0 when it is empty.
         scheduled: the requests that it computes, with the number of their tokens, in order.
-        admitted: those of them that queued until now.
-        preempted: requests whose memory was taken back when the step began, in order.
-        decoded: those of the scheduled ones of which only the last token's KV is missing.
+        admitted: the scheduled requests that queued before this step.
+        preempted: requests that were preempted when the step began, in order.
+        decoded: the scheduled requests of which only the last token's KV is missing.
     """
 
     duration_s: float

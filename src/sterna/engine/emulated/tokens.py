@@ -1,7 +1,7 @@
-"""Which tokens an emulated engine answers with: a function of prompt and seed, nothing else.
+"""Output tokens of an emulated engine: a function of prompt and seed only.
 
-Whoever knows a request's prompt and seed can tell each of its tokens, so that a client can check
-a stream whatever happened to it: preemptions, migrations, the death of an instance.
+A client that knows a request's prompt and seed can compute all its tokens, and so check its stream
+after preemptions, migrations or the death of an instance.
 
     key      = BLAKE2b-64(prompt's token ids, 4 bytes each; then the seed in 8 bytes, if any)
     token(i) = first_id + BLAKE2b-64(i in 8 bytes, keyed with `key`) mod num_ids
@@ -21,7 +21,7 @@ MAX_TOKEN_ID = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The token ids that are answered with: `num_ids` of them from `first_id` on."""
+    """The token ids of outputs: `num_ids` of them from `first_id` on."""
 
     first_id: int
     num_ids: int
@@ -35,7 +35,7 @@ class Vocabulary:
 
 
 def stream_key(prompt_token_ids: Sequence[int], seed: int | None) -> bytes:
-    """What a request's tokens are made from."""
+    """The key from which a request's tokens are computed."""
     digest = blake2b(_little_endian(prompt_token_ids), digest_size=8)
     if seed is not None:
         digest.update(seed.to_bytes(8, "little", signed=True))
@@ -57,8 +57,8 @@ def first_stop(
 ) -> int | None:
     """The index of the output token that ends the request before its `max_tokens`-th.
 
-    As with vLLM, the first `min_tokens` tokens end nothing, and a stop token at the very end
-    still is one. None: the request goes on to its last token.
+    As in vLLM, the first `min_tokens` tokens do not end the request, and a stop token as the last
+    of `max_tokens` counts as one. None: no stop token occurs.
     """
     stops = {token_id for token_id in stop_token_ids if token_id in vocabulary}
     if not stops:

@@ -1,4 +1,4 @@
-"""vLLM's own command line for `serve`, for Sterna to add its options to."""
+"""Command line of `vllm serve`, to which Sterna adds its options."""
 
 import argparse
 import difflib
@@ -37,7 +37,7 @@ FRONTEND_OPTIONS = frozenset(
         "reasoning_parser",
     }
 )
-"""Options of vLLM's engine by which its front end goes as well."""
+"""Options of vLLM's engine that its front end uses as well."""
 
 HARMLESS_OPTIONS = frozenset(
     {
@@ -55,15 +55,14 @@ HARMLESS_OPTIONS = frozenset(
         "seed",
     }
 )
-"""Options that load no code and no file of anybody's choice."""
+"""Options that load no code and no file of the caller's choice."""
 
 UNKNOWN_OPTIONS = "unrecognized arguments: "
-"""How argparse's message begins when it is given what it does not know."""
+"""Beginning of argparse's message about unknown options."""
 
 
 class ServeParser(FlexibleArgumentParser):
-    """vLLM's parser, which refuses in one line: the usage of some hundred options would hide
-    it."""
+    """vLLM's parser with errors of one line, which the usage of hundreds of options would hide."""
 
     serve_options: tuple[str, ...] = ()
 
@@ -97,10 +96,10 @@ def make_serve_parser() -> tuple[ServeParser, argparse.ArgumentParser]:
     )
     serve_parser.set_defaults(
         host="127.0.0.1",
-        # Several processes print on one terminal: progress bars and a line a request would bury
+        # Several processes print on one terminal: progress bars and a line a request would hide
         # the rest.
         use_tqdm_on_load=False,
-        # A little less than what Kubernetes leaves by default.
+        # A little less than Kubernetes' default grace period.
         shutdown_timeout=25,
         uvicorn_log_level="warning",
     )
@@ -119,13 +118,13 @@ def parse_serve(
         default_model: served where neither the command line nor the file names a model.
 
     Raises:
-        ConfigurationError: an option is unknown or its value cannot be read; says which.
-        SystemExit: help was asked for, and printed.
+        ConfigurationError: an option is unknown or its value cannot be read; the message names it.
+        SystemExit: help was printed.
     """
     parser.serve_options = tuple(serve_parser._option_string_actions)
     try:
-        # vLLM's reading of the file demands a model and overlooks `option: false`; its reader of
-        # one file does neither.
+        # vLLM's parser demands a model in the file and ignores `option: false`; its reader of one
+        # file does neither.
         options, path = _without_config(arguments[1:])
         in_file = [] if path is None else _read_config(serve_parser, path)
         model, options = _without_model(options)
@@ -191,7 +190,7 @@ def validate(args: argparse.Namespace) -> None:
     try:
         validate_parsed_serve_args(args)
         if not (args.tool_parser_plugin or args.reasoning_parser_plugin):
-            # A plugin brings parsers that are known in the front end only.
+            # A plugin adds parsers that only the front end knows.
             validate_api_server_args(args)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(str(error)) from error
@@ -202,20 +201,19 @@ def validate(args: argparse.Namespace) -> None:
 def with_options(
     args: argparse.Namespace, options: Sequence[str], *, only: frozenset[str] | None = None
 ) -> argparse.Namespace:
-    """Return the options of `vllm serve` with some overruled by others, as a rolling restart has
-    them.
+    """Return the options of `vllm serve` with some overridden, for a rolling restart.
 
     Args:
-        only: which may be given, where not all may.
+        only: the options that may be given; None for no limit.
 
     Raises:
         ConfigurationError: an option is unknown or may not be given, its value cannot be read, or
-            the front ends, which are not restarted, go by it.
+            it also concerns the front ends, which are not restarted.
     """
     if not options:
         return args
     _, serve_parser = make_serve_parser()
-    # Only what is given is to be in the result.
+    # Only given options may be in the result.
     serve_parser._defaults.clear()
     for action in serve_parser._actions:
         action.default = argparse.SUPPRESS
@@ -236,8 +234,8 @@ def with_options(
             )
         if only is not None and name not in only:
             raise ConfigurationError(
-                f"--{name.replace('_', '-')} may load what somebody else chooses: give the server "
-                "an API key (--api-key)"
+                f"--{name.replace('_', '-')} may load code or files of the caller's choice: "
+                "give the server an API key (--api-key)"
             )
     if model is not None:
         given["model_tag"] = model
@@ -245,7 +243,7 @@ def with_options(
 
 
 def one_line(error: BaseException) -> str:
-    """Return what vLLM says in an error, without the frame that pydantic puts around it."""
+    """Return the message of vLLM's error without pydantic's frame."""
     text = str(error)
     errors = getattr(error, "errors", None)
     if callable(errors):
@@ -254,11 +252,11 @@ def one_line(error: BaseException) -> str:
 
 
 def loads_adapters_at_run_time() -> bool:
-    """Whether vLLM's server loads LoRA adapters that it is told of while it runs."""
+    """Whether vLLM's server loads further LoRA adapters on request while it runs."""
     return bool(envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING)
 
 
 def leaves_memory_to_vllm(args: argparse.Namespace) -> bool:
-    """Whether no option says how much memory an instance may take."""
+    """Whether no option sets the memory of an instance."""
     default = EngineArgs.gpu_memory_utilization
     return args.kv_cache_memory_bytes is None and args.gpu_memory_utilization == default

@@ -1,9 +1,8 @@
 """The real engine behind `engine.interface.Engine`: vLLM in this process, unpatched.
 
-Two worlds meet here. On the asyncio loop: requests are decoded and built, transfers are
-commanded and their notices counted. On the step thread: everything that changes the scheduler
-or the worker, as commands between two steps. The loop never waits for a step, the step thread
-never for the loop.
+Its work is split between two threads. The asyncio loop decodes and builds requests, commands
+transfers and counts their notices. The step thread carries out all changes of the scheduler and
+the worker, as commands between two steps. Neither ever blocks on the other.
 """
 
 import asyncio
@@ -91,16 +90,17 @@ class VllmEngine:
             on_idle_command=self._views.publish,
             on_failure=lambda error: self._to_loop(listener.on_failure, error),
         )
-        # Of the step thread: each request as its front end sent it, and its tokens delivered.
-        self._wire: dict[str, EngineCoreRequest] = {}
+        # Of the step thread: each request as its front end sent it, and the number of its tokens
+        # that were delivered.
+        self._sent_requests: dict[str, EngineCoreRequest] = {}
         self._num_delivered: dict[str, int] = {}
         self._waiting_drains: list[tuple[Drain, Future[Drained | DrainRefused]]] = []
-        # Of the loop: requests built for migrations that have not committed, and the blocks
-        # of requests that migrate away.
+        # Of the loop: requests built for migrations that have not committed.
         self._core: HostedCore | None = None
         self._prepared: dict[MigrationId, tuple[Request, EngineCoreRequest]] = {}
         # Requests with a history whose grammar is being compiled.
         self._adding: dict[str, asyncio.Task[None]] = {}
+        # Blocks of requests that migrate away.
         self._block_ids: dict[MigrationId, list[int]] = {}
 
     # --------------------------------------------------------------------------- life cycle
@@ -127,7 +127,7 @@ class VllmEngine:
         )
         core.collective_rpc("sterna_prepare")
         if scheduler.immovable_features:
-            # Requests may come here, but without their KV.
+            # Requests may migrate to this engine, but without their KV.
             page_layouts = ["no page moves"]
         else:
             page_layouts = core.collective_rpc("sterna_page_layout")
@@ -147,54 +147,55 @@ class VllmEngine:
         await asyncio.to_thread(self._thread.close, CLOSE_TIMEOUT_S)
 
     def set_terminating(self, is_terminating: bool) -> None:
-        """Have views say that the instance is being emptied."""
+        """Set `is_terminating` of further views."""
         self._views.is_terminating = is_terminating
         self._thread.call(self._views.publish)
 
-    def progress(self) -> EngineActivity:
-        return self._thread.progress
+    def activity(self) -> EngineActivity:
+        return self._thread.activity
 
     # ----------------------------------------------------------------------------- requests
 
     def add(
         self, frontend_id: FrontendId, payload: bytes, output_token_ids: Sequence[int] = ()
     ) -> None:
-        wire_request = decode_request(payload)
-        # By this the step's outputs are sorted; vLLM's client knows nothing of other front ends.
-        wire_request.client_index = frontend_id
+        sent_request = decode_request(payload)
+        # A step's outputs are sorted by this index, which vLLM's client sets without knowledge of
+        # other front ends.
+        sent_request.client_index = frontend_id
         assert self._core is not None
         try:
-            request, _ = self._core.preprocess_add_request(wire_request)
+            request, _ = self._core.preprocess_add_request(sent_request)
         except Exception:
-            logger.exception("request refused by the engine request=%s", wire_request.request_id)
-            self._fail(wire_request, len(output_token_ids))
+            logger.exception("request refused by the engine request=%s", sent_request.request_id)
+            self._fail(sent_request, len(output_token_ids))
             return
         if is_too_long(self._core, request, len(output_token_ids)):
             logger.error("request refused, it is too long request=%s", request.request_id)
-            self._fail(wire_request, len(output_token_ids))
+            self._fail(sent_request, len(output_token_ids))
             return
         if not output_token_ids:
-            self._add(wire_request, request, ())
+            self._add(sent_request, request, ())
             return
-        adding = self._add_with_history(wire_request, request, output_token_ids)
+        adding = self._add_with_history(sent_request, request, output_token_ids)
         task = self._adding[request.request_id] = self._loop.create_task(adding)
         task.add_done_callback(lambda _: self._adding.pop(request.request_id, None))
 
     async def _add_with_history(
-        self, wire_request: EngineCoreRequest, request: Request, output_token_ids: Sequence[int]
+        self, sent_request: EngineCoreRequest, request: Request, output_token_ids: Sequence[int]
     ) -> None:
-        """Add the request when its grammar, which has to accept its outputs, has been compiled."""
+        """Add the request after its grammar was compiled, which has to accept its outputs."""
         try:
             if not await until_grammar_ready(request):
                 raise TimeoutError("its grammar takes too long to compile")
         except Exception:
             logger.exception("request refused by the engine request=%s", request.request_id)
-            self._fail(wire_request, len(output_token_ids))
+            self._fail(sent_request, len(output_token_ids))
             return
-        self._add(wire_request, request, output_token_ids)
+        self._add(sent_request, request, output_token_ids)
 
     def _add(
-        self, wire_request: EngineCoreRequest, request: Request, output_token_ids: Sequence[int]
+        self, sent_request: EngineCoreRequest, request: Request, output_token_ids: Sequence[int]
     ) -> None:
         num_delivered = len(output_token_ids)
 
@@ -206,30 +207,30 @@ class VllmEngine:
                 self._restore(core, request, output_token_ids)
             else:
                 core.add_request(request)
-            self._wire[request.request_id] = wire_request
+            self._sent_requests[request.request_id] = sent_request
             self._num_delivered[request.request_id] = num_delivered
 
         def check(future: Future[None]) -> None:
             if future.exception() is not None:
                 logger.error("request refused by the engine", exc_info=future.exception())
-                self._to_loop(self._fail, wire_request, num_delivered)
+                self._to_loop(self._fail, sent_request, num_delivered)
 
         self._thread.call(add).add_done_callback(check)
 
     @staticmethod
     def _restore(core: HostedCore, request: Request, output_token_ids: Sequence[int]) -> None:
-        """Let a request go on behind outputs of an engine that is gone."""
+        """Continue a request after outputs of an engine that has died."""
         restore_history(core, request, RequestState(list(output_token_ids), 0, 0))
         import_into_workers(core, request, [], is_continued=True)
         core.scheduler.add_with_history(request)
 
-    def _fail(self, wire_request: EngineCoreRequest, num_delivered: int) -> None:
-        request_id = wire_request.request_id
+    def _fail(self, sent_request: EngineCoreRequest, num_delivered: int) -> None:
+        request_id = sent_request.request_id
         span = TokenSpan(RequestId(request_id), num_delivered, 0, True)
-        is_pooling = wire_request.pooling_params is not None
+        is_pooling = sent_request.pooling_params is not None
         reason = "the engine refused it"
         payload = encode_failure(request_id, reason, is_pooling=is_pooling)
-        self._listener.on_outputs(FrontendId(wire_request.client_index), (span,), [payload])
+        self._listener.on_outputs(FrontendId(sent_request.client_index), (span,), [payload])
 
     def abort(self, request_ids: Sequence[RequestId]) -> None:
         for request_id in request_ids:
@@ -243,7 +244,7 @@ class VllmEngine:
             self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
-        self._wire.pop(request_id, None)
+        self._sent_requests.pop(request_id, None)
         self._num_delivered.pop(request_id, None)
 
     def call_utility(
@@ -256,7 +257,7 @@ class VllmEngine:
             encoded = encode_outputs(EngineCoreOutputs(utility_output=output))
             self._to_loop(self._listener.on_utility_result, frontend_id, call_id, encoded)
 
-        # Weights may be loaded, say.
+        # The method may take long: it may load weights, for example.
         self._thread.call(lambda core: core.call_utility(method, call.args, answer), may_last=True)
 
     # ------------------------------------------------------------------------------- source
@@ -264,10 +265,12 @@ class VllmEngine:
     async def inspect(self, migration_id: MigrationId, request_id: RequestId) -> Inspected:
         def inspect(core: HostedCore) -> tuple[Inspected, list[int]]:
             progress = core.scheduler.progress(request_id)
-            wire = self._wire.get(request_id)
-            if progress is None or wire is None:
+            sent_request = self._sent_requests.get(request_id)
+            if progress is None or sent_request is None:
                 return Inspected(None), []
-            return Inspected(progress, encode_request(wire)), core.scheduler.block_ids(request_id)
+            return Inspected(progress, encode_request(sent_request)), core.scheduler.block_ids(
+                request_id
+            )
 
         inspected, self._block_ids[migration_id] = await self._call(inspect)
         return inspected
@@ -333,7 +336,7 @@ class VllmEngine:
         self._transfers.stop_sending(migration_id)
 
     def forget_migration(self, migration_id: MigrationId) -> None:
-        """Drop what is remembered of a migration that has ended on this side."""
+        """Drop the records of a migration that has ended on this side."""
         self._block_ids.pop(migration_id, None)
         self._prepared.pop(migration_id, None)
 
@@ -370,9 +373,9 @@ class VllmEngine:
 
     def _prepare(self, migration_id: MigrationId, payload: bytes) -> None:
         assert self._core is not None
-        wire_request = decode_request(payload)
-        request, _ = self._core.preprocess_add_request(wire_request)
-        self._prepared[migration_id] = (request, wire_request)
+        sent_request = decode_request(payload)
+        request, _ = self._core.preprocess_add_request(sent_request)
+        self._prepared[migration_id] = (request, sent_request)
 
     async def _is_grammar_compiled(self, migration_id: MigrationId) -> bool:
         prepared = self._prepared.get(migration_id)
@@ -394,7 +397,7 @@ class VllmEngine:
         if prepared is None:
             return AdoptFailed(Reason.UNSUPPORTED)
         if self._transfers.is_expecting(effect.migration_id):
-            # A stage that was given up must not write to the request's blocks any more.
+            # A stage that was given up must no longer write to the request's blocks.
             await self._transfers.stop(effect.migration_id)
         outcome: Adopted | AdoptFailed = await self._call(
             lambda core: self._adopt(core, effect, *prepared)
@@ -406,7 +409,7 @@ class VllmEngine:
         core: HostedCore,
         effect: Adopt,
         request: Request,
-        wire_request: EngineCoreRequest,
+        sent_request: EngineCoreRequest,
     ) -> Adopted | AdoptFailed:
         scheduler: MigratingScheduler = core.scheduler
         if effect.request_id in scheduler.requests:
@@ -428,9 +431,9 @@ class VllmEngine:
             scheduler.adopt_queuing(effect.migration_id, request)
         if state.output_token_ids:
             import_into_workers(core, request, block_ids, state.generator_state)
-        self._wire[effect.request_id] = wire_request
+        self._sent_requests[effect.request_id] = sent_request
         first_index = self._num_delivered[effect.request_id] = len(state.output_token_ids)
-        # Told from here, so that no step can end the request before.
+        # Queued from this thread, so that it precedes the outputs of any further step.
         frontend_id = FrontendId(request.client_index)
         self._to_loop(self._listener.on_adopted, frontend_id, effect.request_id, first_index)
         return Adopted()

@@ -1,4 +1,4 @@
-"""What vLLM's configuration says of an engine before the engine is built."""
+"""Facts about an engine from vLLM's configuration, before the engine is built."""
 
 import hashlib
 import os
@@ -14,10 +14,10 @@ from sterna.engine.profiling.profile_file import cpu_model
 
 
 def profile_key(config: VllmConfig) -> dict[str, str]:
-    """What a profile holds for: the model, the options that change a step's time, the hardware.
+    """Key of a profile: the model, the options that change a step's time, the hardware.
 
-    The size of the KV cache and the limits of a batch are not among them: a target load in tokens
-    is the same whatever else fits. Two engines with equal keys have equal steps.
+    The size of the KV cache and the limits of a batch are not part of it: they do not change a
+    target load in tokens. Two engines with equal keys have equal step times.
     """
     model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
     speculative = config.speculative_config
@@ -49,7 +49,7 @@ KV_KEYS = (
     "attention_backend",
     "vllm",
 )
-"""What decides, of all that a profile holds for, what is in a KV block and how it lies there."""
+"""The part of a profile's key that decides the content and the layout of a KV block."""
 
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -58,11 +58,11 @@ SAMPLE_BYTES = 4096
 
 
 def kv_format(config: VllmConfig, page_layouts: Iterable[str]) -> str:
-    """Equal for engines whose KV blocks mean the same: same weights, layout and precision.
+    """The KV format: equal for engines with the same weights, layout and precision.
 
     Args:
-        page_layouts: how the bytes of a page lie on each rank; the options alone do not say it,
-            since vLLM chooses by what the hardware can do.
+        page_layouts: the layout of a page on each rank; it does not follow from the options,
+            because vLLM chooses it by the hardware.
     """
     key = profile_key(config)
     formats = [f"{name}={key[name]}" for name in KV_KEYS]
@@ -75,7 +75,7 @@ def kv_format(config: VllmConfig, page_layouts: Iterable[str]) -> str:
 def weights_digest(model: Path) -> str | None:
     """Return a digest of samples of a model's weights, or None where they are not in a folder.
 
-    New weights may come under the name of the old ones, with the same config.json.
+    New weights may have the name of the old ones, with the same config.json.
     """
     if not model.is_dir():
         return None
@@ -93,8 +93,8 @@ def weights_digest(model: Path) -> str | None:
 
 
 def total_tokens(config: VllmConfig) -> int | None:
-    """M, the memory for requests in tokens, where options say it; None where it is found out when
-    the engine starts."""
+    """M, the memory for requests in tokens, where it follows from the options; None where the
+    engine determines it at its start."""
     cache, model, parallel = config.cache_config, config.model_config, config.parallel_config
     if cache.num_gpu_blocks_override is not None:
         num_blocks = cache.num_gpu_blocks_override
@@ -110,13 +110,13 @@ def total_tokens(config: VllmConfig) -> int | None:
             * torch.empty((), dtype=model.dtype).element_size()
         )
         num_blocks = cache.kv_cache_memory_bytes // (token_bytes * cache.block_size)
-    # vLLM keeps a block for itself.
+    # vLLM reserves one block.
     return max(0, int((num_blocks - 1) * cache.block_size))
 
 
 def computes_in_software(config: VllmConfig) -> bool:
-    """Whether this CPU has no instructions for the model's dtype: a float32 model is then several
-    times as fast."""
+    """Whether this CPU has no instructions for the model's dtype; float32 is then several times as
+    fast."""
     is_bfloat16 = config.model_config.dtype == torch.bfloat16
     return current_platform.is_cpu() and is_bfloat16 and not _has_bfloat16()
 
@@ -126,7 +126,7 @@ def _has_bfloat16() -> bool:
 
 
 def _model(name: str, revision: str | None) -> str:
-    """The model by what makes it one; a folder may stand elsewhere and hold the same model."""
+    """Name of the model, independent of the place of its folder."""
     config_file = Path(name) / "config.json"
     if not config_file.is_file():
         return name if revision is None else f"{name}@{revision}"

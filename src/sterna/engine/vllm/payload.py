@@ -1,15 +1,15 @@
-"""The payload frames of `messages`: vLLM's own structs in vLLM's own encoding, one blob each.
+"""Payloads of `messages`: vLLM's own structs in vLLM's own encoding, one blob each.
 
 vLLM encodes a struct as one msgpack frame followed by a frame for each large array (log
 probabilities, embeddings), which the msgpack refers to by position. A payload keeps such a list
-together in one blob, so that a payload can be held, forwarded and put inside another message
-without anybody looking into it.
+together in one blob, so that it can be kept, forwarded and put inside another message without
+being decoded.
 
-A blob is the frame itself when there is only one, which is nearly always: no copy, and the front
-end forwards it as it came. Otherwise it is the byte 0xC1, which begins no msgpack value, and a
-msgpack list of the frames.
+A blob is the frame itself when there is only one, which is nearly always the case: it is not
+copied, and the front end forwards it unchanged. Otherwise it is the byte 0xC1, which begins no
+msgpack value, and a msgpack list of the frames.
 
-What is in which payload:
+Contents of the payloads:
 
 - `AddRequest`: an `EngineCoreRequest` (`decode_request`);
 - `TokenBatch`: for each span an `EngineCoreOutputs` with exactly one `EngineCoreOutput`
@@ -63,7 +63,7 @@ def encode_outputs(outputs: EngineCoreOutputs) -> bytes:
 
 
 def decode_outputs(payload: Buffer) -> EngineCoreOutputs:
-    """Return what `encode_outputs` was given.
+    """Return the outputs that `encode_outputs` encoded.
 
     Raises:
         msgspec.DecodeError: the payload is damaged.
@@ -72,12 +72,12 @@ def decode_outputs(payload: Buffer) -> EngineCoreOutputs:
 
 
 def merge_outputs(payloads: Sequence[bytes]) -> list[bytes]:
-    """Return payloads with the same outputs in the same order, as few as can be.
+    """Return the smallest number of payloads with the same outputs in the same order.
 
-    vLLM's client pays more for a message than for an output, so what one step has produced for
-    it goes into one message. Outputs are not decoded; payloads of several frames stay alone,
-    since their parts refer to frames by position. A merged message has this process's time,
-    since those of instances on other machines are of other clocks.
+    To vLLM's client a message costs more than an output, so the outputs of one step for it are put
+    into one message. Outputs are not decoded; payloads of several frames stay alone, since they
+    refer to frames by position. A merged message has this process's time, since instances on other
+    machines have other clocks.
     """
     merged: list[bytes] = []
     batch = _Batch()
@@ -113,7 +113,7 @@ class _Envelope(msgspec.Struct, array_like=True):
 
 
 class _Batch:
-    """Outputs that go into one message, and the version of the weights that made them."""
+    """Outputs of one message, and the version of the weights that produced them."""
 
     def __init__(self) -> None:
         self.outputs: list[msgspec.Raw] = []
@@ -135,7 +135,7 @@ class _Batch:
 
 
 def cut_leading_tokens(payload: Buffer, num_tokens: int) -> bytes:
-    """Return the payload of a TokenBatch without its first tokens and what belongs to them.
+    """Return the payload of a TokenBatch without its first `num_tokens` tokens and their data.
 
     Raises:
         msgspec.DecodeError: the payload is damaged.
@@ -166,8 +166,8 @@ def encode_failure(request_id: str, reason: str, *, is_pooling: bool) -> bytes:
     has begun (`frontend.http.request_errors`)."""
     output = EngineCoreOutput(request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason)
     if is_pooling:
-        # vLLM's output processor knows one way only for a pooling request to fail; without it,
-        # it takes the missing embedding for a bug and ends the server.
+        # vLLM's output processor has only this way for a pooling request to fail; otherwise it
+        # takes the missing embedding for a bug and ends the server.
         output.mm_cache_miss_hashes = [request_id]
     return encode_outputs(EngineCoreOutputs(outputs=[output]))
 
@@ -175,11 +175,11 @@ def encode_failure(request_id: str, reason: str, *, is_pooling: bool) -> bytes:
 def encode_span(
     span: TokenSpan, output: EngineCoreOutput, max_bytes: int, weight_version: str | None = None
 ) -> tuple[TokenSpan, bytes]:
-    """Return an output's part of a TokenBatch. Where it has too many bytes to be sent, this is
-    another span, which ends the request with an error.
+    """Return an output's span and payload of a TokenBatch. If it has too many bytes to be sent, the
+    span is replaced by one that ends the request with an error.
 
     Args:
-        weight_version: of the weights that made it; None where vLLM does not say.
+        weight_version: of the weights that produced it; None where vLLM does not give one.
     """
     payload = encode_outputs(EngineCoreOutputs(outputs=[output], weight_version=weight_version))
     if len(payload) <= max_bytes:
@@ -207,8 +207,8 @@ class UtilityCall:
     """A call of an engine core's method.
 
     Attributes:
-        client_index: which of vLLM's clients called.
-        call_id: names the call for that client.
+        client_index: vLLM's client that called.
+        call_id: identifies the call for that client.
         args: positional, in plain msgpack types (vLLM's engine core converts structs).
     """
 

@@ -1,8 +1,8 @@
-"""How an instance commands the KV data planes of its workers, one plane a rank.
+"""Link between an instance and the KV data planes of its workers, one plane a rank.
 
-The KV cache lives where vLLM's worker lives: in the instance's own process, or with tensor
-parallelism in one process a rank. Both are reached alike, over two ZeroMQ sockets a rank, so
-that a copy never waits for the worker's step or its serial RPC loop.
+The KV cache is in the process of vLLM's worker: the instance's own process, or with tensor
+parallelism one process a rank. In both cases the link uses two ZeroMQ sockets a rank, so that a
+copy never waits for the worker's step or its serial RPC loop.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class StageArmed(msgspec.Struct, frozen=True, tag=True):
 
 
 class PlaneFailed(msgspec.Struct, frozen=True, tag=True):
-    """The plane broke, which is a bug; it answers no more."""
+    """The plane failed, which is a bug; it does not answer further commands."""
 
     reason: str
 
@@ -70,9 +70,9 @@ class PlaneNotice(msgspec.Struct, frozen=True):
 
 
 class PlaneServer:
-    """Worker side: carries out commands on a data plane and reports what it tells.
+    """Worker side: carries out commands on a data plane and reports its events.
 
-    Has one thread that waits for commands; the plane's own threads report.
+    One thread waits for commands; the plane's own threads report.
     """
 
     def __init__(
@@ -108,13 +108,13 @@ class PlaneServer:
         self.plane.close()
         self._commands.close()
         with self._notices_lock:
-            # What was reported last still goes out.
+            # The last reports are still sent.
             self._notices.close(linger=1000)
         with contextlib.suppress(OSError):
             self._directory.cleanup()
 
     def _carry_out_commands(self) -> None:
-        """Until the plane is to be closed."""
+        """Carry out commands until the plane is to be closed."""
         decoder: msgspec.msgpack.Decoder[PlaneCommand] = msgspec.msgpack.Decoder(PlaneCommand)
         while True:
             command = decoder.decode(self._commands.recv())
@@ -154,7 +154,7 @@ class PlaneLink:
 
     @property
     def num_ranks(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return len(self._ranks)
 
     def send_to(self, rank: int, command: PlaneCommand) -> None:

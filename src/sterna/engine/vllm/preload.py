@@ -1,7 +1,7 @@
-"""Imports all of vLLM that an engine and its front end come to need, for processes to be forked
-from this one."""
+"""Preloaded imports of vLLM: all modules that an engine and its front end need, for processes that
+are forked from this one."""
 
-import vllm.model_executor.models.llama  # what most models of vLLM are built of
+import vllm.model_executor.models.llama  # most models of vLLM are built from it
 
 import sterna.engine.vllm.engine
 import sterna.engine.vllm.worker  # noqa: F401

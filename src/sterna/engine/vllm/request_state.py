@@ -1,9 +1,8 @@
-"""What travels with a migrating request besides its KV cache, and how it is put together again.
+"""State of a migrating request besides its KV cache, and its restoration on the destination.
 
-The request itself travels as its front end sent it, and is built by vLLM's own code on the
-destination as it was on the source. Added to that: the outputs so far, from which penalties,
-stop conditions, `min_tokens` and the grammar's position follow, and the state of the random
-generator of a seeded request.
+The request is sent as its front end sent it, and vLLM's own code builds it on the destination as
+on the source. The state adds the outputs so far, from which penalties, stop conditions,
+`min_tokens` and the grammar's position follow, and the random generator of a seeded request.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ class RequestState(msgspec.Struct, frozen=True):
 
     Attributes:
         output_token_ids: all outputs so far; every one has been sent to the front end.
-        num_valid_tokens: tokens of prompt and output whose KV comes along; 0 for none.
+        num_valid_tokens: tokens of prompt and output whose KV is copied; 0 for none.
         generator_state: of a seeded request's random generator, else None.
     """
 
@@ -32,7 +31,7 @@ class RequestState(msgspec.Struct, frozen=True):
     generator_state: bytes | None = None
 
     def encode(self) -> bytes:
-        """Return the state of `Commit`."""
+        """Return the bytes of `Commit.state`."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
@@ -44,8 +43,8 @@ class RequestState(msgspec.Struct, frozen=True):
 def is_too_long(core: Any, request: Request, num_output_tokens: int) -> bool:
     """Whether the engine has no room for the request's tokens and, when it generates, one more.
 
-    Front ends see to this, but by the limit of the first instance. With `--max-model-len auto` each
-    chooses by its memory, and a request beyond its limit would end the engine.
+    Front ends check the limit of the first instance only. With `--max-model-len auto` each instance
+    chooses a limit by its memory, and a request beyond it would end the engine.
     """
     num_next_tokens = 0 if request.pooling_params is not None else 1
     num_tokens = request.num_prompt_tokens + num_output_tokens + num_next_tokens
@@ -53,7 +52,7 @@ def is_too_long(core: Any, request: Request, num_output_tokens: int) -> bool:
 
 
 def restore_history(core: Any, request: Request, state: RequestState) -> None:
-    """Bring a request that was just built to where it was on its source.
+    """Restore the state of the source in a request that was just built.
 
     Raises:
         ValueError: its grammar did not compile, or refuses the outputs.
@@ -61,8 +60,8 @@ def restore_history(core: Any, request: Request, state: RequestState) -> None:
     if request.use_structured_output:
         for token_id in state.output_token_ids:
             request.append_output_token_ids(token_id)
-            # One by one, because a reasoning parser decides by the tokens so far where the
-            # grammar begins.
+            # One by one, because a reasoning parser finds the beginning of the grammar by the
+            # tokens so far.
             if not core.structured_output_manager.accept_tokens(request, [token_id]):
                 raise ValueError("the grammar refuses the request's own outputs")
     else:
@@ -91,7 +90,7 @@ def is_grammar_ready(request: Request) -> bool:
 
 
 async def until_grammar_ready(request: Request) -> bool:
-    """Wait until the request's grammar has been compiled; False: it takes too long.
+    """Wait until the request's grammar has been compiled; False after a timeout.
 
     Raises:
         ValueError: it cannot be compiled.
@@ -114,9 +113,9 @@ def import_into_workers(
     *,
     is_continued: bool = False,
 ) -> None:
-    """Make the workers know a request with a history; see `sterna_import_request`."""
+    """Register a request with a history at the workers; see `sterna_import_request`."""
     if core.scheduler.use_v2_model_runner:
-        # It is told all tokens of a request with every admission, and draws by their positions.
+        # It gets all tokens of a request with every admission, and draws by their positions.
         return
     num_groups = len(core.scheduler.kv_cache_config.kv_cache_groups)
     core.collective_rpc(
@@ -127,7 +126,7 @@ def import_into_workers(
 
 
 def worker_state(request: Request, block_ids: list[int], num_groups: int = 1) -> CachedRequestState:
-    """Return what a vLLM worker remembers of a request with a history.
+    """Return a vLLM worker's state of a request with a history.
 
     The generator is restored on the worker, where its device is.
 

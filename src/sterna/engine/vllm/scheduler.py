@@ -1,9 +1,10 @@
-"""vLLM's scheduler, able to give requests away and to take them in (`scheduler_cls`).
+"""vLLM's scheduler with migration of requests to and from it (`scheduler_cls`).
 
-Everything here runs on the engine's thread between two steps, but for views, which show how one
-begins. A request given away is first **drained**: out of the batch, its blocks kept, its batch slot
-held so that it can come back. A request taken in needs a **reservation**: blocks of the pool and,
-for its last stage, a batch slot. To vLLM an adopted request is a running one that missed a step.
+All methods run on the engine's thread between two steps, except views, which show the beginning of
+a step. A request that leaves is first **drained**: it is out of the batch, keeps its blocks, and
+its batch slot is held so that it can be resumed. A request that arrives needs a **reservation**:
+blocks of the pool and, for its last stage, a batch slot. To vLLM an adopted request is a running
+one that missed a step.
 """
 
 from collections.abc import Callable
@@ -45,7 +46,7 @@ class MigratingScheduler(Scheduler):
     """vLLM's scheduler with drains, reservations and adoptions.
 
     Attributes:
-        classes: what requests' priorities mean in views.
+        classes: the priority classes of requests in views.
         on_scheduled: called when a step has been scheduled, before it is computed.
     """
 
@@ -56,9 +57,9 @@ class MigratingScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self.immovable_features = immovable_engine_features(self.vllm_config, self.kv_cache_config)
         if not self.immovable_features and self.parallel_config.world_size > 1:
-            # As vLLM does for connectors that bring KV: with two steps under way, a rank may still
+            # As vLLM does for connectors that load KV: with two steps under way, a rank may still
             # have to launch the one that writes once more to the blocks of a request that has just
-            # ended. What is copied into them would not wait for it. (With one rank it does:
+            # ended. A copy into these blocks would not wait for it. (With one rank it does:
             # this thread has launched all steps before it commands a copy.)
             self.defer_block_free |= self.vllm_config.max_concurrent_batches > 1
         self.num_preemptions = 0
@@ -67,7 +68,7 @@ class MigratingScheduler(Scheduler):
         self._admission_limit: int = self.max_num_active_reqs
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """Schedule a step as vLLM does, and say so."""
+        """Schedule a step as vLLM does, then call `on_scheduled`."""
         output = super().schedule(*args, **kwargs)
         if self.on_scheduled is not None:
             self.on_scheduled()
@@ -145,11 +146,11 @@ class MigratingScheduler(Scheduler):
         return None
 
     def progress(self, request_id: RequestId) -> RequestPosition | None:
-        """Return where the request stands, or None when it is not here."""
+        """Return the request's position, or None when it is not here."""
         request = self._unfinished(request_id)
         if request is None:
             return None
-        # What steps in flight compute is not in memory yet.
+        # Tokens of steps in flight are not in memory yet.
         return self._progress(request, request.num_computed_tokens - request.num_in_flight_tokens)
 
     def _progress(self, request: Request, num_valid_tokens: int) -> RequestPosition:
@@ -172,11 +173,11 @@ class MigratingScheduler(Scheduler):
     # ------------------------------------------------------------------------------ source
 
     def begin_drain(self, drain: Drain) -> DrainOutcome:
-        """Take the request out of the batch or queue, its blocks and slot kept, if it may leave."""
+        """Take the request out of the batch or queue if it may leave; it keeps blocks and slot."""
         request = self._unfinished(drain.request_id)
         if request is None:
             return drain_outcome(None, drain)
-        # Steps in flight will still write to the blocks after the valid ones.
+        # Steps in flight will still write to the blocks behind the valid ones.
         outcome = drain_outcome(self._progress(request, request.num_computed_tokens), drain)
         if not isinstance(outcome, Left):
             return outcome
@@ -190,12 +191,12 @@ class MigratingScheduler(Scheduler):
         return outcome
 
     def is_drained(self, request_id: RequestId) -> bool:
-        """Whether no step in flight computes the request any more."""
+        """Whether no step in flight computes the drained request."""
         request = self._drained[request_id]
         return request.num_in_flight_tokens == 0 and request.num_output_placeholders == 0
 
     def drained_request(self, request_id: RequestId) -> Request | None:
-        """Return the drained request, or None when it finished in its last step in flight."""
+        """Return the drained request, or None if it finished in its last step in flight."""
         request = self._drained[request_id]
         if request.is_finished():
             self._forget_drained(request_id)
@@ -233,11 +234,11 @@ class MigratingScheduler(Scheduler):
     def reserve(
         self, migration_id: MigrationId, num_blocks: int, needs_slot: bool
     ) -> list[int] | Reason:
-        """Let the migration's reservation reach `num_blocks` blocks, and a batch slot when asked.
+        """Extend the migration's reservation to `num_blocks` blocks, and a batch slot if needed.
 
         Returns the ids of all its blocks, or why nothing was reserved. The watermark stays free,
-        as it does when vLLM admits a request. A request that comes without KV, for which no block
-        is asked, will queue: it needs neither memory nor slot.
+        as it does when vLLM admits a request. A request without KV, for which no block is
+        reserved, will queue: it needs neither memory nor slot.
         """
         if num_blocks == 0:
             reservation = self._reservations.setdefault(migration_id, Reservation())
@@ -256,14 +257,14 @@ class MigratingScheduler(Scheduler):
         return [block.block_id for block in reservation.blocks]
 
     def free_reservation(self, migration_id: MigrationId) -> None:
-        """Give the reservation back, if there is one."""
+        """Free the reservation, if there is one."""
         reservation = self._reservations.pop(migration_id, None)
         if reservation is not None:
             self._pool.free_blocks(reversed(reservation.blocks))
             self._hold_slots()
 
     def adopt_running(self, migration_id: MigrationId, request: Request, num_valid: int) -> None:
-        """Make the request, with KV of `num_valid` tokens in its reserved blocks, run.
+        """Add the request, with KV of `num_valid` tokens in its reserved blocks, to the batch.
 
         Raises:
             KeyError: there is no such reservation.
@@ -283,9 +284,9 @@ class MigratingScheduler(Scheduler):
         self.running.append(request)
 
     def adopt_queuing(self, migration_id: MigrationId, request: Request) -> None:
-        """Queue the request, which comes without KV, in front of those of its priority.
+        """Queue the request, which arrives without KV, in front of those of its priority.
 
-        With a history (outputs already delivered) it is to vLLM a preempted request, whose KV
+        With a history (outputs already delivered), vLLM treats it as a preempted request, whose KV
         is computed again from prompt and outputs.
         """
         self.free_reservation(migration_id)
@@ -295,20 +296,20 @@ class MigratingScheduler(Scheduler):
             self.add_request(request)
 
     def add_with_history(self, request: Request) -> None:
-        """Queue the request, outputs of which were delivered by another engine, as a preempted
-        one: in front (by arrival where vLLM serves by priority), its KV to be computed again."""
+        """Queue a request with outputs of another engine as a preempted one: in front (by arrival
+        where vLLM serves by priority); its KV is computed again."""
         request.status = RequestStatus.PREEMPTED
         self._register(request)
         if self.connector is not None:
-            # One that is asked about a request that it was never told of ends the engine, and then
-            # every engine where the request goes on.
+            # A connector that does not know the request when it is scheduled ends the engine, and
+            # then every engine on which the request is continued.
             self.connector.on_new_request(request)
         self.waiting.prepend_request(request)
 
     def _register(self, request: Request) -> None:
         self.requests[request.request_id] = request
-        # It may have been here before, and its end not yet have reached the worker, which would
-        # then drop the state that came with the adoption.
+        # If the request was here before, the worker may not have got its end yet, and would then
+        # drop the state of the adoption.
         self.finished_req_ids.discard(request.request_id)
 
     # ---------------------------------------------------------------------------- internals
@@ -340,17 +341,17 @@ class MigratingScheduler(Scheduler):
         return num_reserved + len(self._drained_running())
 
     def _hold_slots(self) -> None:
-        """Keep vLLM from admitting into the slots that drained and coming requests need."""
+        """Keep vLLM from admitting into slots that drained and arriving requests need."""
         self.max_num_active_reqs = self._admission_limit - self._num_held_slots()
 
 
 def _is_prefilling(request: Request) -> bool:
-    # The second is so of a preempted request that is being prefilled again.
+    # The second condition holds for a preempted request that is being prefilled again.
     return bool(request.num_output_tokens == 0 or request.is_prefill_chunk)
 
 
 class MigratingAsyncScheduler(MigratingScheduler, AsyncScheduler):
-    """The same over vLLM's asynchronous scheduling, vLLM's default on GPUs.
+    """MigratingScheduler over vLLM's asynchronous scheduling, vLLM's default on GPUs.
 
-    Not run with a GPU so far: vLLM forces synchronous scheduling on CPU. Tests play its steps.
+    Not run with a GPU so far: vLLM forces synchronous scheduling on CPU. Tests simulate its steps.
     """

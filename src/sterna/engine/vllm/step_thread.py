@@ -1,4 +1,4 @@
-"""The thread that builds vLLM's engine core, steps it, and runs commands between two steps."""
+"""Step thread: builds vLLM's engine core, steps it, and runs commands between two steps."""
 
 import logging
 import queue
@@ -46,26 +46,26 @@ class StepThread:
         self._thread = threading.Thread(target=self._run, name="sterna-step", daemon=True)
 
     def start(self) -> Future[None]:
-        """Begin; the future ends when the core is built, or with the reason why it is not."""
+        """Start the thread; the future ends when the core is built, or with the error."""
         self._thread.start()
         return self._ready
 
     @property
-    def progress(self) -> EngineActivity:
-        """How far it is. What it reads is only ever set by the thread."""
+    def activity(self) -> EngineActivity:
+        """The thread's activity. Only the thread sets these values; any thread may read them."""
         return EngineActivity(self._num_ended, self._is_busy)
 
     def call(self, command: Callable[[Core], T], *, may_last: bool = False) -> Future[T]:
         """Run the command between two steps; commands run in the order of the calls.
 
         Args:
-            may_last: it may take as long as it likes, and is no hang.
+            may_last: the command may take any time, which is not a hang.
         """
         future: Future[T] = Future()
 
         def run(core: Core) -> None:
             if not future.set_running_or_notify_cancel():
-                # Whoever wanted it is being closed.
+                # The caller was cancelled: the engine is being closed.
                 return
             self._is_busy = not may_last
             try:
@@ -100,7 +100,7 @@ class StepThread:
             core.shutdown()
 
     def _run_commands(self, core: Core) -> bool:
-        """Run what is queued; wait while there is nothing to step. False: close."""
+        """Run the queued commands; wait while there is nothing to step. False: close."""
         while not self._commands.empty() or not _has_work(core):
             self._is_busy = False
             command = self._commands.get()
@@ -119,7 +119,7 @@ class StepThread:
         core.post_step(is_executed)
         self._num_ended += 1
         if not is_executed and core.scheduler.has_requests():
-            # Something outside must happen first: a grammar is being compiled, say.
+            # The step waits for something else, such as the compilation of a grammar.
             time.sleep(0.001)
 
 

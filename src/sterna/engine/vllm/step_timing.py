@@ -1,8 +1,7 @@
-"""Times steps of one vLLM engine core in this process.
+"""Step times of one vLLM engine core, measured in this process.
 
-Isolated is the step: nothing else runs here, every request of a timed decode is past its prompt,
-and no request comes or goes meanwhile. Requests are made up of random tokens; what they answer is
-not looked at.
+The step is isolated: nothing else runs here, every request of a timed decode is past its prompt,
+and no request arrives or ends meanwhile. Prompts are random tokens; outputs are ignored.
 """
 
 import random
@@ -27,10 +26,10 @@ NUM_WARMUP_STEPS = 3
 """Steps of a batch before the first one that is timed."""
 
 MAX_EMPTY_STEPS = 1000
-"""Steps in a row that do nothing, after which nothing will come any more."""
+"""Limit of consecutive empty steps, after which the engine counts as stuck."""
 
 FIRST_TOKEN_ID = 100
-"""Smaller ones are often special."""
+"""Smaller token ids are often special."""
 
 OnProgress = Callable[[float], None]
 """Called with the fraction that is done."""
@@ -42,7 +41,7 @@ class DecodeTiming:
 
     Attributes:
         steps_s: the duration of each.
-        num_tokens: in the KV caches of the batch, on average over the steps.
+        num_tokens: tokens in the KV caches of the batch, on average over the steps.
     """
 
     steps_s: tuple[float, ...]
@@ -50,7 +49,7 @@ class DecodeTiming:
 
 
 class ProfiledEngine:
-    """One engine core, stepped by who asks for a timing.
+    """One engine core, stepped by its caller for timings.
 
     Args:
         config: of the engine; see `engine_config`.
@@ -68,7 +67,7 @@ class ProfiledEngine:
         self._seed = seed
         self._random = random.Random(seed)
         self._num_requests = 0
-        # Special tokens, and those that stand for images, are mostly at the end.
+        # Special tokens and placeholders of images are mostly at the end.
         self._token_ids = range(FIRST_TOKEN_ID, max(200, config.model_config.get_vocab_size() // 2))
         self.max_model_len: int = config.model_config.max_model_len
         self.core: HostedCore = build_core(config, log_stats=False)
@@ -90,13 +89,13 @@ class ProfiledEngine:
         return sum(int(each.size) for each in cache.kv_cache_tensors) // int(cache.num_blocks)
 
     def emulated(self) -> EmulatedEngineConfig:
-        """The memory and the limits of this engine, as an emulated one has them."""
+        """The memory and the limits of this engine as the configuration of an emulated one."""
         scheduler = self.scheduler
         num_all_blocks = scheduler.kv_cache_manager.block_pool.num_gpu_blocks
         limits = scheduler.scheduler_config
         has_priorities = limits.policy == "priority"
         return EmulatedEngineConfig(
-            # vLLM keeps a block for itself.
+            # vLLM reserves one block.
             num_blocks=num_all_blocks - 1,
             block_size=scheduler.block_size,
             watermark=scheduler.kv_cache_manager.watermark_blocks / num_all_blocks,
@@ -115,7 +114,7 @@ class ProfiledEngine:
         before_steps: Callable[[], None] = lambda: None,
         after_step: Callable[[], None] = lambda: None,
     ) -> DecodeTiming:
-        """Time so many steps of the batch.
+        """Time `num_steps` steps of the batch.
 
         The n-th requests of all batches have the same tokens, so that an engine with a prefix
         cache prefills them once.
@@ -125,10 +124,10 @@ class ProfiledEngine:
             after_step: called after each one, outside of its time.
 
         Raises:
-            ConfigurationError: the batch does not stay whole in the engine's memory.
+            ConfigurationError: the batch does not fit into the engine's memory as a whole.
         """
         preemptions = self.scheduler.num_preemptions
-        # The lengths are meant in the middle of the timed steps.
+        # Requests reach the lengths of the batch in the middle of the timed steps.
         num_prompt_tokens = max(1, batch.tokens_each - NUM_WARMUP_STEPS - num_steps // 2)
         ids = [
             self._add(self._prompt(index, num_prompt_tokens), self.max_model_len)
@@ -157,10 +156,10 @@ class ProfiledEngine:
         return DecodeTiming(tuple(steps_s), mean(tokens))
 
     def prefill(self, num_tokens: int) -> list[PrefillPoint]:
-        """Time the steps of one prompt of so many random tokens, alone.
+        """Time the steps of one prompt of `num_tokens` random tokens, alone.
 
-        An engine that schedules a step before the one before it has ended tells their times only
-        together, so that a prompt of several steps gives no points there.
+        On an engine that schedules a step before the previous one has ended, only their sum can be
+        measured, so that a prompt of several steps gives no points there.
         """
         prompt = self._random.choices(self._token_ids, k=num_tokens)
         request_id = self._add(prompt, 1)
@@ -187,7 +186,8 @@ class ProfiledEngine:
         self.core.shutdown()
 
     def _step(self) -> None:
-        """Step until there are tokens: a core with a queue of batches may only fill it."""
+        """Step until there are tokens: a step of a core with a queue of batches may only fill
+        it."""
         for _ in range(MAX_EMPTY_STEPS):
             outputs, _ = self.core.step_fn()
             if outputs:
@@ -239,11 +239,11 @@ def time_decodes(
     num_steps: int,
     on_progress: OnProgress,
 ) -> list[Decode]:
-    """Time every batch once a round: what disturbs the machine for a while shows as rounds that
+    """Time every batch once a round: a temporary disturbance of the machine shows as rounds that
     differ.
 
-    Batches of one length have their rounds before those of the next, for the prompts of all
-    lengths together may be more than the prefix cache keeps.
+    All rounds of one length precede those of the next, because the prompts of all lengths together
+    may not fit into the prefix cache.
     """
     found = []
     weight_done, weight = 0, sum(map(_weight, batches))
@@ -269,7 +269,7 @@ def time_prefills(
     engine: ProfiledEngine, lengths: Sequence[int], num_rounds: int, on_progress: OnProgress
 ) -> list[PrefillPoint]:
     """Time a prompt of each length once a round; the points are the medians of the rounds."""
-    # The first step of all takes longer than any like it.
+    # The very first step takes longer than later ones of its size.
     engine.prefill(lengths[0])
     found: dict[tuple[int, int], list[float]] = {}
     tokens_done, num_tokens = 0, num_rounds * sum(lengths)
@@ -287,5 +287,5 @@ def time_prefills(
 
 
 def _weight(batch: Batch) -> int:
-    """About in proportion to the time that the batch takes, its prefill above all."""
+    """Approximate relative time of the batch, dominated by its prefill."""
     return batch.num_requests * (batch.tokens_each + ROOM_TOKENS)

@@ -1,7 +1,7 @@
-"""Which engine features and requests can migrate, and the names of those that cannot.
+"""Features of engines and requests that cannot migrate, by name.
 
-What is not known to move is refused here by name; the instance then serves without migration
-(or the one request stays), and the log and `sterna requests` say why.
+With such a feature of the engine, the instance serves without migration; a request with one stays
+on its instance. The log and `sterna requests` show the names.
 """
 
 from typing import Any
@@ -30,11 +30,11 @@ def immovable_engine_features(vllm_config: Any, kv_cache_config: Any) -> tuple[s
         "a KV cache in several layouts": len(kv_cache_config.kv_cache_tensors) != 1,
     }
     if len(groups) == 1:
-        # Subclasses of full attention (latent attention, say) lay their pages out differently.
+        # Subclasses of full attention, such as latent attention, have other page layouts.
         is_full_attention = type(groups[0].kv_cache_spec) is FullAttentionSpec
         features["attention other than full"] = not is_full_attention
     if (layout := vllm_config.cache_config.kv_cache_layout) is not None:
-        # A page of others lies in pieces, head by head.
+        # In other layouts a page is split into pieces by heads.
         is_compact = KVCacheLayout[layout].is_block_compact
         features[f"KV cache layout {layout}"] = not is_compact
     return tuple(name for name, is_used in features.items() if is_used)

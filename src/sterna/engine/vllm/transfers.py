@@ -1,4 +1,4 @@
-"""The transfers of one instance over all its ranks: commands out, notices in and counted.
+"""Transfers of one instance over all its ranks: sends commands and counts the ranks' notices.
 
 A stage is received when every rank has received it; it has failed when one rank has failed.
 """
@@ -44,9 +44,9 @@ class Transfers:
     """Commands the ranks' data planes.
 
     Args:
-        on_transfer: is told what became of each stage.
-        on_failure: is told of an error here or in a plane, which is a bug: nothing would answer
-            for the transfers any more.
+        on_transfer: called with the outcome of each stage.
+        on_failure: called with an error here or in a plane, which is a bug: the transfers would
+            have no outcome.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Transfers:
         self._notices: zmq.asyncio.Socket | None = None
 
     def open(self, core: Any) -> None:
-        """Start a plane on every rank; belongs to the step thread."""
+        """Start a plane on every rank; must be called on the step thread."""
         opened = core.collective_rpc(
             "sterna_open_plane", args=(self._config, self._link.notice_address)
         )
@@ -76,7 +76,7 @@ class Transfers:
         self._endpoints = tuple(endpoint for _, endpoint in opened)
 
     def start(self) -> None:
-        """Begin to listen to notices; belongs to the asyncio loop."""
+        """Start to read notices; must be called on the asyncio loop."""
         if not self._endpoints:
             return
         self._notices = zmq.asyncio.Context.instance().socket(zmq.PULL)
@@ -103,7 +103,7 @@ class Transfers:
         *,
         is_paced: bool,
     ) -> None:
-        """Have every rank send its shard of the blocks to its peer rank."""
+        """Command every rank to send its shard of the blocks to its peer rank."""
         if len(receivers) != self._link.num_ranks:
             logger.error(
                 "copy failed, the ranks differ migration=%s ours=%d theirs=%d",
@@ -119,7 +119,7 @@ class Transfers:
             self._link.send_to(rank, SendStage(transfer, endpoint, list(block_ids), is_paced))
 
     def stop_sending(self, migration_id: MigrationId) -> None:
-        """Drop what is still to be sent."""
+        """Cancel the migration's stages that are not sent yet."""
         for transfer in [t for t in self._sending if t.migration_id == migration_id]:
             del self._sending[transfer]
         self._link.send_to_all(StopTransfers(migration_id))
@@ -127,7 +127,7 @@ class Transfers:
     async def expect(
         self, migration_id: MigrationId, stage: int, block_ids: Sequence[int]
     ) -> tuple[str, ...]:
-        """Have every rank expect the stage; returns their endpoints when all do."""
+        """Make every rank expect the stage; returns their endpoints when all do."""
         if not block_ids:
             return self._endpoints
         transfer = Transfer(migration_id, stage)
@@ -175,7 +175,7 @@ class Transfers:
                     self._on_transfer(transfer.migration_id, StageReceived(transfer.stage))
             case SendFailed(transfer) as failed:
                 _log_failure(notice.rank, "source", failed)
-                # The first rank that fails has failed the stage.
+                # The stage fails with the first rank that fails.
                 if self._sending.pop(transfer, None) is not None:
                     self._on_transfer(transfer.migration_id, CopyFailed(transfer.stage))
             case ReceiveFailed(transfer) as failed:
@@ -185,7 +185,7 @@ class Transfers:
             case Stopped(migration_id):
                 _count(self._stopping, migration_id)
             case PlaneFailed(reason):
-                raise TransportError(f"the KV plane of rank {notice.rank} broke: {reason}")
+                raise TransportError(f"the KV plane of rank {notice.rank} failed: {reason}")
 
 
 def _log(what: str, event: Sent | Arrived) -> None:
@@ -211,7 +211,7 @@ def _log_failure(rank: int, side: str, event: SendFailed | ReceiveFailed) -> Non
 
 
 class _Countdown:
-    """Done when every rank has been counted."""
+    """Counter of ranks; `done` ends when every rank has been counted."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_left = num_ranks
@@ -225,7 +225,7 @@ class _Countdown:
 
 
 def _count(countdowns: dict[Key, _Countdown], key: Key) -> bool:
-    """Count a rank of what is under way; returns whether it was the last, and forgets it then."""
+    """Count a rank of a pending outcome; returns whether it was the last, and removes it then."""
     if key not in countdowns or not countdowns[key].count():
         return False
     del countdowns[key]

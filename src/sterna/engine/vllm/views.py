@@ -1,4 +1,4 @@
-"""What an engine shows of its requests, and when."""
+"""Views of an engine's requests, published at the beginning of steps and when the engine idles."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,11 +7,12 @@ from sterna.types import InstanceId, InstanceView
 
 
 class Views:
-    """Shows how an engine's steps begin, and where it stands when it idles; of the step thread.
+    """Publishes the state of an engine at the beginning of each step and when it idles; belongs to
+    the step thread.
 
-    A step's state is shown when it has been scheduled, not when it has ended: a step with a long
-    prompt may take seconds, and the scheduler of the cluster has to know meanwhile which requests
-    run here. States that are the same as the one before are not shown.
+    A step's state is published when it has been scheduled, not when it has ended: a step with a
+    long prompt may take seconds, and the scheduler of the cluster must know meanwhile which
+    requests run here. A state that equals the previous one is not published.
 
     Args:
         show: called with each view.
@@ -24,16 +25,16 @@ class Views:
         self.is_terminating = False
 
     def follow(self, core: Any) -> None:
-        """Show what each step of this core will compute, before it does."""
+        """Publish the state of each step of this core before it is computed."""
         core.scheduler.on_scheduled = lambda: self.publish(core)
 
     def on_step_end(self, core: Any) -> None:
-        """Show what is left, unless another step follows at once, which will."""
+        """Publish the state, unless another step follows at once, which will do so."""
         if not core.scheduler.has_requests():
             self.publish(core)
 
     def publish(self, core: Any) -> None:
-        """Show the state of this moment."""
+        """Publish the current state if it has changed."""
         view = core.scheduler.view(self._instance_id, self.is_terminating)
         if view != self._last:
             self._last = view

@@ -1,7 +1,7 @@
 """Sterna's part of a vLLM worker (`worker_extension_cls`): its KV data plane, and the sampling
 state of requests that leave or arrive.
 
-Methods run on the worker's own thread, reached by vLLM's `collective_rpc`; vLLM mixes this
+Methods run on the worker's own thread and are called by vLLM's `collective_rpc`. vLLM mixes this
 class into its worker, hence the prefix of every name.
 """
 
@@ -32,7 +32,7 @@ class SternaWorkerExtension:
         rank: int
 
     def sterna_prepare(self) -> None:
-        """Make the worker ready, whether its engine's requests can migrate or not."""
+        """Prepare the worker; called also where the engine's requests cannot migrate."""
         if self.model_runner.device.type == "cpu":
             keep_generators_of_incomplete_prompts(self.model_runner)
 
@@ -49,12 +49,12 @@ class SternaWorkerExtension:
         return server.command_address, server.plane.endpoint
 
     def sterna_page_layout(self) -> str:
-        """Return what decides how the bytes of a KV page lie on this rank."""
+        """Return the properties that decide the layout of a KV page on this rank."""
         runner = self.model_runner
         layout = runner.cache_config.get_resolved_kv_cache_layout().name
         groups = [group for groups in runner.attn_groups for group in groups]
         backends = sorted({group.backend.get_name() for group in groups})
-        # The CPU backend packs keys and values as its kernels for the processor at hand read them.
+        # The CPU backend packs keys and values as its kernels for this processor read them.
         builders = [builder for group in groups for builder in group.metadata_builders]
         isas = sorted({str(builder.isa) for builder in builders if hasattr(builder, "isa")})
         kernel_block_sizes = sorted(set(runner._kernel_block_sizes))
@@ -64,7 +64,7 @@ class SternaWorkerExtension:
         )
 
     def sterna_export_generator(self, request_id: str) -> bytes | None:
-        """Return the state of the request's random generator, None if it has none of its own."""
+        """Return the state of the request's random generator, or None if it has no own one."""
         state: CachedRequestState | None = self.model_runner.requests.get(request_id)
         if state is None or state.generator is None:
             return None
@@ -77,7 +77,7 @@ class SternaWorkerExtension:
         *,
         is_continued: bool = False,
     ) -> None:
-        """Make the worker know a request that arrives with a history.
+        """Register a request that arrives with a history at the worker.
 
         The worker treats it as one that missed a step, or was preempted.
 
@@ -97,9 +97,9 @@ class SternaWorkerExtension:
             state.generator.set_state(
                 torch.frombuffer(bytearray(generator_state), dtype=torch.uint8)
             )
-        # A former stay of the same request may still have its row in the persistent batch.
+        # If the request was here before, its row may still be in the persistent batch.
         runner.input_batch.remove_request(state.req_id)
-        # Those of the prompt were delivered with the first token.
+        # Log probabilities of the prompt were delivered with the first token.
         runner.num_prompt_logprobs.pop(state.req_id, None)
         if runner.uses_mrope:
             runner._init_mrope_positions(state)
@@ -111,9 +111,9 @@ class SternaWorkerExtension:
 
 
 def kv_layout(model_runner: Any) -> KvLayout:
-    """Return where the pages of the runner's KV cache lie in its one backing allocation.
+    """Return the layout of the runner's KV cache in its single allocation.
 
-    To be called on the worker's own thread.
+    Must be called on the worker's own thread.
     Page (layer, block) starts at offset + layer * layer_stride + block * block_stride.
     """
     config = model_runner.kv_cache_config

@@ -1,4 +1,4 @@
-"""The requests that run, and the sums that let them decode without being touched."""
+"""The running batch, and the sums by which requests decode without an update of their rows."""
 
 from numba import njit
 
@@ -8,7 +8,7 @@ from sterna.engine.emulated.compiled.tables import ABSENT, DECODING, NEVER, Tabl
 
 @njit
 def join_batch(tables: Tables, r: int, index: int) -> None:
-    """Put the request into the order of those that get memory."""
+    """Insert the request into the batch, in the order in which requests get memory."""
     row, newcomer = tables.rows[r], tables.requests[index]
     place = row.num_running
     if tables.settings[0].is_by_arrival:
@@ -29,7 +29,7 @@ def join_batch(tables: Tables, r: int, index: int) -> None:
 
 @njit
 def leave_batch(tables: Tables, r: int, index: int) -> None:
-    """Take the request out of that order."""
+    """Remove the request from the batch."""
     row = tables.rows[r]
     place = 0
     while tables.running[r, place] != index:
@@ -42,7 +42,7 @@ def leave_batch(tables: Tables, r: int, index: int) -> None:
 
 @njit
 def begin_decoding(tables: Tables, r: int, index: int) -> None:
-    """From now on the request's length is told by the engine's counter."""
+    """From now on the request's length follows from the engine's counter."""
     row, request = tables.rows[r], tables.requests[index]
     num_tokens = request.prompt_tokens + request.num_output_tokens
     request.state = DECODING
@@ -57,7 +57,7 @@ def begin_decoding(tables: Tables, r: int, index: int) -> None:
 
 @njit
 def end_decoding(tables: Tables, r: int, index: int) -> None:
-    """From now on the request's length is written in its row."""
+    """From now on the request's length is stored in its row."""
     row, request = tables.rows[r], tables.requests[index]
     block_size = tables.settings[0].block_size
     num_blocks = num_blocks_of(row, request, block_size)
@@ -75,7 +75,7 @@ def end_decoding(tables: Tables, r: int, index: int) -> None:
 
 @njit
 def find_next_finish(tables: Tables, r: int) -> None:
-    """Who finishes next?"""
+    """Compute `next_finish`, the counter at which the next decoding request finishes."""
     row = tables.rows[r]
     row.next_finish = NEVER
     for place in range(row.num_running):

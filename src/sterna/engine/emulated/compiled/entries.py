@@ -1,10 +1,10 @@
-"""What Python calls: the compiled functions, with the tables given by their addresses.
+"""Entry points from Python: the compiled functions, with the tables given by their addresses.
 
-To hand nine arrays over takes Python several microseconds, which is longer than most of these
-functions run. So it hands over one array of numbers that says where the others are.
+Passing nine arrays takes Python several microseconds, longer than most of these functions run. So
+it passes one array of integers with the addresses and sizes of the others.
 
-These are the functions whose compiled code is kept for the next process; all others are part of
-it.
+The compiled code of these functions is cached for later processes; all other functions are
+compiled into them.
 """
 
 import zlib
@@ -22,20 +22,20 @@ from sterna.engine.emulated.compiled.tables import ENGINE, REQUEST, SETTINGS, Ta
 
 
 def _source() -> int:
-    """Changes with the source of every compiled function."""
+    """Checksum of the sources of all compiled functions."""
     here = Path(__file__).parent
     sources = [*sorted(here.glob("*.py")), here.parent / "durations.py"]
     return zlib.crc32(b"".join(source.read_bytes() for source in sources))
 
 
 SOURCE = _source()
-"""Argument of every function here: the cache of compiled functions watches the file of a function,
-not those of the functions that are compiled into it, and the types of the arguments, to which the
-value of one left out belongs."""
+"""Default argument of every function here, which invalidates numba's cache when a source changes.
+Its key contains the file of a function, not the files of functions compiled into it, and the types
+of the arguments, which include the value of an omitted default."""
 
 
 def places_of(tables: Tables) -> NDArray[np.int64]:
-    """Where the tables are, and how large; valid as long as they are kept."""
+    """Addresses and sizes of the tables; valid as long as the tables exist."""
     rows, running, reported = tables.rows, tables.running, tables.reports
     sizes = (
         len(rows),
@@ -52,7 +52,7 @@ def places_of(tables: Tables) -> NDArray[np.int64]:
 
 @intrinsic
 def _pointer(typing_context: Any, address: Any) -> Any:
-    """The pointer to this address."""
+    """A pointer to this address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], cgutils.voidptr_t)
@@ -86,7 +86,7 @@ def advance(places: Any, until_s: float, source: int = SOURCE) -> None:
 
 @njit(cache=True)
 def advance_and_list(places: Any, until_s: float, listed: Any, source: int = SOURCE) -> int:
-    """The same, then `reports.list_changed`."""
+    """See `stepping.advance`, then `reports.list_changed`."""
     tables = _tables(places)
     stepping.advance(tables, until_s)
     return reports.list_changed(tables, listed)

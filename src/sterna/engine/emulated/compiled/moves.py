@@ -1,4 +1,4 @@
-"""What migrations do to an engine, between two steps."""
+"""Effects of migrations on an engine between two steps: drain, resume, adopt."""
 
 from numba import njit
 
@@ -31,7 +31,7 @@ def drain(tables: Tables, r: int, index: int) -> None:
         end_decoding(tables, r, index)
     else:
         row.num_prefilling -= 1
-    # To everybody else it is still here, and one of the running requests.
+    # Reports still count it among the running requests.
     tables.counts[r, request.priority] += 1
     request.state = DRAINED
     row.num_drained += 1
@@ -39,7 +39,7 @@ def drain(tables: Tables, r: int, index: int) -> None:
 
 @njit
 def resume(tables: Tables, r: int, index: int) -> None:
-    """Put the drained request back; see `EmulatedCore.resume` for where."""
+    """Put the drained request back, as `EmulatedCore.resume` does."""
     row, request = tables.rows[r], tables.requests[index]
     if request.state == DRAINED_QUEUING:
         enqueue_in_front(tables, r, index)
@@ -52,7 +52,7 @@ def resume(tables: Tables, r: int, index: int) -> None:
 
 @njit
 def adopt(tables: Tables, r: int, index: int, num_blocks: int) -> None:
-    """Take a migrated request in, whose blocks have left the reservation for it."""
+    """Add a migrated request, whose blocks were taken out of its reservation."""
     row, request = tables.rows[r], tables.requests[index]
     request.num_blocks = num_blocks
     if num_blocks > 0:
@@ -65,6 +65,6 @@ def adopt(tables: Tables, r: int, index: int, num_blocks: int) -> None:
         request.is_preempted = 1
         enqueue_in_front(tables, r, index)
     else:
-        # It may have been preempted in its prompt; to this engine it is as good as new.
+        # It may have been preempted in its prompt; here it counts as a new one.
         request.is_preempted = 0
         enqueue(tables, r, index)

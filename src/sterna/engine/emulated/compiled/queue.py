@@ -1,4 +1,4 @@
-"""A request's length, and its place in the queue."""
+"""Queue of an engine, and the length and memory of its requests."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from sterna.engine.emulated.compiled.tables import DECODING, NONE, PREFILLING, Q
 
 @njit
 def num_tokens_of(row: Any, request: Any) -> int:
-    """Prompt and output so far."""
+    """Tokens of prompt and output so far."""
     if request.state == DECODING:
         return request.offset + row.counter
     return request.prompt_tokens + request.num_output_tokens
@@ -17,7 +17,7 @@ def num_tokens_of(row: Any, request: Any) -> int:
 
 @njit
 def num_computed_of(row: Any, request: Any) -> int:
-    """Tokens whose KV is there."""
+    """Tokens whose KV is computed."""
     if request.state == DECODING:
         return request.offset + row.counter - 1
     return request.num_computed_tokens
@@ -53,13 +53,13 @@ def is_prefilling(row: Any, request: Any) -> bool:
 
 @njit
 def demand_of(request: Any, block_size: int) -> int:
-    """Blocks that its tokens take."""
+    """Blocks for all its tokens."""
     return -(-(request.prompt_tokens + request.num_output_tokens) // block_size)
 
 
 @njit
 def link(tables: Tables, r: int, index: int, behind: int) -> None:
-    """Queue the request in front of another one, or at the end."""
+    """Insert the request in front of `behind`, or at the end of the queue."""
     row, request = tables.rows[r], tables.requests[index]
     before = row.last if behind == NONE else tables.requests[behind].before
     request.before = before

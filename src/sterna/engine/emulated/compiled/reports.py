@@ -1,4 +1,4 @@
-"""What the engines report."""
+"""Reports of the engines: sums of their state, changes, and lists of requests."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ from sterna.engine.emulated.compiled.tables import (
 
 @njit
 def take_report(tables: Tables, which: int, r: int) -> None:
-    """Write down the sums of the engine's state."""
+    """Store the sums of the engine's state."""
     row, report, rule = tables.rows[r], tables.reports[which, r], tables.settings[0]
     report[USED_BLOCKS] = row.used_blocks
     report[RESERVED_BLOCKS] = row.reserved_blocks
@@ -67,10 +67,10 @@ def take_report(tables: Tables, which: int, r: int) -> None:
 
 @njit
 def prefill_blocks_of(tables: Tables, r: int) -> int:
-    """What requests in the batch lack of the memory for their whole prompts."""
+    """Blocks that requests in the batch still need for their whole prompts."""
     row, rule = tables.rows[r], tables.settings[0]
     num_blocks = 0
-    # Only chunks leave something to take; whole prompts have all of their memory at once.
+    # Only prompts in chunks need more; whole prompts get all their memory at once.
     if rule.is_chunked and row.num_prefilling > 0:
         for place in range(row.num_running):
             request = tables.requests[tables.running[r, place]]
@@ -81,7 +81,7 @@ def prefill_blocks_of(tables: Tables, r: int) -> int:
 
 @njit
 def list_changed(tables: Tables, listed: Any) -> int:
-    """List the reports that are not what they were when last listed; returns how many.
+    """List the reports that changed since they were last listed; returns their number.
 
     A row of the list: the engine, then its report.
     """
@@ -109,7 +109,7 @@ def list_changed(tables: Tables, listed: Any) -> int:
 
 @njit
 def find_victim(tables: Tables, r: int) -> int:
-    """The running request that would move first; `policy.selection` decides, this foretells."""
+    """The running request that would move first, as a prediction of `policy.selection`."""
     row, rule = tables.rows[r], tables.settings[0]
     found, found_priority, found_rank = NONE, 0, 0
     for place in range(row.num_running):
@@ -133,7 +133,7 @@ def find_victim(tables: Tables, r: int) -> int:
 
 @njit
 def list_requests(tables: Tables, r: int, listed: Any) -> int:
-    """List the running requests in order, then the queuing ones; returns how many run.
+    """List the running requests in order, then the queuing ones; returns the number of running.
 
     A row of the list: place in the trace, prompt and output so far, prompt, blocks held, priority,
     preemptions, whether it is prefilling. The list has room for all.
@@ -150,7 +150,7 @@ def list_requests(tables: Tables, r: int, listed: Any) -> int:
 
 @njit
 def list_request(tables: Tables, r: int, index: int, listed: Any) -> None:
-    """Write a row of that list."""
+    """Write a row of the list of requests."""
     row, request = tables.rows[r], tables.requests[index]
     listed[0] = index
     listed[1] = num_tokens_of(row, request)
@@ -163,9 +163,9 @@ def list_request(tables: Tables, r: int, index: int, listed: Any) -> None:
 
 @njit
 def list_blocking(tables: Tables, listed: Any) -> tuple[int, int, int, int]:
-    """List the demands, in blocks, of the requests at the heads of their lines that do not fit
-    where they are; returns how many these are, the free blocks of all engines, with and without
-    their watermarks, and how many engines there are."""
+    """List the demands, in blocks, of the requests at the heads of their queues that do not fit
+    there; returns their number, the free blocks of all engines, with and without their watermarks,
+    and the number of engines."""
     rule = tables.settings[0]
     num_blocking = num_free_blocks = num_room_blocks = num_engines = 0
     for r in range(tables.rows.shape[0]):

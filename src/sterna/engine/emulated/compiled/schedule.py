@@ -1,4 +1,4 @@
-"""What the next step computes."""
+"""Scheduling of the next step: running requests, admissions, preemptions."""
 
 import numpy as np
 from numba import njit
@@ -16,7 +16,7 @@ from sterna.engine.emulated.compiled.tables import DECODING, NONE, PREFILLING, T
 
 @njit
 def preempt_last(tables: Tables, r: int) -> int:
-    """Take the memory of the last running request back."""
+    """Preempt the last running request."""
     row = tables.rows[r]
     index = tables.running[r, row.num_running - 1]
     request = tables.requests[index]
@@ -40,8 +40,8 @@ def preempt_last(tables: Tables, r: int) -> int:
 
 @njit
 def schedule_each(tables: Tables, num_preempted: int, r: int, budget: int) -> tuple[int, int]:
-    """Let running requests compute on, one by one; returns what is left of the budget, and how
-    many are preempted by now."""
+    """Schedule the running requests one by one; returns the remaining budget, and the number of
+    requests preempted so far."""
     row, rule = tables.rows[r], tables.settings[0]
     for place in range(row.num_running):
         tables.requests[tables.running[r, place]].scheduled = 0
@@ -75,11 +75,11 @@ def schedule_each(tables: Tables, num_preempted: int, r: int, budget: int) -> tu
 
 @njit
 def schedule_decodes(tables: Tables, r: int, budget: int) -> bool:
-    """Let all running requests decode, if they all do and there is memory for all."""
+    """Schedule all running requests at once, if all decode and there is memory for all."""
     row, rule = tables.rows[r], tables.settings[0]
     if row.num_prefilling > 0 or row.num_decoding > budget:
         return False
-    # A request needs a block when its tokens but the last fill theirs.
+    # A request needs a new block when all tokens except its last fill its blocks.
     num_new = tables.remainders[r, (1 - row.counter) % rule.block_size]
     if row.free_blocks < num_new + rule.min_free_blocks:
         return False
@@ -92,7 +92,7 @@ def schedule_decodes(tables: Tables, r: int, budget: int) -> bool:
 
 @njit
 def admit(tables: Tables, r: int, budget: int, now_s: float) -> int:
-    """Admit requests in the queue's order; returns how many tokens the step computes of them."""
+    """Admit requests in the queue's order; returns the number of their scheduled tokens."""
     row, rule = tables.rows[r], tables.settings[0]
     num_scheduled = 0
     is_first = True
@@ -134,7 +134,7 @@ def admit(tables: Tables, r: int, budget: int, now_s: float) -> int:
 
 @njit
 def schedule(tables: Tables, num_preempted: int, r: int, now_s: float) -> tuple[bool, int]:
-    """Fill the next step; returns whether it holds anything, and how many are preempted."""
+    """Fill the next step; returns whether it computes anything, and the number of preemptions."""
     row, rule = tables.rows[r], tables.settings[0]
     row.has_decodes = 0
     row.has_all_decodes = 0

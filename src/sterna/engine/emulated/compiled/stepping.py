@@ -1,4 +1,4 @@
-"""Steps begin and end."""
+"""Beginning and end of steps, and the advance of engines in virtual time."""
 
 import numpy as np
 from numba import njit
@@ -26,7 +26,7 @@ nanoseconds = njit(cache=True)(whole_nanoseconds)
 
 @njit
 def duration_of(tables: Tables, r: int) -> float:
-    """How long the step takes; see `step_time.step_duration_s`."""
+    """Duration of the step; see `durations.step_duration_s`."""
     row, rule = tables.rows[r], tables.settings[0]
     num_prompt_tokens = num_pairs = num_decodes = num_context_tokens = 0
     if row.has_all_decodes:
@@ -95,7 +95,7 @@ def begin_step(tables: Tables, r: int, now_s: float) -> bool:
 
 @njit
 def note_token(tables: Tables, index: int, now_s: float) -> None:
-    """A prefill has brought a token."""
+    """Count the token that a prefill has produced."""
     request = tables.requests[index]
     request.num_output_tokens += 1
     if np.isnan(request.first_token_s):
@@ -107,7 +107,7 @@ def note_token(tables: Tables, index: int, now_s: float) -> None:
 
 @njit
 def end_step(tables: Tables, r: int) -> None:
-    """The step under way ends."""
+    """End the step under way."""
     row = tables.rows[r]
     now_s = row.step_end_s
     if row.has_decodes:
@@ -130,7 +130,7 @@ def end_step(tables: Tables, r: int) -> None:
 
 @njit
 def hold_back(tables: Tables, r: int) -> None:
-    """The counter has grown for decoding requests, too, that the step left out."""
+    """Correct the decoding requests that the step left out: the counter has grown for them, too."""
     row = tables.rows[r]
     block_size = tables.settings[0].block_size
     for place in range(row.num_running):
@@ -147,7 +147,7 @@ def hold_back(tables: Tables, r: int) -> None:
 
 @njit
 def end_prefills(tables: Tables, r: int, now_s: float) -> bool:
-    """Prompts have been computed, or chunks of them; returns whether a request is over."""
+    """Count the computed prompts and chunks; returns whether a request has finished."""
     row = tables.rows[r]
     is_any_over = False
     for place in range(row.num_running):
@@ -156,7 +156,7 @@ def end_prefills(tables: Tables, r: int, now_s: float) -> bool:
         if request.state != PREFILLING or request.scheduled == 0:
             continue
         if not is_prefilling(row, request):
-            # Only its last token was missing: to the engine, that was a decode.
+            # Only its last token was missing, which counts as a decode.
             request.execution_ns += row.step_ns
         request.num_computed_tokens += request.scheduled
         request.scheduled = 0
@@ -185,7 +185,7 @@ def remove_finished(tables: Tables, r: int, now_s: float) -> None:
             if request.state == DECODING:
                 next_finish = min(next_finish, request.finish_at)
             continue
-        # Of its memory, the part that `num_blocks_of` counts between two steps.
+        # Its blocks as `num_blocks_of` counts them between two steps.
         num_blocks = num_blocks_of(row, request, tables.settings[0].block_size)
         request.num_output_tokens = request.output_tokens
         request.execution_ns += row.execution_ns - request.execution_mark_ns
@@ -205,7 +205,7 @@ def remove_finished(tables: Tables, r: int, now_s: float) -> None:
 
 @njit
 def advance_row(tables: Tables, r: int, until_s: float) -> None:
-    """Let all steps of the engine pass that end by then, up to one after which it is held."""
+    """Carry out the engine's steps that end by `until_s`, up to one after which it is held."""
     row = tables.rows[r]
     while row.is_stepping == 1 and row.step_end_s <= until_s:
         end_step(tables, r)
@@ -216,7 +216,7 @@ def advance_row(tables: Tables, r: int, until_s: float) -> None:
 
 @njit
 def advance(tables: Tables, until_s: float) -> None:
-    """Let all steps of all engines pass that end by then."""
+    """Carry out the steps of all engines that end by `until_s`."""
     for r in range(tables.rows.shape[0]):
         if tables.rows[r].exists:
             advance_row(tables, r, until_s)
@@ -224,7 +224,7 @@ def advance(tables: Tables, until_s: float) -> None:
 
 @njit
 def add(tables: Tables, r: int, index: int, dispatch_number: int, now_s: float) -> None:
-    """Queue a new request; the step under way does not notice."""
+    """Queue a new request; the step under way does not change."""
     row = tables.rows[r]
     advance_row(tables, r, now_s)
     enqueue(tables, r, index)

@@ -1,6 +1,6 @@
-"""The tables that the compiled functions work on.
+"""Tables of the compiled functions.
 
-One row of `ENGINE` an instance, one row of `REQUEST` a request of the trace.
+Each instance has a row of `ENGINE`, each request of the trace a row of `REQUEST`.
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ Table = Any
 """A structured array; its fields are known to numpy and numba, not to the type checker."""
 
 ABSENT, QUEUING, DECODING, PREFILLING, DRAINED, DRAINED_QUEUING, ENDED = range(7)
-"""Where a request stands. A drained one keeps its memory, if it has any."""
+"""States of a request. A drained one keeps its memory, if it has any."""
 
 NONE = -1
 """No request, in links between requests."""
@@ -19,8 +19,7 @@ NONE = -1
 NEVER = 1 << 62
 
 BEGUN, REPORTED, LISTED = range(3)
-"""Which report of an engine: of its step's beginning, the one that counts, the one that was
-listed last."""
+"""Reports of an engine: of its step's beginning, the current one, and the last one listed."""
 
 (
     USED_BLOCKS,
@@ -37,16 +36,16 @@ listed last."""
     LAST_DISPATCH,
     BY_PRIORITY,
 ) = range(13)
-"""Places in a report: the sums that a load report is made from, then, from the last place on, the
-running requests of each priority. PREFILL_BLOCKS are those that prompts in chunks will take yet.
-MOVE_BLOCKS and MOVE_PRIORITY are of the running request that
-would move first, NONE when none can move."""
+"""Indices in a report: the sums from which a load report is made, then, from the last index on,
+the running requests of each priority. PREFILL_BLOCKS are blocks that prompts in chunks still need.
+MOVE_BLOCKS and MOVE_PRIORITY belong to the running request that would move first; NONE when none
+can move."""
 
 NUM_ENDED, NUM_STEPS = range(2)
-"""Places in `Tables.totals`."""
+"""Indices in `Tables.totals`."""
 
 NO_VICTIM, SHORTEST, LONGEST, LAST_STARTED = range(4)
-"""Which request a report names as the next to move."""
+"""Rules for the request that a report names as the next to move."""
 
 REQUEST = np.dtype(
     [
@@ -56,7 +55,8 @@ REQUEST = np.dtype(
         ("end_s", np.float64),
         ("loss_s", np.float64),
         ("preempted_s", np.float64),
-        # Duration of the decode steps that computed it, but for those since it began to decode.
+        # Duration of the decode steps that computed it, without those since it last began to
+        # decode.
         ("execution_ns", np.int64),
         ("prompt_tokens", np.int64),
         ("output_tokens", np.int64),
@@ -73,8 +73,8 @@ REQUEST = np.dtype(
         ("offset", np.int64),
         ("finish_at", np.int64),
         ("execution_mark_ns", np.int64),
-        # Tokens that the step under way computes of it; of a decoding request only in steps
-        # that leave some out.
+        # Tokens that the step under way computes of it; for a decoding request only set in steps
+        # that leave out some requests.
         ("scheduled", np.int64),
         ("is_preempted", np.int64),
         ("before", np.int64),
@@ -91,7 +91,7 @@ ENGINE = np.dtype(
         ("is_stepping", np.int64),
         ("is_held", np.int64),
         ("has_changed", np.int64),
-        # Steps that computed decoding requests: how many, how long the last one and all took.
+        # Steps that computed decoding requests: their number, duration of the last one, total.
         ("counter", np.int64),
         ("step_ns", np.int64),
         ("execution_ns", np.int64),
@@ -147,7 +147,7 @@ SETTINGS = np.dtype(
 
 
 class Tables(NamedTuple):
-    """All data of a run.
+    """All tables of one simulation.
 
     Attributes:
         rows: ENGINE[num_rows].
@@ -157,7 +157,7 @@ class Tables(NamedTuple):
         remainders: int64[num_rows, block_size], decoding requests by offset % block_size.
         counts: int64[num_rows, num_priorities], running and drained requests by priority.
         reports: int64[3, num_rows, BY_PRIORITY + num_priorities], the reports of each engine.
-        preempted: int64[k], room for the requests that lose their memory as a step begins.
+        preempted: int64[k], room for the requests that are preempted as a step begins.
         totals: int64[2], requests ended and steps begun.
         settings: SETTINGS[1].
     """
@@ -174,7 +174,7 @@ class Tables(NamedTuple):
 
 
 def make_tables(requests: Table, settings: Table, num_rows: int) -> Tables:
-    """Tables for so many engines, none of which exists yet."""
+    """Tables for `num_rows` engines, none of which exists yet."""
     block_size, max_num_seqs = int(settings[0]["block_size"]), int(settings[0]["max_num_seqs"])
     num_priorities = int(requests["priority"].max(initial=0)) + 1
     return Tables(
