@@ -47,6 +47,7 @@ SHORT_MODULES = {
     "sterna.runtime.supervisor.tasks": "handed to the supervisor's parts",
     "sterna.transport.plane_context": "handed to each connection of a plane",
     "sterna.workload.randomness": "of arrivals, lengths and classes",
+    "sterna.workload.seeds": "numpy-free, for the command line",
 }
 """Modules of fewer lines, each with what keeps it from being part of another."""
 

@@ -12,7 +12,7 @@ from sterna.metrics.summary import Distribution, Summary
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.runs import Job, SimulationRun, map_runs
 from sterna.workload.catalog import Workload
-from sterna.workload.randomness import PAPER_SEED
+from sterna.workload.seeds import PAPER_SEED
 
 NUM_REQUESTS = 10_000
 """The cluster of every run on 16 instances (Section 6.1)."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.paper.points import Row
-from sterna.workload.randomness import PAPER_SEED
+from sterna.workload.seeds import PAPER_SEED
 
 REPRODUCED = "reproduced"
 PARTLY = "partly"

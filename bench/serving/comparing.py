@@ -11,7 +11,7 @@ from typing import Any
 from bench.common import results_io
 from bench.common.pages import write_marked
 from sterna.errors import ConfigurationError
-from sterna.workload.randomness import MAX_SEED
+from sterna.workload.seeds import MAX_SEED
 
 QUICK_SERVE = ("--engine", "emulated")
 QUICK_FOLDER = results_io.ROOT / ".cache" / "bench" / "quick"

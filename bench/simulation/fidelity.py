@@ -19,7 +19,7 @@ from bench.paper.cells import NUM_REQUESTS, Options, run_cells
 from bench.paper.figures import figure11
 from bench.paper.points import Row
 from bench.simulation.fidelity_report import markdown, summaries
-from sterna.workload.randomness import PAPER_SEED
+from sterna.workload.seeds import PAPER_SEED
 
 PAGE = results_io.ROOT / "docs" / "internals" / "fidelity.md"
 

@@ -25,7 +25,7 @@ from sterna.engine.emulated.profiles import A10_LLAMA_7B, with_serving
 from sterna.simulator.paper import paper_config
 from sterna.simulator.runs import Job, SimulationRun, map_runs
 from sterna.workload.catalog import Workload
-from sterna.workload.randomness import PAPER_SEED
+from sterna.workload.seeds import PAPER_SEED
 
 Numbers = NDArray[np.float64]
 

@@ -32,7 +32,7 @@ from sterna.policy.presets import LLUMNIX
 from sterna.simulator import SimulationConfig, simulate
 from sterna.simulator.paper import paper_config, shipped_config
 from sterna.workload.catalog import Workload, build_trace
-from sterna.workload.randomness import PAPER_SEED
+from sterna.workload.seeds import PAPER_SEED
 
 PAGE = results_io.ROOT / "docs" / "simulation.md"
 

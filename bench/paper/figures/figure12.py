@@ -14,7 +14,7 @@ from bench.paper.tables import markdown_table
 from sterna.simulator.paper import paper_config
 from sterna.simulator.runs import SimulationRun
 from sterna.workload.catalog import Workload
-from sterna.workload.randomness import PAPER_SEED
+from sterna.workload.seeds import PAPER_SEED
 
 RATE = 7.5
 PAPER_MEANS = {"Llumnix": 0.007, "INFaaS++": 0.079}

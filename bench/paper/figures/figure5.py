@@ -15,7 +15,7 @@ from bench.paper.tables import markdown_table, number
 from sterna.simulator.paper import paper_config
 from sterna.simulator.runs import SimulationRun
 from sterna.workload.catalog import Workload
-from sterna.workload.randomness import PAPER_SEED
+from sterna.workload.seeds import PAPER_SEED
 
 RATE = 1.9
 NUM_INSTANCES = 4

@@ -14,7 +14,7 @@ from sterna.messages.actors import DispatchRequest
 from sterna.policy.presets import LLUMNIX
 from sterna.scheduler.global_scheduler import GlobalScheduler
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
-from sterna.workload.randomness import PAPER_SEED
+from sterna.workload.seeds import PAPER_SEED
 
 NUM_INSTANCES = 64
 NUM_TOKENS = 64

@@ -11,7 +11,7 @@ from bench.paper.figures.scheduling_costs import NUM_INSTANCES, NUM_TOKENS, Cost
 from bench.paper.points import Row
 from sterna.engine.emulated.durations import StepTime
 from sterna.simulator.paper import paper_config
-from sterna.workload.randomness import PAPER_SEED
+from sterna.workload.seeds import PAPER_SEED
 
 LLUMLETS, CENTRALIZED, NO_SCHEDULING = "llumlets", "centralized", "none"
 WARM_UP_S = 10.0

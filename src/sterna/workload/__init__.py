@@ -4,6 +4,6 @@
 and `arrivals` (pure, given a stream of random numbers), `class_mix`, and the rows of files: `files`
 reads them, `formats` parses their lines, `rows` holds them. docs/traces.md is the user's page.
 
-Offers: catalog, randomness, trace.
+Offers: catalog, seeds, trace.
 Imports: errors, types.
 """

@@ -23,8 +23,9 @@ from sterna.workload.arrivals import parse_arrivals, short_name
 from sterna.workload.class_mix import mix_priorities, require_fractions
 from sterna.workload.files import PARSERS, daily_curve, packaged_rows, read_rows
 from sterna.workload.lengths import LONG, MEDIUM, SHORT, zipf_exponent, zipf_lengths
-from sterna.workload.randomness import MAX_SEED, PAPER_SEED, Draws
+from sterna.workload.randomness import Draws
 from sterna.workload.rows import Rows
+from sterna.workload.seeds import MAX_SEED, PAPER_SEED
 from sterna.workload.trace import Trace
 
 PAPER_NUM_REQUESTS = 10_000

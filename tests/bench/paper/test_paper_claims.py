@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bench.paper.claims import NOT, PARTLY, REPRODUCED, UNTESTED, Claim, Kind, claim, judge
-from sterna.workload.randomness import PAPER_SEED
+from sterna.workload.seeds import PAPER_SEED
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from bench.paper.tables import number
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import PRESETS
 from sterna.simulator.config import Report
-from sterna.workload.randomness import PAPER_SEED
+from sterna.workload.seeds import PAPER_SEED
 
 Row = dict[str, Any]
 

@@ -17,7 +17,7 @@ from bench.paper.catalog import EXPERIMENTS
 from bench.paper.cells import Options
 from bench.paper.claims import Claim, Kind
 from sterna.errors import ConfigurationError
-from sterna.workload.randomness import PAPER_SEED
+from sterna.workload.seeds import PAPER_SEED
 
 Row = dict[str, Any]
 

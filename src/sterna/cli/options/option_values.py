@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from sterna.workload.randomness import MAX_SEED
+from sterna.workload.seeds import MAX_SEED
 
 Value = TypeVar("Value")
 

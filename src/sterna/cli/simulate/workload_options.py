@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sterna.cli.options.option_values import count, fraction, positive, seed
 from sterna.types import HIGH, Priority
-from sterna.workload.randomness import PAPER_SEED
+from sterna.workload.seeds import PAPER_SEED
 
 if TYPE_CHECKING:
     from sterna.workload.catalog import Workload
