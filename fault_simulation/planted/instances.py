@@ -87,12 +87,12 @@ class StepsWhatItWasToldToEnd(InstanceCore):
 class SaysEmptiedTooSoon(InstanceCore):
     """Does not wait for the front ends' farewells."""
 
-    def _tell_if_emptied(self) -> list[InstanceEffect]:
+    def _notify_if_emptied(self) -> list[InstanceEffect]:
         for frontend_id in self._frontends:
-            self._emptying.on_farewell(
-                frontend_id, self._own_emptying(), self._emptying._num_told[frontend_id]
+            self._termination.on_farewell(
+                frontend_id, self._own_emptying(), self._termination._num_sent[frontend_id]
             )
-        return super()._tell_if_emptied()
+        return super()._notify_if_emptied()
 
     def _own_emptying(self) -> int:
         for each in self._membership.instances:
@@ -104,11 +104,11 @@ class SaysEmptiedTooSoon(InstanceCore):
 class BelievesOldFarewells(InstanceCore):
     """Believes a farewell of a front end that has not heard all yet."""
 
-    def _tell_if_emptied(self) -> list[InstanceEffect]:
-        for frontend_id, (emptied_since, _) in self._emptying._farewells.items():
-            num_told = self._emptying._num_told[frontend_id]
-            self._emptying.on_farewell(frontend_id, emptied_since, num_told)
-        return super()._tell_if_emptied()
+    def _notify_if_emptied(self) -> list[InstanceEffect]:
+        for frontend_id, (emptied_since, _) in self._termination._farewells.items():
+            num_sent = self._termination._num_sent[frontend_id]
+            self._termination.on_farewell(frontend_id, emptied_since, num_sent)
+        return super()._notify_if_emptied()
 
 
 class ForgetsUnknownFrontends(InstanceCore):

@@ -12,7 +12,7 @@ from sterna.instance.core import (
     CallEngine,
     FrontendGone,
     InstanceEffect,
-    MovedOut,
+    OutgoingMigrationEnded,
     SetTerminating,
 )
 from sterna.messages.actors import (
@@ -136,7 +136,7 @@ class InstanceProcess(Actor):
                     self.engine.set_terminating(is_terminating)
                 case Unexpected(message):
                     raise Violation(f"{self.name} got what is not for an instance: {message}")
-                case MovedOut(ended):
+                case OutgoingMigrationEnded(ended):
                     reason = "" if ended.aborted is None else f": {ended.aborted.value}"
                     what = "committed" if ended.aborted is None else "aborted"
                     self.world.counts[f"migration {what}{reason}"] += 1

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from sterna.config import LlumletConfig
-from sterna.instance.core import InstanceCore, InstanceEffect, MovedOut
+from sterna.instance.core import InstanceCore, InstanceEffect, OutgoingMigrationEnded
 from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
@@ -99,18 +99,18 @@ def test_an_operator_is_answered_when_the_request_has_moved() -> None:
         (5, {"request": "r", "from": "i0", "to": "i1", "stages": 1, "suspended_ms": 250.0}, None)
     ]
     ended = Ended(ORDERED, R, I1, True, None, 1)
-    assert effects.index(ended) < effects.index(MovedOut(ended, 0.25))
+    assert effects.index(ended) < effects.index(OutgoingMigrationEnded(ended, 0.25))
     assert under_test.requests() == frozenset()
 
 
 def test_an_operator_is_answered_when_the_migration_has_failed() -> None:
     under_test = ordered()
     effects = under_test.on_outcome(ORDERED, Inspected(None), 1.0)
-    (ended,) = [each.ended for each in effects if isinstance(each, MovedOut)]
+    (ended,) = [each.ended for each in effects if isinstance(each, OutgoingMigrationEnded)]
     assert ended.aborted is not None
     reason = ended.aborted.value
     assert answers(effects) == [(5, {"request": "r", "reason": reason}, reason)]
-    assert MovedOut(ended, 0.0) in effects
+    assert OutgoingMigrationEnded(ended, 0.0) in effects
     assert under_test.requests() == {R}
 
 
@@ -120,7 +120,7 @@ def test_a_request_that_was_not_drained_was_not_suspended() -> None:
     under_test.on_outcome(ORDERED, Inspected(progress, b"request"), 0.5)
     refusal = MigrationMessage(I1, Aborted(ORDERED, None, Reason.NO_MEMORY))
     effects = under_test.on_message(refusal, [], 2.0)
-    assert MovedOut(Ended(ORDERED, R, I1, True, Reason.NO_MEMORY, 0), 0.0) in effects
+    assert OutgoingMigrationEnded(Ended(ORDERED, R, I1, True, Reason.NO_MEMORY, 0), 0.0) in effects
 
 
 def test_the_destination_of_a_request_that_ends_is_told_at_once() -> None:
@@ -189,7 +189,7 @@ def test_a_request_that_has_come_is_here_and_no_migration_from_here() -> None:
     under_test.on_adopted(F0, comes, first_index=3, now_s=0.0)
     effects = under_test.on_outcome(came, Adopted(), 0.0)
     assert Ended(came, comes, I1, False, None, 1) in effects
-    assert not any(isinstance(each, MovedOut) for each in effects)
+    assert not any(isinstance(each, OutgoingMigrationEnded) for each in effects)
     assert under_test.requests() == {R, comes}
 
 
@@ -261,7 +261,9 @@ def test_migrations_to_instances_that_die_together_end_in_their_order() -> None:
         under_test.on_message(order, [], 0.0)
     news = structs.replace(under_test.membership, version=2, instances=(InstanceMember(I0, "i0"),))
     effects = under_test.on_membership(news, 1.0)
-    assert [each.ended.peer for each in effects if isinstance(each, MovedOut)] == peers
+    assert [
+        each.ended.peer for each in effects if isinstance(each, OutgoingMigrationEnded)
+    ] == peers
 
 
 @pytest.mark.parametrize(("kv_format", "is_moved"), [("", True), ("other", False)])

@@ -95,7 +95,7 @@ def test_requests_move_without_the_kv_cache_to_where_it_is_of_no_use() -> None:
     """During a rolling restart to other weights, say."""
     llumlet = Llumlet(A, config())
     llumlet.on_view(view(running("r"), running("s")), 0.0)
-    llumlet.set_strangers([C])
+    llumlet.set_incompatible_instances([C])
     llumlet.on_destination(C, 0.0)
     assert num_blocks_asked(llumlet, "A-1", 0.0) == 0
 
@@ -103,6 +103,6 @@ def test_requests_move_without_the_kv_cache_to_where_it_is_of_no_use() -> None:
 def test_an_operators_order_to_a_stranger_is_carried_out_without_the_kv_cache() -> None:
     llumlet = Llumlet(A, config())
     llumlet.on_view(view(running("r")), 0.0)
-    llumlet.set_strangers([C])
+    llumlet.set_incompatible_instances([C])
     assert not isinstance(llumlet.on_order(RequestId("r"), C, Mode.LIVE, 0.0), str)
     assert num_blocks_asked(llumlet, "A-1", 0.0) == 0

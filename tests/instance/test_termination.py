@@ -15,42 +15,42 @@ def emptying(since_version: int) -> Termination:
 def test_it_may_end_when_the_last_front_end_has_left() -> None:
     under_test = emptying(3)
     under_test.on_farewell(F0, 3)
-    assert under_test.to_tell([F0, F1], 3) is None
+    assert under_test.next_notice([F0, F1], 3) is None
     under_test.on_farewell(F1, 3)
-    assert under_test.to_tell([F0, F1], 4) == 3
+    assert under_test.next_notice([F0, F1], 4) == 3
 
 
 def test_a_front_end_that_died_need_not_say_farewell() -> None:
     under_test = emptying(3)
     under_test.on_farewell(F0, 3)
-    assert under_test.to_tell([F0], 4) == 3
+    assert under_test.next_notice([F0], 4) == 3
 
 
 def test_it_is_told_once_for_each_membership() -> None:
     """Again with the next one: the supervisor may be another by then."""
     under_test = emptying(3)
-    assert under_test.to_tell([], 3) == 3
-    assert under_test.to_tell([], 3) is None
-    assert under_test.to_tell([], 4) == 3
+    assert under_test.next_notice([], 3) == 3
+    assert under_test.next_notice([], 3) is None
+    assert under_test.next_notice([], 4) == 3
 
 
 def test_a_farewell_may_come_before_the_instance_knows_that_it_is_emptied() -> None:
     under_test = Termination()
     under_test.on_farewell(F0, 3)
-    assert under_test.to_tell([F0], 2) is None
+    assert under_test.next_notice([F0], 2) is None
     under_test.on_membership(3)
-    assert under_test.to_tell([F0], 3) == 3
+    assert under_test.next_notice([F0], 3) == 3
 
 
 def test_a_farewell_from_before_an_undo_is_void() -> None:
     under_test = emptying(3)
     under_test.on_farewell(F0, 3)
     under_test.on_membership(None)
-    assert under_test.to_tell([F0], 4) is None
+    assert under_test.next_notice([F0], 4) is None
     under_test.on_membership(5)
-    assert under_test.to_tell([F0], 5) is None
+    assert under_test.next_notice([F0], 5) is None
     under_test.on_farewell(F0, 5)
-    assert under_test.to_tell([F0], 5) == 5
+    assert under_test.next_notice([F0], 5) == 5
 
 
 def test_what_a_front_end_is_told_voids_its_farewell() -> None:
@@ -58,31 +58,31 @@ def test_what_a_front_end_is_told_voids_its_farewell() -> None:
     under_test = emptying(3)
     under_test.on_farewell(F0, 3)
     under_test.on_farewell(F1, 3)
-    under_test.on_told(F0)
-    assert under_test.to_tell([F0, F1], 3) is None
+    under_test.on_sent(F0)
+    assert under_test.next_notice([F0, F1], 3) is None
     # Said before the front end heard it.
     under_test.on_farewell(F0, 3, num_heard=0)
-    assert under_test.to_tell([F0, F1], 3) is None
+    assert under_test.next_notice([F0, F1], 3) is None
     under_test.on_farewell(F0, 3, num_heard=1)
-    assert under_test.to_tell([F0, F1], 3) == 3
+    assert under_test.next_notice([F0, F1], 3) == 3
 
 
 def test_a_farewell_that_was_said_while_tokens_were_on_their_way_is_void() -> None:
     under_test = emptying(3)
-    under_test.on_told(F0)
-    under_test.on_told(F0)
+    under_test.on_sent(F0)
+    under_test.on_sent(F0)
     under_test.on_farewell(F0, 3, num_heard=1)
-    assert under_test.to_tell([F0], 3) is None
+    assert under_test.next_notice([F0], 3) is None
     under_test.on_farewell(F0, 3, num_heard=2)
-    assert under_test.to_tell([F0], 3) == 3
+    assert under_test.next_notice([F0], 3) == 3
 
 
 def test_nobody_waits_for_what_could_not_be_sent() -> None:
     under_test = emptying(3)
-    under_test.on_told(F0)
-    under_test.on_untold(F0)
+    under_test.on_sent(F0)
+    under_test.on_dropped(F0)
     under_test.on_farewell(F0, 3)
-    assert under_test.to_tell([F0], 3) == 3
+    assert under_test.next_notice([F0], 3) == 3
 
 
 def test_later_memberships_do_not_void_a_farewell() -> None:
@@ -90,4 +90,4 @@ def test_later_memberships_do_not_void_a_farewell() -> None:
     under_test = emptying(3)
     under_test.on_farewell(F0, 3)
     under_test.on_membership(3)
-    assert under_test.to_tell([F0], 9) == 3
+    assert under_test.next_notice([F0], 9) == 3

@@ -1,26 +1,26 @@
-"""Which dispatches an instance may say it has: those that its engine shows. Pure."""
+"""Dispatched requests that the engine does not show yet, and the dispatches to report. Pure."""
 
 from sterna.types import InstanceView, RequestId
 
 
 class Admissions:
-    """The requests that came to an instance and are in no view of its engine yet.
+    """The requests that arrived at an instance and are in no view of its engine yet.
 
-    An engine takes requests in when its step has ended. Until then they are in none of the numbers
-    of a load report, and have to stay in flight for the scheduler, which would else see them
-    nowhere. A dispatch is therefore reported when it is taken in, and by its number, which says
-    that all below it have been, too.
+    An engine admits requests at the end of its step. Until then they are in no number of a load
+    report, and have to stay in flight for the scheduler, which would otherwise see them nowhere.
+    A dispatch is therefore reported when the engine has admitted it. It is reported by its number,
+    which stands for all lower ones as well.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[RequestId, int] = {}
 
     def add(self, request_id: RequestId, dispatch_number: int) -> None:
-        """A request has come."""
+        """A request has arrived."""
         self._numbers[request_id] = dispatch_number
 
     def seen(self, view: InstanceView) -> list[int]:
-        """Return the numbers that may be reported now that the engine has shown this."""
+        """Return the dispatch numbers that may be reported after this view of the engine."""
         if not self._numbers:
             return []
         numbers = [
@@ -30,13 +30,13 @@ class Admissions:
         return [each for each in numbers if each is not None]
 
     def ended(self, request_id: RequestId) -> list[int]:
-        """Return the numbers that may be reported now that this request is not here any more."""
+        """Return the dispatch numbers that may be reported after this request has left."""
         dispatch_number = self._numbers.pop(request_id, None)
         if dispatch_number is None:
             return []
         older = [each for each, number in self._numbers.items() if number < dispatch_number]
         if not older:
             return [dispatch_number]
-        # It goes with the last of those that it would speak for.
+        # Its number stands for the lower ones: it is reported with the last of them.
         self._numbers[max(older, key=self._numbers.__getitem__)] = dispatch_number
         return []

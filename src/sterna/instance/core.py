@@ -1,12 +1,12 @@
 """One instance without its sockets, engine and clock: messages and outcomes in, effects out. Pure.
 
-`Llumlet` decides about load and migrations (Section 4.3). Here is what surrounds it: which
-requests are on the instance and whose they are, who is there to talk to, what front ends and
-operators are answered, and when an instance that is being emptied may end. `runtime.instance`
-carries the effects out on asyncio and a real engine, `hostile` in virtual time.
+`Llumlet` decides about load and migrations (Section 4.3). This core has the rest: the requests on
+the instance and their front ends, the members of the cluster, the answers to front ends and
+operators, and the end of an instance that is being emptied. `shell` carries the effects out on
+asyncio and a real engine, `fault_simulation` in virtual time.
 
-Every `on_...` method returns effects, which are to be carried out in order. Effects of `migration`
-go by the contract of `sterna.migration.messages`.
+Every `on_...` method returns effects, which are to be carried out in order. For effects of
+`migration`, the contract of `sterna.migration.messages` holds.
 """
 
 from collections import deque
@@ -56,7 +56,7 @@ from sterna.migration.messages import (
 from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId, RequestView
 
 MAX_KEPT_MESSAGES = 10_000
-"""For front ends that are not known yet; beyond, the oldest are dropped."""
+"""Messages kept for front ends that are not known yet; beyond, the oldest are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class AddToEngine:
 
 @dataclass(frozen=True, slots=True)
 class CallEngine:
-    """Call a method of the engine; the result comes by `on_utility_result`."""
+    """Call a method of the engine; `on_utility_result` takes the result."""
 
     message: CallUtility
     payload: bytes
@@ -78,7 +78,7 @@ class CallEngine:
 
 @dataclass(frozen=True, slots=True)
 class SetTerminating:
-    """Have the engine's views say whether the instance is being emptied."""
+    """Set whether the engine's views say that the instance is being emptied."""
 
     is_terminating: bool
 
@@ -91,11 +91,11 @@ class FrontendGone:
 
 
 @dataclass(frozen=True, slots=True)
-class MovedOut:
-    """A fact for the log: a migration from here has ended, one way or the other.
+class OutgoingMigrationEnded:
+    """A fact for the log: a migration from here has committed or aborted.
 
     Attributes:
-        suspended_s: from the drain to the verdict; 0 when it was not drained.
+        suspended_s: time from the drain to the verdict; 0 without a drain.
     """
 
     ended: Ended
@@ -110,7 +110,7 @@ InstanceEffect = (
     | CallEngine
     | SetTerminating
     | FrontendGone
-    | MovedOut
+    | OutgoingMigrationEnded
     | Unexpected
 )
 
@@ -126,26 +126,26 @@ class InstanceCore:
         self._membership = Membership(0, (), (), None)
         self._addresses: dict[InstanceId, str] = {}
         self._frontends: dict[FrontendId, str] = {}
-        # Ids of the dead are never used again.
+        # The ids of dead instances are never used again.
         self._dead_instances: set[InstanceId] = set()
         self._gone_frontends: set[FrontendId] = set()
-        # A front end may have heard of this instance before this instance hears of it.
+        # A front end may know this instance before this instance knows it.
         self._kept: deque[tuple[FrontendId, WireMessage, Sequence[bytes]]] = deque(
             maxlen=MAX_KEPT_MESSAGES
         )
         self._requests: dict[RequestId, FrontendId] = {}
-        self._arrivals = Admissions()
+        self._admissions = Admissions()
         self._orders: dict[MigrationId, MigrateRequest] = {}
         self._drained_s: dict[MigrationId, float] = {}
         self._num_committed = 0
         self._num_aborted = 0
-        self._emptying = Termination()
+        self._termination = Termination()
 
-    # -------------------------------------------------------------------------- what is asked
+    # ------------------------------------------------------------------------------ queries
 
     @property
     def membership(self) -> Membership:
-        """The newest that it has heard of."""
+        """The newest membership received."""
         return self._membership
 
     @property
@@ -159,11 +159,11 @@ class InstanceCore:
         return self._llumlet.has_open_migrations
 
     def requests(self) -> frozenset[RequestId]:
-        """The requests that it answers for."""
+        """The requests on this instance."""
         return frozenset(self._requests)
 
     def address_of(self, instance_id: InstanceId) -> str | None:
-        """A live peer's mailbox; None: what it would be told is void."""
+        """A live peer's mailbox, or None: messages to this peer are void."""
         return self._addresses.get(instance_id)
 
     # ----------------------------------------------------------------------------- messages
@@ -171,12 +171,12 @@ class InstanceCore:
     def on_message(
         self, message: WireMessage, frames: Sequence[bytes], now_s: float
     ) -> list[InstanceEffect]:
-        """Take a message of another actor in.
+        """Handle a message of another actor.
 
         Raises:
             ProtocolError: a correct peer cannot have sent it.
         """
-        return [*self._handle(message, frames, now_s), *self._tell_if_emptied()]
+        return [*self._handle(message, frames, now_s), *self._notify_if_emptied()]
 
     def _handle(
         self, message: WireMessage, frames: Sequence[bytes], now_s: float
@@ -186,13 +186,13 @@ class InstanceCore:
                 return []
             case AddRequest(frontend_id, request_id, dispatch_number, _):
                 self._requests[request_id] = frontend_id
-                self._arrivals.add(request_id, dispatch_number)
+                self._admissions.add(request_id, dispatch_number)
                 self._llumlet.on_request_arrived(request_id)
                 return [AddToEngine(frontend_id, message, frames)]
             case AbortRequests(request_ids):
                 return self._abort(request_ids, now_s)
             case MigrationMessage(sender) if sender in self._dead_instances:
-                # It was still under way when its sender died. The request goes on elsewhere.
+                # It was under way when its sender died. The request goes on elsewhere.
                 return []
             case MigrationMessage(sender, inner):
                 return self._on_llumlet(self._llumlet.on_message(sender, inner, now_s), now_s)
@@ -208,7 +208,7 @@ class InstanceCore:
             case MigrateRequest():
                 return self._order(message, now_s)
             case Farewell(frontend_id, emptied_since, num_heard):
-                self._emptying.on_farewell(frontend_id, emptied_since, num_heard)
+                self._termination.on_farewell(frontend_id, emptied_since, num_heard)
                 return []
             case Membership():
                 return self.on_membership(message, now_s)
@@ -216,7 +216,7 @@ class InstanceCore:
                 return [Unexpected(message)]
 
     def on_membership(self, membership: Membership, now_s: float) -> list[InstanceEffect]:
-        """Learn who is there; whoever is not there any more is dead for good."""
+        """Take the newest members; an actor that is no longer among them is dead for good."""
         if membership.version <= self._membership.version:
             return []
         has_other_scheduler = membership.scheduler != self._membership.scheduler
@@ -249,21 +249,21 @@ class InstanceCore:
         return effects
 
     def _on_membership_of_itself(self, instance: Member, now_s: float) -> list[InstanceEffect]:
-        self._llumlet.set_strangers(
+        self._llumlet.set_incompatible_instances(
             each.instance_id
             for each in self._membership.instances
             if each.kv_format != instance.kv_format
         )
-        self._emptying.on_membership(instance.emptied_since if instance.is_terminating else None)
+        self._termination.on_membership(instance.emptied_since if instance.is_terminating else None)
         self._llumlet.set_terminating(instance.is_terminating, now_s)
         return [SetTerminating(instance.is_terminating), *self.on_tick(now_s)]
 
-    def _tell_if_emptied(self) -> list[InstanceEffect]:
-        """Tell the supervisor when the instance may end: nothing is here, nothing will come, and
-        no peer waits for an answer from here."""
+    def _notify_if_emptied(self) -> list[InstanceEffect]:
+        """Notify the supervisor when the instance may end: no request is here, none will arrive,
+        and no peer waits for an answer."""
         if self._requests or self._llumlet.has_open_migrations:
             return []
-        since = self._emptying.to_tell(self._frontends, self._membership.version)
+        since = self._termination.next_notice(self._frontends, self._membership.version)
         if since is None or self._membership.supervisor is None:
             return []
         return [ToMailbox(self._membership.supervisor, Emptied(self._instance_id, since))]
@@ -278,8 +278,9 @@ class InstanceCore:
     def _answer_owner_query(
         self, frontend_id: FrontendId, query_id: int, request_ids: Iterable[RequestId]
     ) -> list[InstanceEffect]:
-        # What is committed may be the peer's already, and have died with it: to claim it would end
-        # the doubt, and the verdict of the dead, still under way, would free it here.
+        # A request that is being committed may be the peer's already, and have died with it. If
+        # this instance claimed it, the front end would stop asking, and the verdict of the dead
+        # peer, still under way, would free the request here.
         committing = self._llumlet.committing_requests()
         sure = self._requests.keys() - committing
         unsure = (self._llumlet.arriving_requests() | committing) - sure
@@ -289,16 +290,16 @@ class InstanceCore:
         return self._to_frontend(frontend_id, reply)
 
     def on_unsent(self, address: str, message: WireMessage) -> None:
-        """The mailbox has dropped this: nobody is to wait for its arrival."""
+        """The mailbox has dropped this message: it will never arrive."""
         if isinstance(message, RequestNews):
             for frontend_id, each in self._frontends.items():
                 if each == address:
-                    self._emptying.on_untold(frontend_id)
+                    self._termination.on_dropped(frontend_id)
 
     # ---------------------------------------------------------------------------- operators
 
     def _order(self, order: MigrateRequest, now_s: float) -> list[InstanceEffect]:
-        """Begin a migration that an operator wants; the answer goes out when it has ended."""
+        """Begin a migration that an operator ordered; the answer is sent when it has ended."""
         if order.destination not in self._addresses:
             return [_error(order, f"no instance is called {order.destination}")]
         outcome = self._llumlet.on_order(order.request_id, order.destination, order.mode, now_s)
@@ -345,7 +346,7 @@ class InstanceCore:
         payloads: Sequence[bytes],
         now_s: float,
     ) -> list[InstanceEffect]:
-        """A step produced these tokens for this front end; one payload a span."""
+        """A step produced these tokens for this front end, with one payload for each span."""
         effects = self._to_frontend(frontend_id, TokenBatch(self._instance_id, spans), payloads)
         for span in spans:
             if span.is_finished:
@@ -354,21 +355,21 @@ class InstanceCore:
                     span.request_id, Reason.REQUEST_FINISHED, now_s
                 )
                 effects += self._on_llumlet(ended, now_s)
-        # A request that the engine refuses ends here, without any view that would show it.
-        return [*effects, *self._tell_if_emptied()]
+        # A request that the engine refuses ends here; no view would show it.
+        return [*effects, *self._notify_if_emptied()]
 
     def on_view(self, view: InstanceView, now_s: float) -> list[InstanceEffect]:
         """The state has changed, at the beginning of a step or between two."""
-        for dispatch_number in self._arrivals.seen(view):
+        for dispatch_number in self._admissions.seen(view):
             self._llumlet.on_request_admitted(dispatch_number)
         effects = self._on_llumlet(self._llumlet.on_view(view, now_s), now_s)
-        return [*effects, *self._hand_back(), *self._tell_if_emptied()]
+        return [*effects, *self._hand_back(), *self._notify_if_emptied()]
 
     def _forget(self, request_id: RequestId) -> None:
-        """The request is not here any more, whether the engine has ever shown it or not."""
+        """The request has left, whether the engine has ever shown it or not."""
         self._requests.pop(request_id, None)
         self._llumlet.on_request_gone(request_id)
-        for dispatch_number in self._arrivals.ended(request_id):
+        for dispatch_number in self._admissions.ended(request_id):
             self._llumlet.on_request_admitted(dispatch_number)
 
     def on_utility_result(
@@ -381,10 +382,10 @@ class InstanceCore:
     def on_adopted(
         self, frontend_id: FrontendId, request_id: RequestId, first_index: int, now_s: float
     ) -> list[InstanceEffect]:
-        """The engine steps this migrated request of this front end, from this token on."""
+        """The engine steps this migrated request of the front end, from token `first_index` on."""
         self._requests[request_id] = frontend_id
         if frontend_id in self._gone_frontends:
-            # Its source may have died before it could say so.
+            # Its source may have died before it could forward the abort.
             return self._abort([request_id], now_s)
         version = self._membership.version
         moved = RequestsMoved(self._instance_id, (request_id,), (first_index,), version)
@@ -396,8 +397,8 @@ class InstanceCore:
         return [*effects, *self._hand_back()]
 
     def _hand_back(self) -> list[InstanceEffect]:
-        """Part from the requests that keep the instance from being emptied, and will for as long
-        as they run; but not where no other instance could have them."""
+        """Give back to their front ends the requests that cannot leave otherwise while they run,
+        when the emptying has lasted too long and another instance could serve them."""
         view = self._llumlet.view
         is_due = self._hands_back and self._llumlet.has_overstayed and self._has_successor()
         if view is None or not is_due:
@@ -428,8 +429,8 @@ class InstanceCore:
         return Llumlet(self._instance_id, config)
 
     def _on_llumlet(self, effects: Iterable[LlumletEffect], now_s: float) -> list[InstanceEffect]:
-        """The llumlet wants this done: note the requests and migrations that end by it, and return
-        it with addresses in place of names, and with the answers to operators."""
+        """Note the requests and migrations that end by these effects, and return the effects with
+        addresses in place of ids, and with the answers to operators."""
         addressed: list[InstanceEffect] = []
         for effect in effects:
             match effect:
@@ -449,7 +450,7 @@ class InstanceCore:
                     addressed.append(effect)
         return addressed
 
-    def _record_end(self, ended: Ended, now_s: float) -> list[MovedOut | ToMailbox]:
+    def _record_end(self, ended: Ended, now_s: float) -> list[OutgoingMigrationEnded | ToMailbox]:
         """Count the migration; returns a fact for the log, and the answer to its operator."""
         drained_s = self._drained_s.pop(ended.migration_id, None)
         order = self._orders.pop(ended.migration_id, None)
@@ -460,10 +461,10 @@ class InstanceCore:
             self._forget(ended.request_id)
         else:
             self._num_aborted += 1
-        moved = MovedOut(ended, 0.0 if drained_s is None else now_s - drained_s)
+        moved = OutgoingMigrationEnded(ended, 0.0 if drained_s is None else now_s - drained_s)
         return [moved] if order is None else [moved, self._answer(order, moved)]
 
-    def _answer(self, order: MigrateRequest, moved: MovedOut) -> ToMailbox:
+    def _answer(self, order: MigrateRequest, moved: OutgoingMigrationEnded) -> ToMailbox:
         ended = moved.ended
         if ended.aborted is not None:
             return _error(order, ended.aborted.value)
@@ -482,14 +483,14 @@ class InstanceCore:
         address = self._frontends.get(frontend_id)
         if address is not None:
             if isinstance(message, RequestNews):
-                self._emptying.on_told(frontend_id)
+                self._termination.on_sent(frontend_id)
             return [ToMailbox(address, message, frames)]
         if frontend_id not in self._gone_frontends:
             self._kept.append((frontend_id, message, frames))
         return []
 
     def _send_kept(self) -> list[InstanceEffect]:
-        """Send what was kept for front ends that are known by now."""
+        """Send the messages kept for front ends that have become known."""
         kept = list(self._kept)
         self._kept.clear()
         return [effect for each in kept for effect in self._to_frontend(*each)]

@@ -1,6 +1,6 @@
-"""Carries out the effects of a llumlet on a real engine, and brings their outcomes back.
+"""Interpreter of a llumlet's effects on a real engine.
 
-`EffectQueue` says when each of them begins.
+`EffectQueue` decides when each effect begins.
 """
 
 import asyncio
@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 
 
 class EffectRunner:
-    """Runs the effects of all migrations of one instance.
+    """Carries out the effects of all migrations of one instance, and reports their outcomes.
 
     Args:
         send: sends a migration message to a peer's llumlet.
-        on_outcome: is given every outcome.
-        on_failure: is told of an error in an effect, which is a bug.
+        on_outcome: called with every outcome.
+        on_failure: called with an error in an effect, which is a bug.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class EffectRunner:
                 assert_never(effect)
 
     async def _finish(self, effect: EffectWithOutcome) -> None:
-        """Await the effect's outcome, then begin what has been waiting behind it."""
+        """Await the effect's outcome, then begin the effects that waited for it."""
         migration_id = effect.migration_id
         try:
             self._on_outcome(migration_id, await self._outcome(effect))
@@ -115,7 +115,7 @@ class EffectRunner:
                 return await self._engine.adopt(effect)
 
     async def close(self) -> None:
-        """Drop everything that is under way."""
+        """Cancel all effects under way."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Ends an instance whose lease has ended, whatever its loop and its engine are doing (`lease`)."""
+"""Thread that kills the process of an instance when its lease ends (`sterna.supervisor.lease`)."""
 
 import contextlib
 import logging
@@ -11,49 +11,48 @@ import psutil
 from sterna.supervisor.lease import HeldLease
 from sterna.types import InstanceId
 
-LOOK_INTERVAL_S = 0.1
+CHECK_INTERVAL_S = 0.1
 
 logger = logging.getLogger(__name__)
 
 
 class LeaseGuard:
-    """Guards the process of one instance, which holds a lease from now on.
+    """Guard of one instance's process, which holds a lease from now on.
 
     Args:
-        duration_s: of the lease.
+        duration_s: duration of the lease.
     """
 
     def __init__(self, instance_id: InstanceId, duration_s: float) -> None:
         self._instance_id = instance_id
         self._lease = HeldLease(duration_s, self.now_s())
-        # Kept for the end, at which /proc is read to find what this process has started.
+        # A descriptor in reserve: at the end, /proc is read to find the child processes.
         self._reserve = os.open(os.devnull, os.O_RDONLY)
-        # A thread of its own: a loop that hangs would not end anything.
+        # A thread of its own: a loop that hangs could not end the process.
         threading.Thread(target=self._watch, name="lease", daemon=True).start()
 
     @staticmethod
     def now_s() -> float:
-        """Return the time of the clock by which the lease counts: it runs on while the machine is
-        asleep."""
+        """Return the time of the lease's clock, which goes on while the machine is suspended."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def on_answer(self, asked_s: float) -> None:
-        """The supervisor has answered what was asked then."""
+        """The supervisor has answered the heartbeat that was sent at this time."""
         self._lease.on_answer(asked_s)
 
     def check(self) -> None:
-        """End the process if its lease has ended; to be called before it acts on others: when it
-        has been stopped for long, it might else act before the thread has noticed."""
+        """End the process if its lease has ended; to be called before it acts on others. A process
+        that was stopped for long might otherwise act before the thread has noticed."""
         if self._lease.has_ended(self.now_s()):
             self._end()
 
     def _watch(self) -> None:
         while (left_s := self._lease.ends_s - self.now_s()) > 0:
-            time.sleep(min(left_s, LOOK_INTERVAL_S))
+            time.sleep(min(left_s, CHECK_INTERVAL_S))
         self._end()
 
     def _end(self) -> None:
-        """End this process and all that it has started, at once."""
+        """Kill this process and its descendants at once."""
         logger.error(
             "instance ends itself, no supervisor has answered within its lease instance=%s",
             self._instance_id,
@@ -64,5 +63,5 @@ class LeaseGuard:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
         finally:
-            # Whatever has failed: it must not act any more.
+            # Even after an error above, the process must no longer act.
             os._exit(1)

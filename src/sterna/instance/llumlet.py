@@ -1,9 +1,9 @@
 """The scheduler of one instance (Section 4.3), as a pure state machine.
 
 "The llumlet of each instance consists of a local scheduler and a migration coordinator": it
-reports the instance's load, chooses which request moves when the global scheduler has set a
-destination, and sees the migrations through. What it decides comes back as effects, which an
-interpreter (`runtime`, `simulator`) carries out.
+reports the instance's load, chooses the request that moves when the global scheduler has set a
+destination, and runs the migrations. Its decisions are effects, which an interpreter (`shell`,
+`simulator`) carries out.
 
 Every method that takes `now_s` returns effects, in order. Time may not run backwards.
 """
@@ -40,7 +40,7 @@ from sterna.types import (
 )
 
 MOVED_OUT_CAPACITY = 4096
-"""Requests whose new instance is remembered, for aborts that come here after they left."""
+"""Requests whose new instance is remembered, for aborts that arrive here after they left."""
 
 DESTINATION_REFUSALS = frozenset(
     {
@@ -54,7 +54,7 @@ DESTINATION_REFUSALS = frozenset(
         Reason.PEER_DEAD,
     }
 )
-"""Ends of a migration that the next request to the same destination would probably meet too."""
+"""Reasons for which the next request to the same destination would probably fail, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ForwardAbort:
-    """Tell the llumlet of another instance that the client of this request has gone: it is, or
-    will be, there (`on_client_abort`). No outcome."""
+    """Notify the llumlet of another instance that the client of this request has gone: the request
+    is, or will be, there (`on_client_abort`). No outcome."""
 
     instance_id: InstanceId
     request_id: RequestId
@@ -87,12 +87,12 @@ class Llumlet:
         )
         self._view: InstanceView | None = None
         self._is_terminating = False
-        # From when on what is left moves without its KV cache, which needs no memory elsewhere.
+        # Time from which requests move without their KV cache, which needs no memory elsewhere.
         self._recompute_from_s: float | None = None
         self._has_overstayed = False
-        self._strangers: frozenset[InstanceId] = frozenset()
+        self._incompatible_instances: frozenset[InstanceId] = frozenset()
         self._destination: InstanceId | None = None
-        # Until when nothing is sent to a destination that has just refused.
+        # End of the pause for a destination that has just refused.
         self._paused_until_s: float | None = None
         self._backoff_until_s: dict[RequestId, float] = {}
         self._moved_out: OrderedDict[RequestId, InstanceId] = OrderedDict()
@@ -104,11 +104,11 @@ class Llumlet:
         self._report_due_s = 0.0
         self._heartbeat_due_s = 0.0
 
-    # -------------------------------------------------------------------------- what is asked
+    # ------------------------------------------------------------------------------ queries
 
     @property
     def view(self) -> InstanceView | None:
-        """What it was shown last, with what the engine does not know of it."""
+        """The last view of the engine, completed with facts that the engine does not know."""
         return self._view
 
     @property
@@ -131,7 +131,7 @@ class Llumlet:
     def has_open_migrations(self) -> bool:
         """Whether the instance must not be shut down yet, even if it is empty.
 
-        A peer may still hold a request of which it does not know that it came here.
+        A peer may still hold a request and not know yet that it has arrived here.
         """
         return self._coordinator.has_machines
 
@@ -156,7 +156,7 @@ class Llumlet:
 
     @property
     def destination(self) -> InstanceId | None:
-        """Where the global scheduler wants requests migrated to."""
+        """The instance to which the global scheduler wants requests migrated."""
         return self._destination
 
     @property
@@ -165,14 +165,14 @@ class Llumlet:
         return self._num_free_slots() > 0 and self._paused_until_s is None
 
     def committing_requests(self) -> frozenset[RequestId]:
-        """Requests that the engine still has, but that may be a peer's already."""
+        """Requests that the engine still has, but that may be on a peer already."""
         return self._coordinator.committing_requests()
 
     def arriving_requests(self) -> frozenset[RequestId]:
-        """Requests that the engine does not have yet, but may come to have."""
+        """Requests that the engine does not have yet, but may get."""
         return self._coordinator.arriving_requests()
 
-    # -------------------------------------------------------------------------- what happens
+    # ------------------------------------------------------------------------------- events
 
     def on_view(self, view: InstanceView, now_s: float) -> list[LlumletEffect]:
         """The engine has made a step, or its requests have changed."""
@@ -181,10 +181,10 @@ class Llumlet:
         return self._then_start_and_report([], now_s)
 
     def on_look(self, view: InstanceView, now_s: float) -> list[LlumletEffect]:
-        """Begin the migrations that may begin, by a view that was made for this alone.
+        """Begin the migrations that may begin, from a view that was made for this alone.
 
-        For a driver that does not show the llumlet every step (`on_view`), but its engine where
-        `wants_view` says so, after any other event.
+        For a driver that does not call `on_view` after every step, but makes a view after any
+        other event if `wants_view` holds.
         """
         return [*self._start_migrations(self._completed(view), now_s)]
 
@@ -193,38 +193,38 @@ class Llumlet:
 
         "The llumlet of each source instance then starts to migrate requests to the destination
         continuously, until it is no longer set in the source state" (Section 4.4.3). Migrations
-        in flight go on in any case. To be told the same destination again lets one that has
-        refused be asked again.
+        in flight go on in any case. When the same destination is set again, it is tried again
+        even if it has refused.
         """
         self._destination = destination
         self._paused_until_s = None
         return self._then_start_and_report([], now_s)
 
     def on_scheduler(self, now_s: float) -> list[LlumletEffect]:
-        """Another global scheduler is there, or none: it says anew what it wants, and knows nothing
-        of this instance until it has been told."""
+        """The global scheduler was replaced or is gone. A new one sets destinations anew, and knows
+        nothing of this instance before its next report."""
         self._heartbeat_due_s = now_s
         return self.on_destination(None, now_s)
 
     def on_order(
         self, request_id: RequestId, destination: InstanceId, mode: Mode, now_s: float
     ) -> Reason | tuple[MigrationId, list[LlumletEffect]]:
-        """An operator wants this request moved.
+        """An operator orders this request to be moved.
 
-        The limit of concurrent migrations holds on the destination only. Returns why nothing
-        was begun, or the migration's id and the effects; how it ends is told by Ended.
+        The limit of concurrent migrations holds on the destination only. Returns the reason when
+        nothing was begun, else the migration's id and the effects; Ended reports its end.
         """
         if destination == self._instance_id:
             return Reason.SAME_INSTANCE
         if request_id in self._coordinator.requests():
             return Reason.ALREADY_MIGRATING
-        # The engine may still hold what has moved: a second migration would catch the client's
-        # abort that is to follow the request.
+        # The engine may still hold a request that has moved: a second migration would intercept
+        # the client's abort, which has to follow the request.
         if request_id in self._moved_out:
             return Reason.REQUEST_UNKNOWN
         if request_id in self._taken_back:
             return Reason.REQUEST_IMMOVABLE
-        if destination in self._strangers:
+        if destination in self._incompatible_instances:
             mode = Mode.RECOMPUTE
         migration_id, effects = self._coordinator.start(request_id, destination, mode, now_s)
         return migration_id, self._then_start_and_report(effects, now_s)
@@ -253,17 +253,17 @@ class Llumlet:
         )
 
     def on_request_arrived(self, request_id: RequestId) -> None:
-        """A request that was dispatched to this instance is here; the engine will take it in."""
+        """A dispatched request has arrived; the engine will admit it."""
         self._moved_out.pop(request_id, None)
 
     def on_request_admitted(self, dispatch_number: int) -> None:
-        """The engine has taken a dispatched request in: from now on its views show it, or it has
-        ended. Reports say so, and the scheduler does not count it as in flight any more."""
+        """The engine has admitted a dispatched request: its views show it, or it has ended. Reports
+        say so, and the scheduler no longer counts it as in flight."""
         self._last_dispatch = max(self._last_dispatch, dispatch_number)
         self._has_changed = True
 
     def on_request_gone(self, request_id: RequestId) -> None:
-        """The request is not on this instance any more."""
+        """The request is no longer on this instance."""
         self._taken_back.discard(request_id)
 
     def on_request_ended(
@@ -281,12 +281,12 @@ class Llumlet:
         )
 
     def on_client_abort(self, request_id: RequestId, now_s: float) -> list[LlumletEffect]:
-        """The request's client has gone: end the request wherever it is by now."""
+        """The request's client has gone: end the request on the instance that has it by now."""
         if (source := self._coordinator.source_of(request_id)) is not None:
             leaving = self._coordinator.tell(source, ClientAborted(), now_s)
             return self._then_start_and_report(leaving, now_s)
         if (destination := self._coordinator.destination_of(request_id)) is not None:
-            # It is the source's until it is adopted; told both, it ends on either side.
+            # It is the source's until it is adopted; notify both sides, so that it ends on either.
             forward = ForwardAbort(destination.peer, request_id)
             coming = self._coordinator.tell(destination, ClientAborted(), now_s)
             return [forward, *self._then_start_and_report(coming, now_s)]
@@ -297,9 +297,9 @@ class Llumlet:
     def on_peer_dead(self, instance_id: InstanceId, now_s: float) -> list[LlumletEffect]:
         """The supervisor confirmed that an instance is dead and will never act again.
 
-        What comes back from it stays here. It may have run there, and have said other tokens than
-        it says here from now on: its front end notices, for what is said here arrives in order,
-        but might not if a third instance went on from there.
+        A request that comes back from it stays here. It may have run there, and have sent other
+        tokens than it sends here from now on. Its front end notices that, since the tokens of this
+        instance arrive in order, but might not if a third instance continued from there.
         """
         if self._destination == instance_id:
             self._destination = None
@@ -317,10 +317,10 @@ class Llumlet:
         return self._then_start_and_report(self._coordinator.on_tick(now_s), now_s)
 
     def set_terminating(self, is_terminating: bool, now_s: float) -> None:
-        """Say whether the instance is being emptied: it then refuses requests that come, and
+        """Set whether the instance is being emptied: it then refuses incoming requests, and
         reports a freeness of minus infinity, so that others are paired with it.
 
-        What is still here after `drain_limit_s` goes on elsewhere from its tokens.
+        Requests that are still here after `drain_limit_s` move without their KV cache.
         """
         limit_s = self._config.drain_limit_s
         if not is_terminating or limit_s is None:
@@ -332,23 +332,23 @@ class Llumlet:
             self._view = replace(self._view, is_terminating=is_terminating)
             self._has_changed = True
 
-    def set_strangers(self, instance_ids: Iterable[InstanceId]) -> None:
-        """Say which instances cannot use the KV cache of this one: other weights, or another
-        layout. Requests move there without it."""
-        self._strangers = frozenset(instance_ids)
+    def set_incompatible_instances(self, instance_ids: Iterable[InstanceId]) -> None:
+        """Set the instances that cannot use the KV cache of this one, because of other weights or
+        another layout. Requests move there without it."""
+        self._incompatible_instances = frozenset(instance_ids)
 
     # --------------------------------------------------------------------------- migrations
 
     def _completed(self, view: InstanceView) -> InstanceView:
-        """Return the view with what the engine does not know, or not yet."""
+        """Return the view completed with facts that the engine does not know, or not yet."""
         if self._is_terminating and not view.is_terminating:
             view = replace(view, is_terminating=True)
         if self._taken_back:
-            running, queuing = map(self._with_stays, (view.running, view.queuing))
+            running, queuing = map(self._marked_immovable, (view.running, view.queuing))
             view = replace(view, running=running, queuing=queuing)
         return view
 
-    def _with_stays(self, requests: Iterable[RequestView]) -> tuple[RequestView, ...]:
+    def _marked_immovable(self, requests: Iterable[RequestView]) -> tuple[RequestView, ...]:
         return tuple(
             structs.replace(each, immovable=Immovable.TAKEN_BACK)
             if each.request_id in self._taken_back
@@ -357,12 +357,12 @@ class Llumlet:
         )
 
     def _then_start_and_report(self, effects: list[Effect], now_s: float) -> list[LlumletEffect]:
-        """Return the effects, followed by those of migrations that begin and by the report that is
-        due, after noting what has ended by them or by the time."""
+        """Note the migrations and waits that have ended; return the effects, followed by those of
+        migrations that begin and by the report if it is due."""
         for effect in effects:
             if isinstance(effect, Ended):
                 self._note_end(effect, now_s)
-        self._end_waits(now_s)
+        self._end_backoffs(now_s)
         if self._recompute_from_s is not None and now_s >= self._recompute_from_s:
             self._has_changed = self._has_changed or not self._has_overstayed
             self._has_overstayed = True
@@ -387,7 +387,7 @@ class Llumlet:
         if ended.aborted in DESTINATION_REFUSALS and ended.peer == self._destination:
             self._paused_until_s = retry_s
 
-    def _end_waits(self, now_s: float) -> None:
+    def _end_backoffs(self, now_s: float) -> None:
         if not self._backoff_until_s:
             return
         over = [r for r, until_s in self._backoff_until_s.items() if until_s <= now_s]
@@ -402,18 +402,18 @@ class Llumlet:
         return self._config.policy.num_concurrent_migrations - self._coordinator.num_outgoing
 
     def _start_migrations(self, view: InstanceView, now_s: float) -> list[Effect]:
-        """Fill the free slots, each with the request that moves next."""
+        """Fill the free slots with the requests that move next."""
         if not self.wants_view:
             return []
         assert self._destination is not None
         num_free_slots = self._num_free_slots()
         excluded = self._coordinator.requests()
-        has_kv = not self._has_overstayed and self._destination not in self._strangers
+        has_kv = not self._has_overstayed and self._destination not in self._incompatible_instances
         mode = Mode.LIVE if has_kv else Mode.RECOMPUTE
         effects: list[Effect] = []
         for request in candidates_to_move(view, self._config.policy):
             request_id = request.request_id
-            # The view may be older than what has moved since.
+            # The view may be older than the last migrations.
             is_gone = request_id in self._moved_out
             if is_gone or request_id in excluded or request_id in self._backoff_until_s:
                 continue
@@ -434,8 +434,8 @@ class Llumlet:
         if interval_s is None:
             return []
         is_heartbeat_due = now_s >= self._heartbeat_due_s
-        is_look_due = self._has_changed and now_s >= self._report_due_s
-        if not (is_heartbeat_due or is_look_due or self._is_urgent(view)):
+        is_change_due = self._has_changed and now_s >= self._report_due_s
+        if not (is_heartbeat_due or is_change_due or self._is_urgent(view)):
             return []
         self._has_changed = False
         self._report_due_s = now_s + interval_s
@@ -450,7 +450,7 @@ class Llumlet:
         return [Report(current)]
 
     def _is_urgent(self, view: InstanceView) -> bool:
-        """Whether something changed that the next dispatch or pairing must not miss."""
+        """Whether a change must be known at the next dispatch or pairing."""
         last = self._last_report
         return last is None or (
             view.is_terminating != last.is_terminating
@@ -469,6 +469,6 @@ class Llumlet:
             num_migrating_in=self._coordinator.num_incoming,
         )
         if self._has_overstayed and current.move_tokens is not None:
-            # What moves without its KV cache queues, wherever it goes.
+            # A request that moves without its KV cache queues at any destination.
             return structs.replace(current, move_tokens=0)
         return current

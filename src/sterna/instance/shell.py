@@ -1,7 +1,7 @@
 """One instance: its core, an engine and a mailbox, driven by asyncio (Section 4.3).
 
-Everything is decided by the pure `InstanceCore`; here messages, views and outcomes go in and
-effects come out, to the engine, to peers, to the scheduler and to the front ends.
+The pure `InstanceCore` makes all decisions. The shell hands it messages, views and outcomes, and
+carries its effects out: on the engine, to peers, the scheduler and the front ends.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from sterna.instance.core import (
     FrontendGone,
     InstanceCore,
     InstanceEffect,
-    MovedOut,
+    OutgoingMigrationEnded,
     SetTerminating,
 )
 from sterna.instance.effect_runner import EffectRunner
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Instance:
-    """Drives one engine and its instance's core; is the engine's listener."""
+    """Driver of one engine and its instance's core; also the engine's listener."""
 
     def __init__(self, instance_id: InstanceId, config: LlumletConfig, mailbox: Mailbox) -> None:
         self._instance_id = instance_id
@@ -53,7 +53,7 @@ class Instance:
 
     @property
     def membership(self) -> Membership:
-        """The newest that it has heard of."""
+        """The newest membership received."""
         return self._core.membership
 
     async def start(self, engine: Engine) -> EngineFacts:
@@ -83,11 +83,11 @@ class Instance:
         return facts
 
     def hold(self, lease: LeaseGuard) -> None:
-        """Act from now on only as long as this lease lasts."""
+        """Act from now on only while this lease lasts."""
         self._lease = lease
 
     async def close(self) -> None:
-        """Stop serving and give the engine's resources back."""
+        """Stop serving and free the engine's resources."""
         if self._timer is not None:
             self._timer.cancel()
         self._delivery.cancel()
@@ -108,20 +108,20 @@ class Instance:
             self._carry_out(self._core.on_message(message, frames, _now_s()))
 
     def on_membership(self, membership: Membership) -> None:
-        """Learn who is there; whoever is not there any more is dead for good."""
+        """Take the newest members; an actor that is no longer among them is dead for good."""
         effects = self._core.on_message(membership, [], _now_s())
         if self.membership is membership and membership.supervisor is not None:
-            # A supervisor's successor makes itself known by its first one.
+            # A new supervisor's address is known from its first membership.
             self._supervisor = membership.supervisor
         self._carry_out(effects)
 
-    def tell_supervisor(self, message: WireMessage) -> None:
-        """Send it to the supervisor, if one is known."""
+    def send_to_supervisor(self, message: WireMessage) -> None:
+        """Send the message to the supervisor, if its address is known."""
         if self._supervisor is not None:
             self._send(self._supervisor, message)
 
     def _send(self, address: str, message: WireMessage, frames: Sequence[bytes] = ()) -> None:
-        # Whatever an instance does to others, it does by its mailbox.
+        # An instance acts on others only by its mailbox, so the lease is checked here.
         if self._lease is not None:
             self._lease.check()
         if not self._mailbox.send(address, message, frames):
@@ -144,7 +144,7 @@ class Instance:
                     self._engine.set_terminating(is_terminating)
                 case FrontendGone(frontend_id):
                     logger.info("front end gone, its requests end frontend=%s", frontend_id)
-                case MovedOut():
+                case OutgoingMigrationEnded():
                     _log(effect)
                 case Unexpected(message):
                     logger.error("unexpected message type=%s", type(message).__name__)
@@ -204,7 +204,7 @@ class Instance:
             self.on_failure(error)
 
 
-def _log(moved: MovedOut) -> None:
+def _log(moved: OutgoingMigrationEnded) -> None:
     ended = moved.ended
     if ended.aborted is None:
         logger.info(
@@ -231,15 +231,15 @@ def _now_s() -> float:
 async def beat(
     instance_id: InstanceId, instance: Instance, engine: Engine, lease: LeaseGuard | None
 ) -> None:
-    """Tell the supervisor how the engine gets on, forever.
+    """Send heartbeats with the engine's activity to the supervisor, forever.
 
-    It runs in the same loop as everything else of the instance, for a loop that hangs must not
-    look alive; the engine itself is only looked at.
+    They are sent from the instance's own loop, so that a loop that hangs does not look alive. The
+    engine does nothing for them.
     """
     while True:
         activity = engine.activity()
         asked_s = None if lease is None else lease.now_s()
-        instance.tell_supervisor(
+        instance.send_to_supervisor(
             Heartbeat(instance_id, activity.num_ended, activity.is_busy, asked_s)
         )
         await asyncio.sleep(HEARTBEAT_INTERVAL_S)

@@ -301,7 +301,7 @@ class World(RuleBasedStateMachine):
         span = TokenSpan(attempt_id, first, 1, is_finished)
         batch = TokenBatch(instance_id, (span,))
         instance.outbox.append((batch, [output(attempt_id, [token_id])]))
-        instance.emptying.on_told(ME)
+        instance.emptying.on_sent(ME)
 
     @precondition(lambda self: self.movable() and len(self.live) > 1)
     @rule(data=st.data())
@@ -329,7 +329,7 @@ class World(RuleBasedStateMachine):
         self.hosts[attempt_id].add(destination)
         moved = RequestsMoved(destination, (attempt_id,), (len(running.token_ids),), self.version)
         self.live[destination].outbox.append((moved, []))
-        self.live[destination].emptying.on_told(ME)
+        self.live[destination].emptying.on_sent(ME)
         running.is_suspended, running.heir = True, destination
 
     @precondition(lambda self: self.movable() and len(self.live) > 1)
@@ -449,7 +449,7 @@ class World(RuleBasedStateMachine):
         is_heir = any(r.is_suspended and r.heir == name for e in peers for r in e.held.values())
         if instance.held or instance.arriving or is_source or is_heir:
             return False
-        return instance.emptying.to_tell([ME], next(self.numbers)) is not None
+        return instance.emptying.next_notice([ME], next(self.numbers)) is not None
 
     @precondition(lambda self: self.emptied)
     @rule()
