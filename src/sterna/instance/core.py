@@ -278,9 +278,8 @@ class InstanceCore:
     def _answer_owner_query(
         self, frontend_id: FrontendId, query_id: int, request_ids: Iterable[RequestId]
     ) -> list[InstanceEffect]:
-        # A request that is being committed may be the peer's already, and have died with it. If
-        # this instance claimed it, the front end would stop asking, and the verdict of the dead
-        # peer, still under way, would free the request here.
+        # A request that is being committed may have died with the peer. If it were claimed here,
+        # the front end would stop asking, and the late verdict of the dead would free it here.
         committing = self._llumlet.committing_requests()
         sure = self._requests.keys() - committing
         unsure = (self._llumlet.arriving_requests() | committing) - sure

@@ -1,26 +1,26 @@
-"""A large message goes in parts, each in a frame of its own. Pure.
+"""Division of a large message into parts, each in a frame of its own. Pure.
 
-A mailbox has one limit for what a connection may announce, whoever is at its other end: also who
-has not shown a key yet. So the limit is that of a part, and not of the largest message.
+A mailbox has one size limit for the frames of all its connections, those of peers that have not
+shown a key yet included. So the limit is the size of a part, not of the largest message.
 
-Each part begins with a byte that says whether its frame goes on in the next one.
+Each part begins with a byte that says whether its frame continues in the next part.
 """
 
 from collections.abc import Iterator, Sequence
 
 PART_BYTES = 64 << 10
-"""Of a frame on the wire: more than nearly all messages have, which go as they are."""
+"""Largest frame on the wire. Nearly all messages are smaller, and are sent undivided."""
 
-_ENDS, _GOES_ON = b"\0", b"\1"
+_ENDS, _CONTINUES = b"\0", b"\1"
 
 
 def cut(frames: Sequence[bytes]) -> list[bytes]:
-    """Return the parts of these frames."""
+    """Divide the frames into parts."""
     return [part for frame in frames for part in _parts_of(memoryview(frame))]
 
 
 def join(parts: Sequence[bytes]) -> list[bytes]:
-    """Return the frames of these parts.
+    """Join the parts to frames.
 
     Raises:
         ValueError: they are not what `cut` returns.
@@ -46,5 +46,5 @@ def _parts_of(frame: memoryview) -> Iterator[bytes]:
     size = PART_BYTES - 1
     # An empty frame is one part as well.
     for begin in range(0, max(1, len(frame)), size):
-        mark = _GOES_ON if begin + size < len(frame) else _ENDS
+        mark = _CONTINUES if begin + size < len(frame) else _ENDS
         yield mark + frame[begin : begin + size]

@@ -2,14 +2,14 @@
 
 The data path does not go through Ray: a push over ZeroMQ costs a sixth of a Ray actor call.
 
-What a mailbox sends to another arrives once and in order as long as both live (`delivery`),
-whatever becomes of the connection. Which channels there are is decided by `mailbox_core`; here are
-its sockets.
+Messages from one mailbox to another arrive once and in order as long as both processes live, even
+when the connection is cut (`reliable_channel`). `mailbox_core` has the channels, this module the
+sockets.
 
-The mailboxes of a run know each other by its key pair (ZeroMQ's CURVE): who does not have it
-neither gets a message in nor reads one on the way. The keys come with the arguments of an actor's
-start, through Ray; they are on no command line and in no log. Until a peer has shown its key, its
-connection may hold a part of a message (`parts`) for a few seconds, and no more.
+The mailboxes of a run authenticate each other by the run's key pair (ZeroMQ's CURVE): a process
+without it can neither send a message nor read one on the way. The keys come with the arguments of
+an actor's start, through Ray; they are on no command line and in no log. Until a peer has shown its
+key, its connection may hold one part of a message (`framing`) for a few seconds.
 """
 
 import asyncio
@@ -48,26 +48,26 @@ SEND_QUEUE_LIMIT = 100_000
 """Messages kept for a peer that does not read; more are dropped, and the log says so."""
 
 SEND_QUEUE_BYTES = 2 << 30
-"""And bytes in them; a message is kept whatever it has, where nothing else is."""
+"""Bytes of these messages; a single message is kept whatever its size."""
 
 ADDRESS = re.compile(r"tcp://[^/\s]+:[0-9]{1,5}")
 
 BURST = 16
-"""Messages that are handled in a row before other tasks of the loop get their turn."""
+"""Messages that are handled in a row before other tasks of the loop run."""
 
 TICK_S = 0.1
-"""How exactly probes and receipts are on time."""
+"""Time between two looks at the deadlines of probes and receipts."""
 
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 4000
-"""ZeroMQ's own, by which it gives up a connection on which nothing comes through any more."""
+"""ZeroMQ's own heartbeat, by which it closes a connection that no longer carries anything."""
 
 CONNECT_TIMEOUT_MS, HANDSHAKE_TIMEOUT_MS = 3000, 5000
-"""After so long a connection that does not come about is tried anew. The kernel would wait longer
-and longer between its attempts, and be a minute late where a link is whole again. Who connects and
-has not shown a key by then is cut."""
+"""A connection that is not established within this time is tried anew. The kernel would wait longer
+and longer between its attempts, and be a minute late when the link works again. A peer that has not
+shown a key within the handshake's time is disconnected."""
 
 WRAPPING_BYTES = 1024
-"""What its head and CURVE may add to a frame, and more."""
+"""Upper bound of the bytes that a head and CURVE add to a frame."""
 
 Payload = bytes | memoryview
 Frames = Sequence[Payload]
@@ -82,17 +82,17 @@ def draw_keys() -> MailboxKeys:
 class Mailbox:
     """Receives messages at `address` and sends them to other mailboxes' addresses.
 
-    Belongs to one asyncio loop. Sending never blocks; a dead peer is learnt from the supervisor's
-    membership, not from here.
+    Belongs to one asyncio loop. Sending never blocks. Deaths of peers are known from the
+    supervisor's membership, not from a mailbox.
 
     Args:
-        keys: those of the run. None: whoever reaches the address may send, and read what passes;
-            for processes that one test or benchmark has started for itself.
+        keys: the run's keys. None: any process that reaches the address may send, and the
+            messages can be read on the way; for the processes of one test or benchmark.
     """
 
     def __init__(self, host: str, keys: MailboxKeys | None = None) -> None:
         self._context = zmq.asyncio.Context()
-        self._doorkeeper = None if keys is None else _Doorkeeper(self._context, keys)
+        self._authenticator = None if keys is None else _Authenticator(self._context, keys)
         self._inbox = self._context.socket(zmq.PULL)
         self._inbox.setsockopt(zmq.RCVHWM, SEND_QUEUE_LIMIT)
         self._inbox.setsockopt(zmq.MAXMSGSIZE, PART_BYTES + WRAPPING_BYTES)
@@ -113,7 +113,7 @@ class Mailbox:
             SEND_QUEUE_LIMIT,
             SEND_QUEUE_BYTES,
         )
-        # The first that it is used in.
+        # The loop in which it is first used.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ticking: asyncio.TimerHandle | None = None
         self._encoder = msgspec.msgpack.Encoder()
@@ -140,13 +140,13 @@ class Mailbox:
         """Return the next message and its payload frames.
 
         Raises:
-            msgspec.DecodeError, ValueError, RecursionError: what came is no message.
+            msgspec.DecodeError, ValueError, RecursionError: the content is no message.
         """
         while True:
             try:
-                # In a burst, asyncio would cost more than the rest. A descriptor of ZeroMQ's tells
-                # only once of what has come; pyzmq looks again before it waits for it, so that
-                # nothing is missed as long as one task receives.
+                # In a burst, asyncio would cost more than the rest. ZeroMQ's descriptor becomes
+                # readable only once for all that has arrived; pyzmq looks again before it waits,
+                # so that nothing is missed as long as only one task receives.
                 first, *frames = self._burst.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 first, *frames = await self._inbox.recv_multipart()
@@ -168,7 +168,7 @@ class Mailbox:
         """Hand every message to `handle`, forever.
 
         A message that does not decode is logged and dropped. An error of the handler ends the
-        task: it is a bug, and the actor must not go on half alive.
+        task: it is a bug, and the actor must not continue without it.
         """
         for number in itertools.count(1):
             try:
@@ -178,7 +178,7 @@ class Mailbox:
             else:
                 handle(message, frames)
             if number % BURST == 0:
-                # The loop's other tasks must not starve.
+                # Other tasks of the loop must not starve.
                 await asyncio.sleep(0)
 
     def keep_only(self, addresses: set[str]) -> None:
@@ -191,8 +191,8 @@ class Mailbox:
             self._ticking.cancel()
         self.keep_only(set())
         self._inbox.close()
-        if self._doorkeeper is not None:
-            self._doorkeeper.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         self._context.term()
 
     def _tick_later(self) -> None:
@@ -209,22 +209,22 @@ class Mailbox:
 
 
 class _Connections:
-    """The sockets by which one mailbox writes to others; see `mailbox_core.Connections`."""
+    """The sockets by which one mailbox sends to others; see `mailbox_core.Connections`."""
 
     def __init__(self, context: zmq.asyncio.Context, keys: MailboxKeys | None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
         self._keys = keys
-        self._complaint = LogThrottle()
+        self._throttle = LogThrottle()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
 
     def connect(self, address: str) -> bool:
-        """Open a socket for this peer; returns False where there is no descriptor for one."""
+        """Open a socket for this peer; returns False when no file descriptor is left."""
         try:
             outbox = zmq.Socket(self._context, zmq.PUSH)
         except zmq.ZMQError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            if self._complaint.is_due():
+            if self._throttle.is_due():
                 logger.error(
                     "peer cannot be connected to, its messages wait peer=%s reason=%s; %s",
                     address,
@@ -254,7 +254,7 @@ class _Connections:
         try:
             self._sockets[address].send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
-            # Messages are kept, and asked for again; everything else is repeated anyway.
+            # Messages are kept and sent again on request; everything else is repeated anyway.
             logger.warning("sending pauses, queue full")
 
     def close(self, address: str) -> None:
@@ -264,10 +264,10 @@ class _Connections:
 
 
 def _address(content: bytes) -> str:
-    """Raises ValueError: it is no mailbox's address."""
+    """Return the address in a probe; raises ValueError when it is no mailbox's address."""
     address = content.decode("ascii")
     if ADDRESS.fullmatch(address) is None:
-        raise ValueError("a probe must say where its sender has its mailbox")
+        raise ValueError("a probe must have the address of its sender's mailbox")
     return address
 
 
@@ -275,25 +275,25 @@ def _now_s() -> float:
     return time.monotonic()
 
 
-class _Doorkeeper:
-    """Answers what ZeroMQ asks of each peer that wants to come in (its ZAP, RFC 27): only who has
-    proved to own the run's key may.
+class _Authenticator:
+    """Authenticator of connecting peers (ZeroMQ's ZAP, RFC 27): it accepts only those that have
+    proved to own the run's key.
 
-    pyzmq's own for asyncio leaves the loop watching a descriptor that it has closed, and the next
-    socket with the same number is then never heard.
+    pyzmq's own authenticator for asyncio leaves the loop watching a descriptor that it has closed;
+    the next socket with the same number then never becomes readable.
     """
 
     def __init__(self, context: zmq.asyncio.Context, keys: MailboxKeys) -> None:
         self._public = zmq.utils.z85.decode(keys.public)
-        self._questions = context.socket(zmq.REP)
-        self._questions.setsockopt(zmq.LINGER, 0)
-        self._questions.bind("inproc://zeromq.zap.01")
-        self._answering = asyncio.create_task(self._answer())
+        self._requests = context.socket(zmq.REP)
+        self._requests.setsockopt(zmq.LINGER, 0)
+        self._requests.bind("inproc://zeromq.zap.01")
+        self._task = asyncio.create_task(self._answer())
 
     def close(self) -> None:
-        """Let nobody in any more."""
-        self._answering.cancel()
-        self._questions.close()
+        """Accept no more connections."""
+        self._task.cancel()
+        self._requests.close()
 
     async def _answer(self) -> None:
         while True:
@@ -305,13 +305,13 @@ class _Doorkeeper:
                 _,
                 mechanism,
                 *proved,
-            ) = await self._questions.recv_multipart()
+            ) = await self._requests.recv_multipart()
             is_member = (
                 mechanism == b"CURVE"
                 and len(proved) == 1
                 and hmac.compare_digest(proved[0], self._public)
             )
             if not is_member:
-                logger.warning("stranger turned away address=%s", address.decode(errors="replace"))
+                logger.warning("peer rejected address=%s", address.decode(errors="replace"))
             status = (b"200", b"OK") if is_member else (b"400", b"not of this run")
-            await self._questions.send_multipart([version, number, *status, b"", b""])
+            await self._requests.send_multipart([version, number, *status, b"", b""])

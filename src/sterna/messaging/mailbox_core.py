@@ -1,8 +1,8 @@
-"""Channels of one mailbox, without its sockets: the peers that it writes to, by their addresses,
-and the senders that write to it, by their channels. Pure.
+"""Channels of one mailbox, without its sockets: to peers, by their addresses, and from senders, by
+their channels. Pure.
 
-It writes to connections that come from outside: ZeroMQ's sockets (`mailbox`), or those of a
-simulation in virtual time.
+The connections are handed in: ZeroMQ's sockets (`mailbox`), or those of a simulation in virtual
+time.
 """
 
 from collections import OrderedDict
@@ -14,26 +14,26 @@ from typing import Protocol
 from sterna.messaging.reliable_channel import Head, ReceivingEnd, SendingEnd
 
 MAX_ORIGINS = 100_000
-"""Mailboxes that have written, of which is remembered how far they had come; the one that has been
-silent for longest is forgotten first, long after it has ended."""
+"""Senders of which the next message number is remembered; the one that has been silent for longest
+is forgotten first, long after it has ended."""
 
 
 class Connections(Protocol):
     """The connections of one mailbox to others, by their addresses. None of these calls waits."""
 
     def connect(self, address: str) -> bool:
-        """Open a connection; returns False where there can be none at the moment."""
+        """Open a connection; returns False when none can be opened at the moment."""
 
     def push(self, address: str, head: Head, content: Sequence[bytes]) -> None:
-        """Send this by the connection to the address. It may be lost, but is not overtaken."""
+        """Send this over the connection to the address. It may be lost, but is not overtaken."""
 
     def close(self, address: str) -> None:
-        """Close the connection, if there is one, with all that it still holds."""
+        """Close the connection, if there is one, and drop what it still holds."""
 
 
 @dataclass(slots=True)
 class _Outbox:
-    """The way to another mailbox."""
+    """The channel to another mailbox."""
 
     channel: SendingEnd
     is_connected: bool
@@ -41,30 +41,30 @@ class _Outbox:
 
 @dataclass(slots=True)
 class _Origin:
-    """The way from another mailbox; its address is known from the first probe on."""
+    """The channel from another mailbox; its address is known from the first probe on."""
 
     channel: ReceivingEnd
     address: str | None = None
 
     @property
     def has_deadline(self) -> bool:
-        """Whether a receipt is to go out. Without an address none can, and the probe from which
-        that is learnt is answered by itself."""
+        """Whether a receipt is to be sent. Without an address none can be; the probe that brings
+        the address is answered at once."""
         return self.address is not None and self.channel.next_deadline_s is not None
 
 
 class MailboxCore:
     """All channels from and to one mailbox.
 
-    Times are of any clock that does not jump. While `needs_tick` holds, `on_tick` is to be called
-    now and then.
+    Times are of any monotonic clock. While `needs_tick` holds, `on_tick` is to be called
+    periodically.
 
     Args:
-        address: of this mailbox.
-        draw_channel: returns an id that no other channel has, of CHANNEL_BYTES.
+        address: the address of this mailbox.
+        draw_channel: returns a unique channel id of CHANNEL_BYTES.
         capacity: messages kept for one peer; more are refused.
-        capacity_bytes: and bytes in them, unless it is one message alone.
-        max_origins: senders that are remembered.
+        capacity_bytes: bytes of these messages; a single message may have more.
+        max_origins: number of senders that are remembered.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class MailboxCore:
 
     @property
     def needs_tick(self) -> bool:
-        """Whether a connection is to be opened, or a probe or a receipt is to come."""
+        """Whether a connection is to be opened, or a probe or a receipt will be due."""
         return any(
             not each.is_connected or each.channel.next_deadline_s is not None
             for each in self._outboxes.values()
@@ -112,7 +112,7 @@ class MailboxCore:
         return True
 
     def keep_only(self, addresses: AbstractSet[str]) -> None:
-        """Forget all addresses but these, and what is kept for them."""
+        """Forget all addresses but these, with the messages kept for them."""
         for address in [each for each in self._outboxes if each not in addresses]:
             del self._outboxes[address]
             self._connections.close(address)
@@ -123,7 +123,7 @@ class MailboxCore:
         }
 
     def on_receipt(self, head: Head, now_s: float) -> None:
-        """A peer says how far it has come; a late one, of a channel that is closed, is ignored."""
+        """A peer sent a receipt; one for a closed channel is late, and ignored."""
         address = self._addresses.get(head.channel)
         if address is not None:
             for again, content in self._outboxes[address].channel.on_receipt(head, now_s):
@@ -132,8 +132,8 @@ class MailboxCore:
     # ---------------------------------------------------------------------------- receiving
 
     def on_message(self, head: Head, now_s: float) -> bool:
-        """A message came. Returns whether it is the next one, to be handed over; every other one
-        must be dropped."""
+        """A message arrived. Returns whether it is the next one, which is to be delivered; every
+        other one must be dropped."""
         origin = self._origins.get(head.channel) or self._origin(head.channel)
         channel = origin.channel
         is_next = channel.on_message(head.number, now_s)
@@ -143,7 +143,7 @@ class MailboxCore:
         return is_next
 
     def on_probe(self, head: Head, address: str, now_s: float) -> None:
-        """The mailbox at this address asks whether everything has come; answer it."""
+        """The mailbox at this address asks whether everything has arrived; answer it."""
         origin = self._origin(head.channel)
         origin.address = address
         origin.channel.on_probe(head.number, now_s)
@@ -157,7 +157,7 @@ class MailboxCore:
             probe = outbox.channel.probe(now_s)
             if not outbox.is_connected:
                 outbox.is_connected = self._connections.connect(address)
-                # It has the other side ask for what is kept.
+                # The other side answers this probe by asking for the kept messages.
                 probe = outbox.channel.hello()
             if probe is not None and outbox.is_connected:
                 self._probe(address, probe)
@@ -179,7 +179,7 @@ class MailboxCore:
         outbox = self._outboxes[address] = _Outbox(self._new_outgoing(channel), is_connected)
         self._addresses[channel] = address
         if is_connected:
-            # The other side can answer only when it knows the address of this one.
+            # The other side can answer only when it knows the address of this mailbox.
             self._probe(address, outbox.channel.hello())
         return outbox
 
@@ -189,12 +189,12 @@ class MailboxCore:
             origin = self._origins[channel] = _Origin(self._new_incoming(channel))
             if len(self._origins) > self._max_origins:
                 self._origins.popitem(last=False)
-        # Each asks now and then, so that the order is that of the last signs of life, nearly.
+        # Each sender probes now and then, so the order is nearly that of the last activity.
         self._origins.move_to_end(channel)
         return origin
 
     def _confirm(self, origin: _Origin, now_s: float) -> None:
-        """Send a receipt if one is due, and it is known where to."""
+        """Send a receipt if one is due and the sender's address is known."""
         address = origin.address
         if address is None or (receipt := origin.channel.receipt(now_s)) is None:
             return

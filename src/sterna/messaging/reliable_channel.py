@@ -1,19 +1,19 @@
-"""Messages from one mailbox to another arrive once and in order, also when a connection is cut.
-Pure.
+"""Reliable channel: messages arrive once and in order, even when a connection is cut. Pure.
 
-ZeroMQ connects again by itself after a cut, but what the kernel held of the broken connection is
-lost, and nobody is told. So the messages of a **channel**, which is one mailbox's way to another,
-are numbered, and kept until the other side says that it has them:
+ZeroMQ reconnects by itself after a cut, but the messages that the kernel held for the broken
+connection are lost without an error. So the messages of a **channel**, which leads from one mailbox
+to another, are numbered, and kept until the other side confirms them:
 
-- the receiver takes the number that it expects and drops every other one: what is behind has come
-  before, what is ahead shows that something was lost;
-- its **receipts** name the number that it expects next. One that is asked for by a gap has
-  everything sent again from there;
-- a sender whose messages are without a receipt for a while sends a **probe**, which says what it
-  will send next: it comes after them on the same connection, so that a receiver that lacks some
-  knows it. A slow receiver is asked once in a while, and nothing is sent to it twice.
+- the receiver takes the message with the number that it expects and drops every other one: a lower
+  number has arrived before, a higher one shows that messages were lost;
+- its **receipts** name the number that it expects next. A receipt that reports a gap makes the
+  sender send everything again from there;
+- a sender whose messages have had no receipt for a while sends a **probe**, which names the number
+  that it will send next. The probe follows the messages on the same connection, so a receiver that
+  lacks some of them notices it. A slow receiver gets a probe from time to time, and no message
+  twice.
 
-This holds as long as both processes live. Who has died is learnt from the supervisor.
+This holds as long as both processes live. The supervisor reports deaths.
 """
 
 import struct
@@ -24,17 +24,17 @@ from typing import NamedTuple
 Frames = Sequence[bytes]
 
 RECEIPT_AFTER_S = 0.1
-"""A receipt waits so long for more messages to speak of."""
+"""Time that a receipt waits for more messages to confirm."""
 
 RECEIPT_AFTER_MESSAGES = 256
-"""Or for so many."""
+"""Messages after which a receipt is sent at once."""
 
 PROBE_AFTER_S = 0.3
-"""Without a receipt for so long, the sender asks."""
+"""Time without a receipt after which the sender sends a probe."""
 
 MESSAGE, PROBE, RECEIPT, GAP, IN_PARTS = range(5)
-"""Kinds of heads. A gap is a receipt that asks for everything from its number on; what is in parts
-is a message, too (`parts`)."""
+"""Kinds of heads. A gap is a receipt that asks for everything from its number on; IN_PARTS marks a
+message that was divided (`framing`)."""
 
 CHANNEL_BYTES = 16
 _HEAD = struct.Struct(f">B{CHANNEL_BYTES}sQ")
@@ -42,11 +42,11 @@ HEAD_BYTES = _HEAD.size
 
 
 class Head(NamedTuple):
-    """What goes before a message, or instead of one.
+    """Header of a message, or a probe, receipt or gap on its own.
 
     Attributes:
-        channel: of the sender's; ids are drawn at random.
-        number: of the message; in a probe, a receipt or a gap, of the next one.
+        channel: the sender's channel; ids are drawn at random.
+        number: number of the message; in a probe, a receipt or a gap, of the next message.
     """
 
     kind: int
@@ -54,14 +54,15 @@ class Head(NamedTuple):
     number: int
 
     def encode(self) -> bytes:
-        """The head in bytes, all of the same length."""
+        """The head as HEAD_BYTES bytes."""
         return _HEAD.pack(self.kind, self.channel, self.number)
 
     @staticmethod
     def decode(content: bytes) -> "Head":
         """The head with which these bytes begin.
 
-        Raises ValueError: they begin with none.
+        Raises:
+            ValueError: they do not begin with a head.
         """
         if len(content) < HEAD_BYTES:
             raise ValueError(f"a head has {HEAD_BYTES} bytes, not {len(content)}")
@@ -75,9 +76,9 @@ class SendingEnd:
     """The sender's side of a channel.
 
     Args:
-        channel: its id, of CHANNEL_BYTES.
+        channel: its id of CHANNEL_BYTES.
         capacity: messages that are kept without a receipt; more are refused.
-        capacity_bytes: and bytes in them, unless it is one message alone.
+        capacity_bytes: bytes of these messages; a single message may have more.
     """
 
     def __init__(self, channel: bytes, capacity: int, capacity_bytes: int) -> None:
@@ -87,7 +88,7 @@ class SendingEnd:
         self._num_bytes = 0
         self._kept: deque[Frames] = deque()
         self._first = 0
-        # When the other side has been silent for too long; None while nothing is without a receipt.
+        # Time of the next probe; None while every message has a receipt.
         self._probe_due_s: float | None = None
 
     @property
@@ -101,7 +102,7 @@ class SendingEnd:
         return len(self._kept)
 
     def send(self, frames: Frames, now_s: float) -> Head | None:
-        """Number a message that is to be sent now; None when too many are without a receipt."""
+        """Number a message that is to be sent now; None when too many wait for a receipt."""
         num_bytes = sum(map(len, frames))
         has_room = self._num_bytes + num_bytes <= self._capacity_bytes or not self._kept
         if len(self._kept) >= self._capacity or not has_room:
@@ -114,9 +115,9 @@ class SendingEnd:
         return head
 
     def on_receipt(self, head: Head, now_s: float) -> list[tuple[Head, Frames]]:
-        """The other side expects this number; returns what must be sent again, in order.
+        """The other side expects this number; returns the messages to send again, in order.
 
-        A number that was never sent, or that it has said to be past, changes nothing.
+        A number that was never sent, or that was confirmed before, changes nothing.
         """
         last = self._first + len(self._kept)
         if not self._first <= head.number <= last:
@@ -133,14 +134,14 @@ class SendingEnd:
         ]
 
     def probe(self, now_s: float) -> Head | None:
-        """What asks whether everything has arrived, when that is due."""
+        """Return the probe that asks whether everything has arrived, if it is due."""
         if self._probe_due_s is None or now_s < self._probe_due_s:
             return None
         self._probe_due_s = now_s + PROBE_AFTER_S
         return self.hello()
 
     def hello(self) -> Head:
-        """A probe at any time: the first thing that goes through a channel."""
+        """Return a probe at any time; it is sent first on a channel."""
         return Head(PROBE, self._channel, self._first + len(self._kept))
 
 
@@ -169,10 +170,10 @@ class ReceivingEnd:
             self._want_receipt(now_s if is_enough else now_s + RECEIPT_AFTER_S)
             return True
         if number < self._expected:
-            # The sender does not know yet that it has come.
+            # The sender does not know yet that it has arrived.
             self._want_receipt(now_s + RECEIPT_AFTER_S)
         elif not self._has_asked:
-            # Once a gap: what else comes behind it was sent before the answer could arrive.
+            # Once for each gap: later messages were sent before the answer could arrive.
             self._has_asked = True
             self._want_receipt(now_s)
         return False
@@ -183,7 +184,7 @@ class ReceivingEnd:
         self._want_receipt(now_s)
 
     def receipt(self, now_s: float) -> Head | None:
-        """What to tell the sender, when that is due."""
+        """Return the receipt for the sender, if it is due."""
         if self._receipt_due_s is None or now_s < self._receipt_due_s:
             return None
         self._receipt_due_s = None

@@ -1,4 +1,4 @@
-"""What the cores of actors want sent, by the address of the receiver's mailbox. Pure."""
+"""Effects of the cores of actors on their mailboxes. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
