@@ -50,7 +50,7 @@ inline stop_copying() {
     fi
 }
 
-/* `_tell`: the destination knows of the migration once Reserve was sent. */
+/* `_notify_peer`: the destination knows of the migration once Reserve was sent. */
 inline tell(is_client) {
     if
     :: s_knows_preemptions -> send(b_is_alive, Abort, is_client)

@@ -277,18 +277,18 @@ class Llumlet:
         if source is None:
             return []
         return self._then_start_and_report(
-            self._coordinator.tell(source, RequestEnded(reason), now_s), now_s
+            self._coordinator.notify(source, RequestEnded(reason), now_s), now_s
         )
 
     def on_client_abort(self, request_id: RequestId, now_s: float) -> list[LlumletEffect]:
         """The request's client has gone: end the request on the instance that has it by now."""
         if (source := self._coordinator.source_of(request_id)) is not None:
-            leaving = self._coordinator.tell(source, ClientAborted(), now_s)
+            leaving = self._coordinator.notify(source, ClientAborted(), now_s)
             return self._then_start_and_report(leaving, now_s)
         if (destination := self._coordinator.destination_of(request_id)) is not None:
             # It is the source's until it is adopted; notify both sides, so that it ends on either.
             forward = ForwardAbort(destination.peer, request_id)
-            coming = self._coordinator.tell(destination, ClientAborted(), now_s)
+            coming = self._coordinator.notify(destination, ClientAborted(), now_s)
             return [forward, *self._then_start_and_report(coming, now_s)]
         if (instance_id := self._moved_out.get(request_id)) is not None:
             return [ForwardAbort(instance_id, request_id)]

@@ -1,13 +1,14 @@
 """All migrations of one instance: the paper's migration coordinator (Section 4.3). Pure.
 
-Brings every message, outcome, death and deadline to the machine that it concerns, opens a
-machine for what comes in, forgets those that are over, and answers for migrations that nobody
-knows. Those answers are safe because a machine is forgotten only when the answer is true:
+The coordinator hands every message, outcome, death and deadline to the machine that it concerns,
+creates a machine for an incoming migration, forgets machines that are over, and answers messages of
+migrations that have no machine here. These answers are safe because a machine is forgotten only
+when its answer is true:
 
 - "Aborted" for an unknown reservation: a destination that adopted is remembered until the source
-  has heard Committed, or is dead;
+  has received Committed, or is dead;
 - "Abort" for an unknown source: a source that may still commit is remembered until its verdict;
-- "Released" for a Committed that nobody waits for: likewise.
+- "Released" for a Committed without a source: likewise.
 """
 
 from collections.abc import Iterable
@@ -49,7 +50,7 @@ Machine = MigrationSource | MigrationDestination
 
 
 class MigrationCoordinator:
-    """Holds the machines of the migrations from and to one instance."""
+    """The machines of the migrations from and to one instance."""
 
     def __init__(self, instance_id: InstanceId, config: MigrationConfig, max_incoming: int) -> None:
         self._instance_id = instance_id
@@ -57,13 +58,13 @@ class MigrationCoordinator:
         self._max_incoming = max_incoming
         self._sources: dict[MigrationId, MigrationSource] = {}
         self._destinations: dict[MigrationId, MigrationDestination] = {}
-        # Counted as they begin and end: they are asked for at every event.
+        # Counted as migrations begin and end: they are read at every event.
         self._num_outgoing = 0
         self._num_incoming = 0
         self._num_started = 0
         self._num_reservations = 0
 
-    # -------------------------------------------------------------------------- what is asked
+    # ------------------------------------------------------------------------------ queries
 
     @property
     def num_outgoing(self) -> int:
@@ -77,7 +78,7 @@ class MigrationCoordinator:
 
     @property
     def has_machines(self) -> bool:
-        """Whether a migration is in flight, or has ended and the peer may not know how."""
+        """Whether a migration is in flight, or has ended while the peer may not know how."""
         return bool(self._sources or self._destinations)
 
     @property
@@ -98,16 +99,16 @@ class MigrationCoordinator:
         return None
 
     def destination_of(self, request_id: RequestId) -> MigrationDestination | None:
-        """The migration by which the request is coming and has not come yet."""
+        """The migration by which the request is arriving and has not arrived yet."""
         for destination in self._destinations.values():
             if destination.request_id == request_id and not destination.is_settled:
                 return destination
         return None
 
     def requests(self) -> frozenset[RequestId]:
-        """Requests that no migration from here may begin with.
+        """Requests of which no migration from here may begin.
 
-        A request that came here stays until its source has heard of it. If it moved on at once
+        A request that arrived stays until its source knows of its arrival. If it moved on at once
         and this instance then died, the source would take the request back while it runs
         elsewhere.
         """
@@ -115,16 +116,16 @@ class MigrationCoordinator:
         return frozenset(leaving | {d.request_id for d in self._destinations.values()})
 
     def committing_requests(self) -> frozenset[RequestId]:
-        """Requests that wait here, drained, for a verdict: they may run on the peer already, and
-        may have died with it."""
+        """Drained requests that wait here for a verdict: they may run on the peer already, and may
+        have died with it."""
         return frozenset(
             source.request_id for source in self._sources.values() if source.is_holding_request
         )
 
     def arriving_requests(self) -> frozenset[RequestId]:
-        """Requests that the engine does not have yet, but may come to have.
+        """Requests that the engine does not have yet, but may get.
 
-        Whoever denies a request by this cannot get it from a peer that is dead: a migration that
+        A request that is not among them cannot arrive from a peer that is dead: a migration that
         begins later needs the peer's answers.
         """
         gone = (DestinationState.GIVING_UP, DestinationState.FREEING)
@@ -134,7 +135,7 @@ class MigrationCoordinator:
             if not (destination.is_settled or destination.state in gone)
         )
 
-    # -------------------------------------------------------------------------- what happens
+    # ------------------------------------------------------------------------------- events
 
     def start(
         self, request_id: RequestId, destination: InstanceId, mode: Mode, now_s: float
@@ -151,7 +152,7 @@ class MigrationCoordinator:
     def on_message(
         self, sender: InstanceId, message: Message, now_s: float, *, is_terminating: bool = False
     ) -> list[Effect]:
-        """Take a peer's message in.
+        """Handle a peer's message.
 
         Raises:
             ProtocolError: it cannot have been sent by a correct peer.
@@ -161,34 +162,34 @@ class MigrationCoordinator:
             return self._answer_unknown(sender, message, now_s, is_terminating)
         if machine.peer != sender:
             raise ProtocolError(f"{message!r} of {machine.peer}'s migration came from {sender}")
-        return self.tell(machine, Received(message), now_s)
+        return self.notify(machine, Received(message), now_s)
 
     def on_outcome(self, migration_id: MigrationId, event: Event, now_s: float) -> list[Effect]:
-        """Take an effect's outcome, or what happened to a transfer, in.
+        """Handle the outcome of an effect, or an event of a transfer.
 
         Raises:
-            ProtocolError: the machine that asked for it cannot have been forgotten by then.
+            ProtocolError: a machine that waits for this outcome cannot have been forgotten.
         """
         machine = self._sources.get(migration_id) or self._destinations.get(migration_id)
         if machine is not None:
-            return self.tell(machine, event, now_s)
+            return self.notify(machine, event, now_s)
         match event:
             case Inspected() | CopyFailed() | StageReceived() | StageFailed() | RequestEnded():
                 return []  # Late: the migration is over.
             case _:
-                raise ProtocolError(f"nobody waits for {event!r} of migration {migration_id}")
+                raise ProtocolError(f"no machine waits for {event!r} of migration {migration_id}")
 
     def on_peer_dead(self, instance_id: InstanceId, now_s: float) -> list[Effect]:
         """The supervisor confirmed the death of an instance."""
         machines = [machine for machine in self._machines() if machine.peer == instance_id]
-        return self._tell_all(machines, PeerDead(), now_s)
+        return self._notify_all(machines, PeerDead(), now_s)
 
     def on_tick(self, now_s: float) -> list[Effect]:
         """Time has passed."""
-        return self._tell_all(self._machines(), Tick(), now_s)
+        return self._notify_all(self._machines(), Tick(), now_s)
 
-    def tell(self, machine: Machine, event: Event, now_s: float) -> list[Effect]:
-        """Give a machine an event, and forget the machine if that ends it."""
+    def notify(self, machine: Machine, event: Event, now_s: float) -> list[Effect]:
+        """Hand an event to a machine, and forget the machine if that ends it."""
         was_settled = machine.is_settled
         effects = machine.on_event(event, now_s)
         if machine.is_settled and not was_settled:
@@ -211,8 +212,8 @@ class MigrationCoordinator:
             return self._destinations.get(message.migration_id)
         return self._sources.get(message.migration_id)
 
-    def _tell_all(self, machines: Iterable[Machine], event: Event, now_s: float) -> list[Effect]:
-        return [effect for machine in machines for effect in self.tell(machine, event, now_s)]
+    def _notify_all(self, machines: Iterable[Machine], event: Event, now_s: float) -> list[Effect]:
+        return [effect for machine in machines for effect in self.notify(machine, event, now_s)]
 
     def _answer_unknown(
         self, sender: InstanceId, message: Message, now_s: float, is_terminating: bool
@@ -244,12 +245,12 @@ class MigrationCoordinator:
         )
         self._destinations[reserve.migration_id] = destination
         self._num_incoming += 1
-        return self.tell(destination, Received(reserve), now_s)
+        return self.notify(destination, Received(reserve), now_s)
 
     def _refusal(self, request_id: RequestId, is_terminating: bool) -> Reason | None:
         if is_terminating:
             return Reason.TERMINATING
-        # A request that comes back while its own departure has no verdict yet, say.
+        # For example a request that comes back while its departure has no verdict yet.
         if self.source_of(request_id) or self.destination_of(request_id):
             return Reason.DUPLICATE_REQUEST
         if self.num_incoming >= self._max_incoming:

@@ -7,15 +7,15 @@
                             +-> COMMITTING -> ADOPTING -> COMMITTED -> OVER
     any before ADOPTING -> (GIVING_UP ->) FREEING -> OVER
 
-The destination holds room for the request and nothing else until it adopts it, which it does when
-it has both the Commit and the last stage's blocks. Before that it may give up at any time, after
-Commit too: it alone decides then, so its decision cannot collide with another one. It says
-Aborted only when the reservation is gone, for the source may step the request again as soon as it
-hears that.
+The destination holds only reserved memory until it adopts the request, which it does when it has
+both the Commit and the last stage's blocks. Before that it may give up at any time, after Commit
+too: it alone decides then, so its decision cannot conflict with another one. It sends Aborted only
+when the reservation is gone, because the source may step the request again as soon as it receives
+that.
 
-A verdict Committed is remembered until the source has heard it or is dead, so that every later
-question gets the same answer. A verdict Aborted needs no memory: whoever asks about a reservation
-that nobody knows is told Aborted as well.
+A verdict Committed is remembered until the source has received it or is dead, so that every later
+question gets the same answer. A verdict Aborted needs no memory: the answer to a question about an
+unknown reservation is Aborted as well.
 
 `docs/migration_protocol.md` has the table of all states and events, which the tests read.
 """
@@ -61,11 +61,11 @@ from sterna.migration.messages import (
 from sterna.types import InstanceId, MigrationId, RequestId
 
 DestinationMessage = Reserve | Commit | CommitQuery | Abort | Released | ForwardedAbort
-"""What a source says to a destination."""
+"""Messages from a source to a destination."""
 
 
 class DestinationState(Enum):
-    """What the destination waits for."""
+    """State of the destination: the event that it waits for."""
 
     NEW = "new"
     RESERVING = "reserving"
@@ -75,13 +75,13 @@ class DestinationState(Enum):
     RECEIVED = "received"
     """The stage's blocks are in place; the next Reserve or the Commit comes next."""
     COMMITTING = "committing"
-    """Commit is here, the last stage's blocks are not."""
+    """Commit has arrived, the last stage's blocks have not."""
     ADOPTING = "adopting"
     """Adopt is under way."""
     COMMITTED = "committed"
     """The request runs here; the source may not know yet."""
     GIVING_UP = "giving up"
-    """ReserveBlocks is under way; what it reserves is to be freed."""
+    """ReserveBlocks is under way; its reservation is to be freed."""
     FREEING = "freeing"
     """FreeReservation is under way."""
     OVER = "over"
@@ -97,7 +97,7 @@ _SETTLED = (DestinationState.COMMITTED, DestinationState.OVER)
 
 
 class MigrationDestination:
-    """One migration, seen from the instance to which the request comes."""
+    """One migration, seen from the instance that the request enters."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class MigrationDestination:
         self.reservation = reservation
         self._config = config
         self._state = DestinationState.NEW
-        # The stage that was last asked for.
+        # The stage that was last requested.
         self._stage = 0
         self._first_block = 0
         self._num_stage_blocks = 0
@@ -128,11 +128,11 @@ class MigrationDestination:
         self._lease_ends_s = 0.0
         self._repeat_s = 0.0
 
-    # -------------------------------------------------------------------------- what is asked
+    # ------------------------------------------------------------------------------ queries
 
     @property
     def state(self) -> DestinationState:
-        """Where the migration stands."""
+        """The state of the migration."""
         return self._state
 
     @property
@@ -152,10 +152,10 @@ class MigrationDestination:
             return self._lease_ends_s
         return self._repeat_s if self._state is DestinationState.COMMITTED else None
 
-    # -------------------------------------------------------------------------- what happens
+    # ------------------------------------------------------------------------------- events
 
     def on_event(self, event: Event, now_s: float) -> list[Effect]:
-        """Take an event in and return what is to be done, in order.
+        """Handle an event and return the effects, in order.
 
         The first event is the Reserve of stage 0.
 
@@ -190,7 +190,7 @@ class MigrationDestination:
         return effects
 
     def _concerns(self, message: DestinationMessage) -> bool:
-        """Whether the message belongs to this conversation, and not to another reservation."""
+        """Whether the message is for this reservation, and not for another one."""
         match message:
             case Reserve(reservation=None) | Abort() | Released():
                 return True
@@ -198,7 +198,7 @@ class MigrationDestination:
                 return message.reservation == self.reservation
 
     def _disown(self, message: DestinationMessage) -> Send:
-        """Answer what was meant for another reservation of this migration, which is gone."""
+        """Answer a message for another reservation of this migration, which is gone."""
         assert isinstance(message, Reserve | Commit | CommitQuery | ForwardedAbort)
         return Send(
             self.peer,
@@ -215,7 +215,7 @@ class MigrationDestination:
                 raise self._illegal(event)
 
     def _until_reserved(self, event: Event, now_s: float) -> list[Effect]:
-        """The engine is reserving: whatever happens, its outcome comes first."""
+        """The engine is reserving: its outcome is awaited in any case."""
         match event:
             case BlocksReserved(stage=stage) if stage == self._stage:
                 self._receivers = event.receivers
@@ -225,8 +225,8 @@ class MigrationDestination:
             case ReserveFailed(stage=stage, reason=reason) if stage == self._stage:
                 return self._free(reason)
             case StageFailed(stage=stage) | StageReceived(stage=stage) if stage == self._stage:
-                # It overtook the outcome. Nobody can have been told yet to send this stage: bytes
-                # that came are those of a sender that talks to another reservation.
+                # It overtook the outcome. No source has a request to send this stage yet: the
+                # bytes came from a sender that serves another reservation.
                 return self._give_up(Reason.TRANSFER_FAILED)
             case Received(Reserve(stage=stage)) if stage <= self._stage:
                 return []  # Repeated or overtaken; the outcome answers.
@@ -247,7 +247,7 @@ class MigrationDestination:
             case Received(Reserve(stage=stage)) if stage == self._stage and not is_received:
                 return [self._answer_reserved()]
             case Received(Reserve(stage=stage)) if stage == self._stage:
-                # Of a last stage it is a late copy: the source, which has sent the blocks, waits
+                # For a last stage this is a late copy: the source has sent the blocks, and waits
                 # for the verdict.
                 return [] if self._is_last else [self._answer_copied()]
             case Received(Reserve(stage=stage)) if stage < self._stage:
@@ -269,7 +269,7 @@ class MigrationDestination:
                 return self._give_up_or_wait(event, now_s)
 
     def _until_last_stage(self, event: Event, now_s: float) -> list[Effect]:
-        """Commit is here; the last stage's blocks are on their way."""
+        """Commit has arrived; the last stage's blocks are on their way."""
         assert self._commit is not None
         match event:
             case StageReceived(stage=stage) if stage == self._stage:
@@ -279,14 +279,14 @@ class MigrationDestination:
             case Received(Reserve(stage=stage)) if stage <= self._stage:
                 return []  # Repeated or overtaken.
             case Received(Commit() | CommitQuery()):
-                return []  # The verdict comes when the blocks are here.
+                return []  # The verdict follows the blocks.
             case Cancelled():
                 return []  # Too late to be cancelled.
             case _:
                 return self._give_up_or_wait(event, now_s)
 
     def _give_up_or_wait(self, event: Event, now_s: float) -> list[Effect]:
-        """What ends a migration in any state before Adopt."""
+        """The events that end a migration in any state before Adopt."""
         match event:
             case Received(Abort(reason=reason)):
                 return self._give_up(reason)
@@ -295,7 +295,7 @@ class MigrationDestination:
             case Received(Released()) | Cancelled():
                 return self._give_up(Reason.CANCELLED)
             case PeerDead():
-                # Nothing more will come; and the front end may admit the request elsewhere.
+                # Nothing more will arrive; and the front end may admit the request elsewhere.
                 self._is_peer_dead = True
                 return self._give_up(Reason.PEER_DEAD)
             case Tick() if now_s >= self._lease_ends_s:
@@ -303,12 +303,12 @@ class MigrationDestination:
             case Tick():
                 return []
             case StageReceived(stage=stage) | StageFailed(stage=stage) if stage < self._stage:
-                return []  # Of a last stage that was given up: nobody sends it.
+                return []  # Of a last stage that was given up: it is no longer sent.
             case _:
                 raise self._illegal(event)
 
     def _until_adopted(self, event: Event, now_s: float) -> list[Effect]:
-        """The engine is adopting: too late to give up, too early to tell."""
+        """The engine is adopting: too late to give up, too early for the verdict."""
         match event:
             case Adopted():
                 return self._settle(now_s)
@@ -323,7 +323,7 @@ class MigrationDestination:
             case Received(Reserve(stage=stage)) if stage > self._stage:
                 raise self._illegal(event)
             case Received() | Cancelled() | Tick():
-                pass  # The verdict answers whatever was asked.
+                pass  # The verdict answers every question.
             case StageReceived(stage=stage) | StageFailed(stage=stage) if stage <= self._stage:
                 pass  # Of a receiver that Adopt stops.
             case _:
@@ -331,14 +331,14 @@ class MigrationDestination:
         return []
 
     def _until_released(self, event: Event, now_s: float) -> list[Effect]:
-        """The request is an ordinary one here; the verdict must be there for the source."""
+        """The request is an ordinary one here; the verdict is kept for the source."""
         match event:
             case Received(Released()) | PeerDead():
                 self._state = DestinationState.OVER
                 return []
             case Received(ForwardedAbort()):
-                # The source asks only for a request whose client has gone, and frees its own
-                # copy whatever it hears: this verdict needs no memory.
+                # The source sends this only for a request whose client has gone, and frees its own
+                # copy after any answer: this verdict needs no memory.
                 self._state = DestinationState.OVER
                 return [AbortRequest(self.request_id), self._answer_aborted(Reason.REQUEST_ABORTED)]
             case ClientAborted():
@@ -357,7 +357,7 @@ class MigrationDestination:
                 raise self._illegal(event)
 
     def _until_freed(self, event: Event) -> list[Effect]:
-        """The migration was given up; Aborted goes out when the reservation is gone."""
+        """The migration was given up; Aborted is sent when the reservation is gone."""
         match self._state, event:
             case DestinationState.GIVING_UP, BlocksReserved(stage=stage) if stage == self._stage:
                 self._num_reserved_stages += 1
@@ -387,7 +387,7 @@ class MigrationDestination:
                 | Cancelled()
                 | Tick()
             ):
-                return []  # Late. Outcomes are not among them: each is waited for.
+                return []  # Late. Outcomes of effects cannot be: each is awaited.
             case _:
                 raise self._illegal(event)
 
@@ -426,7 +426,7 @@ class MigrationDestination:
     # --------------------------------------------------------------------------------- ends
 
     def _settle(self, now_s: float) -> list[Effect]:
-        """The request is adopted: tell, unless its client or the source has gone meanwhile."""
+        """The request is adopted: send the verdict, unless its client or source has gone."""
         aborts = [AbortRequest(self.request_id)] if self._is_aborted else []
         if self._has_source_aborted:
             return [*aborts, *self._end(Reason.REQUEST_ABORTED)]
@@ -438,7 +438,7 @@ class MigrationDestination:
     def _give_up(self, reason: Reason) -> list[Effect]:
         if self._state is not DestinationState.RESERVING:
             return self._free(reason)
-        # What is being reserved can be freed only once it is there.
+        # A reservation under way can be freed only once it is complete.
         self._give_up_reason = reason
         self._state = DestinationState.GIVING_UP
         return []

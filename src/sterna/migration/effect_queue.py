@@ -1,9 +1,9 @@
 """Order in which an interpreter begins the effects of migrations. Pure.
 
 Rules 1 and 2 of the interpreter's contract (`sterna.migration.messages`): an effect that has an
-outcome holds up the later effects of its migration until that outcome has been reported, and what
-follows from the outcome takes its place behind them. Effects of different migrations do not wait
-for each other.
+outcome delays the later effects of its migration until that outcome has been reported, and the
+effects that follow from the outcome are queued behind them. Effects of different migrations do not
+wait for each other.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from typing import get_args
 from sterna.migration.messages import AbortRequest, Effect, EffectWithOutcome, Send
 from sterna.types import MigrationId
 
-# Of a tuple `isinstance` asks faster than of a union.
+# `isinstance` is faster with a tuple than with a union.
 WITH_OUTCOME = get_args(EffectWithOutcome)
 
 
@@ -21,15 +21,15 @@ class EffectQueue:
     """Effects of all migrations of one instance that wait for outcomes."""
 
     def __init__(self) -> None:
-        # A key for each migration of which an outcome is due.
+        # Has a key for each migration of which an outcome is due.
         self._waiting: dict[MigrationId, deque[Effect]] = {}
 
     def __len__(self) -> int:
-        """Migrations of which an outcome is due."""
+        """Number of migrations of which an outcome is due."""
         return len(self._waiting)
 
     def push(self, effect: Effect) -> bool:
-        """Take in the next effect that was returned; returns whether it begins at once."""
+        """Queue the next effect that was returned; returns whether it begins at once."""
         migration_id = migration_of(effect)
         if migration_id is None:
             return True
@@ -41,11 +41,11 @@ class EffectQueue:
         return True
 
     def done(self, migration_id: MigrationId) -> Iterator[Effect]:
-        """Yield the effects that begin when the outcome due has been reported, and what followed
-        from it has been pushed; the last one may have an outcome itself.
+        """Yield the effects that begin after the outcome due was reported and the effects that
+        followed from it were pushed; the last one may have an outcome itself.
 
-        Each is to be begun before the next one is asked for: what is pushed meanwhile, because
-        one of them failed at once, waits behind them.
+        Each is to be begun before the next one is taken: effects that are pushed meanwhile,
+        because one of them failed at once, wait behind them.
 
         Raises:
             KeyError: no outcome is due.

@@ -8,17 +8,16 @@
                                      |            |
                                   UNDOING     FORWARDING -> OVER
 
-The request is the source's own until `Commit` is sent: whatever goes wrong by then ends the
-migration here, at once, and the destination is told by Abort or finds out by its lease. Only a
-Drain under way must be waited for, since it may have taken the request out of the batch already
-(UNDOING).
+The request belongs to the source until `Commit` is sent: any failure before that ends the migration
+here at once, and the destination learns of it from Abort or from its lease. Only a Drain under way
+must be awaited, since it may have taken the request out of the batch already (UNDOING).
 
 From Commit on only the destination decides. The source keeps the request suspended, with all its
-blocks, and asks until it hears the verdict or the supervisor confirms the destination's death.
-Time alone never ends this state: a source that resumed a request because nothing was heard could
-run it twice. (Departure from the paper, whose source releases its blocks before it tells the
-destination to commit: a lost commit would lose the request, and a stage still being sent would
-read blocks that belong to somebody else.)
+blocks, and asks until it receives the verdict or the supervisor confirms the destination's death.
+Time alone never ends this state: a source that resumed a request after a silence could run it
+twice. (Departure from the paper, whose source releases its blocks before it sends the commit: a
+lost commit would lose the request, and a stage still being sent would read blocks that belong to
+another request.)
 
 `docs/migration_protocol.md` has the table of all states and events, which the tests read.
 """
@@ -68,17 +67,17 @@ from sterna.migration.stages import Stage, plan_stage
 from sterna.types import InstanceId, MigrationId, RequestId
 
 SourceMessage = Reserved | StageCopied | Committed | Aborted
-"""What a destination says to a source."""
+"""Messages from a destination to a source."""
 
 
 class SourceState(Enum):
-    """What the source waits for."""
+    """State of the source: the event that it waits for."""
 
     NEW = "new"
     INSPECTING = "inspecting"
-    """Inspect is under way: how far is the request?"""
+    """Inspect is under way; the position of the request is awaited."""
     RESERVING = "reserving"
-    """Reserve was sent: has the destination room for the stage?"""
+    """Reserve was sent; the answer of the destination is awaited."""
     COPYING = "copying"
     """A stage that is not the last is being copied; the request goes on decoding."""
     DRAINING = "draining"
@@ -117,7 +116,7 @@ class MigrationSource:
         self._reservation: ReservationId | None = None
         self._request: bytes | None = None
         self._num_preemptions: int | None = None
-        # The stage under way, or the empty one in whose place it will be planned.
+        # The stage under way, or an empty one that is to be planned.
         self._stage = Stage(number=0, first_block=0)
         self._receivers: tuple[str, ...] = ()
         self._num_reserved_stages = 0
@@ -127,16 +126,16 @@ class MigrationSource:
         self._ask_again_s = 0.0
         self._give_up_s = 0.0
 
-    # -------------------------------------------------------------------------- what is asked
+    # ------------------------------------------------------------------------------ queries
 
     @property
     def state(self) -> SourceState:
-        """Where the migration stands."""
+        """The state of the migration."""
         return self._state
 
     @property
     def is_settled(self) -> bool:
-        """Whether Ended was returned: nothing is asked of the engine any more."""
+        """Whether Ended was returned: no further effects on the engine follow."""
         return self._state in _SETTLED
 
     @property
@@ -156,7 +155,7 @@ class MigrationSource:
             return min(self._ask_again_s, self._give_up_s)
         return self._ask_again_s if self._state in _VERDICT_ASKED else None
 
-    # -------------------------------------------------------------------------- what happens
+    # ------------------------------------------------------------------------------- events
 
     def start(self, now_s: float) -> list[Effect]:
         """Begin the migration.
@@ -169,7 +168,7 @@ class MigrationSource:
         return self._inspect(self._stage)
 
     def on_event(self, event: Event, now_s: float) -> list[Effect]:
-        """Take an event in and return what is to be done, in order.
+        """Handle an event and return the effects, in order.
 
         Raises:
             ProtocolError: the event is illegal in this state; nothing was changed.
@@ -195,16 +194,16 @@ class MigrationSource:
         return effects
 
     def _concerns(self, message: SourceMessage) -> bool:
-        """Whether the message belongs to this conversation, and not to another reservation."""
+        """Whether the message is for this reservation, and not for another one."""
         if self._reservation is None:
-            # The first answer names the reservation; a refusal has none to name.
+            # The first answer names the reservation; a refusal has none.
             return isinstance(message, Reserved | Aborted)
         return message.reservation == self._reservation
 
     # ---------------------------------------------------------------- the table, part by part
 
     def _before_drain(self, event: Event, now_s: float) -> list[Effect]:
-        """Stages before the last. Nothing has been taken from the request: any end is at once."""
+        """Stages before the last. The request is untouched, so the migration can end at once."""
         this = self._stage.number
         match self._state, event:
             case SourceState.INSPECTING, Inspected():
@@ -221,7 +220,7 @@ class MigrationSource:
             case SourceState.COPYING, CopyFailed(stage=stage) if stage == this:
                 return self._abort(Reason.TRANSFER_FAILED)
             case _, CopyFailed(stage=stage) if stage < this:
-                return []  # The destination had said already that the stage is in place.
+                return []  # StageCopied has arrived: the stage is in place.
             case _, Received(Aborted(reason=reason)):
                 return self._abort(reason, is_peer_told=False)
             case _, RequestEnded(reason):
@@ -243,7 +242,7 @@ class MigrationSource:
                 raise self._illegal(event)
 
     def _until_drained(self, event: Event, now_s: float) -> list[Effect]:
-        """The engine is draining the request: only its outcome tells where the request is."""
+        """The engine is draining the request: only the outcome shows where the request is."""
         this = self._stage.number
         match self._state, event:
             case SourceState.DRAINING, Drained():
@@ -268,9 +267,9 @@ class MigrationSource:
             case SourceState.DRAINING, Cancelled():
                 return self._undo(Reason.CANCELLED)
             case SourceState.UNDOING, Received(Aborted()) | PeerDead() | Cancelled():
-                return []  # It is being given up already.
+                return []  # The migration is being given up already.
             case _, RequestEnded():
-                return []  # A hint only: the outcome of Drain tells.
+                return []  # A hint only: the outcome of Drain decides.
             case _, Received(Reserved(stage=stage)) if stage <= this:
                 return []  # Repeated or overtaken.
             case _, Received(StageCopied(stage=stage)) | CopyFailed(stage=stage) if stage < this:
@@ -317,7 +316,7 @@ class MigrationSource:
                 raise self._illegal(event)
 
     def _after_end(self, event: Event, now_s: float) -> list[Effect]:
-        """It is settled; in FORWARDING the destination has yet to hear that the client is gone."""
+        """The migration is settled; in FORWARDING the client's abort may not have arrived yet."""
         is_forwarding = self._state is SourceState.FORWARDING
         match event:
             case Received(Aborted()) | PeerDead() if is_forwarding:
@@ -328,9 +327,9 @@ class MigrationSource:
             case Received() | Inspected() | CopyFailed() | RequestEnded():
                 return []  # Late.
             case ClientAborted() | PeerDead() | Cancelled() | Tick():
-                return []  # No concern of this migration any more.
+                return []  # These no longer concern this migration.
             case _:
-                # An outcome of Drain is always waited for: to ignore it could lose the request.
+                # An outcome of Drain is always awaited: to ignore it could lose the request.
                 raise self._illegal(event)
 
     # ------------------------------------------------------------------------------- stages
@@ -343,21 +342,21 @@ class MigrationSource:
     def _plan_stage(self, inspected: Inspected, now_s: float) -> list[Effect]:
         """Begin the next stage: "the source instance also checks whether the request being
         migrated has completed or been preempted" (Section 4.2)."""
-        progress = inspected.progress
-        if progress is None:
+        position = inspected.progress
+        if position is None:
             is_first = self._num_preemptions is None
             return self._abort(Reason.REQUEST_UNKNOWN if is_first else Reason.REQUEST_FINISHED)
         # A request that was preempted and runs again has other blocks than those that were
-        # copied: its presence alone proves nothing.
-        if self._num_preemptions not in (None, progress.num_preemptions):
+        # copied, so its presence alone is not enough.
+        if self._num_preemptions not in (None, position.num_preemptions):
             return self._abort(Reason.REQUEST_PREEMPTED)
-        if progress.immovable:
+        if position.immovable:
             return self._abort(Reason.REQUEST_IMMOVABLE)
-        stage = plan_stage(self._stage, progress, self.mode, self._config)
+        stage = plan_stage(self._stage, position, self.mode, self._config)
         if isinstance(stage, Reason):
             return self._abort(stage)
         if self._num_preemptions is None:
-            self._num_preemptions = progress.num_preemptions
+            self._num_preemptions = position.num_preemptions
             self._request = inspected.request
         self._stage = stage
         self._state = SourceState.RESERVING
@@ -417,16 +416,16 @@ class MigrationSource:
         return [
             *self._stop_copying(),
             *([AbortRequest(self.request_id)] if is_client_gone else []),
-            *self._tell(reason, is_peer_told),
+            *self._notify_peer(reason, is_peer_told),
             self._end(reason),
         ]
 
     def _undo(self, reason: Reason, *, is_peer_told: bool = True) -> list[Effect]:
-        """Give the migration up while Drain is under way."""
+        """Give up the migration while Drain is under way."""
         self._has_client_aborted |= reason is Reason.REQUEST_ABORTED
         self._undo_reason = reason
-        # In UNDOING the destination has been told, or told us, or is dead.
-        effects = self._tell(reason, is_peer_told and self._state is SourceState.DRAINING)
+        # In UNDOING the destination was notified, has aborted itself, or is dead.
+        effects = self._notify_peer(reason, is_peer_told and self._state is SourceState.DRAINING)
         self._state = SourceState.UNDOING
         return effects
 
@@ -440,7 +439,7 @@ class MigrationSource:
         release = Release(self.migration_id, self.request_id)
         if not self._has_client_aborted:
             return [release, Send(self.peer, Released(self.migration_id)), self._end(None)]
-        # Released must wait: as long as the destination remembers the verdict, it answers.
+        # Released must wait: the destination answers as long as it remembers the verdict.
         ended = self._end(None)
         self._state = SourceState.FORWARDING
         return [release, self._forward_abort(now_s), ended]
@@ -478,7 +477,7 @@ class MigrationSource:
         abort = ForwardedAbort(self.migration_id, self._reservation, self.request_id)
         return Send(self.peer, abort)
 
-    def _tell(self, reason: Reason, is_peer_told: bool) -> list[Effect]:
+    def _notify_peer(self, reason: Reason, is_peer_told: bool) -> list[Effect]:
         is_known_there = self._num_preemptions is not None
         is_needed = is_peer_told and is_known_there
         return [Send(self.peer, Abort(self.migration_id, reason))] if is_needed else []

@@ -1,4 +1,4 @@
-"""Which blocks the next copy round of a migration takes (Section 4.2). Pure."""
+"""Plan of a migration's next copy round (Section 4.2). Pure."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from sterna.config import MigrationConfig
 from sterna.migration.messages import Mode, Reason, RequestPosition
 
 NUM_SPARE_BLOCKS = 1
-"""Blocks that a last stage reserves beyond those there are: decoding goes on until the drain."""
+"""Blocks that a last stage reserves beyond the present ones: decoding continues until the drain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +14,8 @@ class Stage:
     """One copy round.
 
     Attributes:
-        first_block: counted from the request's first; those before it are in place.
-        num_blocks: at most so many.
+        first_block: index among the request's blocks; those before it are in place.
+        num_blocks: at most this number of blocks.
         is_last: the request is drained for it.
     """
 
@@ -25,22 +25,22 @@ class Stage:
     is_last: bool = False
 
     def next_unplanned(self, num_copied: int) -> "Stage":
-        """The next stage's number and first block, when so many blocks of this one were copied."""
+        """The next stage's number and first block, after `num_copied` blocks of this one."""
         return Stage(self.number + 1, self.first_block + num_copied)
 
 
 def plan_stage(
-    unplanned: Stage, progress: RequestPosition, mode: Mode, config: MigrationConfig
+    unplanned: Stage, position: RequestPosition, mode: Mode, config: MigrationConfig
 ) -> Stage | Reason:
-    """The stage with its blocks, for a request that stands at `progress`; or why none may follow.
+    """The stage with its blocks, for a request at `position`; or the reason why none may follow.
 
-    It is the last one when few blocks remain, when the mode has no other, or for a queuing
+    It is the last stage when few blocks remain, when the mode has only one, or for a queuing
     request, which has no KV to copy.
     """
     number, first_block = unplanned.number, unplanned.first_block
-    num_full = progress.num_full_blocks - first_block
-    num_remaining = progress.num_blocks - first_block
-    if progress.is_queuing or mode is Mode.RECOMPUTE:
+    num_full = position.num_full_blocks - first_block
+    num_remaining = position.num_blocks - first_block
+    if position.is_queuing or mode is Mode.RECOMPUTE:
         stage = Stage(number, first_block, 0, True)
     elif (
         mode is Mode.STOP_AND_COPY or num_remaining <= config.last_stage_max_blocks or num_full <= 0

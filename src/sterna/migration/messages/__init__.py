@@ -1,26 +1,26 @@
-"""What the two sides of a migration say to each other, ask of the world, and hear back. Pure.
+"""Messages, effects and events of a migration's two state machines. Pure.
 
 Three closed sets, one for each direction:
 
 - **messages** (`wire`) travel between the source's and the destination's llumlet (Figure 7 of
   the paper: the handshake);
-- **effects** (`effects`) are what a state machine wants done: an interpreter (`runtime`,
+- **effects** (`effects`) are actions that a state machine requests: an interpreter (`instance`,
   `simulator`) carries them out;
-- **events** (`events`) are what happened: an arrived message, an effect's outcome, a death, time.
+- **events** (`events`) are its inputs: an arrived message, an effect's outcome, a death, time.
 
 The interpreter's contract:
 
 1. Effects of one migration take effect in the order in which they were returned, those on the
-   engine between two steps; AbortRequest takes effect after what was returned before it for the
-   same request. Effects of different migrations need not wait for each other.
+   engine between two steps; AbortRequest takes effect after the effects that were returned before
+   it for the same request. Effects of different migrations need not wait for each other.
 2. An effect that has an outcome names the events that report it. Exactly one of them comes, once,
    for each time the effect was returned; and for `CopyBlocks` at most one. While an outcome of
    `ReserveBlocks`, `FreeReservation`, `Adopt`, `Inspect` or `Drain` is due, no other of these
    effects is returned for that migration, so their outcomes cannot be confused.
 3. Each stage of at least one block, once it is reserved, ends in StageReceived or StageFailed,
-   once, unless `FreeReservation` or `Adopt` stops it; one that gets no bytes for too long has
+   once, unless `FreeReservation` or `Adopt` stops it; a stage that gets no bytes for too long has
    failed. A stage of no blocks ends in neither.
-4. PeerDead is told only of an instance that will never act again.
+4. PeerDead is reported only of an instance that will never act again.
 
 `sterna.migration.effect_queue` keeps the order of 1 and 2 for every interpreter.
 

@@ -1,6 +1,6 @@
-"""What the machines of a migration want done; an interpreter carries it out. Pure.
+"""Effects of a migration's state machines, which an interpreter carries out. Pure.
 
-`sterna.migration.messages` says what an interpreter owes the machines.
+`sterna.migration.messages` has the interpreter's contract.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Inspect:
 class CopyBlocks:
     """Source: gather blocks `first_block` to `first_block + num_blocks` of the request and send
     them to the destination's receivers, rank by rank. Outcome: none when it succeeds (the
-    destination tells by StageCopied), CopyFailed when it does not.
+    destination sends StageCopied), CopyFailed when it does not.
     """
 
     migration_id: MigrationId
@@ -43,7 +43,7 @@ class CopyBlocks:
 
 @dataclass(frozen=True, slots=True)
 class StopCopying:
-    """Source: drop whatever of this migration is still to be sent. No outcome."""
+    """Source: drop all blocks of this migration that are still to be sent. No outcome."""
 
     migration_id: MigrationId
 
@@ -76,7 +76,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Source: free the drained request and its blocks; its client notices nothing. No outcome."""
+    """Source: free the drained request and its blocks, unnoticed by its client. No outcome."""
 
     migration_id: MigrationId
     request_id: RequestId
@@ -92,8 +92,8 @@ class AbortDrained:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequest:
-    """Either side: end this request, whose client has gone, in the engine. One that is not there
-    is ignored. No outcome.
+    """Either side: end this request, whose client has gone, in the engine. An unknown request is
+    ignored. No outcome.
     """
 
     request_id: RequestId
@@ -101,13 +101,13 @@ class AbortRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReserveBlocks:
-    """Destination: let the reservation reach to the end of the stage, prepare the request when
+    """Destination: extend the reservation to the end of the stage, prepare the request when
     `request` is given, and make the receivers listen for the stage. Outcome: BlocksReserved or
     ReserveFailed (then nothing changed).
 
     The stage is written to blocks `first_block` to `first_block + num_blocks` of the
     reservation; only those that it does not hold yet are added to it. A stage may bring fewer
-    blocks than were asked for, and a last stage that was given up brings none.
+    blocks than were reserved, and a last stage that was given up brings none.
     """
 
     migration_id: MigrationId
@@ -136,8 +136,8 @@ class Adopt:
     step's batch, or queue it when it comes without blocks. Outcome: Adopted or AdoptFailed (then
     nothing changed).
 
-    The request owns the first `num_blocks` blocks of the reservation; the rest is its to grow
-    into, or free.
+    The request owns the first `num_blocks` blocks of the reservation; the engine keeps the rest for
+    its next tokens, or frees it.
     """
 
     migration_id: MigrationId
@@ -148,16 +148,16 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Either side: how the migration ended is settled for this side.
+    """Either side: the end of the migration is settled for this side.
 
-    Nothing else of it is asked of the engine afterwards, except to end a request whose client
-    has gone; messages may follow, until both sides know.
+    No effect on the engine follows, except to end a request whose client has gone; messages may
+    follow, until both sides know the end.
 
     Attributes:
         peer: the other instance.
         is_outgoing: whether this is the source's side.
-        aborted: why it did not commit, or None when the destination owns the request.
-        stages: stages that were reserved.
+        aborted: the reason why it did not commit, or None when the destination owns the request.
+        stages: number of stages that were reserved.
     """
 
     migration_id: MigrationId

@@ -1,4 +1,4 @@
-"""What happens to a migration: arrived messages, outcomes of effects, deaths, time. Pure."""
+"""Events of a migration: arrived messages, outcomes of effects, deaths, time. Pure."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class RequestPosition:
-    """Where a request stands between two steps.
+    """Position of a request between two steps.
 
     Attributes:
         is_queuing: never started or preempted: it has no KV and moves without any.
         num_full_blocks: leading blocks whose KV is complete and will not change again.
         num_blocks: blocks with any valid KV, the partial last one included.
-        num_preemptions: counts the times that its memory was taken back here.
+        num_preemptions: number of its preemptions on this instance.
         immovable: it cannot move at this moment.
     """
 
@@ -33,7 +33,7 @@ class RequestPosition:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """Outcome of Inspect; None when the request is not on the instance any more.
+    """Outcome of Inspect; `progress` is None when the request is no longer on the instance.
 
     Attributes:
         request: the request as its front end sent it; needed with the first outcome only.
@@ -63,7 +63,7 @@ class DrainRefused:
     """The request stays where it is.
 
     Attributes:
-        reason: why, or None when it has more blocks than the last stage may take (it goes on
+        reason: None when the request has more blocks than the last stage may take (it continues
             decoding: another stage must come first).
     """
 
@@ -129,7 +129,7 @@ class RequestEnded:
 
 @dataclass(frozen=True, slots=True)
 class ClientAborted:
-    """The client aborted the request; it reaches whichever side it was sent to."""
+    """The client aborted the request; the event reaches the side that got the abort."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class PeerDead:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """An operator or the llumlet wants the migration stopped; ignored from Commit on."""
+    """An operator or the llumlet cancels the migration; ignored from Commit on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +160,9 @@ Outcome = (
     | Adopted
     | AdoptFailed
 )
-"""How an effect ended that has an outcome (`effects.EffectWithOutcome`)."""
+"""Outcomes of effects (`effects.EffectWithOutcome`)."""
 
 CopyEvent = CopyFailed | StageReceived | StageFailed
-"""What happened to a stage's copy, at any time after it was begun or expected."""
+"""Events of a stage's copy, at any time after it was begun or expected."""
 
 Event = Outcome | CopyEvent | Received | RequestEnded | ClientAborted | PeerDead | Cancelled | Tick

@@ -1,13 +1,13 @@
-"""What the two llumlets of a migration say to each other (Figure 7: the handshake). Pure.
+"""Messages between the two llumlets of a migration (Figure 7: the handshake). Pure.
 
 The messages are msgspec structs because they go over the wire as they are. They may be lost,
 repeated and overtaken.
 
-A conversation is named by its `reservation`: the destination numbers the reservations it makes
-and says the number in Reserved; whatever is said from then on repeats it. A copy of the first
-Reserve that was long under way can open a second reservation for a migration that is over or
-goes on under another number; nothing that was meant for one is then taken for the other. Abort
-and Released need no number: the source is done with every reservation of that migration.
+The destination numbers its reservations and sends the number in Reserved; all later messages carry
+it (`reservation`). A copy of the first Reserve that was long under way can open a second
+reservation for a migration that is over or continues under another number; by the number, a message
+for one is not taken for the other. Abort and Released need no number: with them, the source is done
+with every reservation of that migration.
 """
 
 from enum import Enum
@@ -18,11 +18,11 @@ import msgspec
 from sterna.types import MigrationId, RequestId
 
 ReservationId = NewType("ReservationId", int)
-"""Names one reservation on its destination. A number is never used again."""
+"""Number of one reservation on its destination. A number is never used again."""
 
 
 class Mode(Enum):
-    """How a request's KV cache gets to the destination."""
+    """Way of a request's KV cache to the destination."""
 
     LIVE = "live"
     """In stages, while decoding goes on (Section 4.2)."""
@@ -63,15 +63,15 @@ class Reserve(msgspec.Struct, frozen=True, tag=True):
 
     All or nothing. The first one carries the request as its front end sent it (`request`), so
     that the destination can prepare it (compile its grammar, say) while the bulk is copied.
-    Sent again from time to time while the source waits for Reserved or StageCopied: it asks how
-    far the stage is, and renews the lease.
+    Sent again from time to time while the source waits for Reserved or StageCopied: it asks for the
+    state of the stage, and renews the lease.
 
     Attributes:
         first_block: the stage's first block, counted from the request's first.
-        num_blocks: blocks of the stage, at most; 0 for a stage without KV. After a last stage
-            was given up for another one they overlap what is reserved already.
+        num_blocks: maximum number of the stage's blocks; 0 for a stage without KV. After a last
+            stage was given up for another one, they overlap the blocks reserved already.
         is_last: the request will be drained for this stage; a batch slot is reserved as well.
-        reservation: None as long as the source knows none.
+        reservation: None until the source has received one.
     """
 
     migration_id: MigrationId
@@ -88,7 +88,7 @@ class Reserved(msgspec.Struct, frozen=True, tag=True):
     """Destination -> source: the stage's blocks are reserved and its receivers listen.
 
     Attributes:
-        receivers: where to send the KV bytes, one endpoint for each tensor-parallel rank.
+        receivers: endpoints for the KV bytes, one for each tensor-parallel rank.
     """
 
     migration_id: MigrationId
@@ -100,7 +100,7 @@ class Reserved(msgspec.Struct, frozen=True, tag=True):
 class StageCopied(msgspec.Struct, frozen=True, tag=True):
     """Destination -> source: every rank has the stage's blocks in place.
 
-    Not sent of a last stage, after which the source waits for the verdict.
+    Not sent for a last stage, after which the source waits for the verdict.
     """
 
     migration_id: MigrationId
@@ -109,15 +109,15 @@ class StageCopied(msgspec.Struct, frozen=True, tag=True):
 
 
 class Commit(msgspec.Struct, frozen=True, tag=True):
-    """Source -> destination: the request is drained, this is its state; step it from here on.
+    """Source -> destination: the request is drained, with this state; step it from here on.
 
     Sent together with the last stage's copy; the destination adopts the request when it has
     both. From this message on, only the destination decides how the migration ends, and the
-    source keeps the request suspended until it hears the verdict.
+    source keeps the request suspended until it receives the verdict.
 
     Attributes:
         num_blocks: blocks with valid KV, over all stages.
-        state: what the engine needs to go on, in the engine's own encoding.
+        state: the engine's state of the request, in the engine's own encoding.
     """
 
     migration_id: MigrationId
@@ -129,9 +129,9 @@ class Commit(msgspec.Struct, frozen=True, tag=True):
 
 
 class CommitQuery(msgspec.Struct, frozen=True, tag=True):
-    """Source -> destination: no verdict has come; how did the commit end?
+    """Source -> destination: no verdict has arrived; how did the commit end?
 
-    A destination that has no Commit of this reservation takes it for lost and aborts.
+    A destination that has no Commit of this reservation considers it lost and aborts.
     """
 
     migration_id: MigrationId
@@ -139,9 +139,9 @@ class CommitQuery(msgspec.Struct, frozen=True, tag=True):
 
 
 class Committed(msgspec.Struct, frozen=True, tag=True):
-    """Destination -> source, the verdict: the request runs here; free yours.
+    """Destination -> source, the verdict: the request runs here; the source frees its copy.
 
-    Sent again until Released comes.
+    Sent again until Released arrives.
     """
 
     migration_id: MigrationId
@@ -150,10 +150,10 @@ class Committed(msgspec.Struct, frozen=True, tag=True):
 
 class Aborted(msgspec.Struct, frozen=True, tag=True):
     """Destination -> source, the verdict: the request was not and will not be adopted under this
-    reservation; or it was, and has been aborted since, as the source had asked.
+    reservation; or it was, and has been aborted since at the source's request.
 
-    Answers Reserve (refused), Abort, ForwardedAbort, anything of an unknown reservation, and goes
-    out unasked when a transfer failed or the lease ran out. The reservation is gone when this is
+    Answers Reserve (refused), Abort, ForwardedAbort and any message for an unknown reservation.
+    Also sent when a transfer failed or the lease expired. The reservation is gone when this is
     sent.
 
     Attributes:
@@ -168,8 +168,8 @@ class Aborted(msgspec.Struct, frozen=True, tag=True):
 class Abort(msgspec.Struct, frozen=True, tag=True):
     """Source -> destination: give the reservation back.
 
-    Before Commit this ends the migration. After Commit it is a wish, when the copy of the last
-    stage failed: the destination aborts unless it has adopted, and the verdict tells which.
+    Before Commit this ends the migration. After Commit it is only a request, sent when the copy of
+    the last stage failed: the destination aborts unless it has adopted, and sends its verdict.
     """
 
     migration_id: MigrationId
@@ -177,7 +177,7 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class Released(msgspec.Struct, frozen=True, tag=True):
-    """Source -> destination: the verdict was heard; the destination may forget the migration."""
+    """Source -> destination: the verdict arrived; the destination may forget the migration."""
 
     migration_id: MigrationId
 
