@@ -42,7 +42,7 @@ class Termination:
         self._num_sent[frontend_id] -= 1
 
     def on_farewell(self, frontend_id: FrontendId, emptied_since: int, num_heard: int = 0) -> None:
-        """A front end sent a Farewell, perhaps before the instance has heard of the emptying.
+        """A front end sent a Farewell, perhaps before the instance knows of the emptying.
 
         Args:
             num_heard: the messages of this instance that it has ever received.

@@ -1,4 +1,4 @@
-"""What a simulation runs, and how. Pure."""
+"""Configuration of a simulation. Pure."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,32 +10,32 @@ from sterna.errors import ConfigurationError
 
 
 class Report(Enum):
-    """What the global scheduler knows of an instance when it decides."""
+    """The state of an instance that the global scheduler knows when it decides."""
 
     LIVE = "live"
     """The instance's state at this moment."""
     STEP = "step"
     """The state at the beginning of the step under way, which is what real instances report."""
     STALE = "stale"
-    """The state at the beginning of the last step that has ended, as in the paper's runs: what
-    was dispatched since then, or came in during that step, is not seen."""
+    """The state at the beginning of the last step that has ended, as in the paper's runs: requests
+    that were dispatched since then, or arrived during that step, are not in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:
-    """One run, except for its trace.
+    """Configuration of one run, without its trace.
 
     Attributes:
-        num_instances: instances at the start.
-        report: what the scheduler knows when it decides.
-        scaling: None leaves the number of instances alone.
-        scaling_begins_s: no instance is added or terminated before.
-        start_delay_s: from the decision to add an instance until it can serve.
-        dispatch_delay_s: from a request's arrival until it queues on its instance.
-        message_delay_s: from one llumlet to another.
-        retry_backoff_s: a request whose migration aborted is not chosen again for so long.
-        fragmentation_interval_s: time between two samples of the fragmentation; None: none.
-        is_fast: whether compiled code advances the engines; the results are the same.
+        num_instances: number of instances at the start.
+        report: the state that the scheduler knows when it decides.
+        scaling: None keeps the number of instances.
+        scaling_begins_s: time before which no instance is added or terminated.
+        start_delay_s: time from the decision to add an instance until it can serve.
+        dispatch_delay_s: time from a request's arrival until it queues on its instance.
+        message_delay_s: latency of a message between two llumlets.
+        retry_backoff_s: time before a request whose migration aborted is chosen again.
+        fragmentation_interval_s: time between two samples of the fragmentation; None: no samples.
+        is_fast: whether the compiled engines run; the results are the same.
     """
 
     engine: EmulatedEngineConfig

@@ -1,9 +1,8 @@
-"""What the simulation asks of the engines of all instances, plain or compiled. Pure.
+"""Interface of the engines of all instances, plain or compiled. Pure.
 
-An engine is named by its row; a row that was stopped can be started again for another instance.
-A request is named by its place in the trace. A step begins and ends at known moments; whatever
-changes an engine happens between two steps, but for `add`, which the step under way does not
-notice.
+An engine is identified by its row; a row that was stopped can be started again for another
+instance. A request is identified by its index in the trace. A step begins and ends at known times.
+An engine changes only between two steps, except by `add`, which does not affect the step under way.
 """
 
 from typing import Protocol
@@ -19,7 +18,7 @@ def request_id_of(index: int) -> RequestId:
 
 
 def index_of(request_id: RequestId) -> int:
-    """The request's place in the trace."""
+    """The request's index in the trace."""
     return int(request_id[1:])
 
 
@@ -27,51 +26,51 @@ class Engines(Protocol):
     """The engines of all instances."""
 
     steps_alone: bool
-    """Whether `advance` ends and begins steps without being told to; else each step is to be
-    ended and begun by the caller, at its time."""
+    """Whether `advance` ends and begins steps by itself; else the caller ends and begins each step
+    at its time."""
 
     @property
     def num_ended(self) -> int:
-        """Requests that have produced their last token."""
+        """Number of requests that have produced their last token."""
 
     @property
     def num_steps(self) -> int:
-        """Steps begun."""
+        """Number of steps begun."""
 
     def start(self, row: int, instance_id: InstanceId) -> None:
-        """An engine without requests begins to exist."""
+        """Create an engine without requests."""
 
     def stop(self, row: int) -> None:
-        """The engine, which is empty, ceases to exist."""
+        """Remove the engine, which is empty."""
 
     # ------------------------------------------------------------------------------- steps
 
     def advance(self, until_s: float) -> None:
-        """Let all steps pass that end by then."""
+        """Run all steps that end by this time."""
 
     def step_end_s(self, row: int, now_s: float) -> float | None:
-        """When the step ends that is under way at this moment, or None between two steps."""
+        """The end of the step that is under way at this moment, or None between two steps."""
 
     def hold(self, row: int) -> None:
-        """Have `advance` not begin a step after the one under way: the caller will."""
+        """Stop `advance` after the step under way: the caller begins the next step."""
 
     def end_step(self, row: int, now_s: float) -> None:
-        """The step under way ends now."""
+        """End the step under way now."""
 
     def begin_step(self, row: int, now_s: float) -> float | None:
-        """Begin a step, when there is anything to compute; returns when it will end."""
+        """Begin a step; returns its end, or None when there is nothing to compute."""
 
     # ------------------------------------------------------------------------------- loads
 
     def set_terminating(self, row: int) -> None:
-        """Have views and loads say that the instance is being emptied."""
+        """Mark the instance in views and loads as being emptied."""
 
     def set_migrating(self, row: int, num_outgoing: int, num_incoming: int) -> None:
-        """Have loads say that so many migrations are in flight."""
+        """Set the numbers of migrations in flight that loads show."""
 
     def changed_loads(self, now_s: float) -> list[InstanceLoad]:
-        """What the llumlets report at this moment, in order: of the engines whose load may
-        differ from the one that was returned last."""
+        """The llumlets' load reports at this moment, by row, of the engines whose load may differ
+        from the one that was returned last."""
 
     def view(self, row: int, now_s: float) -> InstanceView:
         """The engine's state at this moment."""
@@ -80,8 +79,8 @@ class Engines(Protocol):
         """Whether there are neither requests nor reservations."""
 
     def fragmented_tokens(self) -> tuple[int, int, list[int], int]:
-        """Free memory of all instances, the part of it that they may admit requests into (each
-        one's watermark left out), the demands of the requests that block the head of a line
+        """Free memory of all instances, the part of it in which they may admit requests (without
+        each instance's watermark), the demands of the requests that block the head of a queue
         because they do not fit, and the total memory; in tokens."""
 
     # ---------------------------------------------------------------------------- requests
@@ -90,7 +89,7 @@ class Engines(Protocol):
         """Queue a request of the trace."""
 
     def core(self, row: int) -> Core:
-        """The engine as migrations use it."""
+        """The engine's interface for migrations."""
 
     def export(self, row: int, index: int) -> bytes:
         """The state of a drained request."""
@@ -98,7 +97,7 @@ class Engines(Protocol):
     def adopt(
         self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int
     ) -> None:
-        """Take the migrated request in, with KV in the reservation's first blocks."""
+        """Add the migrated request, with its KV in the reservation's first blocks."""
 
     def records(self) -> Records:
-        """What came of the requests."""
+        """The records of all requests."""

@@ -1,4 +1,4 @@
-"""The events to come, in the order in which they happen. Pure."""
+"""Queue of future events, in the order in which they happen. Pure."""
 
 import heapq
 from collections.abc import Callable
@@ -6,10 +6,10 @@ from enum import IntEnum
 
 
 class Rank(IntEnum):
-    """What comes first at one and the same moment."""
+    """Order of events of the same time."""
 
     STEP_END = 0
-    """Engines are between two steps before anything else looks at them."""
+    """First, so that all other events find the engines between two steps."""
     MESSAGE = 1
     ARRIVAL = 2
     ROUND = 3
@@ -17,14 +17,14 @@ class Rank(IntEnum):
 
 
 Action = Callable[[float], None]
-"""What happens; it is given the time."""
+"""Function of an event, called with the time."""
 
 
 class EventQueue:
     """A heap ordered by time, then rank, then place, then order of entry.
 
-    The place tells engines apart: steps that end together end in the order of their instances,
-    whoever noticed first.
+    The place is the row of an engine: steps that end at the same time end in the order of their
+    rows, whichever was entered first.
     """
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class EventQueue:
         return self._heap[0][:2] if self._heap else None
 
     def push(self, time_s: float, rank: Rank, action: Action, place: int = 0) -> None:
-        """Let `action` happen at that time."""
+        """Schedule `action` at this time."""
         self._num_entered += 1
         heapq.heappush(self._heap, (time_s, rank, place, self._num_entered, action))
 
     def pop(self) -> tuple[float, Action]:
-        """Take the next event out."""
+        """Remove the next event and return it."""
         time_s, _, _, _, action = heapq.heappop(self._heap)
         return time_s, action

@@ -1,7 +1,7 @@
 """The engines of all instances, compiled: many steps in one call.
 
-The same results as `plain`, bit for bit. What the compiled functions need not know while they
-step is kept here: reservations, and what drained requests hold.
+The results are those of `plain`, bit for bit. State that the compiled steps do not need is kept
+here: reservations, and the blocks of drained requests.
 """
 
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ class _Reservation:
 
 @dataclass(slots=True, eq=False)
 class _Engine:
-    """One engine: a row of the tables, as migrations use it (`outcomes.Core`)."""
+    """One engine, a row of the tables, with the interface for migrations (`outcomes.Core`)."""
 
     tables: "FastEngines"
     row: int
@@ -61,7 +61,7 @@ class _Engine:
     num_incoming: int = 0
     num_reports: int = 0
     reservations: dict[MigrationId, _Reservation] = field(default_factory=dict)
-    # Each drained request with the blocks that it holds; none when it was queuing.
+    # The number of blocks of each drained request; 0 when it was queuing.
     drained: dict[int, int] = field(default_factory=dict)
 
     def progress(self, request_id: RequestId) -> RequestPosition | None:
@@ -131,7 +131,7 @@ class _Engine:
         self.end_reservation(migration_id, 0)
 
     def end_reservation(self, migration_id: MigrationId, num_kept_blocks: int) -> None:
-        """Give the reservation back, but for the blocks that a request takes over."""
+        """End the reservation, and free its blocks except for those that a request takes over."""
         reservation = self.reservations.pop(migration_id, None)
         if reservation is None:
             assert num_kept_blocks == 0
@@ -144,7 +144,7 @@ class _Engine:
 
 
 class FastEngines:
-    """The tables of one run; see `engines.Engines` for the methods."""
+    """The engines of one run, in tables; see `engines.Engines` for the methods."""
 
     steps_alone = True
 
@@ -171,12 +171,12 @@ class FastEngines:
 
     @property
     def num_ended(self) -> int:
-        """Requests that have produced their last token."""
+        """Number of requests that have produced their last token."""
         return self._totals[NUM_ENDED]
 
     @property
     def num_steps(self) -> int:
-        """Steps begun."""
+        """Number of steps begun."""
         return self._totals[NUM_STEPS]
 
     def start(self, row: int, instance_id: InstanceId) -> None:
@@ -228,7 +228,7 @@ class FastEngines:
         self._list_anew(row)
 
     def _list_anew(self, row: int) -> None:
-        """Have the engine's load returned even if its report stays as it is."""
+        """Make `changed_loads` return the engine's load even if its report stays as it is."""
         self._tables.reports[LISTED, row] = NONE
         self._columns.has_changed[row] = 1
 
@@ -273,7 +273,7 @@ class FastEngines:
             queued_tokens,
             num_by_priority,
         )
-        # As `policy.selection` does.
+        # The same rule as in `policy.selection`.
         if engine.is_terminating:
             if num_queuing > 0:
                 move_blocks = head_blocks

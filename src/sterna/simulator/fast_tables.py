@@ -1,4 +1,4 @@
-"""The compiled engines' tables for one simulation, filled from its trace and configuration."""
+"""Tables of the compiled engines for one simulation, from its trace and configuration."""
 
 from dataclasses import dataclass, fields
 
@@ -26,14 +26,14 @@ VICTIMS = {
     Victim.LONGEST: LONGEST,
     Victim.LAST_STARTED: LAST_STARTED,
 }
-"""The rules that `reports.find_victim` has; with another one, the plain engines run."""
+"""The rules that the compiled `reports.find_victim` has; for others, the plain engines run."""
 
 
 @dataclass(slots=True)
 class Columns:
-    """Fields of the engines' rows, to be read and written as plain numbers.
+    """Fields of the engines' rows, read and written as plain numbers.
 
-    Ten times as fast as numpy's scalars.
+    This is ten times as fast as with numpy's scalars.
     """
 
     step_end_s: memoryview
@@ -51,7 +51,7 @@ class Columns:
 
     @classmethod
     def of(cls, tables: Tables) -> "Columns":
-        """The columns of these tables, to be made again when they are."""
+        """The columns of these tables; new tables need new columns."""
         return cls(*(memoryview(tables.rows[each.name]) for each in fields(cls)))
 
 

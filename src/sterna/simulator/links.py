@@ -1,8 +1,8 @@
 """Copies of KV blocks under way, and the links that they share. Pure.
 
-Every instance has one link out and one link in. The copies on a link share it evenly; a copy
-goes as fast as the slower one of its two links lets it. Its work is measured in seconds: how
-long it takes alone.
+Every instance has one outgoing and one incoming link. The copies on a link share it evenly; the
+slower one of its two links limits a copy. The work of a copy is the time in seconds that it takes
+alone.
 """
 
 from collections import defaultdict
@@ -16,9 +16,9 @@ class Copy:
     """One stage under way.
 
     Attributes:
-        work_s: what is left of it at `since_s`.
-        rate: how fast it goes from then on; 1 when it is alone.
-        end_s: when it ends if no other copy begins or ends.
+        work_s: the work left at `since_s`.
+        rate: its speed from then on; 1 when it is alone.
+        end_s: its end if no other copy begins or ends.
     """
 
     migration_id: MigrationId
@@ -32,7 +32,7 @@ class Copy:
 
 
 class Links:
-    """All copies of the cluster; at most one of a migration at a time."""
+    """All copies of the cluster; at most one at a time of each migration."""
 
     def __init__(self) -> None:
         self._copies: dict[MigrationId, Copy] = {}
@@ -48,7 +48,7 @@ class Links:
         work_s: float,
         now_s: float,
     ) -> list[Copy]:
-        """Begin a copy; returns it and all others whose end has changed."""
+        """Begin a copy; returns it and the other copies whose end has changed."""
         assert migration_id not in self._copies
         copy = Copy(migration_id, source, destination, stage, work_s, now_s)
         self._copies[migration_id] = copy
@@ -57,7 +57,7 @@ class Links:
         return self._share(copy, now_s)
 
     def end(self, migration_id: MigrationId, now_s: float) -> list[Copy]:
-        """The migration's copy is done or given up; returns those whose end has changed.
+        """The migration's copy is done or given up; returns the copies whose end has changed.
 
         A migration without a copy is ignored.
         """
@@ -73,7 +73,7 @@ class Links:
         return self._copies.get(migration_id)
 
     def _share(self, changed: Copy, now_s: float) -> list[Copy]:
-        """Divide the links of a copy that has begun or ended anew."""
+        """Divide the links of a copy again after it has begun or ended."""
         leaving, coming = self._leaving[changed.source], self._coming[changed.destination]
         touched = [*leaving, *(each for each in coming if each.source != changed.source)]
         moved = []
@@ -82,7 +82,7 @@ class Links:
             rate = 1.0 / num_sharing
             if rate == copy.rate and copy is not changed:
                 continue
-            # Rounding may leave a copy that ends now less than nothing, and its end in the past.
+            # By rounding, a copy that ends now may have negative work, and its end in the past.
             copy.work_s = max(0.0, copy.work_s - (now_s - copy.since_s) * copy.rate)
             copy.since_s = now_s
             copy.rate = rate

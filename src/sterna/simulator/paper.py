@@ -1,9 +1,8 @@
 """The paper's runs as simulations: its parameters, and the rules of its published artifact.
 
-The paper leaves much open that its runs had to settle. Here it is settled as the artifact does
-wherever that is known. Every such choice is an argument of `paper_policy` or of `paper_config`,
-with its default; docs/internals/fidelity.md says what was fitted to what, and how near the figures
-this comes.
+The paper leaves many choices of its runs open. This module chooses as the artifact does wherever
+that is known. Every such choice is an argument of `paper_policy` or of `paper_config` with a
+default; docs/internals/fidelity.md has the fits, and the distance to the figures.
 """
 
 from dataclasses import replace
@@ -35,14 +34,14 @@ text says 13,616 tokens, which is 851."""
 SERVING_STEP_TIME = with_serving(
     A10_LLAMA_7B.step_time, step_s=1.7e-3, request_s=4.6e-4, token_s=1.95e-7
 )
-"""LLaMA-7B on an A10 as the paper's cluster ran it: the engine's measured time a step, and what
-its CPUs added to that. The three added constants are fitted to Llumnix's mean decode latencies at
-the 25 generated points of Figure 11, and to nothing else: that column is no evidence of anything.
+"""LLaMA-7B on an A10 as the paper's cluster ran it: the engine's measured time per step, and the
+time that its CPUs added. The three added constants are fitted to Llumnix's mean decode latencies at
+the 25 generated points of Figure 11 only, so that this column is no evidence for the simulator.
 """
 
 COPY_TIME = CopyTime(block_s=A10_LLAMA_7B.copy_time.block_s, stage_s=5e-3)
-"""A block takes the measured time. Of the 15 ms that a measured copy of no blocks would take, the
-handshake makes up about 10, which the simulated messages and waits for steps take here."""
+"""The time per block is the measured one. A measured copy of no blocks would take 15 ms, of which
+the handshake is about 10: the simulated messages and waits for steps take this time here."""
 
 PAPER_SCALING = ScalingConfig(
     min_instances=1,
@@ -53,14 +52,14 @@ PAPER_SCALING = ScalingConfig(
     is_sustained=False,
     terminates_newest=True,
 )
-"""Section 6.5: [10, 60] blocks a request, of 16 decode steps each. The artifact looks at the mean
-once a period, and terminates the instance that joined last."""
+"""Section 6.5: [10, 60] blocks per request, of 16 decode steps each. The artifact looks at the mean
+once per period, and terminates the instance that joined last."""
 
 PAPER_SCALING_BEGINS_S = 100.0
-"""Until then the artifact leaves the instances alone."""
+"""Time before which the artifact does not change the number of instances."""
 
 _FRAGMENTED_TRACES = ("m-m", "s-l")
-"""Those with migration thresholds of 10 blocks a request in the artifact; else it has 3."""
+"""Traces with migration thresholds of 10 blocks per request in the artifact; others have 3."""
 
 
 def paper_policy(
@@ -75,21 +74,22 @@ def paper_policy(
     threshold_steps: float | None = None,
     round_interval_s: float = 0.2,
 ) -> PolicyConfig:
-    """The policy by the artifact's rules. INFaaS++ has those of dispatching only, round robin none.
+    """The policy with the artifact's rules: for INFaaS++ only those of dispatching, for round robin
+    none.
 
-    Pairs are made whether they narrow a gap or not, instances where preempted requests queue are
-    sources, and one request moves a round.
+    Pairs are made even if they do not narrow a gap, instances where preempted requests queue are
+    sources, and one request moves per round.
 
     Args:
-        queue_demand: the artifact counts every queuing request; Algorithm 1 the head of the line.
-        batch_counts_queue: the artifact dispatches by a batch that holds the queue.
-        counts_dispatched: the artifact forgets what it dispatched since the last report.
+        queue_demand: the artifact counts every queuing request; Algorithm 1 the head of the queue.
+        batch_counts_queue: the artifact counts the queue as part of the batch when it dispatches.
+        counts_dispatched: the artifact ignores requests dispatched since the last report.
         divides_overload: the paper's formula divides a negative freeness, too. The default is
-            Sterna's: no point tells the two apart beyond its own noise, and at overload every
-            request would go to the worst instance.
-        victim: the artifact's; Section 4.4.3 says the shortest.
+            Sterna's: no point differs between the two by more than its noise, and at overload
+            every request would go to the worst instance.
+        victim: the artifact's rule; Section 4.4.3 has the shortest.
         threshold_steps: below it an instance is a source, above it a destination; by default the
-            artifact's 10 blocks a request for M-M and S-L, else 3.
+            artifact's 10 blocks per request for M-M and S-L, else 3.
         round_interval_s: the artifact's about four decode steps.
 
     Raises:
@@ -134,17 +134,17 @@ def paper_config(
     fragmentation_interval_s: float | None = None,
     **changes: Any,
 ) -> SimulationConfig:
-    """A run of the paper's cluster with this policy on this trace.
+    """Configuration of a run of the paper's cluster with this policy on this trace.
 
     Args:
-        rules: what the policy decides by; `paper_policy` with its defaults when None.
+        rules: the rules of the policy; `paper_policy` with its defaults when None.
         num_instances: Section 6.1's 16.
         report: the artifact notes an instance's state as a step begins and reports it when the
             step has ended.
         retry_backoff_s: the artifact tries a request again in the next round.
-        fragmentation_interval_s: between samples; None: none are taken.
-        changes: other fields of `SimulationConfig` that are to differ: `step_time` from
-            SERVING_STEP_TIME, `copy_time` from COPY_TIME, and so on.
+        fragmentation_interval_s: time between samples; None: no samples.
+        changes: other fields of `SimulationConfig`, such as `step_time` instead of
+            SERVING_STEP_TIME or `copy_time` instead of COPY_TIME.
 
     Raises:
         ConfigurationError: the paper has no such policy.
@@ -166,8 +166,8 @@ def paper_config(
 def shipped_config(
     policy: PolicyConfig, trace: str, *, num_instances: int = 16, **changes: Any
 ) -> SimulationConfig:
-    """A run of the paper's cluster with a policy as it ships: by its own rules, with live load
-    reports, and a while before a request whose migration was given up is tried again.
+    """Configuration of a run of the paper's cluster with a policy as it ships: with its own rules,
+    live load reports, and a back-off before a request whose migration aborted is tried again.
 
     Args:
         changes: as in `paper_config`.

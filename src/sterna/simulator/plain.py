@@ -1,6 +1,6 @@
 """The engines of all instances, step by step: every step is two events. Pure.
 
-The reference for the compiled ones (`fast`), and what the checks look into.
+They are the reference for the compiled engines (`fast`), and the ones that the checks inspect.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from sterna.workload.trace import Trace
 
 @dataclass(slots=True)
 class _Snapshot:
-    """What a report says: the state, and the last dispatch that is part of it."""
+    """Content of a report: the state, and the last dispatch that is part of it."""
 
     view: InstanceView
     last_dispatch: int
@@ -45,7 +45,7 @@ class _Engine:
 
 @dataclass(slots=True)
 class _Times:
-    """What is being recorded of one request; None until it has happened."""
+    """Times and counts of one request; a time is None until its event has happened."""
 
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
@@ -86,7 +86,7 @@ class PlainEngines:
         return {engine.instance_id: engine.core for engine in self._engines.values()}
 
     def num_delivered(self, index: int) -> int:
-        """Tokens that the request's client has got, for the checks."""
+        """Number of tokens that the request's client has received, for the checks."""
         return self._times[index].num_tokens
 
     # ------------------------------------------------------------------------------- steps
@@ -109,14 +109,14 @@ class PlainEngines:
             times = self._times[index_of(request_id)]
             times.num_preemptions += 1
             if times.preempted_s is None:
-                # The step that it misses would have brought its next token.
+                # The step that it misses would have produced its next token.
                 times.preempted_s = engine.end_s
         for request_id in step.admitted:
             times = self._times[index_of(request_id)]
             if times.first_scheduled_s is None:
                 times.first_scheduled_s = now_s
         if not step.scheduled:
-            # An engine that does not step has nobody who would report its state later.
+            # While the engine does not step, no later event would report its state.
             self._report_now(row)
             return None
         self.num_steps += 1

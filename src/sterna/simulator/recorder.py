@@ -1,4 +1,4 @@
-"""What is noted of a simulated cluster while it runs. Pure."""
+"""Recorder of a simulated cluster's migrations, memory and instances. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from sterna.types import InstanceId, MigrationId
 
 @dataclass(slots=True)
 class Recorder:
-    """Moments, counts and samples, in the order in which they happen."""
+    """Times, counts and samples, in the order in which they happen."""
 
     num_committed: int = 0
     num_aborted: int = 0
@@ -33,7 +33,7 @@ class Recorder:
         demands_tokens: list[int],
         total_tokens: int,
     ) -> None:
-        """The memory at this moment, and what does not fit where it is."""
+        """Add a sample of the memory, with the demands of requests that do not fit."""
         proportion = fragmentation_proportion(room_tokens, demands_tokens, total_tokens)
         self.sample_s.append(now_s)
         self.proportions.append(proportion)
@@ -43,7 +43,7 @@ class Recorder:
         self.blocked_demands_tokens.append(tuple(demands_tokens))
 
     def set_num_instances(self, now_s: float, num_instances: int) -> None:
-        """So many instances exist from now on."""
+        """Record the number of instances from now on."""
         if self.instances_s and self.instances_s[-1] == now_s:
             self.num_instances[-1] = num_instances
             return
@@ -51,7 +51,7 @@ class Recorder:
         self.num_instances.append(num_instances)
 
     def set_migrating(self, instance_id: InstanceId, is_migrating: bool, now_s: float) -> None:
-        """From now on the instance takes part in a migration, or in none."""
+        """Record that from now on the instance takes part in a migration, or in none."""
         if is_migrating:
             self.migrating_since_s.setdefault(instance_id, now_s)
         elif instance_id in self.migrating_since_s:

@@ -1,4 +1,4 @@
-"""A simulation that says now and then how far it is, for those who watch it."""
+"""Simulation that reports its progress."""
 
 import time
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from sterna.simulator.event_queue import Action, EventQueue
 from sterna.simulator.simulation import Simulation
 from sterna.workload.trace import Trace
 
-EVENTS_A_REPORT = 1_000
-"""Between two reports, which are tens of milliseconds apart."""
+EVENTS_PER_REPORT = 1_000
+"""Events between two reports, which are tens of milliseconds apart."""
 
 
 def simulate_reporting(
     trace: Trace, config: SimulationConfig, on_progress: Callable[[int], None]
 ) -> tuple[Records, ClusterRecord]:
-    """What `simulate` returns, without the checks that the configuration may ask for.
+    """Run the trace as `simulate` does, with reports of the progress.
 
     Args:
-        on_progress: called now and then with the number of requests that have ended.
+        on_progress: called periodically with the number of requests that have ended.
 
     Raises:
         ConfigurationError: a request of the trace can never be served by such an instance.
@@ -41,7 +41,7 @@ class _ReportingSimulation(Simulation):
 
 
 class _ReportingQueue(EventQueue):
-    """Reports once every so many events."""
+    """Event queue that reports after every EVENTS_PER_REPORT events."""
 
     def __init__(self, report: Callable[[], None]) -> None:
         super().__init__()
@@ -50,6 +50,6 @@ class _ReportingQueue(EventQueue):
 
     def pop(self) -> tuple[float, Action]:
         self._num_events += 1
-        if self._num_events % EVENTS_A_REPORT == 0:
+        if self._num_events % EVENTS_PER_REPORT == 0:
             self._report()
         return super().pop()

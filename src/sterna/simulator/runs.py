@@ -1,8 +1,8 @@
 """Many simulations, spread over the cores.
 
-Every run is a process's whole work while it lasts, and what comes of it depends on its job
-alone: the results are those of running the jobs one after the other, bit for bit (but for
-`wall_s`, which is how long a run took).
+A process executes one run at a time, and the results of a run depend on its job alone: they are
+those of running the jobs one after the other, bit for bit (except for `wall_s`, the duration of a
+run).
 """
 
 import multiprocessing
@@ -38,10 +38,10 @@ class WorkerDeathError(SternaError):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run to come.
+    """One run to be executed.
 
     Attributes:
-        label: what reports call its policy; by default the policy's own name.
+        label: the name of its policy in reports; by default the policy's own name.
     """
 
     workload: Workload
@@ -50,28 +50,28 @@ class Job:
 
     @property
     def policy(self) -> str:
-        """What reports call the policy."""
+        """The name of the policy in reports."""
         return self.config.policy.name if self.label is None else self.label
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulationRun:
-    """One run, done."""
+    """One finished run."""
 
     job: Job
     records: Records
     cluster: ClusterRecord
 
     def summary(self, priority: Priority | None = None) -> Summary:
-        """The run's numbers, or those of one class of its requests."""
+        """The summary of the run, or of one class of its requests."""
         return summarize(self.records, self.cluster, priority=priority)
 
 
 def run(job: Job, *, on_progress: Callable[[float], None] | None = None) -> SimulationRun:
-    """Run one job, here.
+    """Run one job in this process.
 
     Args:
-        on_progress: called now and then with the fraction of its requests that have ended; the
+        on_progress: called periodically with the fraction of its requests that have ended; the
             results are the same.
 
     Raises:
@@ -108,20 +108,20 @@ def map_runs(
     on_done: Callable[[int], None] | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> list[T]:
-    """Run all jobs; returns what `reduce` makes of each, in the order of the jobs.
+    """Run all jobs; returns the result of `reduce` for each run, in the order of the jobs.
 
     A script that calls this from its top level must do so under `if __name__ == "__main__":`,
     because other processes import it.
 
     Args:
-        reduce: called where the job was run, so that records need not travel when a few
-            numbers are asked for; a module's function.
-        num_processes: at most so many at once; by default the cores that this process may use.
-            With one, or for one job, everything is run here.
-        on_done: called here with a job's index whenever one is done, in the order in which
-            they get done.
-        on_progress: called now and then, where everything is run here, with the fraction of the
-            requests that have ended in the run under way.
+        reduce: called in the process that ran the job, so that only its result is sent back; a
+            function of a module.
+        num_processes: maximum number of processes; by default the number of cores that this
+            process may use. With one, or for one job, everything runs in this process.
+        on_done: called in this process with the index of each job that is done, in the order of
+            their ends.
+        on_progress: called periodically, if everything runs in this process, with the fraction of
+            the requests that have ended in the run under way.
 
     Raises:
         ConfigurationError: a job cannot be run; the others are given up.
@@ -174,7 +174,7 @@ def _map_in_processes(
 
 
 def _receive(connection: Connection) -> Any:
-    """What a worker made of its job; raises what it raised."""
+    """Return the result of a worker's job, or raise its error."""
     try:
         result, error = connection.recv()
     except EOFError:
@@ -191,10 +191,10 @@ def _receive(connection: Connection) -> Any:
 def _workers(
     num_processes: int, reduce: Callable[[SimulationRun], Any]
 ) -> Iterator[list[Connection]]:
-    """Processes that wait for jobs; they are gone afterwards, whatever they were doing."""
-    # Forked processes would inherit whatever the threads of a progress display hold locked.
+    """Processes that wait for jobs; they are killed at the end of the context."""
+    # Forked processes would inherit locks that threads of a progress display hold.
     context = multiprocessing.get_context("spawn")
-    # It would lift the block on interrupts when it is started along with the first worker.
+    # If it were started together with the first worker, it would unblock interrupts.
     resource_tracker.ensure_running()
     started: list[tuple[SpawnProcess, Connection]] = []
     try:
@@ -216,15 +216,15 @@ def _start(
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs, reduce), daemon=True)
     process.start()
-    # Else the end of a worker that dies would stay open here.
+    # Else the connection of a worker that dies would stay open in this process.
     theirs.close()
     return process, ours
 
 
 def _work(connection: Connection, reduce: Callable[[SimulationRun], Any]) -> None:
-    """A worker's whole life: run jobs until it is killed."""
+    """Main function of a worker: run jobs until it is killed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # The other end is closed only when nobody wants results any more.
+    # The other end is closed only when no more results are needed.
     with suppress(EOFError, BrokenPipeError):
         while True:
             connection.send(_outcome(connection.recv(), reduce))
@@ -236,13 +236,13 @@ def _outcome(job: Job, reduce: Callable[[SimulationRun], T]) -> tuple[T | None, 
     except SternaError as error:
         return None, error
     except Exception as error:
-        # The one who asked for the run is to see where it went wrong.
+        # The traceback does not travel with the error.
         error.add_note(traceback.format_exc())
         return None, error
 
 
 def _end_with_parent() -> None:
-    """Nobody else would end a long simulation when the process that wants it was killed."""
+    """End this process with its parent: a long simulation would otherwise go on after it."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
@@ -251,9 +251,9 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Keep Ctrl-C, which a terminal sends to all processes, from those started meanwhile.
+    """Block Ctrl-C, which a terminal sends to all processes, in the processes started meanwhile.
 
-    They inherit the mask; the parent decides what becomes of them, once they have started.
+    They inherit the mask; the parent ends them if it is interrupted.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -265,10 +265,10 @@ def _interrupts_blocked() -> Iterator[None]:
 
 @contextmanager
 def _interrupts_postponed() -> Iterator[None]:
-    """Let an interrupt do here what it does only afterwards.
+    """Handle an interrupt only at the end of the context.
 
-    The mask is one thread's. Another one, such as a progress display's, may be given the signal,
-    and what follows from it happens in the main thread all the same.
+    The mask is that of one thread. Another thread, such as a progress display's, may receive the
+    signal, whose handler then runs in the main thread nevertheless.
     """
     handler = signal.getsignal(signal.SIGINT)
     if handler is None or threading.current_thread() is not threading.main_thread():

@@ -1,7 +1,7 @@
 """One instance of the simulated cluster: the production llumlet over an emulated engine.
 
-Carries out the llumlet's effects in virtual time, as `runtime.effects` does on a real engine:
-those on the engine between two steps.
+It carries out the llumlet's effects in virtual time, as `instance.effect_runner` does on a real
+engine: effects on the engine between two steps.
 """
 
 from collections import deque
@@ -40,21 +40,21 @@ from sterna.simulator.engines import Engines, index_of
 from sterna.types import InstanceId, MigrationId, RequestId
 
 EngineEffect = EffectWithOutcome | Resume | Release | AbortDrained
-"""Effects that are carried out by the engine, between two of its steps."""
+"""Effects that the engine carries out between two of its steps."""
 
-UNASKED = (Report, ForwardAbort, AbortRequest)
-"""Effects that only follow from what does not happen here: no client aborts, and loads are asked
-for."""
+IMPOSSIBLE = (Report, ForwardAbort, AbortRequest)
+"""Effects that cannot occur in a simulation: no client aborts, and the simulation reads the loads
+itself."""
 
 
-class Surroundings(Protocol):
-    """What an instance asks of the rest of the cluster."""
+class Environment(Protocol):
+    """Interface of an instance to the rest of the simulated cluster."""
 
     def send(self, sender: InstanceId, peer: InstanceId, message: Message, now_s: float) -> None:
         """Deliver the message to the peer's llumlet, later."""
 
     def begin_copy(self, source: InstanceId, effect: CopyBlocks, now_s: float) -> None:
-        """Copy blocks to the migration's destination; it is told when they are there."""
+        """Copy blocks to the migration's destination, and notify it of the end."""
 
     def stop_copy(self, migration_id: MigrationId, now_s: float) -> None:
         """Drop the migration's copy, if there is one."""
@@ -69,11 +69,11 @@ class Surroundings(Protocol):
         """A migration is over for one of its sides."""
 
     def on_activity(self, instance: "SimulatedInstance", now_s: float) -> None:
-        """The instance has been told something, and what followed has been carried out."""
+        """The instance has handled an event and carried out the effects."""
 
 
 class SimulatedInstance:
-    """Drives one llumlet and its engine."""
+    """Driver of one llumlet and its engine."""
 
     def __init__(
         self,
@@ -81,55 +81,55 @@ class SimulatedInstance:
         row: int,
         config: LlumletConfig,
         engines: Engines,
-        surroundings: Surroundings,
+        environment: Environment,
     ) -> None:
         self.instance_id = instance_id
         self.row = row
         self.llumlet = Llumlet(instance_id, config)
         self.is_terminating = False
         self.is_between_steps = False
-        # Migrations in flight from here and to here when they were last asked for.
+        # The last numbers of migrations in flight from here and to here.
         self.num_migrating = (0, 0)
         self._engines = engines
-        self._surroundings = surroundings
+        self._environment = environment
         self._commands: deque[EngineEffect] = deque()
         self._effects = EffectQueue()
-        # The stage whose blocks each migration to here waits for.
+        # The stage whose blocks each incoming migration waits for.
         self._expected: dict[MigrationId, int] = {}
 
     @property
     def has_commands(self) -> bool:
-        """Whether something waits for the engine to be between two steps."""
+        """Whether an effect waits for the end of the engine's step."""
         return bool(self._commands)
 
-    # ------------------------------------------------------------------- what happens to it
+    # ------------------------------------------------------------------------------- events
 
     def on_destination(self, destination: InstanceId | None, now_s: float) -> None:
         """The global scheduler has set or unset the destination."""
         self._carry_out(self.llumlet.on_destination(destination, now_s), now_s)
-        self._surroundings.on_activity(self, now_s)
+        self._environment.on_activity(self, now_s)
 
     def on_message(self, sender: InstanceId, message: Message, now_s: float) -> None:
         """A message of another llumlet arrived."""
         self._carry_out(self.llumlet.on_message(sender, message, now_s), now_s)
-        self._surroundings.on_activity(self, now_s)
+        self._environment.on_activity(self, now_s)
 
     def on_stage_copied(self, migration_id: MigrationId, stage: int, now_s: float) -> None:
-        """The blocks of a stage are here; nobody may be waiting for them any more."""
+        """The blocks of a stage have arrived; the migration may have ended before."""
         if self._expected.get(migration_id) == stage:
             del self._expected[migration_id]
-            self._tell(migration_id, StageReceived(stage), now_s)
-            self._surroundings.on_activity(self, now_s)
+            self._on_outcome(migration_id, StageReceived(stage), now_s)
+            self._environment.on_activity(self, now_s)
 
     def on_tick(self, now_s: float) -> None:
         """A deadline of the llumlet has come."""
         self._carry_out(self.llumlet.on_tick(now_s), now_s)
-        self._surroundings.on_activity(self, now_s)
+        self._environment.on_activity(self, now_s)
 
     def on_peer_gone(self, peer: InstanceId, now_s: float) -> None:
         """Another instance has ended."""
         self._carry_out(self.llumlet.on_peer_dead(peer, now_s), now_s)
-        self._surroundings.on_activity(self, now_s)
+        self._environment.on_activity(self, now_s)
 
     def set_terminating(self, now_s: float) -> None:
         """The instance is to be emptied."""
@@ -138,7 +138,7 @@ class SimulatedInstance:
         self._engines.set_terminating(self.row)
 
     def run_commands(self, now_s: float) -> None:
-        """The engine is between two steps: carry out what waits for that."""
+        """The engine is between two steps: carry out the effects that wait for that."""
         if not self._commands:
             return
         self.is_between_steps = True
@@ -146,20 +146,20 @@ class SimulatedInstance:
             effect = self._commands.popleft()
             outcome = self._execute(effect, now_s)
             if outcome is not None:
-                self._tell(effect.migration_id, outcome, now_s)
+                self._on_outcome(effect.migration_id, outcome, now_s)
                 for each in self._effects.done(effect.migration_id):
                     self._begin(each, now_s)
-        self._surroundings.on_activity(self, now_s)
+        self._environment.on_activity(self, now_s)
         self.is_between_steps = False
 
     # ------------------------------------------------------------------------------ effects
 
-    def _tell(self, migration_id: MigrationId, event: Event, now_s: float) -> None:
+    def _on_outcome(self, migration_id: MigrationId, event: Event, now_s: float) -> None:
         self._carry_out(self.llumlet.on_outcome(migration_id, event, now_s), now_s)
 
     def _carry_out(self, effects: Iterable[LlumletEffect], now_s: float) -> None:
         self._run(effects, now_s)
-        # A real instance sees its engine after every step; here it looks where that matters.
+        # A real llumlet gets a view after every step; here it gets one when it needs it.
         if self.llumlet.wants_view:
             view = self._engines.view(self.row, now_s)
             self._run(self.llumlet.on_look(view, now_s), now_s)
@@ -167,20 +167,20 @@ class SimulatedInstance:
     def _run(self, effects: Iterable[LlumletEffect], now_s: float) -> None:
         """Carry the effects out, each after all earlier ones of its migration."""
         for effect in effects:
-            assert not isinstance(effect, UNASKED), f"nobody asked for {effect}"
+            assert not isinstance(effect, IMPOSSIBLE), f"a simulation has no {effect}"
             if self._effects.push(effect):
                 self._begin(effect, now_s)
 
     def _begin(self, effect: Effect, now_s: float) -> None:
         match effect:
             case Send(peer, message):
-                self._surroundings.send(self.instance_id, peer, message, now_s)
+                self._environment.send(self.instance_id, peer, message, now_s)
             case CopyBlocks():
-                self._surroundings.begin_copy(self.instance_id, effect, now_s)
+                self._environment.begin_copy(self.instance_id, effect, now_s)
             case StopCopying(migration_id):
-                self._surroundings.stop_copy(migration_id, now_s)
+                self._environment.stop_copy(migration_id, now_s)
             case Ended():
-                self._surroundings.on_ended(effect)
+                self._environment.on_ended(effect)
             case (
                 Inspect()
                 | Drain()
@@ -193,7 +193,7 @@ class SimulatedInstance:
             ):
                 self._commands.append(effect)
             case AbortRequest():
-                raise AssertionError(f"nobody asked for {effect}")
+                raise AssertionError(f"a simulation has no {effect}")
             case _:
                 assert_never(effect)
 
@@ -222,7 +222,7 @@ class SimulatedInstance:
                 self._expected.pop(migration_id, None)
                 index = index_of(request_id)
                 self._engines.adopt(self.row, migration_id, index, state, num_blocks)
-                self._surroundings.on_adopted(migration_id, now_s)
+                self._environment.on_adopted(migration_id, now_s)
                 return Adopted()
             case _:
                 assert_never(effect)

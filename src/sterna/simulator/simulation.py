@@ -1,11 +1,11 @@
 """The simulated cluster: production scheduling over emulated engines, in virtual time.
 
-One event after the other: steps end, messages and copies arrive, requests come, the global
-scheduler holds its rounds. What these lead to is decided by the very `GlobalScheduler`,
-`Llumlet`s and policies that serve; here their effects take time and happen.
+Events happen one after the other: steps end, messages and copies arrive, requests arrive, the
+global scheduler has its rounds. The `GlobalScheduler`, `Llumlet`s and policies of production decide
+on them; this module carries their effects out in virtual time.
 
-There is no randomness in here, and nothing depends on the order of sets or on the clock: the
-same trace and configuration give the same records, bit for bit, in every process.
+There is no randomness, and nothing depends on the order of sets or on the clock: the same trace and
+configuration give the same records, bit for bit, in every process.
 """
 
 import math
@@ -77,7 +77,7 @@ class Simulation:
         self._arrivals_s: list[float] = trace.arrival_s.tolist()
         self._demands_tokens = _demands_tokens(trace, config)
         self._priorities: list[int] = trace.priority.tolist()
-        # The ends of steps that are events although engines step alone.
+        # The ends of steps that are events even with engines that step by themselves.
         self._stops_s: dict[int, float] = {}
         self._tick_at_s: dict[InstanceId, float] = {}
         self._recorder = Recorder()
@@ -86,7 +86,7 @@ class Simulation:
     # --------------------------------------------------------------------------------- loop
 
     def run(self) -> None:
-        """Let everything happen until every request has ended."""
+        """Run all events until every request has ended."""
         for _ in range(self._config.num_instances):
             self._launch(0.0, 0.0)
         self._plan_round(0.0)
@@ -100,7 +100,7 @@ class Simulation:
                     self._arrive(arrival[0])
                     continue
             if event is None:
-                # No round and no sample is to come either.
+                # No round and no sample will follow either.
                 self._engines.advance(math.inf)
                 break
             now_s, action = self._events.pop()
@@ -108,7 +108,7 @@ class Simulation:
         assert self._engines.num_ended == num_requests, "every request ends"
 
     def result(self, wall_s: float) -> tuple[Records, ClusterRecord]:
-        """What came of the run."""
+        """The records of the run."""
         records = self._engines.records()
         simulated_s = float(records.end_s.max()) if len(records) else 0.0
         num_in_flight = sum(each.llumlet.num_outgoing for each in self._instances.values())
@@ -142,7 +142,7 @@ class Simulation:
         self._ask(index, now_s)
 
     def _ask(self, index: int, now_s: float) -> None:
-        """Have the scheduler name an instance for the request."""
+        """Make the scheduler choose an instance for the request."""
         self._report_loads(now_s)
         priority = Priority(self._priorities[index])
         request = DispatchRequest(
@@ -165,8 +165,7 @@ class Simulation:
     def _note_end(self) -> bool:
         """Whether all requests have ended, now that every engine has reached this moment.
 
-        Asked by rounds and samples only: they happen at the same times however the engines are
-        stepped.
+        Called by rounds and samples only: their times are the same with plain and compiled engines.
         """
         self._is_over = self._engines.num_ended == len(self._trace)
         return self._is_over
@@ -177,7 +176,7 @@ class Simulation:
             self._events.push(max(now_s, deadline_s), Rank.ROUND, self._round)
 
     def _report_loads(self, now_s: float) -> None:
-        """Tell the scheduler whatever it does not know yet."""
+        """Report the loads to the scheduler that it does not know yet."""
         for load in self._engines.changed_loads(now_s):
             if effects := self._scheduler.on_load(load, now_s):
                 self._carry_out(effects, now_s)
@@ -188,7 +187,7 @@ class Simulation:
                 case Dispatch():
                     self._dispatch(effect, now_s)
                 case SetDestination(source, destination):
-                    # Two instances may end at one moment, of which one was a source to the other.
+                    # The source may end at the same time as its destination.
                     if source in self._instances:
                         self._instances[source].on_destination(destination, now_s)
                 case ScaleUp(num_instances):
@@ -236,7 +235,7 @@ class Simulation:
             self._stop_after_step(instance, end_s)
 
     def _stop_after_step(self, instance: SimulatedInstance, end_s: float) -> None:
-        """Be there when the step under way ends, where engines step alone."""
+        """Make the end of the step under way an event, with engines that step by themselves."""
         if self._stops_s.get(instance.row) != end_s:
             self._stops_s[instance.row] = end_s
             self._engines.hold(instance.row)
@@ -283,7 +282,7 @@ class Simulation:
             self._events.push(copy.end_s, Rank.MESSAGE, action)
 
     def _end_copy(self, copy: Copy, planned_s: float, now_s: float) -> None:
-        # A copy that was given up, or whose end was planned anew, leaves its old plans behind.
+        # A copy that was given up, or whose end has changed, leaves an old event in the queue.
         if self._links.copy_of(copy.migration_id) is not copy or copy.end_s != planned_s:
             return
         self._plan_copies(self._links.end(copy.migration_id, now_s))
@@ -312,7 +311,7 @@ class Simulation:
             self._recorder.drained_s.pop(ended.migration_id, None)
 
     def on_activity(self, instance: SimulatedInstance, now_s: float) -> None:
-        """The instance has been told something, and what followed has been carried out."""
+        """The instance has handled an event and carried out the effects."""
         num_migrating = instance.llumlet.num_outgoing, instance.llumlet.num_incoming
         if num_migrating != instance.num_migrating:
             instance.num_migrating = num_migrating
@@ -324,10 +323,10 @@ class Simulation:
 
     def _plan_commands(self, instance: SimulatedInstance, now_s: float) -> None:
         if self._stops_s.get(instance.row, -math.inf) > now_s:
-            return  # When the step under way ends, they are run.
+            return  # They run when the step under way ends.
         end_s = self._engines.step_end_s(instance.row, now_s)
         if end_s is None:
-            # Not at once: what has led here is still being carried out.
+            # Not at once: the caller is still carrying out effects.
             action = partial(self._settle, instance)
             self._events.push(now_s, Rank.STEP_END, action, instance.row)
         elif self._engines.steps_alone:
@@ -381,7 +380,7 @@ class Simulation:
         self._plan_commands(instance, now_s)
 
     def _end_if_empty(self, instance: SimulatedInstance, now_s: float) -> None:
-        """An instance that was emptied ends as soon as nobody needs to ask it anything."""
+        """End the instance if it was emptied and no peer needs an answer from it."""
         if not instance.is_terminating:
             return
         if instance.llumlet.has_open_migrations or not self._engines.is_empty(instance.row):
@@ -394,11 +393,11 @@ class Simulation:
         self._recorder.set_num_instances(now_s, len(self._instances))
         gone = instance.instance_id
         effects = self._scheduler.on_instance_left(gone, now_s)
-        # Not at once: others learn of it after all steps that end at this very moment.
-        self._events.push(now_s, Rank.MESSAGE, partial(self._tell_gone, gone, effects))
+        # Not at once: the others learn of it after all steps that end at this time.
+        self._events.push(now_s, Rank.MESSAGE, partial(self._notify_gone, gone, effects))
 
-    def _tell_gone(self, gone: InstanceId, effects: list[Effect], now_s: float) -> None:
-        """The other instances learn that one has ended."""
+    def _notify_gone(self, gone: InstanceId, effects: list[Effect], now_s: float) -> None:
+        """Notify the other instances that one has ended."""
         self._carry_out(effects, now_s)
         for other in tuple(self._instances.values()):
             other.on_peer_gone(gone, now_s)
@@ -419,13 +418,13 @@ class Simulation:
 
 
 def _engines(trace: Trace, config: SimulationConfig) -> Engines:
-    """The compiled engines, or the plain ones: for rules, too, that only these have."""
+    """The compiled engines, or the plain ones, also for rules that only these have."""
     has_compiled_rules = config.engine.preemption is not Preemption.LEAST_URGENT and (
         not config.policy.migrates or config.policy.victim in VICTIMS
     )
     if not (config.is_fast and has_compiled_rules):
         return PlainEngines(trace, config)
-    # numba takes a second to import, which plain runs need not wait for.
+    # numba takes a second to import, which plain runs do not need.
     from sterna.simulator.fast import FastEngines
 
     return FastEngines(trace, config)
@@ -438,7 +437,7 @@ def _demands_tokens(trace: Trace, config: SimulationConfig) -> list[int]:
 
 
 def _require_servable(trace: Trace, config: SimulationConfig) -> None:
-    """Every request must fit alone: one that does not would queue, or be preempted, forever."""
+    """Require that every request fits alone: another one would queue or be preempted forever."""
     total_tokens = trace.input_tokens + trace.output_tokens
     is_servable = total_tokens <= config.engine.total_tokens
     if not is_servable.all():

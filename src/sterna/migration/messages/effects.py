@@ -123,7 +123,7 @@ class ReserveBlocks:
 class FreeReservation:
     """Destination: stop the receivers, then free the reserved blocks and the prepared request.
 
-    The blocks are free only when no receiver can write to them any more. Outcome:
+    The blocks are free only when no receiver can write to them. Outcome:
     ReservationFreed.
     """
 
