@@ -206,7 +206,7 @@ class SimulatedInstance:
             case Drain():
                 outcome = core.begin_drain(effect)
                 if isinstance(outcome, Left) and not outcome.was_queuing:
-                    self._surroundings.on_drained(effect.migration_id, now_s)
+                    self._environment.on_drained(effect.migration_id, now_s)
                 return outcomes.drained(effect, outcome, self._export)
             case Resume(_, request_id):
                 core.resume(request_id)
