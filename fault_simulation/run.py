@@ -7,12 +7,14 @@ from random import Random
 from fault_simulation.adversary.clients import Clients
 from fault_simulation.adversary.faults import Adversary, FaultPlan
 from fault_simulation.engine.copies import Copies
-from fault_simulation.engine.immovable import Staying
+from fault_simulation.engine.immovable import Immovables
 from fault_simulation.oracle.checkers import Checkers, check_rest
 from fault_simulation.oracle.ledger import Ledger, Status
 from fault_simulation.oracle.stream_ledger import StreamLedger
 from fault_simulation.processes.instances import InstanceProcess
 from fault_simulation.processes.ray import Platform
+from fault_simulation.processes.supervisor import SupervisorProcess
+from fault_simulation.processes.world import Cores, World
 from fault_simulation.virtual.network import Network
 from fault_simulation.virtual.nodes import Nodes
 from fault_simulation.virtual.settings import (
@@ -24,9 +26,7 @@ from fault_simulation.virtual.settings import (
     WINDOW_S,
     Queues,
 )
-from fault_simulation.virtual.timeline import Crashed, Timeline
-from fault_simulation.virtual.violations import Violation
-from fault_simulation.virtual.world import Cores, World
+from fault_simulation.virtual.timeline import Crashed, Timeline, Violation
 from sterna.config import ScalingConfig
 from sterna.supervisor.fleet import Fleet
 
@@ -121,7 +121,7 @@ class Run:
             network,
             Copies(timeline, network, rng),
             ledger,
-            Staying(seed),
+            Immovables(seed),
             cores,
             scaling,
         )
@@ -130,7 +130,7 @@ class Run:
         if has_streams(seed):
             self._world.streams = StreamLedger(self._world.counts)
             num_frontends = Random(f"front ends of {seed}").choice(NUMS_FRONTENDS)
-        self._platform = Platform(self._world, num_frontends, num_places)
+        self._platform = Platform(self._world, SupervisorProcess, num_frontends, num_places)
         fleet = Fleet(
             num_instances,
             min_instances=2 if scaling else 1,
@@ -142,7 +142,7 @@ class Run:
         timeline.push(
             FAULTS_BEGIN_S, None, "", lambda: Adversary(self._platform, plan, HEAL_S).begin()
         )
-        self._checkers = Checkers(self._platform)
+        self._checkers = Checkers(self._world.counts)
 
     def result(self) -> Result:
         """Run to the end."""
@@ -187,7 +187,7 @@ class Run:
         rest_s = timeline.now_s + REST_S + (0.0 if streams is None else WINDOW_S)
         while timeline.now_s < rest_s:
             self._step()
-        check_rest(self._platform)
+        check_rest(self._platform.instances(), self._platform.frontends())
         self._world.network.check_rest()
 
     @property

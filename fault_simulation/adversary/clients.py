@@ -51,7 +51,7 @@ class Clients:
             arrival_s=self._world.timeline.now_s,
             priority=HIGH if rng.random() < 0.2 else NORMAL,
             salt=None if rng.random() < settings.UNSEEDED_SHARE else rng.getrandbits(32),
-            stays=self._world.staying.draw(),
+            is_immovable=self._world.immovables.draw(),
         )
         timeline = self._world.timeline
         if self._world.streams is not None:

@@ -13,12 +13,12 @@ from enum import Enum
 from functools import partial
 from random import Random
 
+from fault_simulation.adversary.link_faults import CUTS, Links
 from fault_simulation.processes.actors import Actor
 from fault_simulation.processes.frontends import FrontendProcess
 from fault_simulation.processes.instances import InstanceProcess
 from fault_simulation.processes.ray import Platform
 from fault_simulation.processes.schedulers import SchedulerProcess
-from fault_simulation.virtual.link_faults import CUTS, Links
 from fault_simulation.virtual.network import Conditions
 from fault_simulation.virtual.settings import LONG_STEP_SHARE, TELL_S
 from fault_simulation.virtual.timeline import Process
@@ -270,7 +270,7 @@ class Adversary:
             (0.15, [each for each in members if isinstance(each, SchedulerProcess)]),
             (
                 0.15 if self._world.streams is None else 0.45,
-                [*self._frontends()],
+                [*self._platform.frontends()],
             ),
             (0.15, [supervisor] if supervisor is not None and supervisor.is_alive else []),
         ]
@@ -318,7 +318,10 @@ class Adversary:
         sender, receiver = self._victim(), self._victim()
         if self._world.streams is not None and self._rng.random() < 0.5:
             # What front ends say to each other of streams is slow too seldom otherwise.
-            sender, receiver = self._one_of(self._frontends()), self._one_of(self._frontends())
+            sender, receiver = (
+                self._one_of(self._platform.frontends()),
+                self._one_of(self._platform.frontends()),
+            )
         if sender is not None and receiver is not None:
             duration_s = self._rng.uniform(0.3, 3.0)
             self._world.network.slow_down(sender.name, receiver.name, duration_s)
@@ -359,11 +362,8 @@ class Adversary:
 
     def _frontend(self) -> FrontendProcess | None:
         """One through which an operator can say something."""
-        frontends = [each for each in self._frontends() if not each.is_hung]
+        frontends = [each for each in self._platform.frontends() if not each.is_hung]
         return self._rng.choice(frontends) if frontends else None
-
-    def _frontends(self) -> list[FrontendProcess]:
-        return [each for each in self._platform.members() if isinstance(each, FrontendProcess)]
 
     def _change_mind(self, instance_id: InstanceId) -> None:
         """Soon let the instance, which is being drained, serve on; then have it drained again.

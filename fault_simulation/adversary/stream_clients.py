@@ -2,12 +2,12 @@
 
 import re
 
-from fault_simulation.adversary.stream_readers import NOT_FOUND, OK, UNAVAILABLE, Connection
 from fault_simulation.oracle.stream_ledger import Fate, StreamLedger
 from fault_simulation.oracle.token_oracle import Ask
 from fault_simulation.processes.frontends import FrontendProcess
 from fault_simulation.processes.ray import Platform
-from fault_simulation.virtual.violations import Violation
+from fault_simulation.processes.stream_readers import NOT_FOUND, OK, UNAVAILABLE, Connection
+from fault_simulation.virtual.timeline import Violation
 
 BREAK_SHARE = 0.3
 """Of the clients: those whose connection breaks though their front end lives."""

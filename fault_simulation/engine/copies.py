@@ -7,7 +7,7 @@ blocks away meanwhile has sent another request's.
 from dataclasses import dataclass
 from random import Random
 
-from fault_simulation.engine.engine import HostileEngine, Incoming
+from fault_simulation.engine.engine import Incoming, SimulatedEngine
 from fault_simulation.virtual.network import Network
 from fault_simulation.virtual.settings import COPY_BLOCK_S, ENGINE
 from fault_simulation.virtual.timeline import Process, Timeline
@@ -19,8 +19,8 @@ from sterna.types import InstanceId, MigrationId
 @dataclass(slots=True, eq=False)
 class _Copy:
     source: Process
-    engine: HostileEngine
-    destination: HostileEngine
+    engine: SimulatedEngine
+    destination: SimulatedEngine
     effect: CopyBlocks
     incoming: Incoming
     request: EmulatedRequest | None
@@ -35,14 +35,14 @@ class Copies:
         self._timeline = timeline
         self._network = network
         self._rng = rng
-        self._engines: dict[str, HostileEngine] = {}
+        self._engines: dict[str, SimulatedEngine] = {}
         self._copies: list[_Copy] = []
 
-    def join(self, engine: HostileEngine) -> None:
+    def join(self, engine: SimulatedEngine) -> None:
         """Blocks can be sent to and from this engine."""
         self._engines[engine.name] = engine
 
-    def begin(self, source: Process, engine: HostileEngine, effect: CopyBlocks) -> None:
+    def begin(self, source: Process, engine: SimulatedEngine, effect: CopyBlocks) -> None:
         """Carry out `CopyBlocks`."""
         (receiver,) = effect.receivers
         destination = self._engines[receiver]
@@ -107,7 +107,7 @@ class Copies:
         size = ENGINE.block_size
         return {b: max(0, min(size, request.num_computed_tokens - b * size)) for b in blocks}
 
-    def _fail_source(self, source: Process, engine: HostileEngine, effect: CopyBlocks) -> None:
+    def _fail_source(self, source: Process, engine: SimulatedEngine, effect: CopyBlocks) -> None:
         failed = CopyFailed(effect.stage)
         self._timeline.push(
             self._rng.random() * 0.01,

@@ -18,13 +18,14 @@ from typing import Protocol
 
 import msgspec
 
-from fault_simulation.engine.immovable import shown_as_staying
+from fault_simulation.engine.immovable import shown_as_immovable
 from fault_simulation.oracle.token_oracle import (
     EMPTY,
     WRONG,
     Answer,
     Ask,
     Output,
+    Stream,
     encode,
     extend,
     next_token,
@@ -76,19 +77,6 @@ class Exported(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(slots=True)
-class Stream:
-    """What the next token of a request is made from.
-
-    Attributes:
-        is_wrong: its KV cache is not its own.
-    """
-
-    ask: Ask
-    digest: int = EMPTY
-    is_wrong: bool = False
-
-
-@dataclass(slots=True)
 class Incoming:
     """A stage that is expected.
 
@@ -132,7 +120,7 @@ class EngineListener(Protocol):
         """Something happened to a copy."""
 
 
-class HostileEngine:
+class SimulatedEngine:
     """One engine.
 
     Args:
@@ -400,8 +388,10 @@ class HostileEngine:
 
     def _view(self) -> InstanceView:
         view = self.core.view(InstanceId(self._process.name), is_terminating=self.is_terminating)
-        staying = {request_id for request_id, each in self.streams.items() if each.ask.stays}
-        return shown_as_staying(view, staying) if staying else view
+        immovable = {
+            request_id for request_id, each in self.streams.items() if each.ask.is_immovable
+        }
+        return shown_as_immovable(view, immovable) if immovable else view
 
     def _slowness(self) -> float:
         """By what factor a step takes longer; a few take very long, and all that waits for

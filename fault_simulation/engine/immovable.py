@@ -22,7 +22,7 @@ DRAIN_LIMIT_S = 0.4
 """In these seeds."""
 
 
-class Staying:
+class Immovables:
     """Draws which requests of a seed cannot move.
 
     Attributes:
@@ -40,13 +40,13 @@ class Staying:
         return self._is_there and self._rng.random() < REQUESTS_SHARE
 
 
-def shown_as_staying(view: InstanceView, staying: Container[RequestId]) -> InstanceView:
+def shown_as_immovable(view: InstanceView, immovable: Container[RequestId]) -> InstanceView:
     """The view in which these requests cannot move."""
 
     def shown(requests: Iterable[RequestView]) -> tuple[RequestView, ...]:
         return tuple(
             structs.replace(each, immovable=Immovable.UNSUPPORTED_REQUEST_FEATURE)
-            if each.request_id in staying
+            if each.request_id in immovable
             else each
             for each in requests
         )

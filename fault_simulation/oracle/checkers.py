@@ -3,20 +3,83 @@
 What clients must see is in `ledger`.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
+from typing import Protocol
 
 from fault_simulation.oracle.ledger import request_of
-from fault_simulation.processes.frontends import FrontendProcess
-from fault_simulation.processes.instances import InstanceProcess
-from fault_simulation.processes.ray import Platform
+from fault_simulation.oracle.token_oracle import Stream
 from fault_simulation.virtual.settings import ENGINE
-from fault_simulation.virtual.violations import Violation
+from fault_simulation.virtual.timeline import Violation
+from sterna.engine.emulated.core import EmulatedCore
 from sterna.engine.emulated.requests import EmulatedRequest
-from sterna.types import RequestId
+from sterna.frontend.requests.core import FrontendCore
+from sterna.instance.core import InstanceCore
+from sterna.types import FrontendId, RequestId
 
 MAX_UNWANTED_TOKENS = 4
 """A step may be under way when an instance hears of a death, and others before its engine does."""
+
+
+class Engine(Protocol):
+    """An engine, as the checkers see it.
+
+    Attributes:
+        tell_s: its instance hears of what it did at most this much later.
+        all_told_s: the time by which its instance has heard of all that it has done.
+    """
+
+    core: EmulatedCore
+    streams: dict[RequestId, Stream]
+    tell_s: float
+    all_told_s: float
+
+
+class Instance(Protocol):
+    """An instance, as the checkers see it.
+
+    Attributes:
+        told_to_end: the requests of its engine that it was told to end.
+    """
+
+    name: str
+    core: InstanceCore
+    told_to_end: set[RequestId]
+
+    @property
+    def engine(self) -> Engine:
+        """Its engine."""
+
+    @property
+    def now_s(self) -> float:
+        """The time of the world."""
+
+    @property
+    def may_act(self) -> bool:
+        """Whether it acts on others: not when it is dead, nor when its lease has ended."""
+
+    @property
+    def gone_frontends(self) -> Set[FrontendId]:
+        """The front ends of whose death it has heard."""
+
+
+class FrontendStreams(Protocol):
+    """The streams of a front end that outlive it."""
+
+    def check_rest(self) -> None:
+        """After all streams have ended; raises Violation."""
+
+
+class Frontend(Protocol):
+    """A front end, as the checkers see it."""
+
+    name: str
+    core: FrontendCore
+
+    @property
+    def streams(self) -> FrontendStreams | None:
+        """Its streams, in a cluster where they outlive front ends."""
 
 
 @dataclass(slots=True)
@@ -37,8 +100,9 @@ class Unwanted:
 class Checkers:
     """Looks at whatever an event has touched."""
 
-    def __init__(self, platform: Platform) -> None:
-        self._platform = platform
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
+        self._instances: dict[str, Instance] = {}
         # Where each request may be stepped.
         self._owners: dict[RequestId, str] = {}
         self._owned: dict[str, set[RequestId]] = {}
@@ -46,13 +110,14 @@ class Checkers:
         # The attempts of each request that were ever stepped.
         self._attempts: dict[RequestId, set[RequestId]] = {}
 
-    def check(self, instance: InstanceProcess) -> None:
+    def check(self, instance: Instance) -> None:
         """After an event of this instance.
 
         Raises:
             Violation: two engines may step a request, or one steps it and knows that it is for
                 nobody, or a block was lost or given twice.
         """
+        self._instances[instance.name] = instance
         core = instance.engine.core
         steppable: set[RequestId] = set()
         num_blocks = core.num_free_blocks + core.num_reserved_blocks
@@ -82,9 +147,7 @@ class Checkers:
                 del self._owners[request_id]
         self._owned[name] = steppable
 
-    def _forget_what_left(
-        self, instance: InstanceProcess, requests: Iterable[EmulatedRequest]
-    ) -> None:
+    def _forget_what_left(self, instance: Instance, requests: Iterable[EmulatedRequest]) -> None:
         """What comes back is another matter: not all who could tell know that it does."""
         unwanted = self._unwanted.get(instance.name)
         if unwanted or instance.told_to_end:
@@ -93,7 +156,7 @@ class Checkers:
             for request_id in [each for each in unwanted or () if each not in here]:
                 del self._unwanted[instance.name][request_id]
 
-    def _check_is_wanted(self, instance: InstanceProcess, request: EmulatedRequest) -> None:
+    def _check_is_wanted(self, instance: Instance, request: EmulatedRequest) -> None:
         """Nobody waits for it any more, and the instance knows that: it is to end it."""
         request_id = request.request_id
         stream = instance.engine.streams.get(request_id)
@@ -120,21 +183,20 @@ class Checkers:
         attempts = self._attempts.setdefault(request_of(attempt_id), set())
         owners = [self._owners.get(each) for each in attempts if each != attempt_id]
         if any(each is not None and self._may_act(each) for each in owners):
-            self._platform.world.counts["two attempts stepped at once"] += 1
+            self._counts["two attempts stepped at once"] += 1
         attempts.add(attempt_id)
 
     def _may_act(self, name: str) -> bool:
-        instance = self._platform.world.processes[name]
-        return isinstance(instance, InstanceProcess) and instance.may_act
+        return self._instances[name].may_act
 
 
-def check_rest(platform: Platform) -> None:
+def check_rest(instances: Iterable[Instance], frontends: Iterable[Frontend]) -> None:
     """After all requests have ended, and some time.
 
     Raises:
         Violation: something is left of them somewhere.
     """
-    for instance in platform.instances():
+    for instance in instances:
         core = instance.engine.core
         if not core.is_empty:
             left = sorted(each.request_id for each in core.requests())
@@ -147,8 +209,8 @@ def check_rest(platform: Platform) -> None:
             raise Violation(f"{instance.name} still answers for {left}")
         if instance.engine.streams:
             raise Violation(f"{instance.name} keeps streams that have ended")
-    for process in platform.members():
-        if isinstance(process, FrontendProcess) and process.core.next_deadline_s is not None:
-            raise Violation(f"{process.name} still waits for something")
-        if isinstance(process, FrontendProcess) and process.streams is not None:
-            process.streams.check_rest()
+    for frontend in frontends:
+        if frontend.core.next_deadline_s is not None:
+            raise Violation(f"{frontend.name} still waits for something")
+        if frontend.streams is not None:
+            frontend.streams.check_rest()

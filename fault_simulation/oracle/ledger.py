@@ -6,7 +6,7 @@ from enum import Enum
 from random import Random
 
 from fault_simulation.oracle.token_oracle import EMPTY, Ask, extend, followed
-from fault_simulation.virtual.violations import Violation
+from fault_simulation.virtual.timeline import Violation
 from sterna.frontend.requests.attempts import ATTEMPT_MARK, PROGRESS_TOKENS
 from sterna.frontend.requests.request_effects import Failure
 from sterna.types import InstanceId, RequestId

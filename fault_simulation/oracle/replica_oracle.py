@@ -2,12 +2,11 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from fault_simulation.oracle.stream_ledger import Excuse, Loss
 from fault_simulation.virtual.settings import PATIENCE_S
-from fault_simulation.virtual.timeline import Process
-from fault_simulation.virtual.violations import Violation
-from fault_simulation.virtual.world import World
+from fault_simulation.virtual.timeline import Timeline, Violation
 from sterna.frontend.resumable.pacing import Pacing
 from sterna.frontend.resumable.replicas import Replicas
 from sterna.types import FrontendId
@@ -29,11 +28,25 @@ class Given:
     confirmed_by: dict[int, FrontendId] = field(default_factory=dict)
 
 
+class Cluster(Protocol):
+    """The cluster of the front end.
+
+    Attributes:
+        replicas: those that each front end ever had of others' streams.
+    """
+
+    timeline: Timeline
+    replicas: dict[FrontendId, Replicas]
+
+    def is_alive(self, name: str) -> bool:
+        """Whether a process of this name runs, or hangs."""
+
+
 class Confirmations:
     """Of one front end."""
 
-    def __init__(self, world: World, frontend_id: FrontendId, pacing: Pacing) -> None:
-        self._world = world
+    def __init__(self, cluster: Cluster, frontend_id: FrontendId, pacing: Pacing) -> None:
+        self._cluster = cluster
         self._frontend_id = frontend_id
         self._pacing = pacing
         # What the buddy has not confirmed, and when it was sent.
@@ -41,7 +54,7 @@ class Confirmations:
 
     def on_sent(self, number: int) -> None:
         """The buddy was told this."""
-        self._unconfirmed.append((number, self._world.timeline.now_s))
+        self._unconfirmed.append((number, self._cluster.timeline.now_s))
 
     def on_kept(self, sender: FrontendId, number: int) -> None:
         """A front end has all that it was told up to this."""
@@ -64,7 +77,7 @@ class Confirmations:
             given.excuses[number] = Excuse.REPEATED
         elif buddy is None:
             given.excuses[number] = Excuse.ALONE
-        elif self._num_kept(self._process(buddy), given.stream_id) >= number:
+        elif self._num_kept(buddy, given.stream_id) >= number:
             given.confirmed_by[number] = buddy
         elif self._is_silent():
             given.excuses[number] = Excuse.SILENT
@@ -81,9 +94,11 @@ class Confirmations:
             Violation: the buddy had an event, and has it no more.
         """
         buddy = self._pacing.buddy
-        process = None if buddy is None else self._process(buddy)
-        is_kept = process is not None and process.is_alive
-        num_kept = self._num_kept(process, given.stream_id) if is_kept else -1
+        num_kept = -1
+        is_kept = False
+        if buddy is not None and self._cluster.is_alive(f"f{buddy}"):
+            is_kept = True
+            num_kept = self._num_kept(buddy, given.stream_id)
         excuse = Excuse.UNSAID
         for number in range(max(num_kept, 0) + 1, max(given.num_old, num_events) + 1):
             excuse = given.excuses.get(number, Excuse.BUDDY_DIED)
@@ -97,14 +112,10 @@ class Confirmations:
         if not self._unconfirmed:
             return False
         _, sent_s = self._unconfirmed[0]
-        return sent_s + PATIENCE_S <= self._world.timeline.now_s
+        return sent_s + PATIENCE_S <= self._cluster.timeline.now_s
 
-    def _process(self, frontend_id: FrontendId) -> Process:
-        return self._world.processes[f"f{frontend_id}"]
-
-    def _num_kept(self, process: Process | None, stream_id: str) -> int:
+    def _num_kept(self, buddy: FrontendId, stream_id: str) -> int:
         """How many events of the stream that front end has; -1: not the stream itself."""
-        replicas = getattr(getattr(process, "streams", None), "replicas", None)
-        assert isinstance(replicas, Replicas)
-        record = replicas._records.get(self._frontend_id, {}).get(stream_id)
+        records = self._cluster.replicas[buddy].records
+        record = records.get(self._frontend_id, {}).get(stream_id)
         return -1 if record is None else len(record.groups)

@@ -15,7 +15,7 @@ from enum import Enum
 
 from fault_simulation.oracle.token_oracle import EMPTY, Ask, Event, decode_event, followed
 from fault_simulation.virtual.settings import WINDOW_S
-from fault_simulation.virtual.violations import Violation
+from fault_simulation.virtual.timeline import Violation
 
 
 class Fate(Enum):

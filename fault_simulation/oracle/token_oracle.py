@@ -8,10 +8,11 @@ from. `WRONG` is what an engine answers whose KV cache is not the request's.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import msgspec
 
-from fault_simulation.virtual.violations import Violation
+from fault_simulation.virtual.timeline import Violation
 from sterna.types import FrontendId, Priority, RequestId
 
 VOCABULARY = 50_000
@@ -42,7 +43,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         salt: of a seeded request; None for another one.
-        stays: it cannot move.
+        is_immovable: it cannot move.
     """
 
     request_id: RequestId
@@ -52,7 +53,20 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
     arrival_s: float
     priority: Priority
     salt: int | None
-    stays: bool = False
+    is_immovable: bool = False
+
+
+@dataclass(slots=True)
+class Stream:
+    """What the next token of a request is made from.
+
+    Attributes:
+        is_wrong: its KV cache is not its own.
+    """
+
+    ask: Ask
+    digest: int = EMPTY
+    is_wrong: bool = False
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):

@@ -4,9 +4,9 @@ Some are mistakes of earlier implementations of the paper; the others leave out 
 arguments. Each replaces a class whose code decides; production code knows nothing of them.
 
 Offers: nothing.
-Imports: config, errors, fault_simulation.engine, fault_simulation.oracle, fault_simulation.virtual,
-    frontend.requests, frontend.resumable, instance, messages, messaging, migration,
-    migration.messages, supervisor, types.
+Imports: config, errors, fault_simulation.engine, fault_simulation.oracle,
+    fault_simulation.processes, frontend.requests, frontend.resumable, instance, messages,
+    messaging, migration, migration.messages, supervisor, types.
 """
 
 from dataclasses import dataclass
@@ -35,9 +35,13 @@ from fault_simulation.planted.frontends import (
 )
 from fault_simulation.planted.instances import (
     BelievesOldFarewells,
+    DoesNotWait,
+    ExtendsWhatEnds,
+    ForgetsThePredecessor,
     ForgetsUnknownFrontends,
     FreesFirst,
     LosesState,
+    NeverEnds,
     NeverFreesReservations,
     NeverReleases,
     NeverResumes,
@@ -46,12 +50,6 @@ from fault_simulation.planted.instances import (
     StepsForTheDead,
     StepsWhatItWasToldToEnd,
     TellsPresenceOnly,
-)
-from fault_simulation.planted.leases import (
-    DoesNotWait,
-    ExtendsWhatEnds,
-    ForgetsThePredecessor,
-    NeverEnds,
 )
 from fault_simulation.planted.mailboxes import (
     AsksOnceForAGap,
@@ -75,7 +73,7 @@ from fault_simulation.planted.migrations import (
     ResumesOnTimeOut,
     TellsOfALastStage,
 )
-from fault_simulation.virtual.world import Cores
+from fault_simulation.processes.world import Cores
 from sterna.instance.core import InstanceCore
 
 

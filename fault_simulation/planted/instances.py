@@ -1,10 +1,10 @@
-"""Mistakes of instances and of their engines."""
+"""Mistakes of instances, of their engines, and of leases on either side."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fault_simulation.engine.engine import HostileEngine
+from fault_simulation.engine.engine import SimulatedEngine
 from fault_simulation.oracle.token_oracle import EMPTY
 from sterna.instance.core import InstanceCore, InstanceEffect
 from sterna.instance.llumlet import LlumletEffect
@@ -26,6 +26,7 @@ from sterna.migration.messages import (
     Resume,
     Send,
 )
+from sterna.supervisor.lease import GrantedLeases, HeldLease
 from sterna.types import FrontendId, RequestId
 
 
@@ -129,7 +130,7 @@ class PartsInSilence(InstanceCore):
         return [each for each in super()._hand_back() if isinstance(each, AbortRequest)]
 
 
-class TellsPresenceOnly(HostileEngine):
+class TellsPresenceOnly(SimulatedEngine):
     """Does not tell that a request was preempted since."""
 
     def _outcome(self, effect: Any) -> Outcome:
@@ -145,7 +146,7 @@ class TellsPresenceOnly(HostileEngine):
         return super()._drain(effect)
 
 
-class LosesState(HostileEngine):
+class LosesState(SimulatedEngine):
     """Goes on with a migrated request as if it had said nothing yet (grammar, generator)."""
 
     def _adopt(self, effect: Adopt) -> Adopted | AdoptFailed:
@@ -153,3 +154,31 @@ class LosesState(HostileEngine):
         if isinstance(outcome, Adopted):
             self.streams[effect.request_id].digest = EMPTY
         return outcome
+
+
+class NeverEnds(HeldLease):
+    """Acts on, though nobody has answered."""
+
+    def has_ended(self, now_s: float) -> bool:
+        return False
+
+
+class DoesNotWait(GrantedLeases):
+    """Takes who is to end for dead at once, though it could not be killed."""
+
+    def certain_s(self, member: str) -> float:
+        return self._granted_s[member] if member in self._ending else super().certain_s(member)
+
+
+class ExtendsWhatEnds(GrantedLeases):
+    """Answers who is to end as well."""
+
+    def may_answer(self, member: str, now_s: float) -> bool:
+        return member in self._granted_s
+
+
+class ForgetsThePredecessor(GrantedLeases):
+    """Takes it that nobody has been answered lately by a supervisor that is dead."""
+
+    def grant(self, member: str, now_s: float) -> None:
+        super().grant(member, now_s - self._certain_after_s + 0.6)

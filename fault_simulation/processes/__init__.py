@@ -1,7 +1,7 @@
 """The processes of the cluster in virtual time: actors around the production cores, and Ray.
 
-Offers: actors, frontends, instances, ray, schedulers.
-Imports: fault_simulation.adversary, fault_simulation.oracle, fault_simulation.virtual,
+Offers: actors, frontends, instances, ray, schedulers, stream_readers, supervisor, world.
+Imports: config, fault_simulation.engine, fault_simulation.oracle, fault_simulation.virtual,
     frontend.requests, frontend.resumable, instance, messages, messaging, migration,
-    migration.messages, supervisor, types.
+    migration.messages, scheduler, supervisor, types.
 """

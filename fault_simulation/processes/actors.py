@@ -3,9 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
+from fault_simulation.processes.world import World
 from fault_simulation.virtual.settings import WIDE
 from fault_simulation.virtual.timeline import Crashed, Process
-from fault_simulation.virtual.world import World
 from sterna.messages.actors import (
     WireMessage,
 )

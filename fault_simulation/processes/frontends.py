@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from fault_simulation.oracle.token_oracle import Ask, decode_output, encode, encode_output
 from fault_simulation.processes.actors import Actor
 from fault_simulation.processes.streams import FrontendStreams
+from fault_simulation.processes.world import World
 from fault_simulation.virtual.settings import ENGINE, FRONTEND
-from fault_simulation.virtual.violations import Violation
-from fault_simulation.virtual.world import World
+from fault_simulation.virtual.timeline import Violation
 from sterna.frontend.requests.core import RequestMessage
 from sterna.frontend.requests.request_effects import (
     Deliver,

@@ -1,12 +1,12 @@
 """Instances: the production core and an engine, interpreted in virtual time."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from fault_simulation.oracle.token_oracle import decode_ask
 from fault_simulation.processes.actors import Actor
-from fault_simulation.processes.leases import Guard
-from fault_simulation.virtual.violations import Violation
-from fault_simulation.virtual.world import World
+from fault_simulation.processes.held_leases import Guard
+from fault_simulation.processes.world import World
+from fault_simulation.virtual.timeline import Violation
 from sterna.instance.core import (
     AddToEngine,
     CallEngine,
@@ -61,7 +61,7 @@ class InstanceProcess(Actor):
     def __init__(self, name: str, world: World) -> None:
         super().__init__(name, world)
         self.instance_id = InstanceId(name)
-        self.core = world.cores.instance(self.instance_id, world.staying.llumlet)
+        self.core = world.cores.instance(self.instance_id, world.immovables.llumlet)
         self.engine = world.cores.engine(self, self, world.timeline, world.rng)
         world.copies.join(self.engine)
         self._effects = EffectQueue()
@@ -70,7 +70,7 @@ class InstanceProcess(Actor):
         self.engine.start()
         self._carry_out(self.core.on_tick(self.now_s))
         if world.nodes.is_away(name):
-            self._guard = Guard(self)
+            self._guard = Guard(self, lambda: self.membership.supervisor)
 
     @property
     def membership(self) -> Membership:
@@ -78,13 +78,13 @@ class InstanceProcess(Actor):
         return self.core.membership
 
     @property
-    def gone_frontends(self) -> set[FrontendId]:
+    def gone_frontends(self) -> Set[FrontendId]:
         """The front ends of whose death it has heard."""
-        return self.core._gone_frontends
+        return self.core.gone_frontends
 
     def peers_at_the_last_stage(self) -> set[InstanceId]:
         """To whom requests are leaving that are, or are about to be, suspended."""
-        sources = self.core._llumlet._coordinator._sources.values()
+        sources = self.core.llumlet.coordinator.sources
         return {each.peer for each in sources if each.state in LAST_STAGE}
 
     @property

@@ -4,6 +4,7 @@ A process that hangs is killed before its death is told of; so is an instance wh
 nothing any more.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -12,10 +13,10 @@ from fault_simulation.processes.actors import Actor
 from fault_simulation.processes.frontends import FrontendProcess
 from fault_simulation.processes.instances import InstanceProcess
 from fault_simulation.processes.schedulers import SchedulerProcess
-from fault_simulation.processes.supervisor import SupervisorProcess
+from fault_simulation.processes.world import World
 from fault_simulation.virtual.settings import DELAYS
 from fault_simulation.virtual.timeline import Process
-from fault_simulation.virtual.world import World
+from sterna.supervisor.core import SupervisorCore
 from sterna.supervisor.fleet import Fleet
 from sterna.types import InstanceId
 
@@ -23,18 +24,50 @@ Action = Callable[[], None]
 Member = InstanceProcess | FrontendProcess | SchedulerProcess
 
 
+class Supervisor(Actor):
+    """A supervisor, as Ray and the adversary see it."""
+
+    core: SupervisorCore
+
+    @abstractmethod
+    def start(self, fleet: Fleet, num_frontends: int) -> None:
+        """Start a cluster."""
+
+    @abstractmethod
+    def take_over(self, num_frontends: int) -> None:
+        """Go on where another supervisor was, with the members that live."""
+
+    @property
+    @abstractmethod
+    def is_whole(self) -> bool:
+        """Whether, to its knowledge, no member is missing: an instance that dies has others beside
+        it, though more may be on their way."""
+
+    @abstractmethod
+    def on_node_lost(self, instance_id: InstanceId) -> None:
+        """Ray says that the instance is dead, as it has given up its node."""
+
+
 class Platform:
     """Starts, watches and kills the processes of one cluster.
 
     Args:
-        num_places: so many instances can be there at once.
+        new_supervisor: makes a supervisor of this name.
+        num_places: number of instances that can be there at once.
     """
 
-    def __init__(self, world: World, num_frontends: int, num_places: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        new_supervisor: Callable[[str, World, "Platform"], Supervisor],
+        num_frontends: int,
+        num_places: int,
+    ) -> None:
         self.world = world
         self.num_frontends = num_frontends
         self.start_failure_share = 0.0
-        self.supervisor: SupervisorProcess | None = None
+        self.supervisor: Supervisor | None = None
+        self._make_supervisor = new_supervisor
         self._num_places = num_places
         self._num_supervisors = 0
         self._starting: set[InstanceId] = set()
@@ -57,10 +90,13 @@ class Platform:
         """The instances that live."""
         return [each for each in self.members() if isinstance(each, InstanceProcess)]
 
+    def frontends(self) -> list[FrontendProcess]:
+        """The front ends that live."""
+        return [each for each in self.members() if isinstance(each, FrontendProcess)]
+
     def open_frontend(self) -> FrontendProcess | None:
         """Any front end that accepts connections."""
-        members = [each for each in self.members() if isinstance(each, FrontendProcess)]
-        frontends = [each for each in members if each.is_served and not each.is_hung]
+        frontends = [each for each in self.frontends() if each.is_served and not each.is_hung]
         return self._rng.choice(frontends) if frontends else None
 
     # -------------------------------------------------------------------------------- starts
@@ -141,10 +177,10 @@ class Platform:
         self.world.processes[process.name] = process
         self.world.timeline.note(process.name, "up")
 
-    def _new_supervisor(self) -> SupervisorProcess:
+    def _new_supervisor(self) -> Supervisor:
         name = f"v{self._num_supervisors}"
         self._num_supervisors += 1
-        self.supervisor = SupervisorProcess(name, self.world, self)
+        self.supervisor = self._make_supervisor(name, self.world, self)
         self._add(self.supervisor)
         return self.supervisor
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 
 from fault_simulation.processes.actors import Actor
+from fault_simulation.processes.world import World
 from fault_simulation.virtual.settings import POLICY
-from fault_simulation.virtual.violations import Violation
-from fault_simulation.virtual.world import World
+from fault_simulation.virtual.timeline import Violation
 from sterna.messages.actors import (
     Membership,
     WireMessage,

@@ -11,14 +11,6 @@ from typing import Protocol
 
 from msgspec import structs
 
-from fault_simulation.adversary.stream_readers import (
-    NOT_FOUND,
-    OK,
-    OWNER,
-    Connection,
-    Reader,
-    Reading,
-)
 from fault_simulation.oracle.replica_oracle import Confirmations, Given
 from fault_simulation.oracle.stream_ledger import Excuse, Loss, StreamLedger
 from fault_simulation.oracle.token_oracle import (
@@ -31,9 +23,17 @@ from fault_simulation.oracle.token_oracle import (
     encode_event,
     encode_output,
 )
+from fault_simulation.processes.stream_readers import (
+    NOT_FOUND,
+    OK,
+    OWNER,
+    Connection,
+    Reader,
+    Reading,
+)
+from fault_simulation.processes.world import World
 from fault_simulation.virtual.settings import PATIENCE_S, WINDOW_S
-from fault_simulation.virtual.violations import Violation
-from fault_simulation.virtual.world import World
+from fault_simulation.virtual.timeline import Violation
 from sterna.frontend.requests.request_ids import client_id
 from sterna.frontend.resumable.event_log import EventLog, EventLogs
 from sterna.frontend.resumable.pacing import CaughtUp, Hand, Replayed, ReplicaDropped
@@ -119,6 +119,7 @@ class FrontendStreams:
         self._frontend_id = own_id = host.frontend_id
         self.pacing = host.world.cores.pacing(own_id, MAX_BYTES, PATIENCE_S, StreamPayloads())
         self.replicas = host.world.cores.replicas(own_id)
+        host.world.replicas[own_id] = self.replicas
         self.reading = Reading(own_id, self, host.send_to_frontend, host.later)
         self._logs = EventLogs(WINDOW_S, MAX_BYTES)
         self._served: dict[str, Served] = {}
@@ -146,7 +147,7 @@ class FrontendStreams:
         Raises:
             Violation: something is left of them.
         """
-        replicas = [each for records in self.replicas._records.values() for each in records]
+        replicas = [each for records in self.replicas.records.values() for each in records]
         left = [*self._served, *replicas]
         if left or self.pacing.num_bytes or not self.reading.is_idle:
             raise Violation(f"{self._host.name} still has of streams: {left}")
@@ -397,7 +398,7 @@ class FrontendStreams:
         for served in self._served.values():
             loss = self._confirmations.loss(served.given, len(served.log.events))
             self._ledger.on_loss(served.stream_id, loss)
-        for holder, records in self.replicas._records.items():
+        for holder, records in self.replicas.records.items():
             if not self._world.processes[f"f{holder}"].is_alive:
                 for stream_id in records:
                     self._ledger.on_loss(stream_id, Loss(None, Excuse.BUDDY_DIED))

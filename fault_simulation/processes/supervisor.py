@@ -5,22 +5,19 @@ delays. What is decided is `SupervisorCore`'s.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from fault_simulation.processes.actors import Actor
 from fault_simulation.processes.frontends import FrontendProcess
+from fault_simulation.processes.granted_leases import Watch
 from fault_simulation.processes.instances import InstanceProcess
-from fault_simulation.processes.leases import Watch
+from fault_simulation.processes.ray import Platform, Supervisor
 from fault_simulation.processes.schedulers import SchedulerProcess
-from fault_simulation.virtual.timeline import Process
-from fault_simulation.virtual.violations import Violation
-from fault_simulation.virtual.world import World
+from fault_simulation.processes.world import World
+from fault_simulation.virtual.timeline import Process, Violation
 from sterna.messages.actors import FrontendMember, Heartbeat, WireMessage
 from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
 from sterna.supervisor.core import (
     HostedInstance,
     OtherMembers,
-    SupervisorCore,
     SupervisorEffect,
     next_number,
     state_of,
@@ -36,18 +33,13 @@ from sterna.supervisor.fleet import (
 )
 from sterna.types import FrontendId, InstanceId
 
-if TYPE_CHECKING:
-    from fault_simulation.processes.ray import Platform
-
 KV_FORMAT = "blocks without bytes"
 
 
-class SupervisorProcess(Actor):
+class SupervisorProcess(Supervisor):
     """The supervisor."""
 
-    core: SupervisorCore
-
-    def __init__(self, name: str, world: World, platform: "Platform") -> None:
+    def __init__(self, name: str, world: World, platform: Platform) -> None:
         super().__init__(name, world)
         self._platform = platform
         self._leases = Watch(self, platform, self._on_lease_over)

@@ -1,7 +1,5 @@
-"""Virtual time: the timeline, the nodes, the network and its faults.
+"""Virtual time: the timeline, the nodes, and the network with its mailboxes.
 
-Offers: link_faults, network, nodes, settings, timeline, violations, world.
-Imports: config, engine.emulated, fault_simulation.engine, fault_simulation.oracle,
-    fault_simulation.processes, frontend.requests, frontend.resumable, instance, messages,
-    messaging, policy, scheduler, supervisor.
+Offers: network, nodes, settings, timeline.
+Imports: config, engine.emulated, messages, messaging, policy, supervisor.
 """

@@ -9,18 +9,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from fault_simulation.virtual.settings import TICK_S
-from fault_simulation.virtual.timeline import Action, Process
-from fault_simulation.virtual.violations import Violation
+from fault_simulation.virtual.timeline import Action, Process, Timeline, Violation
 from sterna.messages.actors import TokenBatch, WireMessage
+from sterna.messaging.mailbox_core import Connections, MailboxCore
 from sterna.messaging.reliable_channel import GAP, MESSAGE, PROBE, Head
-
-if TYPE_CHECKING:
-    from fault_simulation.virtual.network import Network
 
 Receive = Callable[[WireMessage, Sequence[bytes]], None]
 
@@ -79,11 +76,35 @@ class Letter(list[bytes]):
         self.number = tally.num_handed + len(tally.sent_s)
 
 
+class Carrier(Protocol):
+    """The network, as a mailbox sees it."""
+
+    timeline: Timeline
+
+    def new_core(self, name: str, connections: Connections, capacity: int) -> MailboxCore:
+        """Make the core of the mailbox of this name."""
+
+    def connect(self, sender: str, address: str) -> bool:
+        """See `mailbox_core.Connections`."""
+
+    def close(self, sender: str, address: str) -> None:
+        """See `mailbox_core.Connections`."""
+
+    def carry(self, sender: str, address: str, head: Head, content: Sequence[bytes]) -> None:
+        """Let the frame arrive in some time, if it does."""
+
+    def delays_of(self, receiver: str, message: WireMessage) -> list[float]:
+        """How long after its arrival the message is handed over, each time that it is."""
+
+    def hindered_s(self, sender: str, address: str, since_s: float) -> float:
+        """For how long since then something may have kept the two from hearing each other."""
+
+
 class VirtualMailbox:
     """The mailbox of one process, whose name is its address."""
 
     def __init__(
-        self, process: Process, receive: Receive, network: "Network", queue_limit: int
+        self, process: Process, receive: Receive, network: Carrier, queue_limit: int
     ) -> None:
         self._process = process
         self._receive = receive

@@ -21,10 +21,9 @@ from random import Random
 from fault_simulation.virtual.mailboxes import LATE_S, LATEST_S, Receive, Tally, VirtualMailbox
 from fault_simulation.virtual.nodes import BACKLOG_S, Nodes
 from fault_simulation.virtual.settings import SEND_QUEUE_BYTES, WIDE, Queues
-from fault_simulation.virtual.timeline import Action, Process, Timeline
-from fault_simulation.virtual.violations import Violation
+from fault_simulation.virtual.timeline import Action, Process, Timeline, Violation
 from sterna.messages.actors import MigrationMessage, OwnerQuery, OwnerReply, WireMessage
-from sterna.messaging.mailbox_core import MailboxCore
+from sterna.messaging.mailbox_core import Connections, MailboxCore
 from sterna.messaging.reliable_channel import CHANNEL_BYTES, MESSAGE, Head
 
 
@@ -138,13 +137,13 @@ class Network:
 
     # ---------------------------------------------------------------------------- mailboxes
 
-    def new_core(self, name: str, mailbox: VirtualMailbox, capacity: int) -> MailboxCore:
-        """Make what decides for the mailbox of this name."""
+    def new_core(self, name: str, connections: Connections, capacity: int) -> MailboxCore:
+        """Make the core of the mailbox of this name."""
 
         def draw_channel() -> bytes:
             return self._breaks.randbytes(CHANNEL_BYTES)
 
-        return self._core(name, mailbox, draw_channel, capacity, SEND_QUEUE_BYTES)
+        return self._core(name, connections, draw_channel, capacity, SEND_QUEUE_BYTES)
 
     def connect(self, sender: str, address: str) -> bool:
         """See `mailbox_core.Connections`."""

@@ -5,8 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 
-from fault_simulation.virtual.violations import Violation
-
 Action = Callable[[], None]
 
 TRACE_LENGTH = 400
@@ -14,6 +12,10 @@ TRACE_LENGTH = 400
 
 MAX_EVENTS_AT_ONCE = 2000
 """More at one and the same time are a loop."""
+
+
+class Violation(AssertionError):
+    """A promise was broken; the message says which, and by which process."""
 
 
 class Process:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import cache
 
 from fault_simulation.adversary.faults import LINKS_ONLY
+from fault_simulation.adversary.link_faults import CUTS
 from fault_simulation.run import Result, nodes_of, run_seed
-from fault_simulation.virtual.link_faults import CUTS
 from tests.fault_simulation.replay import said
 
 NUM_SEEDS = 12

@@ -4,7 +4,7 @@ import pytest
 
 from fault_simulation.oracle.ledger import Ledger, Status
 from fault_simulation.oracle.token_oracle import Ask
-from fault_simulation.virtual.violations import Violation
+from fault_simulation.virtual.timeline import Violation
 from sterna.frontend.requests.request_effects import Failure
 from sterna.types import FrontendId, InstanceId, Priority, RequestId
 

@@ -10,7 +10,7 @@ Every `on_...` method returns effects, which are to be carried out in order. For
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 import msgspec
@@ -152,6 +152,16 @@ class InstanceCore:
     def next_deadline_s(self) -> float | None:
         """When `on_tick` is due, or None."""
         return self._llumlet.next_deadline_s
+
+    @property
+    def llumlet(self) -> Llumlet:
+        """The part of the core that decides what moves; to be looked at only."""
+        return self._llumlet
+
+    @property
+    def gone_frontends(self) -> Set[FrontendId]:
+        """The front ends of whose death the instance has heard."""
+        return self._gone_frontends
 
     @property
     def has_open_migrations(self) -> bool:

@@ -128,6 +128,11 @@ class Llumlet:
         return min([each for each in (deadline_s, *others) if each is not None])
 
     @property
+    def coordinator(self) -> MigrationCoordinator:
+        """The migrations of this instance; to be looked at only."""
+        return self._coordinator
+
+    @property
     def has_open_migrations(self) -> bool:
         """Whether the instance must not be shut down yet, even if it is empty.
 

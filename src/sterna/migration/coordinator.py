@@ -11,7 +11,7 @@ when its answer is true:
 - "Released" for a Committed without a source: likewise.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from sterna.config import MigrationConfig
 from sterna.errors import ProtocolError
@@ -75,6 +75,11 @@ class MigrationCoordinator:
     def num_incoming(self) -> int:
         """Migrations to here that have not ended."""
         return self._num_incoming
+
+    @property
+    def sources(self) -> Collection[MigrationSource]:
+        """The machines of migrations from here, also of those that have ended here only."""
+        return self._sources.values()
 
     @property
     def has_machines(self) -> bool:

@@ -6,7 +6,7 @@ as long as both live. A front end that is missing from a newer membership is dea
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -131,6 +131,11 @@ class Replicas:
         self._records: dict[FrontendId, dict[str, Record]] = {}
         self._live: frozenset[FrontendId] = frozenset()
         self._dead: set[FrontendId] = set()
+
+    @property
+    def records(self) -> Mapping[FrontendId, Mapping[str, Record]]:
+        """The records by their holders and the ids of their streams."""
+        return self._records
 
     def is_dead(self, frontend_id: FrontendId) -> bool:
         """Whether the front end has died; messages of it that still arrive are too late."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from fault_simulation.engine.copies import Copies
-from fault_simulation.engine.engine import HostileEngine
-from fault_simulation.engine.immovable import Staying
+from fault_simulation.engine.engine import SimulatedEngine
+from fault_simulation.engine.immovable import Immovables
 from fault_simulation.oracle.ledger import Ledger
 from fault_simulation.oracle.stream_ledger import StreamLedger
 from fault_simulation.virtual.network import Network
@@ -21,6 +21,7 @@ from sterna.messaging.mailbox_core import MailboxCore
 from sterna.scheduler.core import SchedulerCore
 from sterna.supervisor.core import SupervisorCore
 from sterna.supervisor.lease import GrantedLeases, HeldLease
+from sterna.types import FrontendId
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Cores:
     frontend: type[FrontendCore] = FrontendCore
     scheduler: type[SchedulerCore] = SchedulerCore
     supervisor: type[SupervisorCore] = SupervisorCore
-    engine: type[HostileEngine] = HostileEngine
+    engine: type[SimulatedEngine] = SimulatedEngine
     held_lease: type[HeldLease] = HeldLease
     granted_leases: type[GrantedLeases] = GrantedLeases
     pacing: type[Pacing] = Pacing
@@ -50,9 +51,10 @@ class World:
 
     Attributes:
         processes: all that were ever started, by name, the dead included.
-        staying: which requests cannot move.
+        immovables: which requests cannot move.
         counts: how often each thing worth counting happened.
         streams: those that outlive their front ends; None: there are none in this cluster.
+        replicas: those that each front end ever had of others' streams.
     """
 
     rng: Random
@@ -61,12 +63,13 @@ class World:
     network: Network
     copies: Copies
     ledger: Ledger
-    staying: Staying
+    immovables: Immovables
     cores: Cores = field(default_factory=Cores)
     scaling: ScalingConfig | None = None
     processes: dict[str, Process] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     streams: StreamLedger | None = None
+    replicas: dict[FrontendId, Replicas] = field(default_factory=dict)
 
     def is_alive(self, name: str) -> bool:
         """Whether such a process runs, or hangs."""
