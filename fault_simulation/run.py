@@ -47,13 +47,13 @@ REST_S = 6.0
 
 @dataclass(slots=True)
 class Result:
-    """What became of one seed.
+    """The result of one seed.
 
     Attributes:
         violation: the broken promise, or None.
-        where: the stack of the error, when it was one in the code under test.
+        where: the traceback of an error in the code under test.
         digest: a hash of all events.
-        counts: how often what happened: faults, migrations, ends of requests.
+        counts: the number of faults, migrations, ends of requests and other events.
         trace: the last events.
     """
 
@@ -73,8 +73,8 @@ def run_seed(seed: int, plan: FaultPlan | None = None, cores: Cores | None = Non
 
 
 def nodes_of(seed: int) -> tuple[int, Random]:
-    """How many nodes the seed's cluster has; and what is drawn further for them, from numbers of
-    its own, so that clusters of one node do not depend on it."""
+    """Return the number of nodes of the seed's cluster, and the random numbers for further draws:
+    its own ones, so that clusters of one node do not depend on them."""
     rng = Random(f"nodes of {seed}")
     return rng.choice((2, 3)) if rng.random() < NODES_SHARE else 1, rng
 
@@ -126,7 +126,7 @@ class Run:
             scaling,
         )
         num_frontends, num_places = rng.randint(1, 3), num_instances + rng.randint(0, 3)
-        # Drawn apart, so that the other seeds are what they would be without it.
+        # Drawn apart, so that the other seeds stay as they would be without it.
         if has_streams(seed):
             self._world.streams = StreamLedger(self._world.counts)
             num_frontends = Random(f"front ends of {seed}").choice(NUMS_FRONTENDS)
@@ -196,7 +196,7 @@ class Run:
         return self._ledger.num_open + (0 if streams is None else streams.num_open)
 
     def _step(self) -> None:
-        """Let the next event happen, and look at what it has touched."""
+        """Let the next event happen, and check the instance that it has changed."""
         timeline = self._timeline
         process, what, action = timeline.pop()
         if process is not None:

@@ -1,4 +1,4 @@
-"""Clients: whom they ask for what, and when they go away."""
+"""Clients: their requests, the front ends that they ask, and the clients that go away."""
 
 from random import Random
 
@@ -11,7 +11,7 @@ from sterna.types import HIGH, NORMAL, RequestId
 
 
 class Clients:
-    """Send requests for some time, in bursts."""
+    """The clients of one cluster: they send requests for some time, in bursts."""
 
     def __init__(
         self, platform: Platform, num_requests: int, from_s: float, until_s: float

@@ -1,10 +1,10 @@
-"""What goes wrong, and what operators want meanwhile, drawn from the seed.
+"""The adversary: faults, and orders of operators meanwhile, drawn from the seed.
 
-One component is down at a time, unless asked for more: the next one dies, hangs or is cut off when
-all is whole again. What the migration protocol claims to bear (lost, repeated, overtaken messages,
-failed copies), slow links, long steps and operators' orders come at any time. Each seed has
-a liking for some kinds of trouble and leaves others out, so that what one kind would cover up, or
-keep from happening, happens where it is missing.
+One component is down at a time, unless the plan allows more: the next one dies, hangs or is cut off
+when the cluster is whole again. Troubles that the migration protocol claims to tolerate (lost,
+repeated, overtaken messages, failed copies), slow links, long steps and operators' orders come at
+any time. Each seed prefers some kinds of faults and leaves others out: one kind may hide, or
+prevent, the effect of another.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ from sterna.types import InstanceId
 
 
 class Fault(Enum):
-    """What may happen to a component."""
+    """Faults of a component."""
 
     KILL = "killed"
     KILL_AT_EFFECT = "killed in the middle of what it does"
@@ -46,7 +46,7 @@ class Fault(Enum):
 
 
 class Trouble(Enum):
-    """What is borne at any time."""
+    """Troubles that the cluster tolerates at any time."""
 
     MESSAGES = "messages are lost, repeated and overtaken"
     CONNECTIONS = "connections break, and cannot be opened"
@@ -59,7 +59,7 @@ class Trouble(Enum):
 
 
 class Order(Enum):
-    """What operators and clients want."""
+    """Orders of operators and clients."""
 
     MIGRATE = "move a request"
     ABORT = "end a request where requests move"
@@ -81,25 +81,25 @@ WEIGHTS: dict[Fault | Trouble | Order, float] = {
     Order.START: 0.5,
     Order.RESTART: 0.3,
 }
-"""How often each is tried. Much of what may break is broken in the middle of a migration."""
+"""The relative frequency of each. Many mistakes show only in the middle of a migration."""
 
-LIKINGS = (0.0, 0.3, 1.0, 1.0, 3.0)
-"""By one of these each seed changes each weight."""
+PREFERENCES = (0.0, 0.3, 1.0, 1.0, 3.0)
+"""Each seed multiplies each weight by one of these."""
 
 CHANGE_OF_MIND_SHARE = 0.5
 """Of the drains that are undone soon, and then wanted again."""
 
 CHANGE_OF_MIND_S = (0.05, 0.3)
-"""Mean time until then, each time, one of these."""
+"""Mean time until each of these orders: one of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """Which faults there are, and how often.
+    """The faults that happen, and their frequency.
 
     Attributes:
-        cuts: how long links may be cut.
-        interval_s: mean time between two tries to do something.
+        cuts: the kinds of cuts of links, by their length.
+        interval_s: mean time between two attempts of the adversary to act.
         overlap: whether a component may die while another is down.
     """
 
@@ -112,7 +112,7 @@ class FaultPlan:
 
 
 LINKS_ONLY = FaultPlan((Fault.CUT_LINK,), (), ())
-"""Nothing but links is cut, which shows what leases alone do."""
+"""Links that are cut, and no other fault: shows the effect of leases alone."""
 
 
 class Adversary:
@@ -130,7 +130,7 @@ class Adversary:
         if platform.world.nodes.num_nodes == 1 and Fault.CUT_LINK in faults:
             faults.remove(Fault.CUT_LINK)
         kinds: list[Fault | Trouble | Order] = [*faults, *plan.troubles, *plan.orders]
-        weights = {each: WEIGHTS[each] * self._rng.choice(LIKINGS) for each in kinds}
+        weights = {each: WEIGHTS[each] * self._rng.choice(PREFERENCES) for each in kinds}
         self._weights = {each: weight for each, weight in weights.items() if weight > 0}
 
     @property
@@ -166,7 +166,7 @@ class Adversary:
 
     def _do(self, kind: Fault | Trouble | Order) -> bool:
         if isinstance(kind, Fault):
-            may_break = self._has_somebody() if self._plan.overlap else self._is_whole()
+            may_break = self._has_enough_left() if self._plan.overlap else self._is_whole()
             if kind is Fault.CUT_LINK:
                 return may_break and self._cut_a_link()
             return may_break and self._break(kind)
@@ -191,9 +191,9 @@ class Adversary:
         serving = supervisor.core.fleet.in_phase(Phase.SERVING, Phase.TERMINATING)
         return all(each in hosted for each in serving)
 
-    def _has_somebody(self) -> bool:
-        """Whether enough is left to go on from: three that live know who belongs to the cluster,
-        and two of them are instances that could serve."""
+    def _has_enough_left(self) -> bool:
+        """Whether the cluster can continue: more than three members are well, and more than two of
+        them are instances that could serve."""
         within_reach = self._world.nodes.is_within_reach
         members = self._platform.members()
         well = [each for each in members if not each.is_hung and within_reach(each.name)]
@@ -212,7 +212,7 @@ class Adversary:
             return False
         rng, platform = self._rng, self._platform
         if fault in (Fault.HANG, Fault.CUT_OFF):
-            # Tokens may come so late that they are taken for lost.
+            # Tokens may come so late that they are taken as lost.
             self._world.ledger.is_calm = False
         match fault:
             case Fault.KILL:
@@ -244,7 +244,7 @@ class Adversary:
         return True
 
     def _crash_soon(self, process: Process) -> None:
-        """Let it die in place of one of its next effects, if it has so many soon."""
+        """Let it die in place of one of its next effects, if that one comes soon."""
         most = 60 if isinstance(process, InstanceProcess) else 10
         process.crash_after = self._rng.randint(0, most)
 
@@ -254,8 +254,8 @@ class Adversary:
         self._world.timeline.push(1.0, None, "", give_up)
 
     def _victim(self) -> Process | None:
-        """Any kind of component; of instances rather one that is being emptied or migrates, and of
-        these rather one whose peer waits for its word, or for its engine to suspend a request."""
+        """Draw a component; of instances preferably one that is being emptied or migrates, or
+        that is the destination of a migration at its last stage."""
         platform, rng = self._platform, self._rng
         instances = platform.instances()
         migrating = [each for each in instances if each.core.has_open_migrations]
@@ -317,7 +317,7 @@ class Adversary:
     def _slow_down_a_link(self) -> None:
         sender, receiver = self._victim(), self._victim()
         if self._world.streams is not None and self._rng.random() < 0.5:
-            # What front ends say to each other of streams is slow too seldom otherwise.
+            # Messages between front ends about streams are slow too seldom otherwise.
             sender, receiver = (
                 self._one_of(self._platform.frontends()),
                 self._one_of(self._platform.frontends()),
@@ -327,7 +327,7 @@ class Adversary:
             self._world.network.slow_down(sender.name, receiver.name, duration_s)
 
     def _set_pace(self, long_step_share: float | None, tell_s: float | None) -> None:
-        """Of all engines that there are; None: as it is."""
+        """Set the pace of all present engines; None: unchanged."""
         for each in self._platform.instances():
             if long_step_share is not None:
                 each.engine.long_step_share = long_step_share
@@ -361,13 +361,13 @@ class Adversary:
                 return _to_supervisor(frontend, RestartInstances(reply_to, number, has_surge))
 
     def _frontend(self) -> FrontendProcess | None:
-        """One through which an operator can say something."""
+        """A front end through which an operator can give an order."""
         frontends = [each for each in self._platform.frontends() if not each.is_hung]
         return self._rng.choice(frontends) if frontends else None
 
     def _change_mind(self, instance_id: InstanceId) -> None:
         """Soon let the instance, which is being drained, serve on; then have it drained again.
-        What it says to the supervisor meanwhile may be late."""
+        Its messages to the supervisor may be late meanwhile."""
         if self._platform.supervisor is not None and self._rng.random() < 0.5:
             self._world.network.slow_down(instance_id, self._platform.supervisor.name, 1.5)
 
@@ -386,7 +386,7 @@ class Adversary:
             self._world.timeline.push(delay_s, None, "", partial(order, is_undo))
 
     def _abort(self) -> bool:
-        """Have a client go away whose request is, or may be, on its way."""
+        """Let a client go away whose request is, or may be, on its way."""
         ledger = self._world.ledger
         migrating = [each for each in self._platform.instances() if each.core.has_open_migrations]
         record = ledger.one_of(

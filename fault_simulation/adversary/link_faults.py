@@ -1,4 +1,4 @@
-"""Links that are cut: nothing comes through between a node and all others."""
+"""Faults of links: nothing passes between a node and all others for a time."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,13 +11,13 @@ CUTS: dict[str, tuple[float, float]] = {
     "about as long as a lease": (0.7, 1.5),
     "much longer than a lease": (2.0, 3.0),
 }
-"""How long a link is cut, in leases; one of these each time."""
+"""Bounds of the time for which a link is cut, in leases; each time one of these."""
 
 DEATH_IN_CUT_SHARE = 0.3
 """Of the cuts: those in which the supervisor dies, so that its successor cannot reach all."""
 
 LOST_NODE_SHARE = 0.3
-"""Of the cuts: those in which Ray gives the node up, for good."""
+"""Of the cuts: those in which Ray gives the node up for ever."""
 
 
 class Links:
@@ -34,8 +34,8 @@ class Links:
         self._nodes = platform.world.nodes
 
     def cut_one(self) -> float | None:
-        """Cut a node with instances off from all others; returns for how long, or None if there is
-        no such node, or nobody elsewhere to go on from."""
+        """Cut a node with instances off from all others; returns the duration, or None if there is no
+        such node, or no instance elsewhere that could continue."""
         nodes, rng = self._nodes, self._nodes.rng
         within_reach = [
             each.name
@@ -45,13 +45,13 @@ class Links:
         if not within_reach:
             return None
         node = nodes.node_of(rng.choice(within_reach))
-        if not any(self._can_go_on(each) for each in self._instances_elsewhere(node)):
+        if not any(self._can_continue(each) for each in self._instances_elsewhere(node)):
             return None
         how_long = rng.choice(self._how_long)
         duration_s = rng.uniform(*CUTS[how_long]) * LEASE_S
         nodes.cut(node, duration_s)
         self._world.network.on_node_cut(node, duration_s)
-        # Tokens may come so late that they are taken for lost.
+        # Tokens may come so late that they are taken as lost.
         self._world.ledger.is_calm = False
         self._world.counts[f"link cut: {how_long}"] += 1
         self._world.timeline.note("", f"node {node} is cut off for {duration_s:.2f} s")
@@ -65,7 +65,7 @@ class Links:
         instances = self._platform.instances()
         return [each for each in instances if self._nodes.node_of(each.name) != node]
 
-    def _can_go_on(self, instance: InstanceProcess) -> bool:
+    def _can_continue(self, instance: InstanceProcess) -> bool:
         is_served = instance.membership.version > 0 and not instance.engine.is_terminating
         is_well = not instance.is_hung and not instance.engine.is_stalled
         return is_served and is_well and self._nodes.is_within_reach(instance.name)

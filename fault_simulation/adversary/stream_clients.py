@@ -1,4 +1,4 @@
-"""Clients of streams that outlive their front ends: who lose connections, and read on."""
+"""Clients of streams that outlive their front ends: they lose connections, and continue to read."""
 
 import re
 
@@ -28,7 +28,7 @@ class StreamClient:
         self._stream_id: str = ask.request_id
         self._connection: Connection | None = None
         self._frontend: FrontendProcess | None = None
-        # None while it is answered.
+        # None while it gets an answer.
         self._away_since_s: float | None = None
 
     def begin(self, frontend: FrontendProcess) -> None:
@@ -48,7 +48,7 @@ class StreamClient:
             self._world.timeline.push(delay_s, None, "", self._lose_connection)
 
     def leave(self) -> None:
-        """Go away for good, unless the stream has ended."""
+        """Go away for ever, unless the stream has ended."""
         if self._ledger.streams[self._stream_id].fate is Fate.OPEN:
             self._ledger.end(self._stream_id, Fate.LEFT)
             self._close()
@@ -82,15 +82,15 @@ class StreamClient:
         if self._away_since_s is None:
             self._away_since_s = self._world.timeline.now_s
         delay_s = self._world.rng.random() * longest_s
-        self._world.timeline.push(delay_s, None, "", self._read_on)
+        self._world.timeline.push(delay_s, None, "", self._resume)
 
-    def _read_on(self) -> None:
+    def _resume(self) -> None:
         """Ask any front end that accepts connections."""
         if self._ledger.streams[self._stream_id].fate is not Fate.OPEN:
             return
         frontend = self._platform.open_frontend()
         if frontend is None:
-            self._world.timeline.push(0.1, None, "", self._read_on)
+            self._world.timeline.push(0.1, None, "", self._resume)
             return
         connection = self._connect(frontend, is_new=False)
         assert frontend.streams is not None
@@ -98,7 +98,7 @@ class StreamClient:
         what = f"is asked for {self._stream_id} behind {connection.last}"
         self._world.timeline.push(0.0, frontend, what, lambda: reading.read(connection))
 
-    # -------------------------------------------------------------------------- what it hears
+    # ------------------------------------------------------------------------------- answers
 
     def on_start(self, connection: Connection, status: int) -> None:
         """See `Client`."""

@@ -1,7 +1,7 @@
 """KV blocks on their way from engine to engine.
 
-The source's memory is read when a copy is done, which is the worst moment: whoever has given the
-blocks away meanwhile has sent another request's.
+The source's memory is read when a copy is done, which is the worst moment: a source that has given
+the blocks away meanwhile has sent the KV of another request.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class _Copy:
 
 
 class Copies:
-    """All copies under way."""
+    """All copies that are under way."""
 
     def __init__(self, timeline: Timeline, network: Network, rng: Random) -> None:
         self.failure_share = 0.0
@@ -65,7 +65,7 @@ class Copies:
                 self._drop(copy)
 
     def on_death(self, process: Process) -> None:
-        """Connections of the dead break."""
+        """The connections of a dead process break."""
         for copy in list(self._copies):
             if copy.source is process:
                 self._drop(copy)
@@ -92,7 +92,7 @@ class Copies:
         destination.receive(effect, self._read(copy))
 
     def _read(self, copy: _Copy) -> dict[int, int]:
-        """Of how many tokens each of the blocks has the KV; -1: of another request."""
+        """Return the number of tokens whose KV each block has; -1: that of another request."""
         effect = copy.effect
         blocks = range(effect.first_block, effect.first_block + effect.num_blocks)
         request = copy.engine.request(effect.request_id)

@@ -1,12 +1,12 @@
 """An emulated engine in virtual time, whose KV cache can be wrong.
 
 As `engine.emulated.driver`: commands run between two steps in the order of their calls, tokens go
-out when a step ends, then the view. What it tells its instance goes through a queue with delays of
-its own, as between a step thread and an event loop, in order.
+out when a step ends, then the view. Reports to its instance go, in order, through a queue with
+delays of its own, as between a step thread and an event loop.
 
-Blocks have no bytes here. What is known of each instead is how many tokens' KV a copy has brought
-into it, and whether the memory was still the request's when it was read. A request that is adopted
-upon blocks which lack a token, or hold another one's, answers `WRONG` from then on.
+Blocks have no bytes here. Instead each has the number of tokens whose KV a copy has brought into
+it, and whether the memory still belonged to the request when it was read. A request that is adopted
+with blocks that lack a token, or hold the KV of another request, answers `WRONG` from then on.
 """
 
 from collections import deque
@@ -69,7 +69,7 @@ Command = Callable[[], None]
 
 
 class Exported(msgspec.Struct, frozen=True, array_like=True):
-    """What of a drained request travels with Commit."""
+    """The state of a drained request that travels with Commit."""
 
     state: RequestState
     digest: int
@@ -91,8 +91,8 @@ class Incoming:
 
 @dataclass(slots=True)
 class Prepared:
-    """What has come of a migration to here: the request, and of how many tokens each block of the
-    reservation has the KV; -1: of another request."""
+    """The parts of an incoming migration that have arrived: the request, and the number of tokens
+    whose KV each block of the reservation has; -1: that of another request."""
 
     ask: Ask | None = None
     blocks: dict[int, int] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Prepared:
 
 
 class EngineListener(Protocol):
-    """Hears what an engine does, in order; see `InstanceProcess`."""
+    """Receives, in order, what an engine does; see `InstanceProcess`."""
 
     def on_outputs(
         self, frontend_id: FrontendId, spans: tuple[TokenSpan, ...], payloads: list[bytes]
@@ -127,8 +127,8 @@ class SimulatedEngine:
         process: dies and hangs with it.
 
     Attributes:
-        tell_s: at most so much later the listener hears of what it did.
-        all_told_s: the listener has heard by then of all that it has done.
+        tell_s: longest time until the listener hears of what it did.
+        all_told_s: the time by which the listener has heard of all that it has done.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class SimulatedEngine:
 
     @property
     def num_preemptions(self) -> int:
-        """How often a request's memory was taken back."""
+        """Number of times that the memory of a request was taken back."""
         return self.core.view(InstanceId(self.name)).num_preemptions
 
     def start(self) -> None:
@@ -166,7 +166,7 @@ class SimulatedEngine:
         self._do(lambda: None)
 
     def add(self, ask: Ask, history: tuple[int, ...] = ()) -> None:
-        """Queue the request, which has answered with these tokens elsewhere."""
+        """Queue the request, which has generated these tokens elsewhere."""
 
         def add() -> None:
             if self.core.progress(ask.request_id) is not None:
@@ -223,7 +223,7 @@ class SimulatedEngine:
     # --------------------------------------------------------------- effects with an outcome
 
     def carry_out(self, effect: EffectWithOutcome) -> None:
-        """Carry the effect out between two steps; `on_effect_done` tells how it went."""
+        """Carry the effect out between two steps; `on_effect_done` gets the outcome."""
         if isinstance(effect, FreeReservation | Adopt):
             # Its receivers stop at once.
             if (prepared := self.prepared.get(effect.migration_id)) is not None:
@@ -321,8 +321,7 @@ class SimulatedEngine:
         self._tell_of_transfer(effect.migration_id, StageReceived(effect.stage))
 
     def fail_stage(self, migration_id: MigrationId, incoming: Incoming) -> None:
-        """The connection by which the stage was to come is broken; one that is not expected any
-        more is ignored."""
+        """The connection of the stage is broken; a stage that is no longer expected is ignored."""
         prepared = self.prepared.get(migration_id)
         if prepared is not None and prepared.incoming.get(incoming.stage) is incoming:
             del prepared.incoming[incoming.stage]
@@ -342,7 +341,7 @@ class SimulatedEngine:
         )
 
     def _tell_of_transfer(self, migration_id: MigrationId, event: CopyEvent) -> None:
-        # It comes from the data plane, past what the step thread has to say.
+        # It comes from the data plane, and overtakes reports of the step thread.
         self._timeline.push(
             self._rng.random() * 0.002,
             self._process,
@@ -353,7 +352,7 @@ class SimulatedEngine:
     # --------------------------------------------------------------------------------- steps
 
     def stall(self, is_stalled: bool) -> None:
-        """Step nothing any more; or go on."""
+        """Stop stepping; or continue."""
         self.is_stalled = is_stalled
         if not is_stalled and not self._is_awake:
             self._wake_in(0.0)
@@ -394,15 +393,15 @@ class SimulatedEngine:
         return shown_as_immovable(view, immovable) if immovable else view
 
     def _slowness(self) -> float:
-        """By what factor a step takes longer; a few take very long, and all that waits for
-        their end with them."""
+        """The factor by which a step takes longer; a few take very long, and so does all that waits
+        for their end."""
         factor = self._rng.uniform(0.8, 1.3)
         is_long = self._rng.random() < self.long_step_share
         return factor * LONG_STEP_FACTOR if is_long else factor
 
     def _note_prefills(self, step: Step) -> None:
         for request_id in step.admitted:
-            # What is prefilled again is right again.
+            # A request that is prefilled again has the right KV again.
             self.streams[request_id].is_wrong = False
 
     def _deliver(self, tokens: tuple[Token, ...]) -> None:
@@ -420,7 +419,7 @@ class SimulatedEngine:
     def _answer(self, stream: Stream) -> Answer:
         salt = stream.ask.salt
         if salt is None:
-            # Nothing is seeded: another engine, or this one another time, samples differently.
+            # Not seeded: another engine, or this one at another time, samples differently.
             salt = self._rng.getrandbits(32)
         token_id = WRONG if stream.is_wrong else next_token(stream.digest, salt)
         answer = Answer(0, [Output(stream.ask.request_id, [token_id], [stream.digest])])

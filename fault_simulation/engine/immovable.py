@@ -1,6 +1,6 @@
-"""Requests that cannot move, as some of vLLM's cannot: an instance that is emptied hands them back.
+"""Requests that cannot move, as some of vLLM's: an instance that is emptied hands them back.
 
-In the seeds that have some, instances are emptied in a hurry, so that something stays behind.
+In the seeds that have some, instances have little time to be emptied, so that some stay behind.
 """
 
 from collections.abc import Container, Iterable
@@ -16,10 +16,10 @@ SEEDS_SHARE = 0.2
 """Of the seeds: those with requests that cannot move."""
 
 REQUESTS_SHARE = 0.3
-"""Of the requests, in these seeds: those that cannot."""
+"""Of the requests, in these seeds: those that cannot move."""
 
 DRAIN_LIMIT_S = 0.4
-"""In these seeds."""
+"""The time to empty an instance in these seeds."""
 
 
 class Immovables:

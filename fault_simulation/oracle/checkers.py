@@ -1,6 +1,6 @@
-"""What must hold after every event, and what must hold in the end.
+"""Checks after every event, and in the end.
 
-What clients must see is in `ledger`.
+The answers to clients are checked in `ledger`.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from sterna.instance.core import InstanceCore
 from sterna.types import FrontendId, RequestId
 
 MAX_UNWANTED_TOKENS = 4
-"""A step may be under way when an instance hears of a death, and others before its engine does."""
+"""A step may be under way when an instance hears of a death, and more until its engine does."""
 
 
 class Engine(Protocol):
@@ -68,7 +68,7 @@ class FrontendStreams(Protocol):
     """The streams of a front end that outlive it."""
 
     def check_rest(self) -> None:
-        """After all streams have ended; raises Violation."""
+        """Check them after all streams have ended; raises Violation."""
 
 
 class Frontend(Protocol):
@@ -84,12 +84,12 @@ class Frontend(Protocol):
 
 @dataclass(slots=True)
 class Unwanted:
-    """A request that its instance knows to be for nobody: it was told to end it, or knows that its
-    front end is dead.
+    """A request that its instance knows to be unwanted: the instance was told to end it, or knows
+    that its front end is dead.
 
     Attributes:
-        num_tokens: how many it had when the instance had to end it.
-        heard_s: the instance has heard by then that the request is here, and how the effects ended
+        num_tokens: number of its tokens when the instance had to end it.
+        heard_s: the time by which the instance has heard that the request is here, and the outcomes
             that an abort waits for. Instances may hear late of what their engines did.
     """
 
@@ -98,12 +98,12 @@ class Unwanted:
 
 
 class Checkers:
-    """Looks at whatever an event has touched."""
+    """Checks the instance that an event has changed."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
         self._instances: dict[str, Instance] = {}
-        # Where each request may be stepped.
+        # The instance that may step each request.
         self._owners: dict[RequestId, str] = {}
         self._owned: dict[str, set[RequestId]] = {}
         self._unwanted: dict[str, dict[RequestId, Unwanted]] = {}
@@ -111,11 +111,11 @@ class Checkers:
         self._attempts: dict[RequestId, set[RequestId]] = {}
 
     def check(self, instance: Instance) -> None:
-        """After an event of this instance.
+        """Check the instance after an event of it.
 
         Raises:
-            Violation: two engines may step a request, or one steps it and knows that it is for
-                nobody, or a block was lost or given twice.
+            Violation: two engines may step a request, or one steps a request that it knows to be
+                unwanted, or a block was lost or given twice.
         """
         self._instances[instance.name] = instance
         core = instance.engine.core
@@ -148,7 +148,7 @@ class Checkers:
         self._owned[name] = steppable
 
     def _forget_what_left(self, instance: Instance, requests: Iterable[EmulatedRequest]) -> None:
-        """What comes back is another matter: not all who could tell know that it does."""
+        """Forget unwanted requests that have left: one that comes back need not be known as such."""
         unwanted = self._unwanted.get(instance.name)
         if unwanted or instance.told_to_end:
             here = {each.request_id for each in requests}
@@ -157,7 +157,7 @@ class Checkers:
                 del self._unwanted[instance.name][request_id]
 
     def _check_is_wanted(self, instance: Instance, request: EmulatedRequest) -> None:
-        """Nobody waits for it any more, and the instance knows that: it is to end it."""
+        """An instance must end a request that it knows to be unwanted; raises Violation."""
         request_id = request.request_id
         stream = instance.engine.streams.get(request_id)
         is_told = request_id in instance.told_to_end
@@ -178,8 +178,8 @@ class Checkers:
             raise Violation(f"{instance.name} steps {request_id}, and {reason}")
 
     def _count_attempts(self, attempt_id: RequestId) -> None:
-        """Count it when an attempt begins to be stepped beside another one of its request: who
-        steps that has not heard yet that nobody waits for it."""
+        """Count an attempt whose steps begin beside those of another attempt of its request, on an
+        instance that has not heard yet that this one is unwanted."""
         attempts = self._attempts.setdefault(request_of(attempt_id), set())
         owners = [self._owners.get(each) for each in attempts if each != attempt_id]
         if any(each is not None and self._may_act(each) for each in owners):
@@ -191,7 +191,7 @@ class Checkers:
 
 
 def check_rest(instances: Iterable[Instance], frontends: Iterable[Frontend]) -> None:
-    """After all requests have ended, and some time.
+    """Check the processes some time after all requests have ended.
 
     Raises:
         Violation: something is left of them somewhere.

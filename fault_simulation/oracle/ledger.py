@@ -1,4 +1,4 @@
-"""Every accepted request, and what its client was told: the promises that clients can see."""
+"""Accepted requests and the answers to their clients: the promises that clients can see."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from sterna.types import InstanceId, RequestId
 
 
 class Status(Enum):
-    """How a request stands, as its client sees it."""
+    """The state of a request, as its client sees it."""
 
     OPEN = "open"
     FINISHED = "finished"
@@ -27,14 +27,14 @@ class Record:
     """One request.
 
     Attributes:
-        attempt_id: under which instances know it (`frontend.requests.attempts`).
+        attempt_id: its id on instances (`frontend.requests.attempts`).
         frontend: the name of its front end's process.
         hosts: instances that have had it.
         attempt_hosts: those that have had its newest attempt.
         digest: of the tokens that its client has.
-        num_at_death: how many its client had when it was last sent again behind an instance that
-            had died with it; None: it never was.
-        is_handed_back: whether an instance has parted from its newest attempt.
+        num_at_death: number of tokens of its client when it was last sent again after the death of
+            an instance that had it; None: it never was.
+        is_handed_back: whether an instance has handed its newest attempt back.
         is_unsent: whether its newest attempt could not be sent to an instance.
         has_holes: whether an instance could not send some of its newest attempt's tokens.
     """
@@ -58,9 +58,9 @@ class Ledger:
     """All requests.
 
     Attributes:
-        dead_instances: those that failed; not those that were ended in good order.
-        given_up: instances that were told of as dead, and lived.
-        is_calm: whether nothing has kept tokens from coming in time, but deaths.
+        dead_instances: those that failed; not those that were ended in order.
+        given_up: instances that were reported as dead, and lived.
+        is_calm: whether nothing but deaths has kept tokens from coming in time.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Ledger:
         return [each for each in self.records.values() if each.status is Status.OPEN]
 
     def count(self, status: Status) -> int:
-        """How many requests stand like this."""
+        """The number of requests in this state."""
         return sum(each.status is status for each in self.records.values())
 
     def accept(self, ask: Ask, frontend: str, now_s: float, token_ids: Sequence[int] = ()) -> None:
@@ -103,15 +103,15 @@ class Ledger:
         is_by_time: bool,
         is_late: bool = False,
     ) -> None:
-        """The request goes on behind so many tokens, under another id.
+        """The request continues after this number of tokens, under another id.
 
         Args:
-            is_by_time: because something has not come in time.
-            is_late: some message is under way for longer than it should be.
+            is_by_time: because a time-out has passed.
+            is_late: some message is on its way for longer than it should be.
 
         Raises:
-            Violation: its client has not exactly these, or waits for nothing, or there was no
-                need, or the request may still be stepped by one that nobody can tell to stop.
+            Violation: its client does not have exactly these, or waits for nothing, or there was no
+                need, or an instance may still step the request that cannot be told to stop.
         """
         record = self.records[request_id]
         if record.status is not Status.OPEN:
@@ -144,7 +144,7 @@ class Ledger:
                 self._record(attempt_id).has_holes = True
 
     def is_awaited(self, attempt_id: RequestId) -> bool:
-        """Whether the client of this attempt waits for it, and not for a later one."""
+        """Whether the client waits for this attempt, and not for a later one."""
         record = self._record(attempt_id)
         return record.status is Status.OPEN and record.attempt_id == attempt_id
 
@@ -157,13 +157,13 @@ class Ledger:
         return is_open
 
     def on_frontend_death(self, frontend: str) -> None:
-        """The front end's streams are cut."""
+        """The streams of the front end are cut."""
         for record in self.open:
             if record.frontend == frontend:
                 self._end(record, Status.CUT)
 
     def on_ended_in_order(self, instance_id: InstanceId, attempt_ids: Iterable[RequestId]) -> None:
-        """An instance is ended as one that nobody needs any more.
+        """An instance is ended because it is no longer needed.
 
         Raises:
             Violation: a client waits for one of these requests, which it has.
@@ -173,7 +173,7 @@ class Ledger:
                 raise Violation(f"{instance_id} is ended and has {attempt_id}")
 
     def on_handed_back(self, attempt_ids: Iterable[RequestId]) -> None:
-        """An instance that is being emptied parts from these: they go on elsewhere."""
+        """An instance that is being emptied hands these back: they continue elsewhere."""
         for attempt_id in attempt_ids:
             if self.is_awaited(attempt_id):
                 self._record(attempt_id).is_handed_back = True
@@ -198,7 +198,7 @@ class Ledger:
         """The client gets these tokens next.
 
         Raises:
-            Violation: they are not what a lone engine would have said.
+            Violation: they are not what a single engine would have generated.
         """
         record = self.records[request_id]
         if record.status is not Status.OPEN:
@@ -241,16 +241,16 @@ class Ledger:
             )
 
     def on_judgement(self, guilty: Sequence[RequestId]) -> None:
-        """By one event, these requests are judged to have killed an instance.
+        """After one event, these requests are judged to have killed an instance.
 
         Raises:
-            Violation: one of them at most can have.
+            Violation: they are more than one.
         """
         if len(guilty) > 1:
             raise Violation(f"{', '.join(guilty)} are judged guilty at once")
 
     def one_of(self, rng: Random, attempt_ids: Sequence[RequestId]) -> Record | None:
-        """One of these whose client waits for it, or None."""
+        """Draw one of these requests whose client waits for it, or None."""
         records = [self._record(each) for each in attempt_ids]
         waiting = [each for each in records if each.status is Status.OPEN]
         return rng.choice(waiting) if waiting else None

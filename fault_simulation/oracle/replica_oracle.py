@@ -1,11 +1,11 @@
-"""Which events of a front end's streams its buddy has, as one sees who can look into both."""
+"""Oracle of replicas: it sees both a front end and its buddy, which keeps replicas of its streams."""
 
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from fault_simulation.oracle.stream_ledger import Excuse, Loss
-from fault_simulation.virtual.settings import PATIENCE_S
+from fault_simulation.virtual.settings import REPLICA_TIMEOUT_S
 from fault_simulation.virtual.timeline import Timeline, Violation
 from sterna.frontend.resumable.pacing import Pacing
 from sterna.frontend.resumable.replicas import Replicas
@@ -17,9 +17,9 @@ class Given:
     """The events of one stream that were given out.
 
     Attributes:
-        num_old: events that its former front end has recorded.
-        excuses: why an event was given out that the buddy did not have.
-        confirmed_by: who had an event when it was given out.
+        num_old: number of events that its former front end has recorded.
+        excuses: by event, the reason that it was given out before the buddy had it.
+        confirmed_by: by event, the front end that had it when it was given out.
     """
 
     stream_id: str
@@ -43,31 +43,31 @@ class Cluster(Protocol):
 
 
 class Confirmations:
-    """Of one front end."""
+    """The confirmations that one front end gets from its buddy."""
 
     def __init__(self, cluster: Cluster, frontend_id: FrontendId, pacing: Pacing) -> None:
         self._cluster = cluster
         self._frontend_id = frontend_id
         self._pacing = pacing
-        # What the buddy has not confirmed, and when it was sent.
+        # The messages that the buddy has not confirmed, and when they were sent.
         self._unconfirmed: deque[tuple[int, float]] = deque()
 
     def on_sent(self, number: int) -> None:
-        """The buddy was told this."""
+        """A message of this number was sent to the buddy."""
         self._unconfirmed.append((number, self._cluster.timeline.now_s))
 
     def on_kept(self, sender: FrontendId, number: int) -> None:
-        """A front end has all that it was told up to this."""
+        """A front end has everything up to the message of this number."""
         if sender == self._pacing.buddy:
             while self._unconfirmed and self._unconfirmed[0][0] <= number:
                 self._unconfirmed.popleft()
 
     def on_other_buddy(self) -> None:
-        """The one before counts no more."""
+        """The front end has another buddy; the former one no longer counts."""
         self._unconfirmed.clear()
 
     def check(self, given: Given, number: int) -> None:
-        """The server is given what becomes the event of this number.
+        """The server is given the output that becomes the event of this number.
 
         Raises:
             Violation: the buddy does not have it, and there is no excuse for that.
@@ -88,10 +88,10 @@ class Confirmations:
             )
 
     def loss(self, given: Given, num_events: int) -> Loss:
-        """What others have of a stream of so many events, whose front end has died.
+        """Return what others have of a stream with this number of events, whose front end has died.
 
         Raises:
-            Violation: the buddy had an event, and has it no more.
+            Violation: the buddy had an event, and no longer has it.
         """
         buddy = self._pacing.buddy
         num_kept = -1
@@ -112,10 +112,10 @@ class Confirmations:
         if not self._unconfirmed:
             return False
         _, sent_s = self._unconfirmed[0]
-        return sent_s + PATIENCE_S <= self._cluster.timeline.now_s
+        return sent_s + REPLICA_TIMEOUT_S <= self._cluster.timeline.now_s
 
     def _num_kept(self, buddy: FrontendId, stream_id: str) -> int:
-        """How many events of the stream that front end has; -1: not the stream itself."""
+        """Return the number of events of the stream that the buddy has; -1: not even the stream."""
         records = self._cluster.replicas[buddy].records
         record = records.get(self._frontend_id, {}).get(stream_id)
         return -1 if record is None else len(record.groups)

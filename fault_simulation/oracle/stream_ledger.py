@@ -1,11 +1,11 @@
-"""What clients of streams that outlive their front ends were told: the promises about these.
+"""Streams that outlive their front ends: the promises about the answers to their clients.
 
-A client gets each event of its stream once, in order, whoever tells it. It may be told that its
-stream is unknown (404) only where it came too late, or where what it has is lost, and that only by
-what the documentation says (`docs/operations/resumable_streams.md`): at the death of a front end,
-what it had given out and no living other one had. It gives out what its buddy does not have only
-where it has none, or has heard nothing of it for `PATIENCE_S`, or where it repeats what another one
-had given out.
+A client gets each event of its stream once and in order, from any front end. It may be told that
+its stream is unknown (404) only if it came too late, or if what it has is lost. A loss is allowed
+only as documented (`docs/operations/resumable_streams.md`): with a front end that dies, events that
+it had given out and no living front end had. A front end gives out an event that its buddy does not
+have only if it has no buddy, or has heard nothing of it for `REPLICA_TIMEOUT_S`, or repeats what
+another front end had given out.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from fault_simulation.virtual.timeline import Violation
 
 
 class Fate(Enum):
-    """How a stream stands, as its client sees it."""
+    """The state of a stream, as its client sees it."""
 
     OPEN = "open"
     FINISHED = "finished"
@@ -29,7 +29,7 @@ class Fate(Enum):
 
 
 class Excuse(Enum):
-    """Why an event was given out that the buddy did not have, or has no more."""
+    """The reason that the buddy does not have an event that was given out."""
 
     UNSAID = "nothing was recorded yet"
     ALONE = "there was no other front end"
@@ -40,7 +40,7 @@ class Excuse(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Of a stream, what is left: so many events, or nothing at all (None)."""
+    """The rest of a stream: its number of events, or None if nothing is left."""
 
     num_left: int | None
     excuse: Excuse
@@ -52,11 +52,11 @@ class Told:
 
     Attributes:
         ask: without the id of an engine request.
-        leave: has its client go away.
-        num_events: that its client has.
+        leave: lets its client go away.
+        num_events: number of events that its client has.
         digest: of the tokens that its client has.
-        has_failed: a front end was told that its engine request has failed.
-        loss: what its client may have and its successor not.
+        has_failed: whether a front end has heard that its engine request has failed.
+        loss: the rest that a successor may have, while the client may have more.
     """
 
     ask: Ask
@@ -70,7 +70,7 @@ class Told:
 
 
 class StreamLedger:
-    """All streams of a cluster whose streams are read on."""
+    """All streams of a cluster whose streams outlive front ends."""
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
@@ -78,7 +78,7 @@ class StreamLedger:
         self.num_open = 0
 
     def begin(self, ask: Ask, leave: Callable[[], None]) -> None:
-        """A front end took the request; `leave` has its client go away."""
+        """A front end took the request; `leave` lets its client go away."""
         self.streams[ask.request_id] = Told(ask, leave)
         self.num_open += 1
 
@@ -95,7 +95,7 @@ class StreamLedger:
         """The client gets this event next.
 
         Raises:
-            Violation: one is missing, repeated, or follows upon other tokens than the client has.
+            Violation: one is missing, repeated, or follows other tokens than the client has.
         """
         told = self.streams[stream_id]
         if told.fate is not Fate.OPEN:
@@ -123,34 +123,34 @@ class StreamLedger:
     # ------------------------------------------------------------------------------ losses
 
     def on_loss(self, stream_id: str, loss: Loss) -> None:
-        """A front end died, and others have only this of its stream."""
+        """A front end died, and others have only this rest of its stream."""
         told = self.streams[stream_id]
         if told.loss is None or _size(loss) < _size(told.loss):
             told.loss = loss
 
     def on_read_on(self, stream_id: str) -> None:
-        """A front end that has the stream lets its client read on."""
+        """A front end that has the stream lets its client continue."""
         self.streams[stream_id].loss = None
 
     def on_unknown(self, stream_id: str, away_s: float) -> None:
         """The client is told that its stream is lost.
 
         Args:
-            away_s: for so long it was not answered, or told only to try again.
+            away_s: time for which it got no answer, or only that it should try again.
 
         Raises:
-            Violation: it need not be.
+            Violation: the stream is not lost.
         """
         told = self.streams[stream_id]
         if away_s >= WINDOW_S:
-            self._counts["stream lost: nobody came for it in time"] += 1
+            self._counts["stream lost: its client did not come in time"] += 1
             self.end(stream_id, Fate.LOST)
             return
         loss, num_events = told.loss, told.num_events
         if loss is None or (loss.num_left is not None and num_events <= loss.num_left):
             left = "the stream" if loss is None else f"{loss.num_left} events"
             raise Violation(
-                f"{stream_id} is unknown to its client, who has {num_events} events, and a front "
+                f"{stream_id} is unknown to its client, which has {num_events} events, and a front "
                 f"end has {left}"
             )
         if loss.excuse is Excuse.UNSAID and num_events:
@@ -162,7 +162,7 @@ class StreamLedger:
         """After all has healed.
 
         Raises:
-            Violation: a client waits for its stream still.
+            Violation: a client still waits for its stream.
         """
         for stream_id, told in self.streams.items():
             if told.fate is Fate.OPEN:

@@ -1,10 +1,10 @@
-"""What clients ask for, and tokens that show whether they were made from the right history.
+"""Requests of clients, and tokens that show whether they were made from the right history.
 
 Each token is a function of all output tokens before it and of the request's *salt*. A seeded
-request has one salt, so that its answer is known beforehand; for another one each token's salt is
-drawn, as sampling would: its answer is right when each token was made from exactly the tokens that
-the client has. So every token travels with the digest of the history that it was made
-from. `WRONG` is what an engine answers whose KV cache is not the request's.
+request has one salt, so that its answer is known beforehand. For another request the salt of each
+token is drawn, as in sampling: its answer is right when each token was made from exactly the tokens
+that the client has. So every token travels with the digest of the history that it was made from.
+An engine whose KV cache is not that of the request answers `WRONG`.
 """
 
 from collections.abc import Iterable
@@ -58,10 +58,10 @@ class Ask(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class Stream:
-    """What the next token of a request is made from.
+    """The state from which an engine makes the next token of a request.
 
     Attributes:
-        is_wrong: its KV cache is not its own.
+        is_wrong: the KV cache is that of another request.
     """
 
     ask: Ask
@@ -70,7 +70,7 @@ class Stream:
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens, each with the digest of what it was made from."""
+    """Tokens, each with the digest of the history that it was made from."""
 
     request_id: RequestId
     token_ids: list[int]
@@ -85,7 +85,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
-    """What one event of a stream says."""
+    """The content of one event of a stream."""
 
     token_ids: list[int]
     digests: list[int]
@@ -93,14 +93,14 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StreamPayloads:
-    """What front ends must know of outputs to record them (`resumable.records`)."""
+    """Access of front ends to outputs, to record them (`resumable.replicas.Payloads`)."""
 
     def token_ids_of(self, payload: bytes) -> list[int]:
         """Return the tokens of an output."""
         return decode_output(payload).token_ids
 
     def joined_outputs(self, first: bytes, second: bytes) -> bytes | None:
-        """Return one output with the tokens of both; None: one of them says that it failed."""
+        """Return one output with the tokens of both; None: one of them reports a failure."""
         one, other = decode_output(first), decode_output(second)
         if not one.token_ids or not other.token_ids:
             return None
@@ -114,7 +114,7 @@ class StreamPayloads:
 
 
 def encode_output(request_id: RequestId, token_ids: list[int], digests: list[int]) -> bytes:
-    """The payload of a TokenBatch; one without tokens says that the request has failed."""
+    """The payload of a TokenBatch; one without tokens reports a failure."""
     return encode(Answer(0, [Output(request_id, token_ids, digests)]))
 
 
@@ -137,13 +137,13 @@ decode_event = msgspec.json.Decoder(Event).decode
 def followed(
     ask: Ask, num_tokens: int, digest: int, tokens: Iterable[tuple[int, int]]
 ) -> tuple[int, int]:
-    """Return how many tokens a client has with these behind what it had, and their digest.
+    """Return the number of tokens that a client has after these, and their digest.
 
     Args:
-        tokens: each with the digest of what it was made from.
+        tokens: each with the digest of the history that it was made from.
 
     Raises:
-        Violation: they are not what a lone engine would have said.
+        Violation: they are not what a single engine would have generated.
     """
     for token_id, history in tokens:
         place = f"token {num_tokens} of {ask.request_id}"

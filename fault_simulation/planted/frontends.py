@@ -29,7 +29,7 @@ class _NeverBypasses(Dispatcher):
 
 
 class WaitsForTheScheduler(FrontendCore):
-    """Waits for an answer of the scheduler that it asked, though that may have died."""
+    """Waits for an answer of the scheduler that it asked, though this may have died."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -67,7 +67,7 @@ class _Unordered(TokenStreams):
 
 
 class DeliversOutOfOrder(FrontendCore):
-    """Does not wait for what is missing."""
+    """Does not wait for missing tokens."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -157,7 +157,7 @@ class _NeverAwaited(ReplicaLink):
 
 
 class HandsBeforeItIsKept(Pacing):
-    """Gives outputs out before the buddy has confirmed that it has them."""
+    """Gives outputs out before the buddy has confirmed them."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -165,7 +165,7 @@ class HandsBeforeItIsKept(Pacing):
 
 
 class BeginsAnew(Pacing):
-    """Has the engine begin a stream that was taken over from its first token."""
+    """Lets the engine begin a stream that was taken over at its first token."""
 
     def on_begun(self, request_id: RequestId) -> Begun | None:
         begun = super().on_begun(request_id)
@@ -173,7 +173,7 @@ class BeginsAnew(Pacing):
 
 
 class TellsOfNewStreamsOnly(Pacing):
-    """Does not send the records that there are when another front end becomes the buddy."""
+    """Does not send the existing records when another front end becomes the buddy."""
 
     def on_buddy(self, buddy: FrontendId | None, now_s: float) -> None:
         if buddy != self._link.buddy:
@@ -195,7 +195,7 @@ class _NeverCleared(Attempts):
 
 
 class NeverClearsSuspects(FrontendCore):
-    """Forgets no death that found a request, whatever this has brought since."""
+    """Forgets no death that found a request, however many tokens it has generated since."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -211,7 +211,7 @@ class _Distrustful(Attempts):
 
 
 class HoldsFirstDeathsAgainst(FrontendCore):
-    """Takes the first death that finds a request for the second one."""
+    """Takes the first death that finds a request as the second one."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -234,7 +234,7 @@ class _Unjust(_Elsewhere):
 
 
 class JudgesByOthersDeaths(FrontendCore):
-    """Takes a suspect for guilty when an instance dies that does not have it."""
+    """Judges a suspect guilty when an instance dies that does not have it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -266,7 +266,7 @@ class _Severe(Attempts):
 
 
 class JudgesAllSuspects(FrontendCore):
-    """Takes all of the suspects that a second death finds for guilty."""
+    """Judges all suspects that a second death finds guilty."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -279,7 +279,7 @@ class _Unanswering(TokenStreams):
 
 
 class NeverStopsTheUnawaited(FrontendCore):
-    """Does not tell an instance that nobody waits for what it steps."""
+    """Does not tell an instance that no client waits for the request that it steps."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -79,7 +79,7 @@ class StepsForTheDead(InstanceCore):
 
 
 class StepsWhatItWasToldToEnd(InstanceCore):
-    """Goes on with requests that somebody has told it to end."""
+    """Continues requests that it was told to end."""
 
     def on_message(self, message: WireMessage, *args: Any) -> list[InstanceEffect]:
         return [] if isinstance(message, AbortRequests) else super().on_message(message, *args)
@@ -103,7 +103,7 @@ class SaysEmptiedTooSoon(InstanceCore):
 
 
 class BelievesOldFarewells(InstanceCore):
-    """Believes a farewell of a front end that has not heard all yet."""
+    """Believes a farewell of a front end that has not heard everything yet."""
 
     def _notify_if_emptied(self) -> list[InstanceEffect]:
         for frontend_id, (emptied_since, _) in self._termination._farewells.items():
@@ -113,7 +113,7 @@ class BelievesOldFarewells(InstanceCore):
 
 
 class ForgetsUnknownFrontends(InstanceCore):
-    """Drops what is for a front end that it does not know yet."""
+    """Drops messages for a front end that it does not know yet."""
 
     def _to_frontend(
         self, frontend_id: FrontendId, message: WireMessage, frames: Sequence[bytes] = ()
@@ -124,7 +124,7 @@ class ForgetsUnknownFrontends(InstanceCore):
 
 
 class PartsInSilence(InstanceCore):
-    """Ends what keeps it from being emptied, and does not hand it back."""
+    """Ends requests that cannot move while it is emptied, and does not hand them back."""
 
     def _hand_back(self) -> list[InstanceEffect]:
         return [each for each in super()._hand_back() if isinstance(each, AbortRequest)]
@@ -157,28 +157,28 @@ class LosesState(SimulatedEngine):
 
 
 class NeverEnds(HeldLease):
-    """Acts on, though nobody has answered."""
+    """Continues to act, though no heartbeat was answered."""
 
     def has_ended(self, now_s: float) -> bool:
         return False
 
 
 class DoesNotWait(GrantedLeases):
-    """Takes who is to end for dead at once, though it could not be killed."""
+    """Takes a member that is to end as dead at once, though it could not be killed."""
 
     def certain_s(self, member: str) -> float:
         return self._granted_s[member] if member in self._ending else super().certain_s(member)
 
 
 class ExtendsWhatEnds(GrantedLeases):
-    """Answers who is to end as well."""
+    """Also answers a member that is to end."""
 
     def may_answer(self, member: str, now_s: float) -> bool:
         return member in self._granted_s
 
 
 class ForgetsThePredecessor(GrantedLeases):
-    """Takes it that nobody has been answered lately by a supervisor that is dead."""
+    """Assumes that a dead supervisor has not answered a member lately."""
 
     def grant(self, member: str, now_s: float) -> None:
         super().grant(member, now_s - self._certain_after_s + 0.6)

@@ -165,7 +165,7 @@ class AdoptsAfterItSaidAborted(_WithMachines):
 
 
 class WaitsForEver(MigrationDestination):
-    """Lets nobody's silence end a migration."""
+    """Never ends a migration because its peer is silent."""
 
     @property
     def next_deadline_s(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What every actor has in virtual time: a mailbox, effects and a timer."""
+"""Actors in virtual time: processes with a mailbox, effects and a timer."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ class Actor(Process, ABC):
 
     @abstractmethod
     def next_deadline_s(self) -> float | None:
-        """When `on_time` is due, or None."""
+        """Return when `on_time` is due, or None."""
 
     @abstractmethod
     def on_time(self) -> None:
@@ -42,7 +42,7 @@ class Actor(Process, ABC):
         self.world.timeline.push(delay_s, self, what, action)
 
     def send(self, address: str | None, message: WireMessage, frames: Sequence[bytes] = ()) -> bool:
-        """Send, unless nobody is there to send to; returns False when the mailbox refuses it."""
+        """Send, unless there is no address to send to; returns False when the mailbox refuses."""
         if address is None or self.world.network.send(self, address, message, frames):
             return True
         # Tokens may come so late that they are taken for lost.
@@ -51,17 +51,17 @@ class Actor(Process, ABC):
         return False
 
     def queue_limit(self) -> int:
-        """How many messages its mailbox keeps for a peer."""
+        """Number of messages that its mailbox keeps for a peer."""
         return WIDE.of_frontends
 
     def on_unsent(self, address: str, message: WireMessage) -> None:
         """The mailbox has refused this message."""
 
     def begin_effect(self) -> None:
-        """Die in place of the next effect, if that was decided.
+        """Die in place of the next effect, if the adversary wants that.
 
         Raises:
-            Crashed: it has been.
+            Crashed: it does.
         """
         if self.crash_after is not None:
             if self.crash_after == 0:
@@ -69,7 +69,7 @@ class Actor(Process, ABC):
             self.crash_after -= 1
 
     def schedule_tick(self) -> None:
-        """See to it that `on_time` is called when it is due; earlier is no harm."""
+        """Have `on_time` called when it is due; an earlier call does no harm."""
         deadline_s = self.next_deadline_s()
         if deadline_s is None or (self._tick_s is not None and self._tick_s <= deadline_s):
             return

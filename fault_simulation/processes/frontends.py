@@ -50,7 +50,7 @@ class FrontendProcess(Actor):
 
     @property
     def is_served(self) -> bool:
-        """Whether it knows of an instance."""
+        """Whether it knows an instance."""
         return bool(self._addresses)
 
     def receive(self, message: WireMessage, frames: Sequence[bytes]) -> None:
@@ -68,7 +68,7 @@ class FrontendProcess(Actor):
                 self.streams.on_message(message, frames)
 
     def _unawaited(self, message: RequestMessage) -> set[tuple[InstanceId, RequestId]]:
-        """The attempts of which these are tokens, that go on, and for which no client waits."""
+        """The attempts of these tokens that continue, and that no client waits for."""
         if not isinstance(message, TokenBatch):
             return set()
         going_on = {each.request_id for each in message.spans if not each.is_finished}
@@ -80,7 +80,7 @@ class FrontendProcess(Actor):
         unawaited: set[tuple[InstanceId, RequestId]],
         effects: Iterable[FrontendEffect],
     ) -> None:
-        """Whoever steps what no client waits for is told to end it.
+        """An instance that steps a request that no client waits for must be told to end it.
 
         Raises:
             Violation: it is not.
@@ -97,7 +97,7 @@ class FrontendProcess(Actor):
             )
 
     def _on_membership(self, membership: Membership) -> bool:
-        """As `frontend.peers`: returns whether it is news."""
+        """As `frontend.peers`: returns whether the membership is new."""
         if membership.version <= self.membership.version:
             return False
         self.membership = membership
@@ -130,7 +130,7 @@ class FrontendProcess(Actor):
         self.submit(ask, ())
 
     def submit(self, ask: Ask, output_token_ids: tuple[int, ...]) -> None:
-        """Have the request generated behind the tokens that its client has."""
+        """Have the request generated after the tokens that its client has."""
         size = ENGINE.block_size
         question = DispatchRequest(
             frontend_id=self.frontend_id,
@@ -207,5 +207,5 @@ class FrontendProcess(Actor):
     def send_to_frontend(
         self, frontend_id: FrontendId, message: StreamMessage, frames: Sequence[bytes]
     ) -> None:
-        """Send, unless the other one is gone, or not heard of yet."""
+        """Send, unless the other front end is gone, or not known yet."""
         self.send(self._frontends.get(frontend_id), message, frames)

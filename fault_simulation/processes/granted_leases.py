@@ -15,7 +15,7 @@ class Watch:
     """The leases that one supervisor grants.
 
     Args:
-        on_ended: is told of an instance that has ended for certain, and that nobody has killed.
+        on_ended: is called for an instance that has certainly ended, and was not killed.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Watch:
             self._judge()
 
     def begin(self, member: str) -> None:
-        """The member has joined, or a supervisor that is dead may just have answered it."""
+        """The member has joined, or a dead supervisor may just have answered it."""
         if self._nodes.is_away(member):
             self._leases.grant(member, self._now_s())
 
@@ -44,8 +44,8 @@ class Watch:
             self._supervisor.send(heartbeat.member, answer)
 
     def end(self, member: str) -> None:
-        """Kill the member as soon as it is in reach; that it has ended is said then, or when it
-        must have ended by itself."""
+        """Kill the member as soon as it can be reached; its end is reported then, or when it must
+        have ended by itself."""
         if member in self._ending:
             return
         self._ending.add(member)

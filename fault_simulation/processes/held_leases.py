@@ -33,10 +33,10 @@ class Guard:
             self._lease.on_answer(answer.asked_s)
 
     def check(self) -> None:
-        """To be called before the instance acts on others.
+        """Check the lease before the instance acts on others.
 
         Raises:
-            Crashed: it must not.
+            Crashed: the lease has ended.
         """
         if self.has_ended:
             self._world.timeline.note(self._instance.name, "its lease has ended")
@@ -45,7 +45,7 @@ class Guard:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the instance will act on nobody any more, however long it takes to notice."""
+        """Whether the instance no longer acts on others, however long it takes to notice."""
         return self._lease.has_ended(self._now_s())
 
     def _now_s(self) -> float:
@@ -58,10 +58,10 @@ class Guard:
         instance.later(HEARTBEAT_S, "", self._beat)
 
     def _watch(self) -> None:
-        """Look when the lease would end, or a little later."""
+        """Check the lease when it would end, or a little later."""
         left_s = self._nodes.until_s(self._instance.name, self._lease.ends_s)
         late_s = self._nodes.rng.uniform(*NOTICE_LEASE_END_S)
-        # An entry of nobody: one that is stopped does not act any more when it goes on.
+        # An entry without an owner: an instance that hangs no longer acts when it continues.
         self._world.timeline.push(left_s + late_s, None, "", self._look)
 
     def _look(self) -> None:

@@ -55,7 +55,7 @@ class InstanceProcess(Actor):
     """An instance: its core and an engine.
 
     Attributes:
-        told_to_end: of the requests that its engine has, those that somebody has told it to end.
+        told_to_end: the requests of its engine that it was told to end.
     """
 
     def __init__(self, name: str, world: World) -> None:
@@ -83,7 +83,7 @@ class InstanceProcess(Actor):
         return self.core.gone_frontends
 
     def peers_at_the_last_stage(self) -> set[InstanceId]:
-        """To whom requests are leaving that are, or are about to be, suspended."""
+        """The destinations of requests that are, or are about to be, suspended."""
         sources = self.core.llumlet.coordinator.sources
         return {each.peer for each in sources if each.state in LAST_STAGE}
 
@@ -148,7 +148,7 @@ class InstanceProcess(Actor):
         self.schedule_tick()
 
     def _hand_back(self, message: HandedBack) -> None:
-        """Raises Violation: it keeps nobody from ending the instance."""
+        """Raises Violation: the instance is not being emptied."""
         members = {each.instance_id: each for each in self.membership.instances}
         if not members[self.instance_id].is_terminating:
             raise Violation(f"{self.name} hands back {message.request_ids}, and is not emptied")

@@ -1,7 +1,7 @@
 """Ray in virtual time: processes begin after some time, and their deaths are noticed after some.
 
-A process that hangs is killed before its death is told of; so is an instance whose engine steps
-nothing any more.
+A process that hangs is killed before its death is reported; so is an instance whose engine has
+stopped stepping.
 """
 
 from abc import abstractmethod
@@ -35,7 +35,7 @@ class Supervisor(Actor):
 
     @abstractmethod
     def take_over(self, num_frontends: int) -> None:
-        """Go on where another supervisor was, with the members that live."""
+        """Continue where another supervisor was, with the members that live."""
 
     @property
     @abstractmethod
@@ -125,7 +125,7 @@ class Platform:
             return
         num_before = sorted(self._starting, key=_number).index(instance_id)
         if len(self.instances()) + num_before >= self._num_places:
-            self._tell(supervisor, 0.0, "pending", lambda: on_pending("no place"))
+            self._notify(supervisor, 0.0, "pending", lambda: on_pending("no place"))
             self._later(
                 0.2,
                 lambda: self._seek_place(supervisor, instance_id, on_up, on_failed, on_pending),
@@ -137,8 +137,8 @@ class Platform:
             if instance_id in self._starting:
                 self._begin_instance(supervisor, instance_id, on_up, on_failed)
 
-        # It is the supervisor that begins what has a place.
-        self._tell(supervisor, 0.0, "placed", begin)
+        # The supervisor begins the start of an instance that has a place.
+        self._notify(supervisor, 0.0, "placed", begin)
 
     def _begin_instance(
         self, supervisor: Actor, instance_id: InstanceId, on_up: Action, on_failed: Action
@@ -150,11 +150,11 @@ class Platform:
                 return
             self._starting.discard(instance_id)
             if self._rng.random() < self.start_failure_share:
-                self._tell(supervisor, 0.01, "start failed", on_failed, instance_id)
+                self._notify(supervisor, 0.01, "start failed", on_failed, instance_id)
                 return
             process = InstanceProcess(instance_id, self.world)
             self._add(process)
-            self._tell(supervisor, self._rng.random() * 0.05, "started", on_up, instance_id)
+            self._notify(supervisor, self._rng.random() * 0.05, "started", on_up, instance_id)
 
         self._later(self._rng.uniform(*DELAYS.start_instance), come_up)
 
@@ -166,10 +166,10 @@ class Platform:
         """Start a scheduler or a front end; then tell the supervisor."""
 
         def come_up() -> None:
-            # One that a dead supervisor began is killed by its successor before it is up.
+            # A process that a dead supervisor began is killed by the successor before it is up.
             if supervisor.is_alive:
                 self._add(make())
-                self._tell(supervisor, self._rng.random() * 0.01, "started", on_up)
+                self._notify(supervisor, self._rng.random() * 0.01, "started", on_up)
 
         self._later(self._rng.uniform(*DELAYS.start_other), come_up)
 
@@ -187,7 +187,7 @@ class Platform:
     # -------------------------------------------------------------------------------- deaths
 
     def find_members(self) -> list[Member]:
-        """The members that answer; who does not, or is not up yet, is killed, if it can be."""
+        """The members that answer; one that does not, or is not up yet, is killed, if it can be."""
         self._starting.clear()
         within_reach = self.world.nodes.is_within_reach
         for each in filter(lambda each: within_reach(each.name), self.members()):
@@ -198,7 +198,7 @@ class Platform:
         return [each for each in self.members() if within_reach(each.name)]
 
     def close(self, instance_id: InstanceId) -> None:
-        """End an instance in good order: no request may be lost by that."""
+        """End an instance in order: no request may be lost by that."""
         process = self.world.processes[instance_id]
         delay_s = self._rng.uniform(*DELAYS.close)
         self._when_within_reach(process.name, delay_s, lambda: self.kill(process, is_in_order=True))
@@ -214,7 +214,7 @@ class Platform:
         self._when_within_reach(name, delay_s, kill)
 
     def give_up(self, name: str) -> None:
-        """The supervisor takes the instance for dead, and nobody has told it so."""
+        """The supervisor takes the instance for dead, though its death was not reported."""
         self._watches.pop(name, None)
         process = self.world.processes[name]
         assert isinstance(process, InstanceProcess)
@@ -226,7 +226,7 @@ class Platform:
             self.world.ledger.dead_instances.add(process.instance_id)
 
     def lose_node(self, node: int) -> None:
-        """Ray gives the node up, and says so of all that run there."""
+        """Ray gives the node up, and reports all that run there as dead."""
         nodes, supervisor = self.world.nodes, self.supervisor
         nodes.lose(node)
         self.world.counts["node lost"] += 1
@@ -234,11 +234,10 @@ class Platform:
         for each in self.instances():
             if nodes.node_of(each.name) == node and supervisor is not None:
                 tell = partial(supervisor.on_node_lost, each.instance_id)
-                self._tell(supervisor, self._rng.random() * 0.05, f"{each.name} is lost", tell)
+                self._notify(supervisor, self._rng.random() * 0.05, f"{each.name} is lost", tell)
 
     def _when_within_reach(self, name: str, delay_s: float, action: Action) -> None:
-        """Let something happen to a process that the supervisor does there; never if Ray has lost
-        its node."""
+        """Let an action of the supervisor happen to a process; never if Ray has lost its node."""
 
         def act() -> None:
             nodes = self.world.nodes
@@ -256,7 +255,7 @@ class Platform:
             self._notice(process)
 
     def kill(self, process: Process, *, is_in_order: bool = False) -> None:
-        """End the process; nothing of it acts any more."""
+        """End the process: it no longer acts."""
         if not process.is_alive:
             return
         process.is_alive = False
@@ -270,7 +269,7 @@ class Platform:
             if is_in_order:
                 core = process.engine.core
                 ids = [each.request_id for each in core.requests()]
-                # One that is suspended has moved: its release waits for the end of a step.
+                # A request that is suspended has moved: its release waits for the end of a step.
                 left = [each for each in ids if not core.is_drained(each)]
                 world.ledger.on_ended_in_order(process.instance_id, left)
             else:
@@ -300,20 +299,19 @@ class Platform:
                 *(DELAYS.notice_death_soon if is_soon else DELAYS.notice_death)
             )
             what = f"{process.name} is dead"
-            self._tell(supervisor, delay_s, what, on_death, process.name)
+            self._notify(supervisor, delay_s, what, on_death, process.name)
 
     # ---------------------------------------------------------------------------------- hangs
 
     def hang(self, process: Process, duration_s: float) -> None:
-        """The process does nothing for so long; an instance that does not for too long is killed,
-        as are others that never go on."""
+        """The process does nothing for this time; an instance that hangs for too long is killed."""
         process.is_hung = True
         self.world.timeline.note(process.name, f"hangs for {duration_s:.2f} s")
-        self._later(duration_s, lambda: self._go_on(process))
+        self._later(duration_s, lambda: self._continue(process))
         if isinstance(process, InstanceProcess):
             self._later(self._rng.uniform(*DELAYS.notice_hang), lambda: self._fence(process))
 
-    def _go_on(self, process: Process) -> None:
+    def _continue(self, process: Process) -> None:
         if not process.is_hung or not process.is_alive:
             return
         process.is_hung = False
@@ -323,14 +321,14 @@ class Platform:
             self.world.timeline.push(0.0, process, what, action)
 
     def stall(self, instance: InstanceProcess) -> None:
-        """The engine steps nothing any more, and the instance answers as ever."""
+        """The engine stops stepping, and the instance still answers."""
         self.world.timeline.note(instance.name, "its engine steps nothing")
         instance.engine.stall(True)
         self._later(self._rng.uniform(*DELAYS.notice_hang), lambda: self._fence(instance))
 
     def _fence(self, instance: InstanceProcess) -> None:
         if (left_s := self.world.nodes.home_cut_left_s(instance.name)) > 0:
-            # While it is out of sight nobody can say that it hangs.
+            # While it cannot be reached, a hang of it cannot be noticed.
             delay_s = self._rng.uniform(*DELAYS.notice_hang)
             self._later(left_s + delay_s, lambda: self._fence(instance))
         elif instance.is_hung or instance.engine.is_stalled:
@@ -342,10 +340,10 @@ class Platform:
 
     # ---------------------------------------------------------------------------------- time
 
-    def _tell(
+    def _notify(
         self, supervisor: Actor, delay_s: float, what: str, action: Action, about: str = ""
     ) -> None:
-        """Tell the supervisor something of the process of that name, when that can be known."""
+        """Notify the supervisor about the process of that name, when it can be known."""
         delay_s += self.world.nodes.home_cut_left_s(about)
         self.world.timeline.push(delay_s, supervisor, what, action)
 

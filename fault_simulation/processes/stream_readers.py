@@ -1,4 +1,4 @@
-"""Who reads a stream at a front end: its own clients, and other front ends for theirs.
+"""Readers of streams at a front end: its own clients, and other front ends for theirs.
 
 The interpreter of `Searches`, as `frontend.resumable.relays` is.
 """
@@ -24,11 +24,14 @@ OWNER = b"owner"
 OK, NOT_FOUND, UNAVAILABLE = 200, 404, 503
 
 
+SendTo = Callable[[FrontendId, StreamMessage, Sequence[bytes]], None]
+
+
 class Client(Protocol):
-    """Whoever wants a stream."""
+    """A client that wants a stream."""
 
     def on_start(self, connection: "Connection", status: int) -> None:
-        """The answer begins; with another status than OK that is all of it."""
+        """The answer begins; with another status than OK it is complete."""
 
     def on_events(self, connection: "Connection", content: bytes) -> None:
         """These events come."""
@@ -41,21 +44,21 @@ class Client(Protocol):
 
 
 class Reader(Protocol):
-    """Gets the answer of a front end that has the stream."""
+    """The receiver of an answer of a front end that has the stream."""
 
     def start(self, status: int) -> None:
-        """The head of the answer; with another status than OK that is all of it."""
+        """The head of the answer; with another status than OK it is complete."""
 
     def send(self, content: bytes, *, is_last: bool) -> None:
         """More of the answer."""
 
 
 class Connection:
-    """Of a client to a front end.
+    """The connection of a client to a front end.
 
     Attributes:
         last: the number of the last event that the client has.
-        is_new: the stream begins with it.
+        is_new: whether the stream begins with it.
     """
 
     def __init__(self, client: Client, stream_id: str, last: int, *, is_new: bool) -> None:
@@ -97,28 +100,25 @@ class Connection:
 class _Remote:
     """Reads for another front end."""
 
-    def __init__(self, own_id: FrontendId, query: ReadStream, say: "Say") -> None:
+    def __init__(self, own_id: FrontendId, query: ReadStream, send_to: SendTo) -> None:
         self._own_id = own_id
         self._query = query
-        self._say = say
+        self._send_to = send_to
 
     def start(self, status: int) -> None:
         start = AnswerStart(self._own_id, self._query.query_id, status, ())
-        self._say(self._query.sender, start, ())
+        self._send_to(self._query.sender, start, ())
 
     def send(self, content: bytes, *, is_last: bool) -> None:
         part = AnswerPart(self._own_id, self._query.query_id, is_last)
-        self._say(self._query.sender, part, (content,))
+        self._send_to(self._query.sender, part, (content,))
 
 
 @dataclass(eq=False, slots=True)
 class _Looking:
-    """A client whose stream is looked for, by one search after the other."""
+    """A client whose stream is searched, by one search after the other."""
 
     connection: Connection
-
-
-Say = Callable[[FrontendId, StreamMessage, Sequence[bytes]], None]
 
 
 class Streams(Protocol):
@@ -128,28 +128,28 @@ class Streams(Protocol):
         """Whether it can be read here."""
 
     def has_replica(self, stream_id: str) -> bool:
-        """Whether it can be read here when its front end has died."""
+        """Whether it can be read here once its front end has died."""
 
     def answer(self, stream_id: str, last: int, reader: Reader) -> None:
-        """Answer who has all events up to this one."""
+        """Answer a reader that has all events up to this one."""
 
     def leave(self, reader: Reader) -> None:
-        """This one reads no more, wherever it does."""
+        """The reader no longer reads, of any stream."""
 
 
 class Reading:
-    """All that is read at, or through, one front end."""
+    """All reading at, or through, one front end."""
 
     def __init__(
         self,
         own_id: FrontendId,
         streams: Streams,
-        say: Say,
+        send_to: SendTo,
         later: Callable[[float, str, Callable[[], None]], None],
     ) -> None:
         self._own_id = own_id
         self._streams = streams
-        self._say = say
+        self._send_to = send_to
         self._later = later
         self._searches = Searches(own_id)
         self._looking: dict[int, _Looking] = {}
@@ -158,14 +158,13 @@ class Reading:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody reads, or looks for something, through this front end, or hopes to find it
-        here."""
+        """Whether no client reads or searches through this front end, and no other searches here."""
         return not self._looking and not self._passing and self._searches.is_idle
 
     # --------------------------------------------------------------------- its own clients
 
     def read(self, connection: Connection) -> None:
-        """Answer a client from wherever its stream is."""
+        """Answer a client from the front end that has its stream."""
         if connection.is_closed:
             return
         stream_id = connection.stream_id
@@ -183,7 +182,7 @@ class Reading:
         for query_id, (holder, each) in list(self._passing.items()):
             if each is connection:
                 del self._passing[query_id]
-                self._say(holder, StopReading(self._own_id, query_id), ())
+                self._send_to(holder, StopReading(self._own_id, query_id), ())
         self._streams.leave(connection)
 
     def _begin(self, looking: "_Looking") -> None:
@@ -191,11 +190,11 @@ class Reading:
         has_replica = self._streams.has_replica(stream_id)
         query_id, messages = self._searches.begin(stream_id, OWNER, has_replica=has_replica)
         self._looking[query_id] = looking
-        self._say_all(messages)
+        self._send_all(messages)
         self._look(query_id)
 
     def _look(self, query_id: int) -> None:
-        """See how the search stands."""
+        """Act on the state of the search."""
         connection = self._looking[query_id].connection
         if self._streams.has(connection.stream_id):
             self._end(query_id)
@@ -216,7 +215,7 @@ class Reading:
             self._end(query_id).connection.start(UNAVAILABLE)
 
     def _end(self, query_id: int) -> "_Looking":
-        self._say_all(self._searches.end(query_id))
+        self._send_all(self._searches.end(query_id))
         return self._looking.pop(query_id)
 
     def _pass_on(self, holder: FrontendId, connection: Connection) -> None:
@@ -224,9 +223,9 @@ class Reading:
         self._passing[query_id] = holder, connection
         last = str(connection.last)
         query = ReadStream(self._own_id, query_id, connection.stream_id, OWNER, last)
-        self._say(holder, query, ())
+        self._send_to(holder, query, ())
 
-    # ------------------------------------------------------------------------ of the cluster
+    # ---------------------------------------------------------------------- other front ends
 
     def on_frontends(self, live: Sequence[FrontendId]) -> None:
         """These front ends live; others are dead for good."""
@@ -244,10 +243,10 @@ class Reading:
         """Streams of a dead front end can be read here."""
         for query_id in list(self._looking):
             self._look(query_id)
-        self._say_all(self._searches.on_taken_over(lambda each, _: self._streams.has(each)))
+        self._send_all(self._searches.on_taken_over(lambda each, _: self._streams.has(each)))
 
     def on_message(self, message: StreamMessage, frames: Sequence[bytes]) -> None:
-        """Another front end, which lives, says this."""
+        """A living front end has sent this."""
         match message:
             case FindStream():
                 has_stream = self._streams.has(message.stream_id)
@@ -255,12 +254,13 @@ class Reading:
                 answer = self._searches.on_find(
                     message, has_stream=has_stream, has_replica=has_replica
                 )
-                self._say_all([answer])
+                self._send_all([answer])
             case StreamFound(_, query_id, _):
                 if self._searches.on_found(message):
                     self._look(query_id)
             case ReadStream(sender, query_id, stream_id, _, last):
-                remote = self._remotes[sender, query_id] = _Remote(self._own_id, message, self._say)
+                remote = _Remote(self._own_id, message, self._send_to)
+                self._remotes[sender, query_id] = remote
                 self._streams.answer(stream_id, int(last), remote)
             case AnswerStart(_, query_id, status, _):
                 self._on_start(query_id, status)
@@ -285,6 +285,6 @@ class Reading:
                 del self._passing[query_id]
             connection.send(content, is_last=is_last)
 
-    def _say_all(self, messages: Sequence[ToFrontend]) -> None:
+    def _send_all(self, messages: Sequence[ToFrontend]) -> None:
         for each in messages:
-            self._say(each.frontend_id, each.message, ())
+            self._send_to(each.frontend_id, each.message, ())

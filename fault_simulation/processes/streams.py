@@ -1,7 +1,7 @@
 """The streams of one front end that outlive it: the interpreter of `Pacing` and `Replicas`.
 
-As `frontend.resumable.exchange` and `middleware`, with a server behind it that makes one event of
-each output that it is handed: it asks, is handed one, takes it, and asks again.
+As `frontend.resumable.exchange` and `middleware`, over a server that makes one event of each
+output: it asks for an output, is handed one, takes it, and asks again.
 """
 
 from collections import deque
@@ -32,7 +32,7 @@ from fault_simulation.processes.stream_readers import (
     Reading,
 )
 from fault_simulation.processes.world import World
-from fault_simulation.virtual.settings import PATIENCE_S, WINDOW_S
+from fault_simulation.virtual.settings import REPLICA_TIMEOUT_S, WINDOW_S
 from fault_simulation.virtual.timeline import Violation
 from sterna.frontend.requests.request_ids import client_id
 from sterna.frontend.resumable.event_log import EventLog, EventLogs
@@ -45,7 +45,7 @@ from sterna.types import FrontendId, RequestId
 
 MAX_BYTES = 1 << 30
 PACE_S = 0.001
-"""Mean time that the server takes for anything."""
+"""Mean time that the server takes for each thing that it does."""
 
 
 class Host(Protocol):
@@ -63,10 +63,10 @@ class Host(Protocol):
         """Let something happen to this process."""
 
     def begin_effect(self) -> None:
-        """Die in place of the next effect, if that was decided."""
+        """Die in place of the next effect, if the adversary wants that."""
 
     def schedule_tick(self) -> None:
-        """See to it that `on_time` is called when it is due."""
+        """Have `on_time` called when it is due."""
 
     def submit(self, ask: Ask, output_token_ids: tuple[int, ...]) -> None:
         """The server sends an engine request."""
@@ -85,10 +85,10 @@ class Served:
     """A stream that is here.
 
     Attributes:
-        record: of one that was taken over and is over, until somebody reads it.
-        given: what was given out of it.
-        followers: who reads it, and how many events each has.
-        waiting: who has said what it has, and is not answered yet.
+        record: that of a stream that was taken over and is over, until a client reads it.
+        given: the events that were given out.
+        followers: its readers, with the number of events that each has.
+        waiting: readers that are not answered yet, with the number of events that each has.
     """
 
     ask: Ask
@@ -105,25 +105,27 @@ class Served:
 
     @property
     def stream_id(self) -> str:
-        """By this it is known everywhere."""
+        """The id by which all front ends know it."""
         return self.ask.request_id
 
 
 class FrontendStreams:
-    """All of one front end."""
+    """All streams of one front end."""
 
     def __init__(self, host: Host, ledger: StreamLedger) -> None:
         self._host = host
         self._world = host.world
         self._ledger = ledger
         self._frontend_id = own_id = host.frontend_id
-        self.pacing = host.world.cores.pacing(own_id, MAX_BYTES, PATIENCE_S, StreamPayloads())
+        self.pacing = host.world.cores.pacing(
+            own_id, MAX_BYTES, REPLICA_TIMEOUT_S, StreamPayloads()
+        )
         self.replicas = host.world.cores.replicas(own_id)
         host.world.replicas[own_id] = self.replicas
         self.reading = Reading(own_id, self, host.send_to_frontend, host.later)
         self._logs = EventLogs(WINDOW_S, MAX_BYTES)
         self._served: dict[str, Served] = {}
-        # What dead front ends had, as long as it is neither a replica nor served.
+        # Records of dead front ends, while they are neither a replica nor served.
         self._to_take_over: deque[Record] = deque()
         self._num_begun = 0
         self._connections: list[Connection] = []
@@ -142,7 +144,7 @@ class FrontendStreams:
         self.flush()
 
     def check_rest(self) -> None:
-        """After all streams have ended, and their clients' time to come back.
+        """Check the streams after all have ended, and the time for clients to come back.
 
         Raises:
             Violation: something is left of them.
@@ -155,7 +157,7 @@ class FrontendStreams:
     # ------------------------------------------------------------------------- its clients
 
     def connect(self, connection: Connection) -> None:
-        """A client is about to say what it wants."""
+        """A client has connected, and is about to send a request."""
         self._connections = [each for each in self._connections if not each.is_closed]
         self._connections.append(connection)
 
@@ -203,7 +205,7 @@ class FrontendStreams:
             self._host.schedule_tick()
 
     def _settle(self, served: Served) -> None:
-        """Answer whom it is known how to, and tell what there is."""
+        """Answer the readers whose answer is known, and send them the events that there are."""
         num_events = len(served.log.events)
         for reader, number in list(served.waiting.items()):
             knowledge = served.horizon.of(number, num_events)
@@ -298,7 +300,7 @@ class FrontendStreams:
         self._settle(served)
 
     def _give_up(self, served: Served) -> None:
-        """Nobody has come back."""
+        """No client has come back."""
         self.pacing.drop(served.stream_id, self._host.now_s)
         request_id = served.request_id
         if not served.is_over and request_id is not None:
@@ -312,7 +314,7 @@ class FrontendStreams:
         """An engine's output came; `flush` is to follow.
 
         Raises:
-            Violation: it belongs to a stream, and passes that by.
+            Violation: it belongs to a stream, and is not paced.
         """
         is_paced = self.pacing.on_output(request_id, payload, is_finished=is_finished)
         if not is_paced and client_id(request_id) in self._served:
@@ -324,7 +326,7 @@ class FrontendStreams:
         self.on_output(request_id, encode_output(request_id, [], []), is_finished=True)
 
     def flush(self) -> None:
-        """Do what is due."""
+        """Carry out what is due."""
         for effect in self.pacing.flush(self._host.now_s):
             self._host.begin_effect()
             match effect:
@@ -346,7 +348,7 @@ class FrontendStreams:
     # ---------------------------------------------------------------------- the other ones
 
     def on_message(self, message: StreamMessage, frames: Sequence[bytes]) -> None:
-        """Another front end says this."""
+        """Another front end has sent this."""
         match message:
             case ReplicasKept(sender, number):
                 self._confirmations.on_kept(sender, number)

@@ -1,7 +1,6 @@
-"""The supervisor in virtual time, and Ray beneath it: who is started, watched, killed, replaced.
+"""The supervisor in virtual time: it starts, watches, kills and replaces the other processes.
 
-What `runtime.cluster`, `runtime.services` and `runtime.takeover` do with Ray, done here with
-delays. What is decided is `SupervisorCore`'s.
+As `runtime.supervisor`, with delays in place of Ray. The decisions are those of `SupervisorCore`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -58,13 +57,13 @@ class SupervisorProcess(Supervisor):
             self._start_frontend()
 
     def take_over(self, num_frontends: int) -> None:
-        """Go on where another supervisor was, with the members that live."""
+        """Continue where another supervisor was, with the members that live."""
         before = self._platform.members()
         found = self._platform.find_members()
         memberships = [each.membership for each in found]
         newest = max(memberships, key=lambda each: each.version, default=None)
         if newest is None or not newest.state:
-            raise Violation("no member of the cluster knows who belongs to it")
+            raise Violation("no member of the cluster knows which others belong to it")
         state = state_of(newest)
         self.core = self.world.cores.supervisor.successor(newest)
         self._num_frontends_begun = next_number(
@@ -108,7 +107,7 @@ class SupervisorProcess(Supervisor):
 
     @property
     def is_whole(self) -> bool:
-        """Whether, to its knowledge, nobody is missed: an instance that dies has others beside
+        """Whether, to its knowledge, no member is missing: an instance that dies has others beside
         it, though more may be on their way."""
         return (
             self._scheduler is not None
@@ -225,11 +224,11 @@ class SupervisorProcess(Supervisor):
         self._on_death(self.world.processes[member])
 
     def _on_death(self, process: Process) -> None:
-        """The process is dead, and nothing of it will act again."""
+        """The process is dead, and will not act again."""
         self._leases.forget(process.name)
         if isinstance(process, InstanceProcess):
             if self._hosted.pop(process.instance_id, None) is None:
-                return  # Its lease was over before anybody could tell of its death.
+                return  # Its lease was over before its death was noticed.
             self._carry_out(self.core.fleet.on_gone(process.instance_id, self.now_s))
         elif isinstance(process, FrontendProcess):
             del self._frontends[process.frontend_id]

@@ -1,4 +1,4 @@
-"""What all processes of one run share."""
+"""The world of one seed: the parts that all its processes share."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -26,10 +26,10 @@ from sterna.types import FrontendId
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """The classes whose code decides: those that serve, or ones with a planted mistake.
+    """The classes that decide: those of production, or ones with a planted mistake.
 
     Attributes:
-        is_fenced: whether an instance that hangs is killed before its death is told of.
+        is_fenced: whether an instance that hangs is killed before its death is reported.
     """
 
     instance: type[InstanceCore] = InstanceCore
@@ -50,8 +50,8 @@ class World:
     """The world of one seed.
 
     Attributes:
-        processes: all that were ever started, by name, the dead included.
-        immovables: which requests cannot move.
+        processes: all that were ever started, by name, with those that are dead.
+        immovables: draws the requests that cannot move.
         counts: how often each thing worth counting happened.
         streams: those that outlive their front ends; None: there are none in this cluster.
         replicas: those that each front end ever had of others' streams.

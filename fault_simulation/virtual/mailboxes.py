@@ -1,8 +1,7 @@
-"""Mailboxes in virtual time: what `mailbox` does with ZeroMQ's sockets. What is decided is
-`MailboxCore`'s.
+"""Mailboxes in virtual time, in place of the ZeroMQ sockets of `messaging.mailbox`.
 
-Each message is counted on its way, by numbers that no mailbox sees: one that is handed over twice,
-too early or not at all is found here.
+The decisions are those of `MailboxCore`. Each message on its way has a number that no mailbox sees,
+so that one that is handed over twice, too early or not at all is found here.
 """
 
 from collections import deque
@@ -22,10 +21,10 @@ from sterna.messaging.reliable_channel import GAP, MESSAGE, PROBE, Head
 Receive = Callable[[WireMessage, Sequence[bytes]], None]
 
 LATE_S = 1.0
-"""A message that is under way for longer may be waited for in vain."""
+"""A message that is on its way for longer may exceed a time-out of its receiver."""
 
 LATEST_S = 2.0
-"""So long after the connections between the two are whole each message has arrived."""
+"""Time within which each message arrives once the connections between the two are whole."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[WireMessage] = msgspec.msgpack.Decoder(WireMessage)
@@ -36,8 +35,8 @@ class Tally:
     """The messages of one mailbox to one address, from its first connection to its last.
 
     Attributes:
-        last_s: when the last one was sent.
-        sent_s: when each was sent that is still under way.
+        last_s: when the last message was sent.
+        sent_s: when each message was sent that is still on its way.
     """
 
     sender: str
@@ -47,14 +46,14 @@ class Tally:
     sent_s: deque[float] = field(default_factory=deque)
 
     def is_under_way_since(self, before_s: float) -> bool:
-        """Whether one that was sent before then has not been handed over."""
+        """Whether a message that was sent before then has not been handed over."""
         return bool(self.sent_s) and self.sent_s[0] < before_s
 
     def on_handed(self, letter: "Letter") -> float:
-        """The receiver takes this for the next message; returns when it was sent.
+        """The receiver takes this as the next message; returns when it was sent.
 
         Raises:
-            Violation: it is not.
+            Violation: it is not the next one.
         """
         if letter.number != self.num_handed:
             raise Violation(
@@ -66,7 +65,7 @@ class Tally:
 
 
 class Letter(list[bytes]):
-    """The content of a message, and which of its sender's it is."""
+    """The content of a message, and its number among those of its sender."""
 
     __slots__ = ("number", "tally")
 
@@ -94,10 +93,10 @@ class Carrier(Protocol):
         """Let the frame arrive in some time, if it does."""
 
     def delays_of(self, receiver: str, message: WireMessage) -> list[float]:
-        """How long after its arrival the message is handed over, each time that it is."""
+        """Return the delays after which the message is handed over: one for each time."""
 
     def hindered_s(self, sender: str, address: str, since_s: float) -> float:
-        """For how long since then something may have kept the two from hearing each other."""
+        """Time since then in which something may have kept the two from hearing each other."""
 
 
 class VirtualMailbox:
@@ -161,7 +160,7 @@ class VirtualMailbox:
         self._network.close(self._process.name, address)
 
     def on_frame(self, sender: str, head: Head, content: Sequence[bytes]) -> None:
-        """This has come through; a process that hangs takes it when it goes on."""
+        """This frame has arrived; a process that hangs takes it when it continues."""
         self._when_it_runs(lambda: self._take(sender, head, content))
 
     def _take(self, sender: str, head: Head, content: Sequence[bytes]) -> None:
@@ -177,7 +176,7 @@ class VirtualMailbox:
         self._tick_later()
 
     def _check_keeps(self, address: str) -> None:
-        """Raises Violation: what has not arrived could not be sent again."""
+        """Raises Violation: a message that has not arrived can no longer be sent again."""
         tally = self.tallies.get(address)
         if tally is not None and self.core.num_kept(address) < len(tally.sent_s):
             raise Violation(
@@ -214,7 +213,7 @@ class VirtualMailbox:
     def _tick_later(self) -> None:
         if not self._is_ticking:
             self._is_ticking = True
-            # An entry of nobody, so that it leaves no trace.
+            # An entry without an owner, so that it leaves no trace.
             self._timeline.push(TICK_S, None, "", lambda: self._when_it_runs(self._tick))
 
     def _tick(self) -> None:

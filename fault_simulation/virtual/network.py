@@ -1,15 +1,15 @@
-"""The network in virtual time: connections between mailboxes, which promise as little as ZeroMQ's
-push over TCP.
+"""The network in virtual time: connections between mailboxes, with the guarantees of ZeroMQ's push
+over TCP and no more.
 
-One connection for each sender and receiver. What comes through is in order, late when the link is
-slow or cut off for a time, never for the dead, and of what the dead had sent only a beginning. A
-connection that breaks comes back at once or when the link is whole again, and what was on its way
-is lost: messages, probes and receipts alike. That messages arrive all the same, once and in order
-while both sides live, is up to their mailboxes.
+There is one connection for each sender and receiver. Frames arrive in order, and late when the link
+is slow or cut off for a time. Nothing arrives at a dead process, and only a beginning of what a
+dead process had sent. A connection that breaks comes back at once or when the link is whole again,
+and what was on its way is lost: messages, probes and receipts alike. Mailboxes must see to it that
+messages arrive all the same, once and in order while both sides live.
 
-Messages of the migration protocol fare worse, because that claims to bear it: behind the mailbox
-they are lost, repeated and overtaken. So do a front end's questions who has a request, and the
-answers, but for the last: there order counts.
+Messages of the migration protocol, which claims to tolerate it, are also lost, repeated and
+overtaken behind the mailbox. The questions of a front end for the owner of a request, and the
+answers, are lost and repeated; their order is kept, since it matters.
 """
 
 from collections import Counter, deque
@@ -29,12 +29,12 @@ from sterna.messaging.reliable_channel import CHANNEL_BYTES, MESSAGE, Head
 
 @dataclass(slots=True)
 class Conditions:
-    """How bad the network is at the moment.
+    """The present quality of the network.
 
     Attributes:
-        loss: the share that is lost of the messages for which that is allowed.
+        loss: the share that is lost of the messages that may be lost.
         repetition: the share of them that arrives twice.
-        overtaking_s: by up to so much a migration message may be overtaken.
+        overtaking_s: longest time by which a migration message may be overtaken.
         unconnected: the share of connections that cannot be opened at the first try.
     """
 
@@ -46,22 +46,22 @@ class Conditions:
 
 
 SLOW_LINK_S = 1.0
-"""By up to so much what goes by a slow link is later."""
+"""Longest delay by a slow link."""
 
 BROKEN_SHARE = 0.5
-"""Of the connections over a link that is cut: those that do not outlive it."""
+"""Of the connections over a link that is cut: those that break."""
 
 Link = tuple[str, str]
 
 
 @dataclass(slots=True)
 class _Connection:
-    """What is on its way from one to another.
+    """The frames on their way from one process to another.
 
     Attributes:
         last_arrival_s: of the frames, which arrive first in, first out.
-        num_to_lose: so many of the next frames are lost.
-        lost_until_s: and all that are sent until then.
+        num_to_lose: number of the next frames that are lost.
+        lost_until_s: all frames that are sent until then are lost as well.
     """
 
     last_arrival_s: float = 0.0
@@ -75,8 +75,8 @@ class Network:
 
     Args:
         breaks: draws which connections break, and what is lost by that.
-        core: decides for each mailbox.
-        queues: how much mailboxes keep.
+        core: the class of the core of each mailbox.
+        queues: the limits of what mailboxes keep.
 
     Attributes:
         counts: how often each thing worth counting happened.
@@ -101,9 +101,9 @@ class Network:
         self._core = core
         self._mailboxes: dict[str, tuple[Process, VirtualMailbox]] = {}
         self._connections: dict[Link, _Connection] = {}
-        # Until when the processes of these names cannot reach each other.
+        # The end of the time in which the processes of these names cannot reach each other.
         self._cut_off_until_s: dict[Link, float] = {}
-        # Until when what the first sends to the second is slow.
+        # The end of the time in which what the first sends to the second is slow.
         self._slow_until_s: dict[Link, float] = {}
         # When something of what the first sends to the second was last lost, or late.
         self._trouble_s: dict[Link, float] = {}
@@ -130,7 +130,7 @@ class Network:
         self._mailboxes[sender.name][1].keep_only(addresses)
 
     def on_death(self, process: Process) -> None:
-        """Of what it had sent, a beginning arrives."""
+        """A beginning of what it had sent arrives."""
         for name, address in list(self._connections):
             if name == process.name:
                 self.close(name, address)
@@ -181,7 +181,7 @@ class Network:
         self._later(connection.last_arrival_s - now_s, lambda: self._arrive(link, connection))
 
     def delays_of(self, receiver: str, message: WireMessage) -> list[float]:
-        """How long after its arrival the message is handed over, each time that it is."""
+        """Return the delays after which the message is handed over: one for each time."""
         if isinstance(message, MigrationMessage):
             overtaking_s, latency_s = self.conditions.overtaking_s, self.conditions.latency_s
             rng = self._rng
@@ -195,7 +195,7 @@ class Network:
         return [0.0]
 
     def _num_copies(self, receiver: str) -> int:
-        """How many times a message arrives that may be lost and repeated."""
+        """Return how often a message arrives that may be lost and repeated."""
         conditions, rng = self.conditions, self._rng
         if conditions.loss and rng.random() < conditions.loss:
             self.timeline.note(receiver, "a message is lost")
@@ -215,28 +215,28 @@ class Network:
                 receiver[1].on_frame(link[0], head, content)
 
     def _cut_left_s(self, link: Link) -> float:
-        """How long nothing comes through; what does then may take a moment longer."""
+        """Time until the link is whole; what then arrives may take a moment longer."""
         delay_s = self._cut_off_until_s.get(link, 0.0) - self.timeline.now_s
         if (cut_left_s := self._nodes.cut_left_s(*link)) > 0:
             delay_s = max(delay_s, cut_left_s + self._nodes.rng.random() * BACKLOG_S)
         return delay_s
 
     def _later(self, delay_s: float, action: Action) -> None:
-        # The entry belongs to nobody: what a sender has sent may arrive after its death.
+        # The entry has no owner: what a sender has sent may arrive after its death.
         self.timeline.push(delay_s, None, "", action)
 
     # ------------------------------------------------------------------------------- faults
 
     def cut_off(self, one: str, other: str, duration_s: float) -> None:
-        """Neither of them hears the other for so long. Then what is on its way arrives, unless its
-        connection has broken."""
+        """Neither of them hears the other for this time. Then what is on its way arrives, unless
+        its connection has broken."""
         until_s = self.timeline.now_s + duration_s
         for link in ((one, other), (other, one)):
             self._cut_off_until_s[link] = max(until_s, self._cut_off_until_s.get(link, 0.0))
             self._may_break(link, until_s)
 
     def on_node_cut(self, node: int, duration_s: float) -> None:
-        """Nothing comes through between this node and all others for so long."""
+        """Nothing passes between this node and all others for this time."""
         until_s = self.timeline.now_s + duration_s
         for link in self._connections:
             if (self._nodes.node_of(link[0]) == node) != (self._nodes.node_of(link[1]) == node):
@@ -255,7 +255,7 @@ class Network:
         self.timeline.note(sender, f"its connection to {address} breaks")
 
     def slow_down(self, sender: str, receiver: str, duration_s: float) -> None:
-        """Let what the one sends to the other for so long take longer."""
+        """Let what the one sends to the other during this time take longer."""
         self._slow_until_s[sender, receiver] = self.timeline.now_s + duration_s
 
     def is_cut_off(self, one: str, other: str) -> bool:
@@ -265,7 +265,7 @@ class Network:
         return self._cut_off_until_s.get((one, other), 0.0) > self.timeline.now_s
 
     def heal(self) -> None:
-        """Nothing is lost any more; who is cut off is so for as long as was said."""
+        """No more is lost; a process that is cut off stays so for the time that was given."""
         self.conditions = Conditions()
         self._slow_until_s.clear()
         for connection in self._connections.values():
@@ -273,7 +273,7 @@ class Network:
 
     def _may_break(self, link: Link, until_s: float) -> None:
         """The link is cut until then. The kernel, which sends again what is not confirmed, may give
-        the connection up, with what it holds of it by then."""
+        the connection up, and loses what it then holds of it."""
         connection = self._connections.get(link)
         if connection is None or self._breaks.random() >= BROKEN_SHARE:
             return
@@ -290,7 +290,7 @@ class Network:
     # ------------------------------------------------------------------------------ promises
 
     def hindered_s(self, sender: str, address: str, since_s: float) -> float:
-        """For how long since then something may have kept the two from hearing each other."""
+        """Time since then in which something may have kept the two from hearing each other."""
         links = (sender, address), (address, sender)
         went_on_s = [self._mailboxes[each][0].went_on_s for each in (sender, address)]
         return (
@@ -298,7 +298,7 @@ class Network:
         )
 
     def is_late(self) -> bool:
-        """Whether some message is under way for longer than it should be."""
+        """Whether some message is on its way for longer than it should be."""
         before_s = self.timeline.now_s - LATE_S
         return any(each.is_under_way_since(before_s) for _, each in self._tallies())
 
@@ -317,7 +317,7 @@ class Network:
                 raise Violation(f"{sender} does not know that {address} has got its messages")
 
     def _tallies(self) -> Iterator[tuple[VirtualMailbox, Tally]]:
-        """Of those who live to those who live."""
+        """The tallies between processes that both live."""
         for process, mailbox in self._mailboxes.values():
             if process.is_alive:
                 for address, tally in mailbox.tallies.items():

@@ -1,4 +1,4 @@
-"""Nodes in virtual time: who is where, which links are cut, and what the nodes' clocks show.
+"""Nodes in virtual time: the processes on them, their links that are cut, and their clocks.
 
 On the first node, at home, are supervisor, scheduler and front ends; on the others instances only.
 A link that is cut lets nothing through between a node and all others.
@@ -13,7 +13,7 @@ from sterna.supervisor.lease import DRIFT
 HOME = 0
 
 BACKLOG_S = 0.05
-"""Within so long all arrives that was kept back by a link."""
+"""Time within which everything arrives that a cut link has held back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class Nodes:
         ]
         self._node_of: dict[str, int] = {}
         self._cut_until_s: dict[int, float] = {}
-        # Given up by Ray, which kills nobody there any more.
+        # Given up by Ray, which no longer kills processes there.
         self._lost: set[int] = set()
 
     # ------------------------------------------------------------------------------- places
 
     def place(self, name: str) -> None:
-        """Choose where the process of this name is to be: while a link is cut, at home."""
+        """Choose the node of the process of this name: while a link is cut, the home."""
         if self.num_nodes > 1:
             is_whole = not self._lost and not self._is_any_cut
             self._node_of[name] = self.rng.randrange(self.num_nodes) if is_whole else HOME
@@ -61,11 +61,11 @@ class Nodes:
     # --------------------------------------------------------------------------------- links
 
     def cut(self, node: int, duration_s: float) -> None:
-        """Let nothing through between this node and all others for so long."""
+        """Let nothing through between this node and all others for this time."""
         self._cut_until_s[node] = self._timeline.now_s + duration_s
 
     def lose(self, node: int) -> None:
-        """Ray gives the node up, whatever runs there."""
+        """Ray gives the node up, whether or not processes run there."""
         self._lost.add(node)
 
     def is_lost(self, name: str) -> bool:
@@ -73,7 +73,7 @@ class Nodes:
         return self.node_of(name) in self._lost
 
     def cut_left_s(self, one: str, other: str) -> float:
-        """How long nothing comes through from one process to the other; 0: it does."""
+        """Time until the two processes can reach each other; 0: they can."""
         if not self._cut_until_s:
             return 0.0
         nodes = self.node_of(one), self.node_of(other)
@@ -87,7 +87,7 @@ class Nodes:
         return not self.is_lost(name) and self.home_cut_left_s(name) == 0.0
 
     def home_cut_left_s(self, name: str) -> float:
-        """How long nothing comes through between the process and the home; 0: it does."""
+        """Time until the process and the home can reach each other; 0: they can."""
         return max(0.0, self._cut_until_s.get(self.node_of(name), 0.0) - self._timeline.now_s)
 
     @property
@@ -97,11 +97,11 @@ class Nodes:
     # -------------------------------------------------------------------------------- clocks
 
     def clock_s(self, name: str) -> float:
-        """What the clock shows where this process is."""
+        """The clock of the node of this process."""
         clock = self._clocks[self.node_of(name)]
         return clock.offset_s + clock.pace * self._timeline.now_s
 
     def until_s(self, name: str, clock_s: float) -> float:
-        """How long it is, in true time, until the clock of this process shows that."""
+        """Return the true time until the clock of this process shows `clock_s`."""
         clock = self._clocks[self.node_of(name)]
         return max(0.0, (clock_s - self.clock_s(name)) / clock.pace)

@@ -1,7 +1,7 @@
-"""How large the simulated cluster is, and how long things take in it.
+"""Settings of the simulated cluster: its size, and the time that things take in it.
 
-Small, so that memory runs out, and quick, so that much happens in a few seconds. Time-outs stand in
-the same relation to each other as those of `sterna serve`.
+It is small, so that memory runs out, and quick, so that much happens in a few seconds. Time-outs
+have the same relation to each other as those of `sterna serve`.
 """
 
 from dataclasses import dataclass, replace
@@ -32,16 +32,15 @@ STEP_TIME = StepTime(
 )
 
 TICK_S = 0.1
-"""How exactly mailboxes' probes and receipts are on time."""
+"""The precision of the times of mailboxes' probes and receipts."""
 
 LONG_STEP_SHARE = 0.01
-"""Of the steps: those that take `LONG_STEP_FACTOR` times as long, while nothing makes it more."""
+"""Of the steps: those that take `LONG_STEP_FACTOR` times as long, unless a fault makes it more."""
 
 LONG_STEP_FACTOR = 15.0
 
 TELL_S = 0.001
-"""So much passes at most until an instance hears of what its engine did, while nothing makes it
-more."""
+"""Longest time until an instance hears of what its engine did, unless a fault makes it more."""
 
 POLICY: PolicyConfig = replace(
     STERNA,
@@ -71,17 +70,17 @@ FRONTEND = FrontendConfig(
 RESUMABLE_SHARE = 0.15
 """Of the seeds: those whose front ends have streams that outlive them."""
 
-PATIENCE_S = 0.5
-"""How long outputs wait for the front end that keeps the replicas."""
+REPLICA_TIMEOUT_S = 0.5
+"""Time for which outputs wait for the front end that keeps the replicas."""
 
 WINDOW_S = 6.0
-"""How long a stream is kept for its client to come back."""
+"""Time for which a stream is kept until its client comes back."""
 
 FIND_S = 5.0
-"""How long a stream is looked for."""
+"""Time for which a stream is searched."""
 
 UNSEEDED_SHARE = 0.3
-"""Of the requests: those whose tokens come out differently each time."""
+"""Of the requests: those without a seed, whose tokens differ each time."""
 
 LEASE_S = 3.0
 """Of the instances on other nodes than their supervisor."""
@@ -93,10 +92,10 @@ JUDGE_S = 0.2
 """Time between two looks of the supervisor for leases that have ended."""
 
 NOTICE_LEASE_END_S = (0.0, 0.2)
-"""So much later an instance notices that its lease has ended, unless it acts before."""
+"""Bounds of the time until an instance notices that its lease has ended, unless it acts before."""
 
 COPY_TIMEOUT_S = 1.5
-"""A stage that gets no bytes for so long has failed."""
+"""A stage that gets no bytes for this time has failed."""
 
 COPY_BLOCK_S = 0.004
 """Time that a copied block takes."""
@@ -132,7 +131,7 @@ WIDE = Queues(100_000, 100_000)
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """How long Ray takes, as bounds between which each time is drawn, in seconds.
+    """The times that Ray takes, as bounds between which each one is drawn, in seconds.
 
     Attributes:
         notice_death_soon: of one death in three.

@@ -1,4 +1,4 @@
-"""Virtual time: what happens next, to whom; and a record of what has happened."""
+"""The timeline of virtual time: events to come, and a record of those that have happened."""
 
 import heapq
 from collections import deque
@@ -11,7 +11,7 @@ TRACE_LENGTH = 400
 """The last events that a failure shows."""
 
 MAX_EVENTS_AT_ONCE = 2000
-"""More at one and the same time are a loop."""
+"""More events at one and the same time are an endless loop."""
 
 
 class Violation(AssertionError):
@@ -23,8 +23,8 @@ class Process:
 
     Attributes:
         name: never used again; also the address of its mailbox.
-        crash_after: dies in place of its so many'th next effect; None: does not.
-        went_on_s: when it last went on after it had hung.
+        crash_after: number of effects after which it dies in place of the next; None: it does not.
+        went_on_s: when it last continued after a hang.
     """
 
     def __init__(self, name: str) -> None:
@@ -33,7 +33,7 @@ class Process:
         self.is_hung = False
         self.crash_after: int | None = None
         self.went_on_s = 0.0
-        # What would have happened to it while it hung, in order.
+        # The events that would have happened to it while it hung, in order.
         self.frozen: list[tuple[object, Action]] = []
 
 
@@ -49,7 +49,7 @@ class Timeline:
     """A heap of events in the order of their times, then of their entry.
 
     An event that belongs to a process that is dead does not happen; one of a process that hangs
-    happens when it goes on.
+    happens when the process continues.
     """
 
     def __init__(self) -> None:
@@ -62,18 +62,18 @@ class Timeline:
         self._trace: deque[tuple[int, float, str, object]] = deque(maxlen=TRACE_LENGTH)
 
     def push(self, delay_s: float, owner: Process | None, what: object, action: Action) -> None:
-        """Let `action` happen so much later; `what` names it in the trace."""
+        """Let `action` happen after the delay; `what` names it in the trace."""
         self.push_at(self.now_s + delay_s, owner, what, action)
 
     def push_at(self, time_s: float, owner: Process | None, what: object, action: Action) -> None:
-        """Let `action` happen at that very time, or at once if it is over."""
+        """Let `action` happen at that time, or at once if the time is over."""
         self._num_entered += 1
         time_s = max(time_s, self.now_s)
         heapq.heappush(self._heap, (time_s, self._num_entered, owner, what, action))
 
     @property
     def next_s(self) -> float | None:
-        """When something happens next."""
+        """The time of the next event."""
         return self._heap[0][0] if self._heap else None
 
     def pop(self) -> tuple[Process | None, object, Action]:
@@ -89,19 +89,19 @@ class Timeline:
         self.now_s = time_s
         return owner, what, action
 
-    def note(self, who: str, what: object) -> None:
-        """Record that this happened."""
+    def note(self, name: str, what: object) -> None:
+        """Record that this happened to the process of this name."""
         self.num_events += 1
-        name = what if isinstance(what, str) else type(what).__name__
-        self._hash.update(f"{self.now_s!r} {who} {name}\n".encode())
-        self._trace.append((self.num_events, self.now_s, who, what))
+        kind = what if isinstance(what, str) else type(what).__name__
+        self._hash.update(f"{self.now_s!r} {name} {kind}\n".encode())
+        self._trace.append((self.num_events, self.now_s, name, what))
 
     @property
     def digest(self) -> str:
-        """A hash of all that was recorded."""
+        """A hash of all recorded events."""
         return self._hash.hexdigest()
 
     def trace(self) -> Iterator[str]:
         """The last events, a line each."""
-        for number, now_s, who, what in self._trace:
-            yield f"{number:>7} {now_s:10.6f} {who:<6} {what}"
+        for number, now_s, name, what in self._trace:
+            yield f"{number:>7} {now_s:10.6f} {name:<6} {what}"
