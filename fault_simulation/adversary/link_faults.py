@@ -34,8 +34,8 @@ class Links:
         self._nodes = platform.world.nodes
 
     def cut_one(self) -> float | None:
-        """Cut a node with instances off from all others; returns the duration, or None if there is no
-        such node, or no instance elsewhere that could continue."""
+        """Cut a node with instances off from all others; returns the duration, or None if there is
+        no such node, or no instance elsewhere that could continue."""
         nodes, rng = self._nodes, self._nodes.rng
         within_reach = [
             each.name

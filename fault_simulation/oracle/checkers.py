@@ -148,7 +148,7 @@ class Checkers:
         self._owned[name] = steppable
 
     def _forget_what_left(self, instance: Instance, requests: Iterable[EmulatedRequest]) -> None:
-        """Forget unwanted requests that have left: one that comes back need not be known as such."""
+        """Forget unwanted requests that have left: one that comes back may be wanted."""
         unwanted = self._unwanted.get(instance.name)
         if unwanted or instance.told_to_end:
             here = {each.request_id for each in requests}

@@ -1,4 +1,4 @@
-"""Oracle of replicas: it sees both a front end and its buddy, which keeps replicas of its streams."""
+"""Oracle of replicas: it sees both a front end and its buddy, which keeps its replicas."""
 
 from collections import deque
 from dataclasses import dataclass, field

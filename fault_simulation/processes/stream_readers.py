@@ -158,7 +158,7 @@ class Reading:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no client reads or searches through this front end, and no other searches here."""
+        """Whether no client reads or searches through this front end, and no other does here."""
         return not self._looking and not self._passing and self._searches.is_idle
 
     # --------------------------------------------------------------------- its own clients
