@@ -37,7 +37,7 @@ GOAL = 0.9
 BASELINE_LIMIT_S = 600.0
 LIMIT_FACTOR = 3.0
 LIMIT_MORE_S = 5.0
-"""A mutant has this factor times what the original takes, and so many seconds more."""
+"""The time limit of a mutant: this factor times the original time, and this many seconds more."""
 
 PROGRESS_S = 1.0
 
@@ -175,7 +175,7 @@ def _run(targets: Sequence[Target], options: argparse.Namespace) -> int:
 def _try(
     target: Target, entries: Sequence[Equivalent], limits: "_Limits", pool: Workers, stop: Stop
 ) -> Result | None:
-    """The result of one module; None where somebody wants an end."""
+    """The result of one module; None after an interrupt."""
     mutants = operators.mutants(target.source)
     result = Result(target.module, len(mutants))
     result.stale = equivalents.unmatched(tuple(entries), mutants)

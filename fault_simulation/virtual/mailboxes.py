@@ -4,7 +4,7 @@ The decisions are those of `MailboxCore`. Each message on its way has a number t
 so that one that is handed over twice, too early or not at all is found here.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from fault_simulation.virtual.settings import TICK_S
+from fault_simulation.virtual.settings import TICK_S, Queues
 from fault_simulation.virtual.timeline import Action, Process, Timeline, Violation
 from sterna.messages.actors import TokenBatch, WireMessage
 from sterna.messaging.mailbox_core import Connections, MailboxCore
@@ -79,6 +79,8 @@ class Carrier(Protocol):
     """The network, as a mailbox sees it."""
 
     timeline: Timeline
+    counts: Counter[str]
+    queues: Queues
 
     def new_core(self, name: str, connections: Connections, capacity: int) -> MailboxCore:
         """Make the core of the mailbox of this name."""

@@ -249,7 +249,7 @@ class Network:
             self.break_connection(*self._breaks.choice(links), num_frames)
 
     def break_connection(self, sender: str, address: str, num_frames: int) -> None:
-        """Lose so many frames, the next that are sent from the one to the other."""
+        """Lose this number of frames, the next that the sender sends to the address."""
         self._connections[sender, address].num_to_lose = num_frames
         self.counts["connection: broken"] += 1
         self.timeline.note(sender, f"its connection to {address} breaks")

@@ -106,7 +106,7 @@ SHORT_QUEUES_SHARE = 0.2
 
 SHORT_FRONTEND_QUEUES = (4, 8, 16)
 SHORT_TOKEN_QUEUES = (6, 12, 24)
-"""So many messages then, one of these."""
+"""Limits of short queues in messages; one of these is drawn."""
 
 SEND_QUEUE_BYTES = 1 << 30
 

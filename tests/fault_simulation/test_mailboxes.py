@@ -12,8 +12,7 @@ from fault_simulation.run import queues_of, run_seed
 from fault_simulation.virtual.network import Network
 from fault_simulation.virtual.nodes import Nodes
 from fault_simulation.virtual.settings import WIDE, Queues
-from fault_simulation.virtual.timeline import Process, Timeline
-from fault_simulation.virtual.violations import Violation
+from fault_simulation.virtual.timeline import Process, Timeline, Violation
 from sterna.messages.actors import CancelDispatch, TokenBatch, TokenSpan, WireMessage
 from sterna.messaging.mailbox_core import MailboxCore
 from sterna.types import InstanceId, RequestId

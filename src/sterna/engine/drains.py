@@ -10,7 +10,7 @@ class Left:
     """The request has left the batch or the queue; its blocks and its slot are kept.
 
     Attributes:
-        num_blocks: blocks of it that hold valid KV, or will when no step is in flight any more.
+        num_blocks: blocks of it that hold valid KV, or will once no step is in flight.
         was_queuing: it had not started, or was preempted.
     """
 

@@ -1,4 +1,4 @@
-"""What a run records of its requests and of the cluster, and the summaries of that. Pure.
+"""Records of a run, of its requests and of the cluster, and their summaries. Pure.
 
 Offers: records, summary.
 Imports: types.
