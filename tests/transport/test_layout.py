@@ -66,6 +66,25 @@ def _page(memory: np.ndarray, cache: dict[str, int], layer: int, block: int) -> 
     return memory[start : start + cache["page_bytes"]]
 
 
+@st.composite
+def tiles(draw: st.DrawFn, cache: dict[str, int], num_ids: int) -> Tile:
+    """A chunk of a transfer of so many blocks."""
+    first_layer = draw(st.integers(0, cache["num_layers"] - 1))
+    num_layers = draw(st.integers(1, cache["num_layers"] - first_layer))
+    first_block = draw(st.integers(0, num_ids - 1))
+    num_blocks = draw(st.integers(1, num_ids - first_block))
+    return Tile(first_layer, num_layers, first_block, num_blocks)
+
+
+def _pages_of(tile: Tile, ids: list[int]) -> list[tuple[int, int]]:
+    """Layer and block of each page of the chunk, in its order."""
+    return [
+        (layer, block)
+        for layer in range(tile.first_layer, tile.first_layer + tile.num_layers)
+        for block in ids[tile.first_block : tile.first_block + tile.num_blocks]
+    ]
+
+
 @_patiently
 @given(strided_caches(), st.data())
 def test_gather_reads_exactly_the_pages_that_a_naive_copy_reads(
@@ -74,21 +93,13 @@ def test_gather_reads_exactly_the_pages_that_a_naive_copy_reads(
     storage = random_bytes(_num_bytes(cache) + data.draw(st.integers(0, 9)), seed=1)
     layout = KvLayout.from_strided(storage, **cache)
     ids = data.draw(st.lists(st.integers(0, cache["num_blocks"] - 1), min_size=1, max_size=9))
-    first_layer = data.draw(st.integers(0, cache["num_layers"] - 1))
-    num_layers = data.draw(st.integers(1, cache["num_layers"] - first_layer))
-    first_block = data.draw(st.integers(0, len(ids) - 1))
-    num_blocks = data.draw(st.integers(1, len(ids) - first_block))
-    tile = Tile(first_layer, num_layers, first_block, num_blocks)
+    tile = data.draw(tiles(cache, len(ids)))
     buffer = torch.empty(tile.num_bytes(layout.page_bytes), dtype=torch.uint8)
 
     layout.gather(tile, torch.tensor(ids), buffer)
 
     memory = storage.numpy().view(np.uint8)
-    pages = [
-        _page(memory, cache, layer, block)
-        for layer in range(first_layer, first_layer + num_layers)
-        for block in ids[first_block : first_block + num_blocks]
-    ]
+    pages = [_page(memory, cache, layer, block) for layer, block in _pages_of(tile, ids)]
     assert np.array_equal(buffer.numpy(), np.concatenate(pages))
 
 
@@ -102,14 +113,14 @@ def test_scatter_writes_exactly_the_pages_that_a_naive_copy_writes(
     layout = KvLayout.from_strided(storage, **cache)
     ids = data.draw(st.permutations(range(cache["num_blocks"])))
     ids = ids[: data.draw(st.integers(1, len(ids)))]
-    fused = random_bytes(len(ids) * layout.block_bytes, seed=3).view(torch.uint8)
+    tile = data.draw(tiles(cache, len(ids)))
+    fused = random_bytes(tile.num_bytes(layout.page_bytes), seed=3).view(torch.uint8)
 
-    layout.scatter(_whole(layout, len(ids)), torch.tensor(ids), fused)
+    layout.scatter(tile, torch.tensor(ids), fused)
 
     pages = iter(fused.numpy().reshape(-1, cache["page_bytes"]))
-    for layer in range(cache["num_layers"]):
-        for block in ids:
-            _page(expected, cache, layer, block)[:] = next(pages)
+    for layer, block in _pages_of(tile, ids):
+        _page(expected, cache, layer, block)[:] = next(pages)
     assert np.array_equal(storage.numpy().view(np.uint8), expected)
 
 
@@ -179,6 +190,40 @@ def test_a_cache_made_in_inference_mode_can_be_written_outside_of_it() -> None:
     fused = random_bytes(16, seed=9).view(torch.uint8)
     layout.scatter(_whole(layout, 1), torch.tensor([2]), fused)
     assert torch.equal(storage[32:48].view(torch.uint8), fused)
+
+
+def test_of_a_buffer_that_is_larger_only_the_part_of_the_chunk_is_used() -> None:
+    """A staging buffer holds the largest chunk."""
+    source, destination = random_bytes(64, seed=11), torch.zeros(64, dtype=torch.int8)
+    buffer = torch.full((50,), 7, dtype=torch.uint8)
+    here, there = (
+        KvLayout.from_strided(each, 0, 1, 0, 4, 16, 16) for each in (source, destination)
+    )
+    here.gather(_whole(here, 2), torch.tensor([3, 0]), buffer)
+    assert buffer[32:].tolist() == [7] * 18
+    there.scatter(_whole(there, 2), torch.tensor([1, 2]), buffer)
+    assert torch.equal(destination[16:48], torch.cat([source[48:], source[:16]]))
+    assert not destination[:16].any()
+    assert not destination[48:].any()
+
+
+def test_a_part_of_a_storage_of_larger_elements_is_addressed_in_bytes() -> None:
+    storage = random_bytes(128, seed=12).view(torch.float16)
+    layout = KvLayout.from_strided(storage[16:], 0, 1, 0, 6, 16, 16)
+    buffer = torch.empty(16, dtype=torch.uint8)
+    layout.gather(_whole(layout, 1), torch.tensor([5]), buffer)
+    assert torch.equal(buffer, storage.view(torch.uint8)[112:])
+
+
+@pytest.mark.parametrize(
+    ("offset", "message"), [(-16, "take bytes -16 to 16"), (16, "take bytes 16 to 48 of a tensor")]
+)
+def test_pages_beside_their_part_of_a_storage_are_rejected(offset: int, message: str) -> None:
+    """Also where the storage goes on."""
+    part = torch.zeros(96, dtype=torch.int8)[32:64]
+    KvLayout.from_strided(part, 0, 1, 0, 2, 16, 16)
+    with pytest.raises(ConfigurationError, match=message):
+        KvLayout.from_strided(part, offset, 1, 0, 2, 16, 16)
 
 
 def test_a_part_of_a_storage_is_addressed_from_its_own_start() -> None:

@@ -91,6 +91,24 @@ def test_a_failure_is_told_when_the_chunk_in_progress_is_through(desk: Desk) -> 
     assert desk.told() == [ReceiveFailed(stage("m"), "the peer died")]
 
 
+def test_an_end_between_two_chunks_is_told_at_once(desk: Desk) -> None:
+    failed, stopped = desk.copy("m"), desk.copy("n")
+    for copy in (failed, stopped):
+        assert desk.ledger.enter(copy)
+        desk.ledger.leave(copy)
+    desk.ledger.fail(failed, "the peer died")
+    desk.ledger.stop(MigrationId("n"))
+    assert desk.told() == [ReceiveFailed(stage("m"), "the peer died"), Stopped(MigrationId("n"))]
+
+
+def test_progress_grants_another_timeout(desk: Desk) -> None:
+    copy = desk.copy("m")
+    before_s = time.monotonic()
+    desk.ledger.progress(copy)
+    assert copy.deadline_s is not None
+    assert before_s + 100.0 <= copy.deadline_s <= time.monotonic() + 100.0
+
+
 def test_no_chunk_begins_after_the_end(desk: Desk) -> None:
     copy = desk.copy("m")
     assert desk.ledger.enter(copy)
