@@ -77,6 +77,13 @@ _DELIVERY = (
     "tests/messaging/test_mailbox_core.py",
     "tests/messaging/test_mailbox.py",
 )
+_HANDSHAKE = (
+    "tests/migration/test_effects.py",
+    "tests/migration/test_transcripts.py",
+    "tests/migration/test_transcripts_aborts.py",
+    "tests/migration/test_transcripts_failures.py",
+    "tests/migration/test_tables.py",
+)
 _MIGRATION = (
     "tests/migration",
     "tests/fault_simulation/test_seeds.py::test_all_promises_are_kept[0]",
@@ -130,20 +137,20 @@ TARGETS = (
     Target("sterna.messaging.mailbox_core", ("tests/messaging/test_mailbox_core.py",), _DELIVERY),
     Target(
         "sterna.migration.coordinator",
-        ("tests/migration/test_coordinator.py", "tests/migration/test_tables.py"),
+        ("tests/migration/test_coordinator.py",),
         _MIGRATION,
     ),
     Target(
         "sterna.migration.destination",
-        ("tests/migration/test_tables.py", "tests/migration/test_transcripts.py"),
+        _HANDSHAKE,
         _MIGRATION,
     ),
     Target(
         "sterna.migration.source",
-        ("tests/migration/test_tables.py", "tests/migration/test_transcripts.py"),
+        _HANDSHAKE,
         _MIGRATION,
     ),
-    Target("sterna.migration.stages", ("tests/migration/test_transcripts.py",), _MIGRATION),
+    Target("sterna.migration.stages", ("tests/migration/test_stages.py",), _MIGRATION),
     Target("sterna.instance.core", _CORE, _INSTANCE),
     Target("sterna.instance.admissions", _CORE, _INSTANCE),
     Target("sterna.instance.termination", ("tests/instance/test_termination.py",), _INSTANCE),

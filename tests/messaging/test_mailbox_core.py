@@ -228,6 +228,14 @@ def test_a_receipt_waits_until_its_address_is_known() -> None:
     assert wires.sent()[-1] == ("them", Head(RECEIPT, THEIRS, 1), [b""])
 
 
+def test_a_gap_is_not_asked_for_until_its_address_is_known() -> None:
+    core, wires = a_mailbox()
+    core.on_message(Head(MESSAGE, THEIRS, 1), 0.0)
+    assert (wires.log, wires.sent()) == ([], [])
+    core.on_probe(Head(PROBE, THEIRS, 2), "them", 2.0)
+    assert wires.sent()[-1] == ("them", Head(GAP, THEIRS, 0), [b""])
+
+
 def test_the_sender_that_was_silent_for_longest_is_forgotten_first() -> None:
     core, _ = a_mailbox(max_origins=2)
     old, quiet, new = (channel(number) for number in (7, 8, 9))

@@ -157,12 +157,26 @@ def test_a_receipt_waits_for_more_messages_to_speak_of() -> None:
     assert channel.receipt(1.0) is None
 
 
+def test_a_receipt_is_due_with_the_last_message_of_many() -> None:
+    """Twice: the count begins anew with each receipt."""
+    channel = ReceivingEnd(CHANNEL)
+    for first in (0, RECEIPT_AFTER_MESSAGES):
+        *numbers, last = range(first, first + RECEIPT_AFTER_MESSAGES)
+        for number in numbers:
+            channel.on_message(number, 1.0)
+            assert channel.next_deadline_s == 1.0 + RECEIPT_AFTER_S
+        channel.on_message(last, 1.0)
+        assert channel.next_deadline_s == 1.0
+        assert channel.receipt(1.0) == Head(RECEIPT, CHANNEL, last + 1)
+
+
 def test_a_message_that_comes_again_has_the_receipt_said_again() -> None:
     """The sender has not got it: it was lost."""
     channel = ReceivingEnd(CHANNEL)
     channel.on_message(0, 0.0)
     channel.receipt(RECEIPT_AFTER_S)
     assert not channel.on_message(0, 1.0)
+    assert channel.next_deadline_s == 1.0 + RECEIPT_AFTER_S
     assert channel.receipt(1.0 + RECEIPT_AFTER_S) == Head(RECEIPT, CHANNEL, 1)
 
 

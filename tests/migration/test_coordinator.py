@@ -9,6 +9,7 @@ from sterna.migration.messages import (
     Aborted,
     Adopted,
     BlocksReserved,
+    ClientAborted,
     Commit,
     CommitQuery,
     Committed,
@@ -295,3 +296,75 @@ def test_the_earliest_deadline_of_all_migrations_is_the_coordinators() -> None:
     migrations.on_outcome(started, inspected(9), 3.0)
     assert migrations.next_deadline_s == 3.0 + CONFIG.query_interval_s
     assert [name(effect) for effect in migrations.on_tick(4.0)] == ["send Reserve"]
+
+
+def committing(migrations: MigrationCoordinator, request_id: RequestId = R) -> MigrationId:
+    """Let a request go to A, until A has its Commit; returns the migration."""
+    leaving, _ = migrations.start(request_id, A, Mode.STOP_AND_COPY, 0.0)
+    migrations.on_outcome(leaving, inspected(9), 0.0)
+    migrations.on_message(A, Reserved(leaving, N, 0, RECEIVERS), 0.0)
+    migrations.on_outcome(leaving, Drained(9, STATE), 0.0)
+    return leaving
+
+
+def test_a_migration_from_here_counts_until_it_has_ended() -> None:
+    migrations = coordinator()
+    first = committing(migrations)
+    second, _ = migrations.start(OTHER_REQUEST, A, Mode.LIVE, 0.0)
+    assert (migrations.num_outgoing, migrations.num_incoming) == (2, 0)
+    migrations.on_outcome(second, Inspected(None), 0.0)
+    assert migrations.num_outgoing == 1
+    migrations.on_message(A, Committed(first, N), 0.0)
+    assert (migrations.num_outgoing, migrations.num_incoming) == (0, 0)
+    assert not migrations.has_machines
+
+
+def test_a_migration_that_only_forwards_its_clients_abort_has_ended_once() -> None:
+    """The request is not here any more; the destination has yet to hear of its client."""
+    migrations = coordinator()
+    leaving = committing(migrations)
+    migrations.on_outcome(leaving, ClientAborted(), 0.0)
+    migrations.on_message(A, Committed(leaving, N), 0.0)
+    assert (migrations.num_outgoing, migrations.has_machines) == (0, True)
+    assert migrations.source_of(R) is None
+    assert migrations.requests() == frozenset()
+    migrations.on_message(A, Aborted(leaving, N, Reason.REQUEST_ABORTED), 0.0)
+    assert (migrations.num_outgoing, migrations.has_machines) == (0, False)
+
+
+def test_a_migration_to_here_counts_until_its_request_is_adopted() -> None:
+    migrations = coordinator(max_incoming=2)
+    migrations.on_message(A, first_reserve(OTHER_MIGRATION, OTHER_REQUEST), 0.0)
+    adopted(migrations)
+    assert (migrations.num_outgoing, migrations.num_incoming) == (0, 1)
+    assert migrations.destination_of(R) is None
+    coming = migrations.destination_of(OTHER_REQUEST)
+    assert coming is not None
+    assert coming.migration_id == OTHER_MIGRATION
+
+
+def test_requests_that_leave_are_known_by_their_migrations() -> None:
+    migrations = coordinator()
+    first = committing(migrations)
+    second, _ = migrations.start(OTHER_REQUEST, A, Mode.LIVE, 0.0)
+    found = [migrations.source_of(each) for each in (R, OTHER_REQUEST, RequestId("unknown"))]
+    assert [each and each.migration_id for each in found] == [first, second, None]
+    assert migrations.requests() == {R, OTHER_REQUEST}
+    assert migrations.committing_requests() == {R}
+
+
+def test_a_later_deadline_of_another_migration_is_not_the_next_one() -> None:
+    migrations = coordinator(max_incoming=2)
+    committing(migrations)
+    migrations.on_message(A, first_reserve(OTHER_MIGRATION, OTHER_REQUEST), 0.0)
+    migrations.start(RequestId("not inspected"), A, Mode.LIVE, 0.0)
+    assert migrations.next_deadline_s == CONFIG.query_interval_s
+
+
+def test_an_earlier_deadline_of_a_later_migration_is_the_next_one() -> None:
+    migrations = coordinator()
+    first, _ = migrations.start(R, A, Mode.LIVE, 0.0)
+    second, _ = migrations.start(OTHER_REQUEST, A, Mode.LIVE, 0.0)
+    migrations.on_outcome(first, inspected(9), 3.0)
+    migrations.on_outcome(second, inspected(9), 2.0)
+    assert migrations.next_deadline_s == 2.0 + CONFIG.query_interval_s
