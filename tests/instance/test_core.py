@@ -128,6 +128,8 @@ def test_a_dispatch_is_in_flight_until_the_engine_shows_it() -> None:
     assert reported(under_test.on_view(view(running("old", 96)), 20.0)) == [0]
     both = view(running("old", 96), running(R, 64))
     assert reported(under_test.on_view(both, 30.0)) == [7]
+    under_test.on_message(AddRequest(F0, RequestId("next"), 8), [b"request"], 30.1)
+    assert reported(under_test.on_view(view(running(R, 64), queuing("next")), 40.0)) == [8]
 
 
 @pytest.mark.parametrize("is_aborted", [False, True], ids=["refused", "aborted"])
@@ -646,7 +648,7 @@ def test_what_came_back_from_an_instance_that_died_is_handed_back() -> None:
     ]
 
 
-def test_what_came_back_and_has_ended_moves_when_it_is_sent_here_again() -> None:
+def test_what_was_taken_back_and_has_ended_moves_when_it_is_sent_here_again() -> None:
     under_test = committing()
     others = (InstanceMember(I0, "i0"), InstanceMember(InstanceId("i2"), "i2"))
     under_test.on_membership(structs.replace(membership(2, F0), instances=others), 0.0)

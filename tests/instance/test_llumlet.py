@@ -172,6 +172,29 @@ def test_migrations_follow_each_other_until_the_destination_is_unset() -> None:
     assert inspects(committed(llumlet, "A-3")) == []
 
 
+def test_where_the_policy_says_so_one_request_moves_for_each_round_that_names_a_destination() -> (
+    None
+):
+    """As in the paper's runs, also where there are slots for more."""
+    settings = config(num_concurrent_migrations=3)
+    policy = replace(settings.policy, migrates_continuously=False)
+    llumlet = Llumlet(A, replace(settings, policy=policy))
+    llumlet.on_view(view(*(running(f"r{k}", 16 * (k + 1)) for k in range(3))), 0.0)
+    assert inspects(llumlet.on_destination(B, 0.0)) == ["r0"]
+    assert llumlet.destination is None
+    assert inspects(committed(llumlet, "A-1")) == []
+    assert inspects(llumlet.on_destination(B, 0.2)) == ["r1"]
+
+
+def test_a_round_that_finds_nothing_to_move_leaves_the_destination_named() -> None:
+    settings = config()
+    policy = replace(settings.policy, migrates_continuously=False)
+    llumlet = Llumlet(A, replace(settings, policy=policy))
+    llumlet.on_view(view(), 0.0)
+    llumlet.on_destination(B, 0.0)
+    assert inspects(llumlet.on_view(view(running("r")), 0.1)) == ["r"]
+
+
 def test_a_migration_in_flight_goes_on_when_the_destination_is_unset() -> None:
     llumlet = paired(running("r"))
     llumlet.on_destination(None, 0.0)
@@ -381,6 +404,15 @@ def test_an_order_for_a_migrating_request_is_refused() -> None:
 def test_an_order_to_the_instance_itself_is_refused() -> None:
     llumlet = Llumlet(A, config())
     assert llumlet.on_order(RequestId("r"), A, Mode.LIVE, 0.0) is Reason.SAME_INSTANCE
+
+
+def test_an_order_for_a_request_that_has_moved_is_refused() -> None:
+    """The engine may still show it for a moment."""
+    llumlet = paired(running("r"))
+    committed(llumlet, "A-1")
+    assert llumlet.on_order(RequestId("r"), C, Mode.LIVE, 0.0) is Reason.REQUEST_UNKNOWN
+    llumlet.on_request_arrived(RequestId("r"))
+    assert not isinstance(llumlet.on_order(RequestId("r"), C, Mode.LIVE, 0.0), Reason)
 
 
 def test_an_order_does_not_wait_for_a_slot_or_a_back_off() -> None:

@@ -12,6 +12,7 @@ from sterna.migration.messages import (
     FreeReservation,
     Mode,
     Reason,
+    ReservationFreed,
     Send,
 )
 from sterna.types import MigrationId, RequestId
@@ -91,6 +92,23 @@ def test_abort_of_a_request_whose_new_instance_died_is_not_sent_there() -> None:
     committed(llumlet, "A-1")
     llumlet.on_peer_dead(B, 0.0)
     assert llumlet.on_client_abort(RequestId("r"), 0.0) == [AbortRequest(RequestId("r"))]
+
+
+def test_abort_of_a_request_that_left_follows_it_whoever_else_dies() -> None:
+    llumlet = paired(running("r"))
+    committed(llumlet, "A-1")
+    llumlet.on_peer_dead(C, 0.0)
+    assert llumlet.on_client_abort(RequestId("r"), 0.0) == [ForwardAbort(B, RequestId("r"))]
+
+
+def test_abort_of_a_request_that_did_not_come_back_after_all_follows_it() -> None:
+    llumlet = paired(running("r"))
+    committed(llumlet, "A-1")
+    coming(llumlet, "r")
+    llumlet.on_message(C, Abort(MigrationId("C-1"), Reason.CANCELLED), 0.0)
+    effects = llumlet.on_outcome(MigrationId("C-1"), ReservationFreed(), 0.0)
+    assert any(isinstance(each, Ended) for each in effects)
+    assert llumlet.on_client_abort(RequestId("r"), 0.0) == [ForwardAbort(B, RequestId("r"))]
 
 
 def test_only_the_latest_departures_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ the KV cache is of no use."""
 from dataclasses import replace
 
 from sterna.instance.llumlet import Llumlet
-from sterna.migration.messages import Mode, Reserve, Send
-from sterna.types import MigrationId, RequestId
+from sterna.migration.messages import Mode, Reason, Reserve, Send
+from sterna.types import Immovable, MigrationId, RequestId
 from tests.instance.llumlets import PROGRESS, A, B, C, config, inspects, reports, running, view
 
 
@@ -67,6 +67,29 @@ def test_after_the_limit_the_scheduler_learns_that_no_memory_is_needed() -> None
     assert report.load.move_tokens == 0
 
 
+def test_the_end_of_the_limit_is_reported_without_waiting_for_a_heartbeat() -> None:
+    slow = config(report_interval_s=0.05, heartbeat_interval_s=1000.0)
+    llumlet = Llumlet(A, replace(slow, drain_limit_s=60.0))
+    llumlet.on_view(view(running("r", 64)), 0.0)
+    llumlet.set_terminating(True, 0.0)
+    assert len(reports(llumlet.on_tick(1.0))) == 1
+    (report,) = reports(llumlet.on_tick(60.0))
+    assert report.load.move_tokens == 0
+    # What changes afterwards is reported as ever.
+    (report,) = reports(llumlet.on_view(view(running("r", 80)), 61.0))
+    assert report.load.used_tokens == 80
+    assert reports(llumlet.on_view(view(running("r", 80)), 62.0)) == []
+
+
+def test_after_the_limit_an_instance_with_nothing_to_move_says_so() -> None:
+    """Else the scheduler would give it a destination that others need."""
+    llumlet = Llumlet(A, replace(config(), drain_limit_s=60.0))
+    llumlet.on_view(view(running("r", immovable=Immovable.PREFILLING)), 0.0)
+    llumlet.set_terminating(True, 0.0)
+    (report,) = reports(llumlet.on_tick(60.0))
+    assert report.load.move_tokens is None
+
+
 def test_an_instance_that_serves_again_moves_with_the_kv_cache_again() -> None:
     llumlet = emptied("r")
     llumlet.on_tick(60.0)
@@ -104,5 +127,7 @@ def test_an_operators_order_to_a_stranger_is_carried_out_without_the_kv_cache() 
     llumlet = Llumlet(A, config())
     llumlet.on_view(view(running("r")), 0.0)
     llumlet.set_incompatible_instances([C])
-    assert not isinstance(llumlet.on_order(RequestId("r"), C, Mode.LIVE, 0.0), str)
+    assert not isinstance(llumlet.on_order(RequestId("r"), C, Mode.LIVE, 0.0), Reason)
     assert num_blocks_asked(llumlet, "A-1", 0.0) == 0
+    assert not isinstance(llumlet.on_order(RequestId("s"), B, Mode.LIVE, 0.0), Reason)
+    assert num_blocks_asked(llumlet, "A-2", 0.0) > 0

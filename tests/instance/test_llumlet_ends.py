@@ -25,6 +25,7 @@ from tests.instance.llumlets import (
     config,
     inspects,
     paired,
+    queuing,
     running,
     until_commit,
     until_reserve,
@@ -100,6 +101,32 @@ def test_death_of_a_stranger_changes_nothing() -> None:
     llumlet = paired(running("r"))
     assert llumlet.on_peer_dead(C, 0.0) == []
     assert inspects(committed(llumlet, "A-1")) == []
+
+
+def test_death_of_a_stranger_leaves_the_destination_as_it_is() -> None:
+    llumlet = paired(running("a", 16), running("b", 32))
+    llumlet.on_peer_dead(C, 0.0)
+    assert llumlet.destination == B
+    assert inspects(committed(llumlet, "A-1")) == ["b"]
+
+
+def test_death_of_a_peer_before_the_first_view_is_borne() -> None:
+    llumlet = Llumlet(A, config())
+    llumlet.on_destination(B, 0.0)
+    llumlet.on_order(RequestId("r"), B, Mode.LIVE, 0.0)
+    until_commit(llumlet, "A-1")
+    assert Resume(MigrationId("A-1"), RequestId("r")) in llumlet.on_peer_dead(B, 0.0)
+    assert llumlet.destination is None
+
+
+def test_what_a_dead_peer_returns_to_the_queue_moves_no_more() -> None:
+    llumlet = paired(running("r"))
+    until_commit(llumlet, "A-1")
+    llumlet.on_peer_dead(B, 0.0)
+    llumlet.set_terminating(True, 1.0)
+    llumlet.on_view(view(queuing("r")), 5.0)
+    assert inspects(llumlet.on_destination(C, 5.0)) == []
+    assert inspects(llumlet.on_view(view(queuing("r"), queuing("s")), 5.0)) == ["s"]
 
 
 def test_a_request_that_ended_ends_its_migration() -> None:

@@ -115,6 +115,22 @@ def test_a_terminating_instance_reports_that_it_is_one() -> None:
     assert not report.load.is_terminating
 
 
+def test_a_terminating_instance_is_to_say_so_as_soon_as_a_report_may_go_out() -> None:
+    llumlet = Llumlet(A, config(report_interval_s=0.05, heartbeat_interval_s=1.0))
+    llumlet.on_view(view(running("r")), 0.0)
+    assert llumlet.next_deadline_s == 1.0
+    llumlet.set_terminating(True, 0.01)
+    assert llumlet.next_deadline_s == 0.05
+
+
+def test_another_scheduler_is_told_the_load_at_once() -> None:
+    llumlet = Llumlet(A, config(heartbeat_interval_s=1.0))
+    llumlet.on_view(view(running("r")), 0.0)
+    assert reports(llumlet.on_tick(0.5)) == []
+    (report,) = reports(llumlet.on_scheduler(0.5))
+    assert report.load.num_running == 1
+
+
 def test_the_engines_own_word_that_it_terminates_is_believed() -> None:
     llumlet = Llumlet(A, config())
     terminating = InstanceView(A, 4096, 16, is_terminating=True)

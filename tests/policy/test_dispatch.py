@@ -189,6 +189,14 @@ def test_without_a_joinable_host_a_high_priority_request_goes_to_the_least_loade
     assert choose(new_request(160, HIGH), candidates, LLUMNIX) == "i0"
 
 
+def test_of_equally_loaded_instances_a_high_priority_request_takes_that_of_fewer_requests() -> None:
+    """Then that of the smaller id."""
+    one, two = evenly_loaded("i9", 3_200, 1), evenly_loaded("i0", 3_200, 2)
+    assert choose(new_request(160, HIGH), [candidate(two), candidate(one)], LLUMNIX) == "i9"
+    idle = [candidate(instance("i8")), candidate(instance("i7"))]
+    assert choose(new_request(160, HIGH), idle, LLUMNIX) == "i7"
+
+
 def test_a_burst_of_high_priority_requests_gathers_on_few_instances() -> None:
     """Plain freeness would spread them until every instance is virtually overloaded. By hand:
     four of 400 fill one target load of 1,600; the fifth opens the next host."""

@@ -25,6 +25,7 @@ from tests.policy.builders import (
     clusters,
     evenly_loaded,
     instance,
+    new_request,
     queuing,
     running,
 )
@@ -77,6 +78,14 @@ def test_the_average_is_that_of_the_normal_prioritys_freeness() -> None:
     instances". By hand: (12,672 - 672) / 2 = 6,000 without the headroom, and 584: 3,292."""
     host = instance("i0", running=[running("h", 400, priority=HIGH), running("r", 272)])
     assert average_normal_freeness([candidate(host), EASY[1]]) == 3_292
+
+
+def test_requests_on_their_way_lower_the_average() -> None:
+    """By hand: (4,672 - 672) / (8 + 1) = 444.4 in place of 584."""
+    view = evenly_loaded("i0", 8_000, 8)
+    burst = candidate(view, in_flight=[new_request(672)])
+    assert average_normal_freeness([burst]) == pytest.approx(4_000 / 9)
+    assert average_normal_freeness([burst, EASY[1]]) == pytest.approx((4_000 / 9 + 584) / 2)
 
 
 def test_a_terminating_instance_is_not_part_of_the_average() -> None:
@@ -132,8 +141,9 @@ def test_exactly_x_and_exactly_y_are_within_the_range() -> None:
     assert average_normal_freeness(at_y) == 960
     config = replace(CONFIG, min_instances=1)
     both = [*at_y, candidate(instance("i1", running=[running("s", 11_712)]))]
-    assert decisions([(0.0, at_x), (20.0, at_x)], config) == []
-    assert decisions([(0.0, both), (20.0, both)], config) == []
+    for rule in (config, replace(config, is_sustained=False)):
+        assert decisions([(0.0, at_x), (20.0, at_x)], rule) == []
+        assert decisions([(0.0, both), (20.0, both)], rule) == []
 
 
 def test_as_many_are_added_as_bring_the_average_back_to_x() -> None:
@@ -150,6 +160,15 @@ def test_as_many_are_added_as_bring_the_average_back_to_x() -> None:
     assert decisions([(0.0, lacking), (10.0, lacking)], at_most_four, num_starting=1) == [
         (10, ScaleUp(1))
     ]
+
+
+def test_an_instance_that_is_added_is_taken_to_be_as_large_as_the_others_are_in_the_mean() -> None:
+    """By hand: 672 / 8 = 84 and 6,336 - 6,000 - 9,904 = -9,568 steps lack 2 * 160 + 9,484 = 9,804.
+    Of 9,504 - 160 = 9,344 steps each it takes two, of 12,512 one."""
+    small = instance("i1", total_tokens=6_336, running=[running("r", 6_000)])
+    small = replace(small, queuing=(queuing("q", 9_904),))
+    cluster = [BUSY[0], candidate(small)]
+    assert decisions([(0.0, cluster), (10.0, cluster)]) == [(10.0, ScaleUp(2))]
 
 
 FULL = [

@@ -80,6 +80,14 @@ def test_a_rank_above_one_with_headroom_stays_with_it() -> None:
     assert order(view) == ["p0"]
 
 
+def test_every_priority_with_a_headroom_stays_where_headrooms_alone_make_a_source() -> None:
+    policy = replace(LLUMNIX, target_load_tokens={HIGH: 1_600, Priority(2): 800})
+    high, urgent = running("high", 160, priority=HIGH), running("urgent", 160, priority=Priority(2))
+    for others in ([high], [urgent], [high, urgent]):
+        crowded = instance(running=[*others, running("normal", 160)])
+        assert [each.request_id for each in candidates_to_move(crowded, policy)] == ["normal"]
+
+
 def test_execution_priority_decides_and_scheduling_priority_does_not() -> None:
     """Section 4.4.1: the execution priority is what gives a request a lower instance load."""
     long = structs.replace(running("long", 800), scheduling_priority=HIGH)

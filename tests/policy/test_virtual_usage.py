@@ -325,6 +325,11 @@ def test_freeness_for_the_normal_priority_leaves_every_headroom_out() -> None:
     assert freeness_of(reported) == 464
     assert normal_freeness_of(reported) == 6_000
     assert normal_freeness_of(reported, [new_request(3_000)]) == 3_000
+    with_queue = instance(
+        running=[running("a", 400, priority=HIGH)],
+        queuing=[queuing("head", 272), queuing("second", 160)],
+    )
+    assert normal_freeness_of(report(with_queue)) == 6_000
 
 
 # ---------------------------------------------------------------------------------- properties
