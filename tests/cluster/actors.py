@@ -154,7 +154,7 @@ class _ProbedInstance(_InstanceActor):
                 "free slots": scheduler.max_num_active_reqs,
                 "requests with blocks": sum(len(m.req_to_blocks) for m in managers),
                 "requests with cached blocks": sum(len(m.num_cached_block) for m in managers),
-                "wire requests": len(engine._wire),
+                "wire requests": len(engine._sent_requests),
                 "delivered counts": len(engine._num_delivered),
                 "waiting drains": len(engine._waiting_drains),
             }

@@ -104,7 +104,7 @@ def test_an_end_between_two_chunks_is_told_at_once(desk: Desk) -> None:
 def test_progress_grants_another_timeout(desk: Desk) -> None:
     copy = desk.copy("m")
     before_s = time.monotonic()
-    desk.ledger.progress(copy)
+    desk.ledger.extend_deadline(copy)
     assert copy.deadline_s is not None
     assert before_s + 100.0 <= copy.deadline_s <= time.monotonic() + 100.0
 

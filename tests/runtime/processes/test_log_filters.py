@@ -15,7 +15,12 @@ from sterna.runtime.processes.log_filters import (
     log_environment,
 )
 
-NAMES = ("vllm.config.scheduler", "vllm.v1.worker.cpu_worker", "uvicorn.error")
+NAMES = (
+    "vllm.config.scheduler",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.platforms.cpu",
+    "uvicorn.error",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +29,9 @@ def _filters() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
     loggers += [logging.getLogger(name) for name in NAMES]
     before = {each: [*each.filters] for each in loggers}
+    # An engine of an earlier test in this process may have dropped its noise already.
+    for each in loggers:
+        each.filters.clear()
     with warnings.catch_warnings():
         yield
     for name in [*logging.root.manager.loggerDict]:
