@@ -72,6 +72,9 @@ def _greeted(node: Node) -> FrameStream:
 def _is_hung_up(stream: FrameStream) -> bool:
     try:
         stream.wait_frame()
+    except TimeoutError:
+        # The connection is there, and says nothing.
+        return False
     except (OSError, TransportError):
         return True
     return False
@@ -199,6 +202,33 @@ def test_a_stream_number_in_use_ends_the_connection(node: Node) -> None:
     failed = node.next_event()
     assert isinstance(failed, ReceiveFailed)
     assert failed.transfer == stage("m")
+    stream.close()
+
+
+def test_a_source_is_told_once_and_at_once_of_a_transfer_that_was_stopped(node: Node) -> None:
+    stream = _greeted(node)
+    node.plane.receive(stage("m"), [0, 1])
+    _say(stream, Begin(0, "m", 0, 2, 384), Begin(1, "unknown", 0, 2, 384))
+    assert stream.wait_frame() == Refused(1, "this transfer is not expected")
+    node.plane.stop(stage("m").migration_id)
+    assert stream.wait_frame() == Refused(0, "the migration was stopped")
+    for number in (2, 3):
+        _say(stream, Begin(number, "unknown", 0, 2, 384))
+        assert stream.wait_frame() == Refused(number, "this transfer is not expected")
+    stream.close()
+
+
+def test_each_chunk_that_is_placed_grants_the_transfer_another_timeout(node: Node) -> None:
+    stream = _greeted(node)
+    node.plane.receive(stage("m"), range(4))
+    _say(stream, Begin(0, "m", 0, 4, 768), Begin(1, "unknown", 0, 2, 384))
+    assert stream.wait_frame() == Refused(1, "this transfer is not expected")
+    (copy,) = node.plane._context.ledger._copies.values()  # type: ignore[attr-defined]
+    claimed_until_s = copy.deadline_s
+    _say(stream, Chunk(0, 0, CHUNK_BYTES, 0), payload=bytes(CHUNK_BYTES))
+    _say(stream, Begin(2, "unknown", 0, 2, 384))
+    assert stream.wait_frame() == Refused(2, "this transfer is not expected")
+    assert copy.deadline_s > claimed_until_s
     stream.close()
 
 
