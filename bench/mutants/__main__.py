@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench import results_io
-from bench.command import ended, positive
-from bench.jobs import INTERRUPTED, Stop, Workers, workers
+from bench.common import results_io
+from bench.common.command import ended, positive
+from bench.common.jobs import INTERRUPTED, Stop, Workers, workers
 from bench.mutants import equivalents, operators, trials
 from bench.mutants.equivalents import Equivalent
 from bench.mutants.operators import Mutant
@@ -138,7 +138,7 @@ def _chosen(names: Sequence[str], parser: argparse.ArgumentParser) -> list[Targe
     chosen: dict[str, Target] = {}
     for name in names or by_name:
         short = name.removeprefix("sterna.")
-        found = [each for each in by_name if each == short or each.startswith(f"{short}.")]
+        found = [each for each in by_name if f".{short}." in f".{each}."]
         if not found:
             parser.error(f"{name} is none of {', '.join(by_name)}")
         chosen |= {each: by_name[each] for each in found}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.mutants import equivalents
+from bench.mutants.__main__ import main
 from bench.mutants.equivalents import Equivalent
 from bench.mutants.operators import mutants, mutated
 from bench.mutants.targets import ROOT, TARGETS, Target
@@ -136,6 +137,16 @@ def test_all_modules_and_tests_of_the_table_exist(target: Target) -> None:
     paths = [each.split("::")[0] for stage in target.stages for each in stage]
     assert [each for each in paths if not (ROOT / each).exists()] == []
     assert target.path.exists()
+
+
+@pytest.mark.parametrize("name", ["lease", "supervisor.lease", "sterna.supervisor.lease"])
+def test_a_module_is_chosen_by_the_end_of_its_name(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert {line.split(":")[0] for line in lines} == {"sterna.supervisor.lease"}
 
 
 def test_equivalent_mutants_are_of_modules_of_the_table_and_have_reasons() -> None:
