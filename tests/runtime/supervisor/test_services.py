@@ -31,7 +31,7 @@ class FrontendHandle:
         self.is_starting = asyncio.Event()
         self.drains_s: list[float] = []
         self.prepare, self.process = Method(self._prepare), Method(self._process)
-        self.start, self.drain = Method(self._start), Method(self._drain)
+        self.start, self.finish_requests = Method(self._start), Method(self._finish_requests)
 
     async def _prepare(self, *_: object) -> str:
         await self.may_prepare.wait()
@@ -44,7 +44,7 @@ class FrontendHandle:
         self.is_starting.set()
         await self.may_start.wait()
 
-    async def _drain(self, timeout_s: float) -> int:
+    async def _finish_requests(self, timeout_s: float) -> int:
         # What does not listen yet has no door that could be closed.
         if self.may_start.is_set():
             self.drains_s.append(timeout_s)
@@ -96,7 +96,7 @@ def test_a_front_end_that_comes_up_while_the_server_drains_lets_nobody_in() -> N
         replacing = tasks.begin(services._replace("front end", services._replace_frontend))
         handle.may_prepare.set()
         await handle.is_starting.wait()
-        assert await services.drain(25.0) == 0
+        assert await services.finish_requests(25.0) == 0
         handle.may_start.set()
         await replacing
         tasks.cancel()
@@ -110,7 +110,7 @@ def test_a_front_end_that_has_not_begun_to_listen_when_the_server_drains_does_no
         handle, tasks = FrontendHandle(), Tasks()
         services = ServicesWith(handle, tasks)
         replacing = tasks.begin(services._replace("front end", services._replace_frontend))
-        assert await services.drain(25.0) == 0
+        assert await services.finish_requests(25.0) == 0
         handle.may_prepare.set()
         handle.may_start.set()
         await replacing

@@ -202,7 +202,7 @@ class FrontendServer:
         assert self._serving is not None, "start() comes first"
         await asyncio.shield(self._serving)
 
-    async def drain(self, timeout_s: float) -> int:
+    async def finish_requests(self, timeout_s: float) -> int:
         """Refuse new requests, and wait for the answers under way; returns how many are left at
         the time-out."""
         if self._gate is None:

@@ -311,9 +311,9 @@ class _FrontendActor:
             return None
         return MemberStatus(self._mailbox.address, membership, self._process)
 
-    async def drain(self, timeout_s: float) -> int:
-        """See `FrontendServer.drain`."""
-        return int(await self._server.drain(timeout_s))
+    async def finish_requests(self, timeout_s: float) -> int:
+        """See `FrontendServer.finish_requests`."""
+        return int(await self._server.finish_requests(timeout_s))
 
     async def stop(self) -> None:
         """Stop answering."""

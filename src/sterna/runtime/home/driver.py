@@ -1,4 +1,4 @@
-"""The driver of a run: starts, drains and closes its supervisor, and replaces one that died.
+"""The driver of a run: starts and closes its supervisor, and replaces one that died.
 
 It is a process of its own, beside that of `sterna serve`, which starts it, sends it orders and
 replaces it. Serving does not depend on it, so that its death has no effect elsewhere. The
@@ -142,7 +142,7 @@ class Driver:
                 return 0
         self._news.send(Changed(is_ready=not connect.is_resumed))
         self._await_end()
-        self._drain()
+        self._finish_requests()
         say("stopping")
         _close(self._supervisor.actor)
         return 0
@@ -263,7 +263,7 @@ class Driver:
                 self._news.send(Changed(is_ready=False))
             return
 
-    def _drain(self) -> None:
+    def _finish_requests(self) -> None:
         """Let requests finish, unless the order to end is urgent."""
         timeout_s = self._serve.shutdown_timeout_s
         if self._orders.is_urgent or timeout_s <= 0:
@@ -273,9 +273,9 @@ class Driver:
         num_left = None
         while num_left is None and not self._orders.is_urgent:
             left_s = max(0.0, deadline_s - time.monotonic())
-            draining = self._supervisor.actor.drain.remote(left_s)
+            finishing = self._supervisor.actor.finish_requests.remote(left_s)
             lost = None
-            while lost is None and not ray.wait([draining], timeout=POLL_INTERVAL_S)[0]:
+            while lost is None and not ray.wait([finishing], timeout=POLL_INTERVAL_S)[0]:
                 if self._orders.is_urgent:
                     return
                 if time.monotonic() > deadline_s + CLOSE_TIMEOUT_S:
@@ -285,9 +285,9 @@ class Driver:
                 lost = self._supervisor.why_halted()
             if lost is None:
                 try:
-                    num_left = ray.get(draining)
+                    num_left = ray.get(finishing)
                 except ray.exceptions.RayError:
-                    lost = _reason_of_end(draining)
+                    lost = _reason_of_end(finishing)
             if lost is not None:
                 logger.error("supervisor lost reason=%s", lost)
                 self._replace_supervisor()

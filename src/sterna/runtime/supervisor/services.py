@@ -84,7 +84,7 @@ class Services:
         self._scheduler: _Member | None = None
         self._reserve: Any = None
         self._has_reserve = False
-        self._is_draining = False
+        self._is_finishing = False
         self.num_frontends_begun = 0
         self.num_schedulers_begun = 0
         self.ready_response: bytes | None = None
@@ -165,13 +165,13 @@ class Services:
             actor, status = found.scheduler
             self._host_scheduler(_Member(actor, status.address, status.process))
 
-    async def drain(self, timeout_s: float) -> int:
+    async def finish_requests(self, timeout_s: float) -> int:
         """Accept no more requests, and wait for the answers under way; returns the number that is
         left after this time."""
         # Also keeps new front ends from starting, which would accept requests.
-        self._is_draining = True
+        self._is_finishing = True
         left = await asyncio.gather(
-            *(member.actor.drain.remote(timeout_s) for member in self._frontends.values()),
+            *(each.actor.finish_requests.remote(timeout_s) for each in self._frontends.values()),
             return_exceptions=True,
         )
         return sum(each for each in left if isinstance(each, int))
@@ -275,19 +275,19 @@ class Services:
         del self._frontends[frontend_id]
         self._on_change()
         self._tasks.begin(forget(member.actor))
-        if not self._is_draining:
+        if not self._is_finishing:
             await self._replace("front end", self._replace_frontend)
 
     async def _replace_frontend(self) -> None:
         frontend_id, actor = self._import_frontend()
         try:
             prepared = await self._prepare(frontend_id, actor)
-            if self._is_draining:
+            if self._is_finishing:
                 return
             await self._start_frontend(*prepared)
-            if self._is_draining:
-                # `drain` was called before it could accept connections.
-                await actor.drain.remote(0.0)
+            if self._is_finishing:
+                # `finish_requests` was called before it could accept connections.
+                await actor.finish_requests.remote(0.0)
         except (ray.exceptions.RayError, NotStartedError):
             await forget(actor)
             if self._frontends.pop(frontend_id, None) is not None:

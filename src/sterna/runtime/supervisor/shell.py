@@ -190,9 +190,9 @@ class Supervisor:
         if self._services.ready_response is None and facts is not None:
             self._services.ready_response = facts.ready_response
 
-    async def drain(self, timeout_s: float) -> int:
-        """See `Services.drain`."""
-        return await self._services.drain(timeout_s)
+    async def finish_requests(self, timeout_s: float) -> int:
+        """See `Services.finish_requests`."""
+        return await self._services.finish_requests(timeout_s)
 
     async def failed(self) -> None:
         """Wait for an error of the supervisor, and raise it."""
@@ -378,9 +378,9 @@ class _SupervisorActor:
         """Return the actor's process."""
         return self._process
 
-    async def drain(self, timeout_s: float) -> int:
-        """See `Supervisor.drain`."""
-        return await self._supervisor.drain(timeout_s)
+    async def finish_requests(self, timeout_s: float) -> int:
+        """See `Supervisor.finish_requests`."""
+        return await self._supervisor.finish_requests(timeout_s)
 
     async def close(self) -> None:
         """See `Supervisor.close`."""
