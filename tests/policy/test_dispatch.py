@@ -226,6 +226,12 @@ def test_round_robin_sends_to_the_instance_with_the_fewest_dispatches() -> None:
     assert dispatch_all([new_request()] * 4, candidates, ROUND_ROBIN) == ["i1", "i0", "i1", "i2"]
 
 
+def test_an_instance_to_which_nothing_was_dispatched_has_its_turn_first() -> None:
+    served = candidate(instance("i0"), ROUND_ROBIN, num_dispatched=1)
+    unserved = Candidate(report(instance("i1"), ROUND_ROBIN))
+    assert choose(new_request(), [served, unserved], ROUND_ROBIN) == "i1"
+
+
 def test_infaas_counts_the_whole_queue_where_llumnix_counts_its_head() -> None:
     """Section 6.1: INFaaS++'s load "also counts in the memory required by queuing requests on
     each instance to reflect the queue pressure". i0 lacks 560 tokens for its head and 6,960 for

@@ -95,6 +95,15 @@ def test_what_an_overloaded_instance_lacks_takes_no_room_from_the_others() -> No
     assert shared([host(), *others, nearly, on_its_way])[0].headroom_share == 500 / HEADROOM
 
 
+def test_a_headroom_of_a_single_token_counts_by_its_share_as_well() -> None:
+    """Where the memory is one token above the target load, and nothing is free elsewhere."""
+    high = running("high", 160, priority=HIGH)
+    small = candidate(instance("i0", total_tokens=1_601, running=[high]), STERNA)
+    assert small.freeness == 1_440
+    first, _ = shared([small, full("i1")])
+    assert (first.headroom_share, first.freeness) == (0.0, 1_441)
+
+
 def test_requests_on_their_way_take_room_as_well() -> None:
     on_its_way = candidate(instance("i1"), STERNA, in_flight=[new_request(M)])
     assert shared([host(), on_its_way])[0].headroom_share == 0.0
@@ -153,6 +162,22 @@ def test_a_normal_request_moves_to_where_a_headroom_counts_by_its_share() -> Non
     there = host("i1", normal_tokens=1_200)
     assert move_helps(source, replace(there, headroom_share=0.3), STERNA)
     assert not move_helps(source, there, STERNA)
+
+
+def test_a_move_from_where_a_headroom_counts_by_its_share_must_narrow_the_gap() -> None:
+    """By hand, with a quarter of 11,072 tokens, 2,768, kept free on an instance of 2,800: 32 / 2 =
+    16 steps become 6,032 when the normal request of 6,000 leaves. 12,000 / 4 = 3,000 steps become
+    1,200: a gap of 2,984 would be one of 4,832. 24,000 / 6 = 4,000 become 2,571: the gap of 3,984
+    would be one of 3,461."""
+    requests = [running("high", 160, priority=HIGH), running("normal", 6_000)]
+    source = candidate(instance("i0", running=requests, reserved_tokens=3_712), STERNA)
+    source = replace(source, headroom_share=0.25)
+    assert source.freeness == 16
+    for num_running, free_tokens, helps in ((4, 12_000, False), (6, 24_000, True)):
+        others = [running(f"r{k}", 160) for k in range(num_running)]
+        total_tokens = free_tokens + 160 * num_running
+        roomy = candidate(instance("i1", total_tokens=total_tokens, running=others), STERNA)
+        assert move_helps(source, roomy, STERNA) is helps
 
 
 loads = st.integers(0, M // 16).map(lambda blocks: 16 * blocks)

@@ -249,6 +249,23 @@ def test_a_move_does_not_leave_the_destination_worse_than_the_source_was() -> No
     assert pairs_of(source, destination) == {}
 
 
+@pytest.mark.parametrize(("free_tokens", "expected"), [(496, {}), (497, {"i0": "i1"})])
+def test_a_move_leaves_the_destination_better_than_the_source_was(
+    free_tokens: int, expected: dict[str, str]
+) -> None:
+    """Else the pair gains nothing: by hand, 400 / 20 = 20 steps here, and (496 - 336) / 8 = 20
+    there after the move, against 161 / 8."""
+    others = [running(f"r{k}", 592) for k in range(19)]
+    source = instance("i0", running=[running("short", 336), *others], reserved_tokens=688)
+    destination = instance(
+        "i1",
+        running=[running(f"d{k}", 1_600) for k in range(7)],
+        reserved_tokens=M - 11_200 - free_tokens,
+    )
+    assert freeness(source, LLUMNIX) == 20
+    assert pairs_of(source, destination) == expected
+
+
 def test_a_move_that_would_widen_the_gap_is_not_made() -> None:
     """By hand: 64 / 4 = 16 and 6,912 / 60 = 115 steps would become 3,216 / 3 = 1,072 and 3,760 / 61
     = 62: the gap of 99 would become 1,010. And 32 and 12,000 / 4 = 3,000 would become 6,368 / 1 and
@@ -257,6 +274,27 @@ def test_a_move_that_would_widen_the_gap_is_not_made() -> None:
     assert pairs_of(few_long, many_short) == {}
     two, four = evenly_loaded("i0", 12_608, 2), evenly_loaded("i1", 672, 4)
     assert pairs_of(two, four) == {}
+
+
+@pytest.mark.parametrize(("free_tokens", "expected"), [(9_744, {}), (9_750, {"i0": "i1"})])
+def test_a_move_narrows_the_gap_and_does_not_turn_it_around(
+    free_tokens: int, expected: dict[str, str]
+) -> None:
+    """By hand: 80 / 2 = 40 and 9,744 / 2 = 4,872 steps would become 6,080 / 1 and 3,744 / 3 =
+    1,248: the gap of 4,832 would be one of 4,832 again, the other way round."""
+    source = instance("i0", running=[running("long", 6_592), running("short", 6_000)])
+    destination = instance(
+        "i1",
+        running=[running(f"d{k}", 1_280) for k in range(2)],
+        reserved_tokens=M - 2_560 - free_tokens,
+    )
+    assert freeness(source, LLUMNIX) == 40
+    assert pairs_of(source, destination) == expected
+
+
+def test_without_a_request_that_can_move_no_move_helps() -> None:
+    emptied = candidate(instance("i0", is_terminating=True))
+    assert not move_helps(emptied, candidate(instance("i1")), LLUMNIX)
 
 
 def test_the_last_high_priority_request_takes_the_headroom_along() -> None:
@@ -425,6 +463,13 @@ def test_what_moves_without_its_memory_finds_a_destination_where_none_has_room()
     assert pair([overstayed("i0")], LLUMNIX) == {}
     as_full = candidate(evenly_loaded("i7", 12_600, 8))
     assert pair([overstayed("i0"), FULL, as_full], LLUMNIX) == {"i0": "i7"}
+
+
+def test_an_instance_that_stays_moves_nothing_to_where_there_is_no_room() -> None:
+    """It has not overstayed, however little memory its next move needs."""
+    crowded = candidate(evenly_loaded("i0", 12_640, 20))
+    crowded = crowded.with_load(structs.replace(crowded.load, move_tokens=0))
+    assert pair([crowded, FULL], LLUMNIX) == {}
 
 
 def test_each_instance_that_has_overstayed_gets_a_destination_of_its_own() -> None:

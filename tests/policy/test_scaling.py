@@ -146,6 +146,21 @@ def test_exactly_x_and_exactly_y_are_within_the_range() -> None:
         assert decisions([(0.0, both), (20.0, both)], rule) == []
 
 
+@pytest.mark.parametrize("is_sustained", [True, False])
+def test_exactly_x_is_within_the_range_where_no_instance_can_have_more(is_sustained: bool) -> None:
+    """Another one would not lift the average: an idle instance has x steps."""
+    idle = [candidate(instance("i0", total_tokens=160))]
+    assert average_normal_freeness(idle) == 160
+    rule = replace(CONFIG, is_sustained=is_sustained)
+    assert decisions([(0.0, idle), (20.0, idle)], rule) == []
+
+
+def test_the_time_at_x_is_no_part_of_the_period_below_it() -> None:
+    at_x = [candidate(instance("i0", running=[running(f"r{k}", 632) for k in range(16)]))]
+    history = [(0.0, at_x), (9.0, BUSY), (10.0, BUSY), (18.9, BUSY), (19.0, BUSY)]
+    assert [at_s for at_s, _ in decisions(history)] == [19.0]
+
+
 def test_as_many_are_added_as_bring_the_average_back_to_x() -> None:
     """An idle instance has 12,672 steps. Two with 12,672 - 12,000 - 13,056 = -12,384 each need
     (2 * 160 + 24,768) / (12,672 - 160) = 2.005 of them: three."""
@@ -154,6 +169,8 @@ def test_as_many_are_added_as_bring_the_average_back_to_x() -> None:
         for k in range(2)
     ]
     assert decisions([(0.0, lacking)]) == [(0, ScaleUp(3))]
+    at_looks = replace(CONFIG, is_sustained=False)
+    assert decisions([(0.0, lacking), (10.0, lacking)], at_looks) == [(10, ScaleUp(3))]
     assert decisions([(0.0, lacking), (10.0, lacking)], num_starting=1) == [(10, ScaleUp(2))]
     assert decisions([(0.0, lacking), (10.0, lacking)], num_starting=3) == []
     at_most_four = replace(CONFIG, max_instances=4)
@@ -180,6 +197,9 @@ FULL = [
 
 def test_requests_that_no_instance_can_take_do_not_wait_for_the_period() -> None:
     assert decisions([(0.0, FULL)]) == [(0.0, ScaleUp(1))]
+    # Nor for anything else, if scaling is to begin at no particular time.
+    _, decision = decide(ScalingState(), FULL, CONFIG, num_starting=0, now_s=0.0)
+    assert decision == ScaleUp(1)
 
 
 def test_requests_that_just_fit_are_no_reason_not_to_wait_for_the_period() -> None:
@@ -310,6 +330,13 @@ def test_where_not_even_an_idle_instance_reaches_x_one_is_added_at_a_time() -> N
         assert decisions([(0.0, tiny), (10.0, tiny)]) == [(10, ScaleUp(1))]
 
 
+def test_where_an_idle_instance_reaches_x_by_one_step_as_many_are_added_as_it_takes() -> None:
+    """By hand: 161 - 20 = 141 steps lack 19, and each idle instance brings one; there is room for
+    seven."""
+    tiny = [candidate(instance("i0", total_tokens=161, running=[running("r", 20)]))]
+    assert decisions([(0.0, tiny), (10.0, tiny)]) == [(10, ScaleUp(7))]
+
+
 def test_the_minimum_holds_and_a_terminating_instance_does_not_count() -> None:
     config = replace(CONFIG, min_instances=2)
     history = [(0.0, SLACK), (10.0, SLACK)]
@@ -390,8 +417,18 @@ def test_looks_that_were_missed_are_not_made_up_for() -> None:
     config = replace(CONFIG, is_sustained=False)
 
     taken = decisions([(0, SLACK), (35, SLACK), (36, SLACK), (45, SLACK)], config)
+    missed_one = decisions([(0, SLACK), (20, SLACK), (21, SLACK), (30, SLACK)], config)
 
     assert [when for when, _ in taken] == [35, 45]
+    assert [when for when, _ in missed_one] == [20, 30]
+
+
+def test_a_look_that_is_late_does_not_delay_the_next_one() -> None:
+    config = replace(CONFIG, is_sustained=False)
+
+    taken = decisions([(0, SLACK), (12, SLACK), (19, SLACK), (20, SLACK)], config)
+
+    assert [when for when, _ in taken] == [12, 20]
 
 
 def test_a_look_leaves_the_least_number_of_instances_alone() -> None:

@@ -67,6 +67,17 @@ def test_a_request_with_headroom_moves_where_requests_have_lost_their_memory() -
     view = instance(running=[running("high", 320, priority=HIGH)], queuing=[lost])
     assert first_to_move(view, LLUMNIX) is None
     assert first_to_move(view, policy) == view.running[0]
+    never_lost = replace(view, queuing=(queuing("new", 160),))
+    assert first_to_move(never_lost, policy) is None
+
+
+@pytest.mark.parametrize(("total_tokens", "expected"), [(1_600, ["high"]), (1_601, [])])
+def test_where_the_memory_leaves_no_headroom_a_high_priority_request_moves_like_any_other(
+    total_tokens: int, expected: list[str]
+) -> None:
+    """The target load is 1,600 tokens: the headroom is what the memory has beyond it."""
+    view = instance(total_tokens=total_tokens, running=[running("high", 320, priority=HIGH)])
+    assert order(view) == expected
 
 
 def test_every_request_leaves_a_terminating_instance() -> None:

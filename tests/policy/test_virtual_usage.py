@@ -146,6 +146,13 @@ def test_a_target_load_above_the_memory_leaves_no_headroom() -> None:
     assert headroom_tokens(HIGH, 1_280, LLUMNIX) == 0
 
 
+def test_a_priority_without_a_target_load_has_no_headroom() -> None:
+    """Section 4.4.2: "The headroom for normal requests is 0." """
+    urgent = Priority(2)
+    assert headroom_tokens(NORMAL, M, LLUMNIX) == headroom_tokens(urgent, M, LLUMNIX) == 0
+    assert freeness(instance(running=[running("r", 400, priority=urgent)]), LLUMNIX) == M - 400
+
+
 def test_without_priorities_every_request_counts_as_normal() -> None:
     """Section 6.1: Llumnix-base "is priority-agnostic (i.e., treats all requests as the same
     priority)"."""
@@ -201,6 +208,12 @@ def test_negative_freeness_is_not_divided_by_the_batch_size() -> None:
     many = instance(running=[running(f"r{k}", 3_200) for k in range(4)], queuing=[head])
     assert freeness(few, LLUMNIX) == -2_528
     assert freeness(many, LLUMNIX) == -3_328
+
+
+def test_a_last_free_token_is_divided_by_the_batch_size() -> None:
+    """Only what is negative is not: by hand, 1 / 2 steps."""
+    view = instance(running=[running("a", M - 401), running("b", 400)])
+    assert freeness(view, LLUMNIX) == 0.5
 
 
 def test_memory_reserved_for_an_incoming_migration_counts_as_used() -> None:

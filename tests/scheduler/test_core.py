@@ -328,6 +328,20 @@ def test_an_instance_that_starts_is_not_asked_for_again() -> None:
     assert asked(core) == (11, 1), "it still starts"
 
 
+def test_an_instance_that_has_not_reported_yet_is_not_asked_for_again() -> None:
+    """It is up, and is as idle as one that starts."""
+    core = overloaded()
+    core.on_membership(membership(3, I0, I1), 0.0)
+    assert asked(core) == (11, 1)
+
+
+def test_an_instance_that_is_kept_warm_before_it_has_reported_starts_no_more() -> None:
+    core = overloaded(Absent(I1, "starting"))
+    core.on_membership(membership(3, I0, I1), 0.0)
+    core.on_membership(membership(4, I0, absent=(Absent(I1, "warm"),)), 0.0)
+    assert asked(core) == (1, 2)
+
+
 def test_a_warm_instance_does_not_start() -> None:
     assert asked(overloaded(Absent(I1, "warm"))) == (1, 2)
 

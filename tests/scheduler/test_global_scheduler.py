@@ -196,6 +196,14 @@ def test_a_dispatch_that_never_arrives_is_not_held_against_its_instance_for_ever
     assert in_flight(core) == {"i0": [160, 320], "i1": [480]}
 
 
+def test_each_dispatch_that_never_arrives_is_given_up_in_its_time() -> None:
+    core = GlobalScheduler(LLUMNIX, now_s=0.0, in_flight_lease_s=2.0)
+    core.on_load(report(instance("i0")), 0.0)
+    for now_s, tokens in ((0.0, 160), (1.0, 320), (1.5, 480), (2.0, 640), (3.0, 800)):
+        core.on_request(ask(f"at {now_s}", tokens), now_s)
+    assert in_flight(core) == {"i0": [480, 640, 800]}
+
+
 def test_a_policy_that_does_not_count_dispatches_waits_for_the_next_report() -> None:
     policy = replace(LLUMNIX, counts_dispatched=False)
     core = scheduler(evenly_loaded("i0", 0, 1), evenly_loaded("i1", 800, 1), policy=policy)
@@ -326,6 +334,14 @@ def test_an_instance_that_joins_a_round_robin_gets_its_turn_and_no_more() -> Non
     core.on_load(report(instance("i2"), ROUND_ROBIN), 1.0)
     turns = [places(core.on_request(ask(n), 1.0))[0][1] for n in "abcdef"]
     assert turns == ["i0", "i1", "i2", "i0", "i1", "i2"]
+
+
+def test_an_instance_that_joins_a_round_robin_takes_part_in_the_round_that_has_begun() -> None:
+    core = scheduler(instance("i0"), instance("i1"), policy=ROUND_ROBIN)
+    assert places(core.on_request(ask("r"), 0.0)) == [("r", "i0")]
+    core.on_load(report(instance("i2"), ROUND_ROBIN), 1.0)
+    turns = [places(core.on_request(ask(n), 1.0))[0][1] for n in "abcde"]
+    assert turns == ["i1", "i2", "i0", "i1", "i2"]
 
 
 def test_high_priority_requests_gather_and_normal_ones_keep_away() -> None:

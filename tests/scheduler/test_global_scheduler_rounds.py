@@ -196,6 +196,13 @@ def test_rounds_add_an_instance_when_freeness_stays_below_x_for_a_period() -> No
     assert core.on_tick(1.4) == [ScaleUp(1)]
 
 
+def test_requests_that_no_instance_can_take_add_one_in_the_first_round() -> None:
+    """Scaling begins with the scheduler, where nothing else is said."""
+    full = replace(evenly_loaded("i0", 12_000, 2), queuing=(queuing("head", 1_024),))
+    core = scheduler(full, scaling=SCALING)
+    assert core.on_tick(0.2) == [told("i0", None), ScaleUp(1)]
+
+
 def test_nothing_is_scaled_before_scaling_begins() -> None:
     core = GlobalScheduler(LLUMNIX, now_s=0.0, scaling=SCALING, scaling_begins_s=5.0)
     core.on_load(report(OVERLOADED), 0.0)
@@ -211,6 +218,27 @@ def test_an_instance_that_starts_is_not_asked_for_again() -> None:
     assert [core.on_tick(1.6 + k) for k in range(8)] == [[]] * 8
     core.on_instance_left(InstanceId("i1"), 10.0)
     assert core.on_tick(10.0) == [ScaleUp(1)]
+
+
+def test_an_instance_that_is_kept_warm_is_not_one_that_starts() -> None:
+    core = scheduler(OVERLOADED, scaling=SCALING)
+    core.on_tick(0.2)
+    core.on_instance_joined(InstanceId("i1"), 0.3)
+    assert core.on_tick(1.4) == []
+    for _ in range(2):
+        core.on_instance_withdrawn(InstanceId("i1"))
+    assert core.on_tick(1.6) == [ScaleUp(1)]
+    core.on_load(report(IDLE), 1.7)
+    assert core.on_tick(1.8) == [told("i0", "i1"), told("i1", None)]
+
+
+def test_at_the_minimum_a_start_that_waits_for_a_place_may_be_given_up() -> None:
+    core = scheduler(evenly_loaded("i0", 160, 1), scaling=SCALING)
+    core.on_instance_joined(InstanceId("i1"), 0.0)
+    core.on_tick(0.2)
+    assert core.on_tick(1.4) == []
+    core.set_pending([InstanceId("i1")])
+    assert core.on_tick(1.6) == [Terminate(InstanceId("i0"))]
 
 
 def test_rounds_terminate_the_instance_with_the_fewest_running_requests() -> None:
