@@ -115,7 +115,7 @@ def _after_move(
         leaving,
         free_tokens=leaving.free_tokens + freed_tokens,
         normal_free_tokens=leaving.normal_free_tokens + moved_tokens,
-        num_running=max(0, leaving.num_running - 1),
+        num_running=leaving.num_running - 1,
     )
     arrived = structs.replace(
         arriving,

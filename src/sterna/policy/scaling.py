@@ -87,7 +87,7 @@ def decide(
     """
     every = tuple(candidates)
     staying = _staying(every)
-    num_room = max(0, config.max_instances - len(every) - num_starting)
+    num_room = config.max_instances - len(every) - num_starting
     average = average_normal_freeness(staying)
     if average is None:
         # Nothing is known; the supervisor replaces dead instances.
@@ -101,7 +101,7 @@ def decide(
     cooled_s = state.no_end_before_s
     if num_starting > num_pending:
         # An instance that comes up is empty, and lifts the average before it gets requests.
-        cooled_s = max(cooled_s, now_s + config.cooldown_s)
+        cooled_s = now_s + config.cooldown_s
     after = ScalingState(no_end_before_s=now_s + config.cooldown_s)
     is_starved = num_starting == 0 and (num_held > 0 or all(map(_is_full, staying)))
     if average < config.low_freeness_steps or is_starved:
@@ -159,7 +159,8 @@ def _deadline(deadline_s: float | None, config: ScalingConfig, now_s: float) -> 
 
 
 def _num_needed(staying: Sequence[Candidate], config: ScalingConfig, num_starting: int) -> int:
-    """The number of idle instances, beyond those that start, that bring the average back to x.
+    """The number of idle instances, beyond those that start, that bring the average back to x;
+    negative where fewer would do.
 
     An idle instance has a freeness of M, here the average M of the others.
     """
@@ -172,7 +173,7 @@ def _num_needed(staying: Sequence[Candidate], config: ScalingConfig, num_startin
         steps = (normal_freeness_of(each.load, each.in_flight, each.policy) for each in staying)
         lacking_steps = num_known * config.low_freeness_steps - math.fsum(steps)
         num_needed = math.ceil(lacking_steps / gain_steps)
-    return max(0, num_needed - num_starting)
+    return num_needed - num_starting
 
 
 def _to_terminate(staying: Sequence[Candidate], config: ScalingConfig) -> InstanceId:

@@ -62,8 +62,8 @@ class Candidate:
     num_dispatched: int = 0
     policy: PolicyConfig = DEFAULT_POLICY
     headroom_share: float = 1.0
-    freeness: float = field(init=False, repr=False, compare=False)
-    dispatch_freeness: float = field(init=False, repr=False, compare=False)
+    freeness: float = field(init=False)
+    dispatch_freeness: float = field(init=False)
 
     def __post_init__(self) -> None:
         # Computed once: a scheduler of many instances compares most of them for every request.
@@ -170,7 +170,7 @@ def dispatch_freeness_of(
     load: InstanceLoad,
     in_flight: Iterable[NewRequest],
     policy: PolicyConfig,
-    headroom_share: float = 1.0,
+    headroom_share: float,
 ) -> float:
     """Dispatch freeness: `freeness_of` with every queuing request in the batch
     (`batch_counts_queue`)."""
@@ -199,11 +199,13 @@ def is_source_by_memory(
     """Whether an instance would be a source of migrations if no request had a headroom.
 
     Args:
+        num_running: at least 1, since an instance without running requests has none to move.
         num_preempted: queuing requests whose memory was taken back.
     """
     if policy.preempted_make_source and num_preempted > 0:
         return True
-    batch_size = _batch_size(num_running, num_queuing)
+    # All queuing requests count as one, since only the head of the line has a usage.
+    batch_size = num_running + (1 if num_queuing else 0)
     return _steps(normal_free_tokens, batch_size, policy) < policy.source_freeness_steps
 
 
@@ -212,7 +214,7 @@ def lowest_with_headroom(total_tokens: int, policy: PolicyConfig) -> Priority | 
     priorities = [
         priority
         for priority in policy.target_load_tokens
-        if policy.has_priorities and headroom_tokens(priority, total_tokens, policy) > 0
+        if headroom_tokens(priority, total_tokens, policy) > 0
     ]
     return min(priorities, default=None)
 
@@ -245,12 +247,6 @@ def _corrected(
 def num_by_priority_of(instance: InstanceView, policy: PolicyConfig) -> Counter[Priority]:
     """Running requests of each execution priority as the policy sees it."""
     return Counter(policy.counts_as(request.execution_priority) for request in instance.running)
-
-
-def _batch_size(num_running: int, num_queuing: int) -> int:
-    # All queuing requests count as one, since only the head of the line has a usage. An idle
-    # instance counts as one request, so that its freeness stays finite.
-    return max(1, num_running + (1 if num_queuing else 0))
 
 
 def _steps(free_tokens: float, batch_size: int, policy: PolicyConfig) -> float:

@@ -199,7 +199,7 @@ class GlobalScheduler:
         self._order = None
         self._last_destinations.pop(instance_id, None)
         effects: list[Effect] = []
-        for source, destination in sorted(self.destinations.items()):
+        for source, destination in self.destinations.items():
             if destination == instance_id:
                 self._last_destinations[source] = None
                 effects.append(SetDestination(source, None))
