@@ -34,6 +34,25 @@ def test_a_request_whose_blocks_are_all_being_written_is_drained_for_them() -> N
     assert planned(RequestPosition(False, 1, 5, 0)) == Stage(0, 0, 1, False)
 
 
+def test_a_queuing_request_is_drained_without_a_copy() -> None:
+    """It has no KV cache."""
+    assert planned(progress(20, is_queuing=True)) == Stage(0, 0, 0, True)
+
+
+def test_a_request_that_moves_without_its_kv_cache_is_drained_without_a_copy() -> None:
+    assert planned(progress(20), mode=Mode.RECOMPUTE) == Stage(0, 0, 0, True)
+
+
+def test_stop_and_copy_has_a_single_stage_with_all_blocks() -> None:
+    """Section 6.2, the blocking baseline: the request is drained before the first block."""
+    assert planned(progress(20), mode=Mode.STOP_AND_COPY) == Stage(0, 0, 21, True)
+
+
+def test_the_next_stage_begins_behind_the_blocks_that_were_copied() -> None:
+    """These may be fewer than planned."""
+    assert Stage(1, 8, 5, False).next_unplanned(3) == Stage(2, 11)
+
+
 @pytest.mark.parametrize("number", [6, 7, 8])
 def test_a_stage_behind_which_there_may_be_no_other_must_be_the_last(number: int) -> None:
     assert CONFIG.max_stages == 8
