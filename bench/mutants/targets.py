@@ -42,20 +42,12 @@ _POLICY = (
     "tests/policy",
     "tests/scheduler/test_global_scheduler.py",
     "tests/scheduler/test_global_scheduler_rounds.py",
-    "tests/simulator/test_hand_computed.py",
-    "tests/simulator/test_scaling.py",
-    "tests/simulator/test_priorities.py",
-    "tests/simulator/test_policy_quality.py",
 )
 _SCHEDULER = (
     "tests/scheduler/test_global_scheduler.py",
     "tests/scheduler/test_global_scheduler_rounds.py",
     "tests/scheduler/test_core.py",
     "tests/scheduler/test_shell.py",
-    "tests/simulator/test_scaling.py",
-    "tests/simulator/test_priorities.py",
-    "tests/simulator/test_hand_computed.py",
-    "tests/fault_simulation/test_seeds.py::test_all_promises_are_kept[0]",
 )
 _FLEET = (
     "tests/supervisor/test_fleet.py",

@@ -34,6 +34,13 @@ def test_it_is_told_once_for_each_membership() -> None:
     assert under_test.next_notice([], 4) == 3
 
 
+def test_an_instance_that_serves_gives_no_notice_and_has_one_left_for_its_emptying() -> None:
+    under_test = Termination()
+    assert under_test.next_notice([], 3) is None
+    under_test.on_membership(3)
+    assert under_test.next_notice([], 3) == 3
+
+
 def test_a_farewell_may_come_before_the_instance_knows_that_it_is_emptied() -> None:
     under_test = Termination()
     under_test.on_farewell(F0, 3)
