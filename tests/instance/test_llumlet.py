@@ -116,6 +116,14 @@ def test_a_driver_may_show_the_engine_only_where_it_is_wanted() -> None:
     assert inspects(llumlet.on_look(seen, 1.5)) == ["a"]
 
 
+def test_the_last_view_is_kept_with_what_the_engine_does_not_know() -> None:
+    llumlet = Llumlet(A, config())
+    assert llumlet.view is None
+    llumlet.set_terminating(True, 0.0)
+    llumlet.on_view(view(running("a", 16)), 0.0)
+    assert llumlet.view == replace(view(running("a", 16)), is_terminating=True)
+
+
 def test_a_paused_llumlet_wants_no_view() -> None:
     llumlet = Llumlet(A, config())
     llumlet.on_destination(B, 0.0)
@@ -369,6 +377,19 @@ def test_a_destination_that_refused_is_asked_again_after_the_back_off() -> None:
     llumlet = paired(running("a", 16), running("b", 32))
     refused(llumlet, "A-1", Reason.NO_MEMORY)
     assert inspects(llumlet.on_tick(1.0)) == ["a"]
+
+
+def test_a_pause_ends_in_its_time_although_its_request_has_to_wait_for_longer() -> None:
+    """An operator has ordered the request elsewhere, where it was refused later."""
+    llumlet = Llumlet(A, replace(config(), report_interval_s=None))
+    llumlet.on_view(view(running("a", 16), running("b", 32)), 0.0)
+    llumlet.on_destination(B, 0.0)
+    refused(llumlet, "A-1", Reason.NO_MEMORY)
+    llumlet.on_order(RequestId("a"), C, Mode.LIVE, 0.2)
+    until_reserve(llumlet, "A-2", 0.2)
+    llumlet.on_message(C, Aborted(MigrationId("A-2"), None, Reason.NO_MEMORY), 0.5)
+    assert llumlet.next_deadline_s == 1.0
+    assert inspects(llumlet.on_tick(1.0)) == ["b"]
 
 
 def test_a_refusal_of_one_request_does_not_hold_up_the_others() -> None:

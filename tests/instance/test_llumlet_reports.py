@@ -37,6 +37,14 @@ def test_a_change_just_after_a_report_is_told_when_the_interval_is_over() -> Non
     assert report.load.used_tokens == 80
 
 
+def test_a_tick_without_a_change_does_not_delay_the_report_of_the_next_one() -> None:
+    llumlet = Llumlet(A, config(report_interval_s=0.05))
+    llumlet.on_view(view(running("r", 64)), 0.0)
+    assert reports(llumlet.on_tick(0.06)) == []
+    (report,) = reports(llumlet.on_view(view(running("r", 80)), 0.07))
+    assert report.load.used_tokens == 80
+
+
 def test_an_unchanged_load_is_reported_once_a_heartbeat() -> None:
     llumlet = Llumlet(A, config(report_interval_s=0.05, heartbeat_interval_s=1.0))
     llumlet.on_view(view(running("r", 64)), 0.0)
@@ -190,6 +198,10 @@ def test_without_an_interval_nothing_is_reported_and_no_tick_is_asked_for() -> N
     assert llumlet.on_view(view(running("r")), 0.0) == []
     assert llumlet.next_deadline_s is None
     assert llumlet.on_tick(10.0) == []
+    idle = Llumlet(A, replace(config(), report_interval_s=None))
+    idle.on_view(view(), 0.0)
+    assert idle.on_destination(B, 0.0) == []
+    assert idle.next_deadline_s is None
 
 
 def test_nothing_is_reported_before_the_first_view() -> None:
