@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-MOUNT = 'mount -t tmpfs -o "size=$1,mode=0700" tmpfs "$2" && shift 2 && exec "$@"'
+from bench.common.small_disk import fill, on_small_disk
+
+__all__ = ["fill", "with_small_disk"]
 
 
 def with_small_disk(folder: Path, size: str, command: Sequence[str]) -> list[str]:
@@ -17,7 +19,7 @@ def with_small_disk(folder: Path, size: str, command: Sequence[str]) -> list[str
         folder: an empty one.
         size: as mount(8) takes it, such as 1m.
     """
-    mounted = ["unshare", "--map-root-user", "--mount", "sh", "-c", MOUNT, "sh", size, str(folder)]
+    mounted = on_small_disk(folder, size)
     try:
         tried = subprocess.run([*mounted, "true"], capture_output=True, text=True)
     except FileNotFoundError as error:
@@ -25,16 +27,3 @@ def with_small_disk(folder: Path, size: str, command: Sequence[str]) -> list[str
     if tried.returncode != 0:
         pytest.skip(f"no small disk can be had here: {tried.stderr.strip()}")
     return [*mounted, *command]
-
-
-def fill(folder: Path) -> Path:
-    """Leave no room in the file system of the folder; returns the file that takes it."""
-    filling = folder / "filling"
-    with filling.open("wb", buffering=0) as file:
-        num_bytes = 1 << 20
-        while num_bytes:
-            try:
-                file.write(bytes(num_bytes))
-            except OSError:
-                num_bytes //= 2
-    return filling

@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -35,7 +35,10 @@ DEADLY = (f"{KILL}-{INSTANCE}", f"{STOP}-{INSTANCE}")
 HOLDS_STREAMS = (INSTANCE, "front-end")
 """Components whose failure stops streams. The others only manage."""
 
-UNREADY = (".__init__", ".prepare", ".stand_by", ".start", ".take_over")
+IN_RESERVE = ".stand_by"
+"""The call of an actor that waits to take the place of an active one."""
+
+UNREADY = (".__init__", ".prepare", IN_RESERVE, ".start", ".take_over")
 """Calls of an actor that is not active yet: it is starting, or in reserve."""
 
 STOPPED_S = 5.0
@@ -84,11 +87,18 @@ class Processes:
     def marked(self, mark: str) -> list[psutil.Process]:
         """Processes with this text in their command line; of actors, only active ones. The oldest
         is first: while a reserve is starting, its title is that of an active one."""
+        return self._titled(mark, lambda title: not title.endswith(UNREADY))
+
+    def in_reserve(self, mark: str) -> list[psutil.Process]:
+        """The processes of actors with this text in their title that wait in reserve."""
+        return self._titled(mark, lambda title: title.endswith(IN_RESERVE))
+
+    def _titled(self, mark: str, is_meant: Callable[[str], bool]) -> list[psutil.Process]:
         found = []
         for process in self._own.children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 command = " ".join(process.cmdline())
-                if mark in command and not command.split()[0].endswith(UNREADY):
+                if mark in command and is_meant(command.split()[0]):
                     found.append((process.create_time(), process.pid, process))
         return [process for _, _, process in sorted(found)]
 

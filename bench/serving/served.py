@@ -4,13 +4,14 @@ import contextlib
 import http.client
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.serving.ports import free_port
@@ -26,7 +27,13 @@ PORT_OPTION = "--port"
 
 @contextlib.contextmanager
 def served(
-    options: Sequence[str], *, log: Path | None = None, timeout_s: float = START_TIMEOUT_S
+    options: Sequence[str],
+    *,
+    log: Path | None = None,
+    timeout_s: float = START_TIMEOUT_S,
+    within: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> Iterator[str]:
     """Run `sterna serve` with these options for as long as the context lasts; yields its URL.
 
@@ -34,15 +41,18 @@ def served(
 
     Args:
         log: the file for its output; by default only the reason of a failed start is reported.
+        within: a command that becomes the one that follows it, such as `env`.
+        environment: environment variables besides those of this process.
+        tls: how a client checks the certificate that the options name; None without one.
 
     Raises:
         ConfigurationError: the server ended before it was ready, or took longer than `timeout_s`.
     """
     port = _port(options)
-    command = [str(Path(sys.executable).with_name("sterna")), "serve", *options]
+    command = [*within, str(Path(sys.executable).with_name("sterna")), "serve", *options]
     if PORT_OPTION not in _names(options):
         command += [PORT_OPTION, str(port)]
-    url = f"http://127.0.0.1:{port}"
+    url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
     with tempfile.TemporaryFile() if log is None else log.open("w+b") as printed:
         # A session of its own: Ctrl-C reaches only this program, which then ends the server.
         process = subprocess.Popen(
@@ -50,10 +60,11 @@ def served(
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
             start_new_session=True,
         )
         try:
-            _until_ready(process, url, time.monotonic() + timeout_s, printed.fileno())
+            _until_ready(process, url, time.monotonic() + timeout_s, printed.fileno(), tls)
             yield url
         finally:
             _end(process)
@@ -76,7 +87,13 @@ def _port(options: Sequence[str]) -> int:
     return free_port()
 
 
-def _until_ready(process: subprocess.Popen[bytes], url: str, deadline_s: float, log: int) -> None:
+def _until_ready(
+    process: subprocess.Popen[bytes],
+    url: str,
+    deadline_s: float,
+    log: int,
+    tls: ssl.SSLContext | None,
+) -> None:
     while True:
         if process.poll() is not None:
             raise ConfigurationError(f"sterna serve ended: {_last_line(log)}")
@@ -85,7 +102,7 @@ def _until_ready(process: subprocess.Popen[bytes], url: str, deadline_s: float, 
         # Another program on the port may answer anything; the server then ends.
         with (
             contextlib.suppress(OSError, http.client.HTTPException),
-            urllib.request.urlopen(f"{url}/health", timeout=5.0),
+            urllib.request.urlopen(f"{url}/health", timeout=5.0, context=tls),
         ):
             return
         time.sleep(POLL_INTERVAL_S)

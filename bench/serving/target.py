@@ -1,5 +1,6 @@
 """The server to which a workload is sent: its address, model and key."""
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,16 +20,18 @@ class Target:
     Attributes:
         url: without a path.
         max_model_len: of prompt and answer together; None where the server does not report it.
+        tls: how its certificate is checked, unless as usual.
     """
 
     url: str
     model: str
     max_model_len: int | None
     api_key: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
 
     def session(self, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
         """A session without a limit of connections, each for one request."""
-        return _session(self.api_key, timeout)
+        return _session(self.api_key, timeout, self.tls)
 
 
 class Model(msgspec.Struct):
@@ -44,11 +47,17 @@ class Models(msgspec.Struct):
     data: list[Model]
 
 
-async def find_target(url: str, api_key: str | None = None, model: str | None = None) -> Target:
+async def find_target(
+    url: str,
+    api_key: str | None = None,
+    model: str | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Target:
     """Ask the server for its models.
 
     Args:
         model: one of its models; None for the first.
+        tls: see `Target`.
 
     Raises:
         ConfigurationError: no server answers, or not as OpenAI's API; the message says what to do.
@@ -57,7 +66,7 @@ async def find_target(url: str, api_key: str | None = None, model: str | None = 
     timeout = aiohttp.ClientTimeout(total=QUESTION_TIMEOUT_S)
     try:
         async with (
-            _session(api_key, timeout) as session,
+            _session(api_key, timeout, tls) as session,
             session.get(f"{url}/v1/models") as answer,
         ):
             status, content = answer.status, await answer.read()
@@ -79,7 +88,7 @@ async def find_target(url: str, api_key: str | None = None, model: str | None = 
             f"{url} does not list its models as OpenAI's API does ({error})"
         ) from None
     chosen = _chosen(url, models, model)
-    return Target(url, chosen.id, chosen.max_model_len, api_key)
+    return Target(url, chosen.id, chosen.max_model_len, api_key, tls)
 
 
 def refusal(status: int, content: bytes) -> str:
@@ -103,9 +112,11 @@ def _chosen(url: str, models: list[Model], name: str | None) -> Model:
     )
 
 
-def _session(api_key: str | None, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
+def _session(
+    api_key: str | None, timeout: aiohttp.ClientTimeout, tls: ssl.SSLContext | None
+) -> aiohttp.ClientSession:
     headers: Mapping[str, str] = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     # A server may close an idle connection just when a busy client reuses it, and the request is
     # lost, since it is not repeated. So every request has a connection of its own.
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=True if tls is None else tls)
     return aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector)
