@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from bench.parts.watching import Scene
 
-NUM_CONNECTIONS = 400
-"""More than the front ends of these trials have descriptors for, after all of their own."""
+NUM_CONNECTIONS = 700
+"""More than the front ends of these trials have descriptors."""
 
 CONNECT_TIMEOUT_S = 2.0
 
@@ -20,11 +20,6 @@ PIECE = b"x" * (256 << 10)
 
 HALF_HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 HALF_BODY = b"%sContent-Length: 1000\r\n\r\n{" % HALF_HEAD
-LARGE_ANSWERS = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 16
-"""Requests whose answers, together, are more than the kernel keeps for a connection."""
-
-RECEIVE_BYTES = 4096
-"""Buffer of a client that does not read."""
 
 
 async def hold_half_heads(scene: Scene) -> None:
@@ -35,11 +30,6 @@ async def hold_half_heads(scene: Scene) -> None:
 async def hold_half_bodies(scene: Scene) -> None:
     """Clients that never finish the body of their request."""
     await _hold(scene, HALF_BODY)
-
-
-async def read_nothing(scene: Scene) -> None:
-    """Clients that do not read their answers."""
-    await _hold(scene, LARGE_ANSWERS)
 
 
 async def send_no_handshake(scene: Scene) -> None:
@@ -77,7 +67,6 @@ async def _connect(scene: Scene, beginning: bytes, held: list[socket.socket]) ->
     client = socket.socket()
     held.append(client)
     client.setblocking(False)
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
     async with asyncio.timeout(CONNECT_TIMEOUT_S):
         await loop.sock_connect(client, _address(scene))
         await loop.sock_sendall(client, beginning)

@@ -25,8 +25,6 @@ NUM_DESCRIPTORS = 512
 FEW_DESCRIPTORS = ("sh", "-c", f'ulimit -n {NUM_DESCRIPTORS} && exec "$@"', "sh")
 """A front end takes 256 connections then."""
 
-READER_TIMEOUT_S = 6
-
 SILENCE, FIRST_TOKEN, REPLACED, MIGRATIONS, MEMORY, UNSERVED = (
     "silence",
     "first_token",
@@ -172,13 +170,6 @@ CONNECTIONS = Trial(
             (UNSERVED,),
         ),
         Fault(
-            f"{bad_clients.NUM_CONNECTIONS} clients do not read their answers",
-            bad_clients.read_nothing,
-            25.0,
-            1,
-            (UNSERVED,),
-        ),
-        Fault(
             "a client sends headers of 200 MiB",
             bad_clients.send_large_head,
             12.0,
@@ -193,7 +184,7 @@ CONNECTIONS = Trial(
             (MEMORY, SILENCE),
         ),
     ),
-    options=(*TWO_INSTANCES, "--reader-timeout", str(READER_TIMEOUT_S)),
+    options=TWO_INSTANCES,
     within=FEW_DESCRIPTORS,
     settings=removals.SHORT_TIMEOUTS,
 )
