@@ -62,8 +62,9 @@ def markdown(document: Mapping[str, Any], starts: Mapping[str, Any]) -> str:
         starts: the document of `instance_start.json`.
     """
     hardware = document["hardware"]
+    commits = " and ".join(dict.fromkeys(row["commit"] for row in document["rows"]))
     lines = [
-        f"Measured on {document['date'][:10]} at commit {document['commit']}: {hardware['cpu']}, "
+        f"Measured on {document['date'][:10]} at commit {commits}: {hardware['cpu']}, "
         f"{hardware['num_cores']} cores, emulated engines; the fork server on "
         f"{starts['date'][:10]} at commit {starts['commit']}, vLLM with the small model.",
         "",

@@ -8,6 +8,8 @@ a time-out the client could hold all this for any time.
 The size of the head is limited, and so is that of trailers after the body. uvicorn limits both if
 h11 reads them. httptools, which uvicorn prefers, keeps any number of bytes, before the client has
 shown a key.
+
+docs/internals/parts.md compares a server without this.
 """
 
 import asyncio

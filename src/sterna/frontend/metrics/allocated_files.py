@@ -4,6 +4,8 @@ prometheus_client maps sparse files. If their file system is full, the first tou
 ends the process by SIGBUS: at the next new instance, and again in each successor. Here pages are
 allocated before they are touched. A series without room is kept in the process, and not shown,
 until there is room.
+
+docs/internals/parts.md compares a server without this.
 """
 
 import contextlib

@@ -3,6 +3,8 @@
 The state of the GCS, Ray's memory of the whole cluster, is on disk, and a new GCS at the same port
 reads it. Until then Ray's other processes and all actors serve on; only calls to Ray itself (the
 start of actors, above all) wait.
+
+docs/internals/parts.md compares a server without this.
 """
 
 import logging

@@ -4,6 +4,8 @@ Starting a process and importing a supervisor's modules takes seconds while engi
 processors busy. The one in reserve has done both, and takes over when the acting one dies.
 
 They are actors that outlive the driver, so that another driver finds them.
+
+docs/internals/parts.md compares a server without this.
 """
 
 import asyncio
