@@ -203,5 +203,5 @@ def test_a_run_of_which_a_process_is_killed_ends_and_says_so(tmp_path: Path) -> 
         worker.kill()
         _, errors = running.communicate(timeout=100)
     assert running.returncode == 1
-    assert errors.splitlines()[-1].startswith("sterna: error: a process that did jobs was killed")
+    assert errors.splitlines()[-1].startswith("sterna: error: a worker process was killed")
     assert psutil.wait_procs(children, timeout=60)[1] == []
