@@ -1,0 +1,1 @@
+"""Kinds of models, by the state that a request of theirs has."""
