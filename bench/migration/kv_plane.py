@@ -33,7 +33,7 @@ from bench.common.machine import ForeignLoad
 from sterna.config import TransportConfig
 from sterna.transport.data_plane import Arrived, DataPlane, PlaneEvent, Sent, Transfer
 from sterna.transport.memory.chunks import largest_chunk_bytes, plan_tiles
-from sterna.transport.memory.layout import KvLayout
+from sterna.transport.memory.layout import KvCache, KvLayout
 from sterna.transport.memory.staging import make_buffer, make_copier
 from sterna.transport.plane import make_data_plane
 from sterna.types import MigrationId
@@ -125,14 +125,14 @@ def _sizes(
             skipped.append(f"{model.name}: {tokens} tokens")
 
 
-def _make_layout(model: Model, num_blocks: int, device: torch.device) -> KvLayout:
+def _make_cache(model: Model, num_blocks: int, device: torch.device) -> KvCache:
     """A cache in vLLM's CPU layout: one storage, layer by layer."""
     page = model.page_bytes
     storage = torch.empty(num_blocks * model.block_bytes, dtype=torch.int8, device=device)
     storage.view(torch.int64).copy_(
         torch.arange(storage.numel() // 8, dtype=torch.int64, device=device)
     )
-    return KvLayout.from_strided(
+    layout = KvLayout.from_strided(
         storage,
         offset=0,
         num_layers=model.num_layers,
@@ -140,8 +140,8 @@ def _make_layout(model: Model, num_blocks: int, device: torch.device) -> KvLayou
         num_blocks=num_blocks,
         block_stride=page,
         page_bytes=page,
-        label=model.name,
     )
+    return KvCache([layout], label=model.name)
 
 
 def _shuffled(num_blocks: int, seed: int) -> list[int]:
@@ -202,16 +202,16 @@ def _row(
 def _measure_copies(
     model: Model, sizes: list[int], chunk_bytes: int, device: torch.device
 ) -> Iterator[dict[str, Any]]:
-    layout = _make_layout(model, max(sizes), device)
-    slot_bytes = largest_chunk_bytes(layout.page_bytes, chunk_bytes)
-    copier = make_copier(layout, slot_bytes)
+    cache = _make_cache(model, max(sizes), device)
+    slot_bytes = largest_chunk_bytes(cache.page_bytes, chunk_bytes)
+    copier = make_copier(cache, slot_bytes)
     buffer = make_buffer(slot_bytes, device)
     for operation, copy in (("gather", copier.gather), ("scatter", copier.scatter)):
         for num_blocks in sizes:
             ids = torch.tensor(_shuffled(max(sizes), num_blocks)[:num_blocks])
             tiles = [
-                (tile, buffer[: tile.num_bytes(layout.page_bytes)])
-                for tile in plan_tiles(layout.page_bytes, num_blocks, chunk_bytes)
+                (tile, buffer[: tile.num_bytes(cache.page_bytes)])
+                for tile in plan_tiles(cache.page_bytes, [num_blocks], chunk_bytes)
             ]
 
             def measure(
@@ -239,7 +239,7 @@ class _Source:
             target=_run_destination, args=(theirs, model, num_blocks, config, device), daemon=True
         )
         self._process.start()
-        self._layout = _make_layout(model, num_blocks, device)
+        self._cache = _make_cache(model, num_blocks, device)
         self._config = config
         self._num_blocks = num_blocks
         self._stage = 0
@@ -249,7 +249,7 @@ class _Source:
     def open(self) -> None:
         """Makes a plane without connections."""
         self._events: queue.SimpleQueue[PlaneEvent] = queue.SimpleQueue()
-        self._plane: DataPlane = make_data_plane(self._config, self._layout, self._events.put)
+        self._plane: DataPlane = make_data_plane(self._config, self._cache, self._events.put)
 
     def reopen(self) -> None:
         self._plane.close()
@@ -263,7 +263,7 @@ class _Source:
         self._pipe.recv()
         ids = _shuffled(self._num_blocks, -self._stage)[:num_blocks]
         begun_s = time.monotonic()
-        self._plane.send(transfer, self.endpoint, ids, paced=paced)
+        self._plane.send(transfer, self.endpoint, [ids], paced=paced)
         event = self._events.get()
         sent_s = time.monotonic()
         if not isinstance(event, Sent):
@@ -290,11 +290,11 @@ def _run_destination(
         if isinstance(event, Arrived):
             pipe.send(arrived_s)
 
-    plane = make_data_plane(config, _make_layout(model, num_blocks, device), notify)
+    plane = make_data_plane(config, _make_cache(model, num_blocks, device), notify)
     pipe.send(plane.endpoint)
     while (order := pipe.recv()) is not None:
         transfer, ids = order
-        plane.receive(transfer, ids)
+        plane.receive(transfer, [ids])
         pipe.send("ready")
     plane.close()
 

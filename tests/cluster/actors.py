@@ -165,7 +165,7 @@ class _ProbedInstance(_InstanceActor):
         transfers = engine._transfers
         return counts | {
             "prepared requests": len(engine._prepared),
-            "block lists": len(engine._block_ids),
+            "block lists": len(engine._leaving),
             "armed transfers": len(transfers._armed),
             "arriving transfers": len(transfers._arriving),
             "stopping migrations": len(transfers._stopping),

@@ -1,7 +1,7 @@
 """Transfers over two ranks, each with a data plane that does what a test says, on real sockets."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from sterna.errors import TransportError
 from sterna.migration.messages import CopyEvent, CopyFailed, StageFailed, StageReceived
 from sterna.transport.data_plane import (
     Arrived,
+    BlockIds,
     Notify,
     PlaneEvent,
     ReceiveFailed,
@@ -38,13 +39,11 @@ class Plane:
         self.endpoint = f"rank {rank}"
         self.notify = notify
 
-    def send(
-        self, transfer: Transfer, endpoint: str, blocks: Sequence[int], *, paced: bool
-    ) -> None:
+    def send(self, transfer: Transfer, endpoint: str, blocks: BlockIds, *, paced: bool) -> None:
         """Nothing happens."""
 
-    def receive(self, transfer: Transfer, block_ids: Sequence[int]) -> None:
-        if 99 in block_ids:
+    def receive(self, transfer: Transfer, block_ids: BlockIds) -> None:
+        if [99] in block_ids:
             raise TransportError("there is no block 99")
 
     def stop(self, migration_id: MigrationId) -> None:
@@ -86,8 +85,8 @@ def play(scenario: Callable[[Ranks], Awaitable[None]]) -> list[CopyEvent]:
         ranks.transfers.open(ranks)
         ranks.transfers.start()
         try:
-            ranks.transfers.send(M, 1, [3], ("theirs 0", "theirs 1"), is_paced=True)
-            assert await ranks.transfers.expect(M, 2, [4]) == ("rank 0", "rank 1")
+            ranks.transfers.send(M, 1, [[3]], ("theirs 0", "theirs 1"), is_paced=True)
+            assert await ranks.transfers.expect(M, 2, [[4]]) == ("rank 0", "rank 1")
             await scenario(ranks)
             return ranks.told
         finally:
@@ -133,14 +132,14 @@ def test_nothing_is_told_of_a_copy_that_is_not_to_be_sent_any_more() -> None:
 
 def test_a_copy_to_an_instance_of_other_ranks_fails_at_once() -> None:
     async def scenario(ranks: Ranks) -> None:
-        ranks.transfers.send(OTHER, 5, [3], ("their only one",), is_paced=True)
+        ranks.transfers.send(OTHER, 5, [[3]], ("their only one",), is_paced=True)
 
     assert play(scenario) == [CopyFailed(5)]
 
 
 def test_a_plane_that_breaks_is_a_failure_of_the_engine() -> None:
     async def scenario(ranks: Ranks) -> None:
-        expecting = asyncio.create_task(ranks.transfers.expect(OTHER, 1, [99]))
+        expecting = asyncio.create_task(ranks.transfers.expect(OTHER, 1, [[99]]))
         failure = await ranks.failure
         assert "failed: TransportError('there is no block 99')" in str(failure)
         expecting.cancel()

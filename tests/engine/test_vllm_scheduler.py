@@ -145,11 +145,12 @@ def test_a_request_that_will_queue_is_reserved_neither_slot_nor_memory(vllm_core
     step(core)
     step(core)
     scheduler, migration_id = core.scheduler, MigrationId("m")
-    assert scheduler.reserve(migration_id, 1, needs_slot=True) is Reason.NO_MEMORY
-    assert scheduler.reserve(migration_id, 0, needs_slot=True) == []
+    nothing, one = (range(0),), (range(1),)
+    assert scheduler.reserve(migration_id, one, needs_slot=True) is Reason.NO_MEMORY
+    assert scheduler.reserve(migration_id, nothing, needs_slot=True) == [[]]
     scheduler.free_reservation(migration_id)
     finish(core)
-    assert scheduler.reserve(migration_id, 0, needs_slot=True) == []
+    assert scheduler.reserve(migration_id, nothing, needs_slot=True) == [[]]
     add(core, "b", 16)
     step(core)
     assert [each.request_id for each in scheduler.running] == ["b"]

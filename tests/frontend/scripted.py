@@ -13,6 +13,8 @@ from vllm.v1.engine import (
     FinishReason,
 )
 
+from sterna.engine.interface import EngineReady
+from sterna.engine.kv_memory import KvGroup, KvMemory
 from sterna.engine.vllm.payload import (
     decode_request,
     decode_utility_call,
@@ -48,7 +50,8 @@ HANG_S = 60.0
 Message = TypeVar("Message")
 
 
-def ready_response(block_size: int = 32) -> bytes:
+def ready(block_size: int = 32, groups: tuple[KvGroup, ...] | None = None) -> bytes:
+    """An instance's encoded `EngineReady`."""
     response = EngineCoreReadyResponse(
         max_model_len=2048,
         num_gpu_blocks=100,
@@ -68,7 +71,8 @@ def ready_response(block_size: int = 32) -> bytes:
         supports_lora=False,
         max_loras=0,
     )
-    return msgspec.msgpack.encode(response)
+    memory = KvMemory(block_size, groups or (KvGroup(block_size),))
+    return EngineReady(msgspec.msgpack.encode(response), memory).encode()
 
 
 class Actor:

@@ -13,7 +13,7 @@ from bench.serving.ports import free_port
 from sterna.config import DoorConfig, FrontendConfig
 from sterna.frontend.vllm_server.server import FrontendServer
 from sterna.messaging.mailbox import Mailbox
-from tests.frontend.scripted import HANG_S, ME, ScriptedCluster, ready_response, within
+from tests.frontend.scripted import HANG_S, ME, ScriptedCluster, ready, within
 
 MAX_QUEUED = 10
 CONFIG = FrontendConfig(
@@ -88,7 +88,7 @@ async def _serve() -> Served:
     mailbox = Mailbox("127.0.0.1")
     cluster = ScriptedCluster(mailbox.address)
     cluster.announce(cluster.i0, cluster.i1)
-    server = FrontendServer(ME, args, CONFIG, mailbox, ready_response())
+    server = FrontendServer(ME, args, CONFIG, mailbox, ready())
     await server.start()
     return Served(server, mailbox, cluster, f"http://127.0.0.1:{port}")
 

@@ -47,7 +47,7 @@ class FullOutbox:
 
 class IdleEngine:
     async def start(self) -> EngineFacts:
-        return EngineFacts(16, 1000, b"", "")
+        return EngineFacts(1000, b"", "")
 
     def set_terminating(self, is_terminating: bool) -> None:
         """There is nothing to be told of."""

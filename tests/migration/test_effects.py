@@ -4,6 +4,7 @@ The tables compare the names of effects, and the transcripts what matters of the
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -61,6 +62,7 @@ from tests.migration.machines import (
     reserve,
     reserved,
     source_in,
+    stage_copied,
 )
 
 
@@ -147,6 +149,30 @@ def test_source_wants_done_all_that_belongs_to_it(what: str) -> None:
     state, events, expected = SOURCE_EFFECTS[what]
     source = source_in(state)
     assert [each for event in events for each in source.on_event(event, START_S)] == expected
+
+
+def test_each_stage_names_the_valid_tokens_of_the_request_when_it_was_planned() -> None:
+    """By it the engines leave out memory that no layer looks at any longer. The copy names those
+    of its stage, although the request has gone on."""
+    source = source_in("INSPECTING")
+    position = replace(progress(14), num_valid_tokens=431)
+    (asked,) = source.on_event(Inspected(position), START_S)
+    assert asked == Send(B, Reserve(M, R, 1, 8, 5, False, N, None, num_valid_tokens=431))
+    (copied,) = source.on_event(reserved(1), START_S)
+    assert copied == CopyBlocks(M, R, 1, 8, 5, RECEIVERS, False, num_valid_tokens=431)
+    source.on_event(stage_copied(1), START_S)
+    last = replace(progress(15), num_valid_tokens=470)
+    source.on_event(Inspected(last), START_S)
+    source.on_event(reserved(2), START_S)
+    copied, _ = source.on_event(Drained(15, STATE), START_S)
+    assert copied == CopyBlocks(M, R, 2, 13, 2, RECEIVERS, True, num_valid_tokens=470)
+
+
+def test_a_destination_reserves_for_the_length_that_the_source_has_named() -> None:
+    destination = destination_in("NEW")
+    message = Reserve(M, R, 0, 0, 8, False, None, REQUEST, num_valid_tokens=260)
+    (effect,) = destination.on_event(Received(message), START_S)
+    assert effect == ReserveBlocks(M, R, 0, 0, 8, False, REQUEST, num_valid_tokens=260)
 
 
 DESTINATION_EFFECTS: dict[str, tuple[str, Sequence[Event], list[Effect]]] = {

@@ -58,7 +58,7 @@ def _run(pipe: Connection, kind: str, options: dict[str, Any]) -> None:
             return
         match order:
             case ("receive", transfer, ids):
-                node.plane.receive(transfer, ids)
+                node.receive(transfer, ids)
             case ("send", transfer, endpoint, ids, paced):
-                node.plane.send(transfer, endpoint, ids, paced=paced)
+                node.plane.send(transfer, endpoint, [ids], paced=paced)
         pipe.send("done")

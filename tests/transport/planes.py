@@ -11,7 +11,7 @@ import torch
 from sterna.config import TransportConfig
 from sterna.transport.data_plane import PlaneEvent, Transfer
 from sterna.transport.memory.chunks import Tile
-from sterna.transport.memory.layout import KvLayout
+from sterna.transport.memory.layout import KvCache, KvLayout
 from sterna.transport.plane import make_data_plane
 from sterna.types import MigrationId
 
@@ -109,16 +109,15 @@ class Node:
             num_blocks,
             page_bytes,
             page_bytes,
-            label=label,
         )
-        assert isinstance(layout, WatchedLayout)
         self.layout = layout
         self.layout.watch()
+        self.cache = KvCache([layout], label=label)
         self._events: queue.SimpleQueue[PlaneEvent] = queue.SimpleQueue()
         # Two blocks a chunk unless told otherwise, so that small caches make many chunks.
         config = {"chunk_bytes": 2 * num_layers * page_bytes, "timeout_s": NEVER_S} | config
         self.plane = make_data_plane(
-            TransportConfig(kind=kind, **config), self.layout, self._events.put
+            TransportConfig(kind=kind, **config), self.cache, self._events.put
         )
 
     def next_event(self) -> PlaneEvent:
@@ -142,11 +141,14 @@ class Node:
         *,
         paced: bool = False,
     ) -> None:
-        self.plane.send(transfer, destination.plane.endpoint, ids, paced=paced)
+        self.plane.send(transfer, destination.plane.endpoint, [ids], paced=paced)
+
+    def receive(self, transfer: Transfer, ids: Sequence[int]) -> None:
+        self.plane.receive(transfer, [ids])
 
     def copy(self, transfer: Transfer, destination: "Node", ids: list[int], to: list[int]) -> None:
         """A whole transfer, awaited and asserted on both sides."""
-        destination.plane.receive(transfer, to)
+        destination.receive(transfer, to)
         self.send(transfer, destination, ids)
         arrived, sent = destination.next_event(), self.next_event()
         assert (type(arrived).__name__, type(sent).__name__) == ("Arrived", "Sent"), (arrived, sent)

@@ -72,11 +72,11 @@ def _eventually(condition: Callable[[], bool]) -> bool:
 def test_a_source_killed_in_the_middle_fails_its_transfer_and_no_other(cast: Cast) -> None:
     doomed = cast.peer(**SLOW)
     source, destination = cast.node(), cast.node(timeout_s=NEVER_S)
-    destination.plane.receive(stage("doomed"), range(20))
+    destination.receive(stage("doomed"), range(20))
     doomed.send(stage("doomed"), destination.plane.endpoint, list(range(20)), paced=True)
     assert destination.layout.first_scatter.wait(WAIT_S)
     gate = source.layout.gather_gate = Gate()
-    destination.plane.receive(stage("other"), range(20, 24))
+    destination.receive(stage("other"), range(20, 24))
     source.send(stage("other"), destination, range(4))
     gate.wait_for_arrival()
 
@@ -102,7 +102,7 @@ def test_a_destination_killed_in_the_middle_fails_its_transfer_and_no_other(cast
     gate.wait_for_arrival()
     # The second chunk is held: one is through and many are left.
     gate.wait_for_arrival()
-    destination.plane.receive(stage("other"), range(4))
+    destination.receive(stage("other"), range(4))
     source.send(stage("other"), destination, range(4, 8))
 
     doomed.kill()
@@ -132,7 +132,7 @@ def test_a_source_killed_inside_a_gloo_message_is_noticed_before_gloo_notices() 
     gloo_timeout_s = 40.0
     shape = {"num_layers": 1, "num_blocks": 4, "page_bytes": 16 << 20, "chunk_bytes": 16 << 20}
     doomed, destination = Peer("gloo", **shape), Node("gloo", **shape, timeout_s=gloo_timeout_s)
-    destination.plane.receive(stage("m"), range(4))
+    destination.receive(stage("m"), range(4))
     doomed.send(stage("m"), destination.plane.endpoint, list(range(4)), paced=False)
     assert destination.layout.first_scatter.wait(WAIT_S)
     begun_s = time.monotonic()
@@ -174,7 +174,7 @@ def test_a_frozen_destination_fails_its_transfers_after_the_timeout(cast: Cast) 
 def test_a_frozen_source_fails_its_transfers_after_the_timeout(cast: Cast) -> None:
     frozen = cast.peer(bandwidth_share=0.001)
     source, destination = cast.node(), cast.node(timeout_s=5.0)
-    destination.plane.receive(stage("frozen"), range(20))
+    destination.receive(stage("frozen"), range(20))
     frozen.send(stage("frozen"), destination.plane.endpoint, list(range(20)), paced=True)
     assert destination.layout.first_scatter.wait(WAIT_S)
     frozen.freeze()
@@ -207,7 +207,7 @@ def _use_planes(kind: str) -> None:
     source, destination = Node(kind), Node(kind, seed=1)
     source.copy(stage("m"), destination, [0, 1, 2], [3, 4, 5])
     destination.copy(stage("back"), source, [0, 1, 2], [3, 4, 5])
-    source.plane.send(stage("x"), "nonsense", [0], paced=False)
+    source.plane.send(stage("x"), "nonsense", [[0]], paced=False)
     source.send(stage("y"), destination, [0])
     source.next_events(2)
     source.plane.close()
@@ -235,7 +235,7 @@ def test_a_killed_peer_leaves_nothing_behind(kind: str) -> None:
     gc.collect()
     fds, shared = psutil.Process().num_fds(), sorted(os.listdir("/dev/shm"))
     doomed = Peer(kind, **SLOW)
-    node.plane.receive(stage("to"), range(10))
+    node.receive(stage("to"), range(10))
     doomed.send(stage("to"), node.plane.endpoint, list(range(10)), paced=True)
     assert node.layout.first_scatter.wait(WAIT_S)
     doomed.receive(stage("from"), [0, 1])
@@ -257,7 +257,7 @@ def test_a_killed_peer_leaves_nothing_behind(kind: str) -> None:
 
 def test_closing_in_mid_transfer_waits_for_no_timeout_and_is_silent_and_final(cast: Cast) -> None:
     source, destination = cast.node(**SLOW), cast.node(timeout_s=NEVER_S)
-    destination.plane.receive(stage("m"), range(20))
+    destination.receive(stage("m"), range(20))
     source.send(stage("m"), destination, range(20), paced=True)
     assert destination.layout.first_scatter.wait(WAIT_S)
     begun_s = time.monotonic()
@@ -274,7 +274,7 @@ def test_closing_in_mid_transfer_waits_for_no_timeout_and_is_silent_and_final(ca
 def test_closing_waits_for_the_chunk_in_progress(cast: Cast) -> None:
     source, destination = cast.node(), cast.node()
     gate = destination.layout.scatter_gate = Gate()
-    destination.plane.receive(stage("m"), range(4))
+    destination.receive(stage("m"), range(4))
     source.send(stage("m"), destination, range(4))
     gate.wait_for_arrival()
     closing = threading.Thread(target=destination.plane.close)
@@ -292,7 +292,7 @@ def test_a_closed_plane_takes_no_orders_and_may_be_closed_again(cast: Cast) -> N
     node.plane.close()
     node.plane.stop(MigrationId("m"))
     with pytest.raises(TransportError, match="closed"):
-        node.plane.receive(stage("m"), [0])
+        node.receive(stage("m"), [0])
     with pytest.raises(TransportError, match="closed"):
         node.send(stage("m"), other, [0])
     assert not node.has_events()

@@ -48,7 +48,7 @@ def two_nodes(kind: str, timeout_s: float = 5.0) -> Iterator[tuple[Node, Node]]:
 def test_a_transfer_without_a_descriptor_fails_and_the_next_one_goes(kind: str) -> None:
     with two_nodes(kind) as (source, destination):
         with descriptors_left(0):
-            destination.plane.receive(stage("m"), [0, 1])
+            destination.receive(stage("m"), [0, 1])
             source.send(stage("m"), destination, [0, 1])
             failed = source.next_event()
             assert isinstance(failed, SendFailed)
@@ -77,7 +77,7 @@ def no_thread(name: str) -> Iterator[None]:
 def test_a_transfer_without_a_thread_fails_and_the_next_one_goes(name: str) -> None:
     with two_nodes("tcp") as (source, destination):
         with no_thread(name):
-            destination.plane.receive(stage("m"), [0, 1])
+            destination.receive(stage("m"), [0, 1])
             source.send(stage("m"), destination, [0, 1])
             assert isinstance(source.next_event(), SendFailed)
         destination.plane.stop(stage("m").migration_id)
@@ -144,7 +144,7 @@ def test_shared_memory_that_cannot_be_had_fails_the_transfer_with_the_reason(
         source.copy(stage("a"), destination, [0], [0])
         # Nothing will come to it: its time-out is what is waited for.
         with two_nodes("shm", timeout_s=0.1) as (other, _), exhausted():
-            other.plane.receive(stage("m"), [0, 1])
+            other.receive(stage("m"), [0, 1])
             # A second peer, for which another ring is to be made.
             source.send(stage("m"), other, [0, 1])
             failed = source.next_event()

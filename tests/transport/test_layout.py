@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from sterna.errors import ConfigurationError
 from sterna.transport.memory.chunks import Tile
-from sterna.transport.memory.layout import KvLayout
+from sterna.transport.memory.layout import KvCache, KvLayout
 from tests.transport.planes import random_bytes
 
 
@@ -94,7 +94,7 @@ def test_gather_reads_exactly_the_pages_that_a_naive_copy_reads(
     layout = KvLayout.from_strided(storage, **cache)
     ids = data.draw(st.lists(st.integers(0, cache["num_blocks"] - 1), min_size=1, max_size=9))
     tile = data.draw(tiles(cache, len(ids)))
-    buffer = torch.empty(tile.num_bytes(layout.page_bytes), dtype=torch.uint8)
+    buffer = torch.empty(tile.num_bytes([layout.page_bytes]), dtype=torch.uint8)
 
     layout.gather(tile, torch.tensor(ids), buffer)
 
@@ -114,7 +114,7 @@ def test_scatter_writes_exactly_the_pages_that_a_naive_copy_writes(
     ids = data.draw(st.permutations(range(cache["num_blocks"])))
     ids = ids[: data.draw(st.integers(1, len(ids)))]
     tile = data.draw(tiles(cache, len(ids)))
-    fused = random_bytes(tile.num_bytes(layout.page_bytes), seed=3).view(torch.uint8)
+    fused = random_bytes(tile.num_bytes([layout.page_bytes]), seed=3).view(torch.uint8)
 
     layout.scatter(tile, torch.tensor(ids), fused)
 
@@ -267,3 +267,49 @@ def test_a_cache_that_cannot_be_is_rejected_with_the_reason(
 def test_a_storage_with_holes_is_rejected() -> None:
     with pytest.raises(ConfigurationError, match="contiguous"):
         KvLayout.from_strided(torch.zeros(128, dtype=torch.int8)[::2], 0, 1, 0, 4, 16, 16)
+
+
+def test_a_group_may_have_pages_of_several_sizes() -> None:
+    """Two layers of 16 bytes a page and one of 6, as where an indexer has a cache of its own."""
+    storage = random_bytes(2 * 4 * 16 + 4 * 6, seed=13)
+    large = KvLayout.from_strided(storage, 0, 2, 64, 4, 16, 16)
+    small = KvLayout.from_strided(storage, 128, 1, 0, 4, 6, 6)
+    layout = KvLayout.joined([large, small])
+    assert layout.page_bytes == (16, 16, 6)
+    buffer = torch.zeros(2 * layout.block_bytes, dtype=torch.uint8)
+    layout.gather(_whole(layout, 2), torch.tensor([3, 1]), buffer)
+    layers = storage[:128].view(torch.uint8).view(2, 4, 16)
+    pages = storage[128:].view(torch.uint8).view(4, 6)
+    expected = [*layers[0, [3, 1]], *layers[1, [3, 1]], *pages[[3, 1]]]
+    assert torch.equal(buffer, torch.cat(expected))
+    layout.scatter(_whole(layout, 2), torch.tensor([0, 2]), buffer)
+    assert torch.equal(layers[:, [0, 2]], layers[:, [3, 1]])
+    assert torch.equal(pages[[0, 2]], pages[[3, 1]])
+
+
+def test_of_pages_of_several_sizes_a_chunk_takes_the_layers_that_it_names() -> None:
+    storage = random_bytes(2 * 4 * 16 + 4 * 6, seed=14)
+    layouts = [
+        KvLayout.from_strided(storage, 0, 2, 64, 4, 16, 16),
+        KvLayout.from_strided(storage, 128, 1, 0, 4, 6, 6),
+    ]
+    layout = KvLayout.joined(layouts)
+    buffer = torch.zeros(22, dtype=torch.uint8)
+    layout.gather(Tile(1, 2, 0, 1), torch.tensor([2]), buffer)
+    bytes_ = storage.view(torch.uint8)
+    assert torch.equal(buffer, torch.cat([bytes_[96:112], bytes_[140:146]]))
+
+
+def test_groups_lay_the_same_bytes_out_anew() -> None:
+    """Eight blocks of 32 bytes: two layers of 16 for one group, one of 32 for the other."""
+    storage = random_bytes(256, seed=15)
+    windowed = KvLayout.from_strided(storage, 0, 2, 16, 8, 32, 16)
+    full = KvLayout.from_strided(storage, 0, 1, 0, 8, 32, 32)
+    cache = KvCache([windowed, full])
+    assert (cache.page_bytes, cache.block_bytes) == (((16, 16), (32,)), (32, 32))
+    buffer = torch.zeros(64, dtype=torch.uint8)
+    cache.gather(Tile(0, 2, 0, 2, group=0), torch.tensor([5, 1]), buffer)
+    blocks = storage.view(torch.uint8).view(8, 2, 16)
+    assert torch.equal(buffer.view(2, 2, 16), blocks[[5, 1]].transpose(0, 1))
+    cache.gather(Tile(0, 1, 0, 2, group=1), torch.tensor([5, 1]), buffer)
+    assert torch.equal(buffer.view(2, 2, 16), blocks[[5, 1]])

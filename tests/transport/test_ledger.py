@@ -32,7 +32,7 @@ class Desk:
 
     def copy(self, migration: str, number: int = 0, side: Side = Side.DESTINATION) -> Copy:
         copy = Copy(
-            side, stage(migration, number), torch.tensor([1, 2]), 20, None, False, 0.0, None
+            side, stage(migration, number), (torch.tensor([1, 2]),), (10,), None, False, 0.0, None
         )
         self.ledger.add(copy)
         return copy
@@ -180,15 +180,15 @@ def test_only_an_expected_transfer_of_the_right_size_is_claimed_and_only_once(
     copy, waker = desk.copy("m"), Waker()
     desk.copy("source", side=Side.SOURCE)
     claim = desk.ledger.claim
-    assert claim(stage("m", 1), 2, 20, waker) == "this transfer is not expected"
-    assert claim(stage("source"), 2, 20, waker) == "this transfer is not expected"
+    assert claim(stage("m", 1), (2,), 20, waker) == "this transfer is not expected"
+    assert claim(stage("source"), (2,), 20, waker) == "this transfer is not expected"
     mismatch = "2 blocks of 20 bytes in all are expected, not 3 of 30"
-    assert claim(stage("m"), 3, 30, waker) == mismatch
-    assert claim(stage("m"), 2, 20, waker) is copy
-    assert claim(stage("m"), 2, 20, waker) == "this transfer is being received already"
+    assert claim(stage("m"), (3,), 30, waker) == mismatch
+    assert claim(stage("m"), (2,), 20, waker) is copy
+    assert claim(stage("m"), (2,), 20, waker) == "this transfer is being received already"
     assert desk.ledger.enter(copy)
     desk.ledger.fail(copy, "over")
-    assert claim(stage("m"), 2, 20, waker) == "this transfer is not expected"
+    assert claim(stage("m"), (2,), 20, waker) == "this transfer is not expected"
     desk.ledger.leave(copy)
     waker.close()
 
@@ -196,8 +196,8 @@ def test_only_an_expected_transfer_of_the_right_size_is_claimed_and_only_once(
 def test_a_source_may_bring_fewer_blocks_than_were_expected(desk: Desk) -> None:
     """Then they go to the first ones. A last stage is reserved with room to grow."""
     copy, waker = desk.copy("m"), Waker()
-    assert desk.ledger.claim(stage("m"), 1, 10, waker) is copy
-    assert copy.block_ids.tolist() == [1]
+    assert desk.ledger.claim(stage("m"), (1,), 10, waker) is copy
+    assert copy.block_ids[0].tolist() == [1]
     assert copy.copy_bytes == 10
     waker.close()
 
@@ -210,16 +210,16 @@ def test_a_source_whose_blocks_have_another_size_is_refused_and_changes_nothing(
 ) -> None:
     copy, waker = desk.copy("m"), Waker()
     expected = f"2 blocks of 20 bytes in all are expected, not {num_blocks} of {copy_bytes}"
-    assert desk.ledger.claim(stage("m"), num_blocks, copy_bytes, waker) == expected
-    assert (copy.block_ids.tolist(), copy.copy_bytes, copy.deadline_s) == ([1, 2], 20, None)
-    assert desk.ledger.claim(stage("m"), 2, 20, waker) is copy
+    assert desk.ledger.claim(stage("m"), (num_blocks,), copy_bytes, waker) == expected
+    assert (copy.block_ids[0].tolist(), copy.copy_bytes, copy.deadline_s) == ([1, 2], 20, None)
+    assert desk.ledger.claim(stage("m"), (2,), 20, waker) is copy
     waker.close()
 
 
 def test_a_transfer_has_its_time_from_when_it_is_claimed(desk: Desk) -> None:
     copy, waker = desk.copy("m"), Waker()
     before_s = time.monotonic()
-    desk.ledger.claim(stage("m"), 2, 20, waker)
+    desk.ledger.claim(stage("m"), (2,), 20, waker)
     assert before_s <= copy.begun_s <= time.monotonic()
     assert copy.deadline_s == copy.begun_s + 100.0
     waker.close()
@@ -252,8 +252,8 @@ def test_a_closed_ledger_tells_nothing_of_what_had_failed_before(desk: Desk) -> 
 def test_a_copy_without_a_deadline_outlives_one_that_made_no_progress() -> None:
     events: queue.SimpleQueue[PlaneEvent] = queue.SimpleQueue()
     ledger = Ledger(events.put, timeout_s=0.01)
-    waiting = Copy(Side.SOURCE, stage("a"), torch.tensor([1]), 10, None, True, 0.0, None)
-    stalled = Copy(Side.SOURCE, stage("b"), torch.tensor([1]), 10, None, True, 0.0, None)
+    waiting = Copy(Side.SOURCE, stage("a"), (torch.tensor([1]),), (10,), None, True, 0.0, None)
+    stalled = Copy(Side.SOURCE, stage("b"), (torch.tensor([1]),), (10,), None, True, 0.0, None)
     ledger.add(waiting)
     ledger.add(stalled)
     ledger.extend_deadline(stalled)
@@ -268,7 +268,7 @@ def test_a_copy_without_a_deadline_outlives_one_that_made_no_progress() -> None:
 def test_a_closed_ledger_is_silent_and_takes_nothing() -> None:
     events: queue.SimpleQueue[PlaneEvent] = queue.SimpleQueue()
     ledger = Ledger(events.put, timeout_s=100.0)
-    copy = Copy(Side.SOURCE, stage("m"), torch.tensor([1]), 10, None, True, 0.0, None)
+    copy = Copy(Side.SOURCE, stage("m"), (torch.tensor([1]),), (10,), None, True, 0.0, None)
     ledger.add(copy)
     assert ledger.enter(copy)
     ledger.stop(MigrationId("m"))
@@ -279,3 +279,18 @@ def test_a_closed_ledger_is_silent_and_takes_nothing() -> None:
     assert events.empty()
     with pytest.raises(TransportError, match="closed"):
         ledger.add(copy)
+
+
+def test_of_each_group_a_source_may_bring_fewer_blocks(desk: Desk) -> None:
+    ids = (torch.tensor([1, 2]), torch.tensor([7, 8, 9]))
+    copy = Copy(Side.DESTINATION, stage("m"), ids, (10, 4), None, False, 0.0, None)
+    desk.ledger.add(copy)
+    waker = Waker()
+    expected = "2+3 blocks of 32 bytes in all are expected, not "
+    assert desk.ledger.claim(stage("m"), (3, 2), 38, waker) == expected + "3+2 of 38"
+    assert desk.ledger.claim(stage("m"), (2, 1), 20, waker) == expected + "2+1 of 20"
+    assert desk.ledger.claim(stage("m"), (2,), 20, waker) == expected + "2 of 20"
+    assert desk.ledger.claim(stage("m"), (0, 2), 8, waker) is copy
+    assert [each.tolist() for each in copy.block_ids] == [[], [7, 8]]
+    assert copy.copy_bytes == 8
+    waker.close()

@@ -15,7 +15,7 @@ from tests.transport.world import NUM_BLOCKS, World
 def test_a_transfer_that_nobody_expects_is_refused(world: World) -> None:
     source, destination = world.node(), world.node()
     before = destination.kv.clone()
-    destination.plane.receive(stage("m", 1), range(4))
+    destination.receive(stage("m", 1), range(4))
     for transfer in (stage("m", 0), stage("other", 1)):
         source.send(transfer, destination, range(4))
         assert source.next_event() == SendFailed(
@@ -37,7 +37,7 @@ def test_a_transfer_that_has_arrived_is_not_expected_again(world: World) -> None
 def test_a_second_sender_of_a_transfer_in_progress_is_refused(world: World) -> None:
     source, impostor, destination = world.node(), world.node(), world.node()
     gate = destination.layout.scatter_gate = Gate()
-    destination.plane.receive(stage("m"), range(4))
+    destination.receive(stage("m"), range(4))
     source.send(stage("m"), destination, range(4))
     gate.wait_for_arrival()
     impostor.send(stage("m"), destination, range(4))
@@ -54,7 +54,7 @@ def test_another_number_of_blocks_is_refused_and_the_right_one_still_expected(
 ) -> None:
     source, destination = world.node(), world.node()
     before = destination.kv.clone()
-    destination.plane.receive(stage("m"), range(4))
+    destination.receive(stage("m"), range(4))
     source.send(stage("m"), destination, range(5))
     assert source.next_event() == SendFailed(
         stage("m"),
@@ -69,7 +69,7 @@ def test_another_number_of_blocks_is_refused_and_the_right_one_still_expected(
     ("options", "message"),
     [
         ({"label": "bf16"}, "the label differ: '' here, 'bf16' at the source"),
-        ({"num_layers": 4, "chunk_bytes": 384}, "the number of layers differ: 3 here, 4 at"),
+        ({"num_layers": 4, "chunk_bytes": 384}, "the number of layers differ: [3] here, [4] at"),
         ({"page_bytes": 32, "chunk_bytes": 384}, "the page bytes differ"),
         ({"chunk_bytes": 1000}, "the chunk_bytes differ: 384 here, 1000 at the source"),
     ],
@@ -79,7 +79,7 @@ def test_a_source_whose_blocks_mean_something_else_is_rejected(
 ) -> None:
     source, destination = world.node(**options), world.node()
     before = destination.kv.clone()
-    destination.plane.receive(stage("m"), range(4))
+    destination.receive(stage("m"), range(4))
     source.send(stage("m"), destination, range(4))
     failed = source.next_event()
     assert isinstance(failed, SendFailed)
@@ -93,8 +93,8 @@ def test_a_source_without_the_endpoints_token_is_rejected(world: World) -> None:
     source, destination = world.node(), world.node()
     address, _, token = destination.plane.endpoint.rpartition("/")
     assert len(token) == 32
-    destination.plane.receive(stage("m"), range(4))
-    source.plane.send(stage("m"), f"{address}/{'0' * 32}", range(4), paced=False)
+    destination.receive(stage("m"), range(4))
+    source.plane.send(stage("m"), f"{address}/{'0' * 32}", [range(4)], paced=False)
     failed = source.next_event()
     assert isinstance(failed, SendFailed)
     assert failed.reason.endswith("the endpoint belongs to an earlier instance: wrong token")
@@ -107,7 +107,7 @@ def test_an_endpoint_of_another_kind_fails_the_send_and_nothing_else(
     world: World, endpoint: str
 ) -> None:
     source = world.node()
-    source.plane.send(stage("m"), endpoint, range(4), paced=False)
+    source.plane.send(stage("m"), endpoint, [range(4)], paced=False)
     assert source.next_event() == SendFailed(
         stage("m"),
         f"endpoint {endpoint!r} is not one of transport {world.kind!r}: all instances must use "
@@ -139,7 +139,7 @@ def test_a_connection_that_broke_is_replaced_by_the_next_send(world: World) -> N
 def test_a_broken_connection_fails_both_ends_of_its_transfers(world: World) -> None:
     source, destination = world.node(), world.node()
     gate = source.layout.gather_gate = Gate()
-    destination.plane.receive(stage("m"), range(8))
+    destination.receive(stage("m"), range(8))
     source.send(stage("m"), destination, range(8, 16))
     gate.open()
     assert destination.layout.first_scatter.wait(WAIT_S)
@@ -163,12 +163,12 @@ def test_the_owners_mistakes_are_errors_and_change_nothing(world: World) -> None
     with pytest.raises(TransportError, match="names block 24, but the cache has 24 blocks"):
         source.send(stage("m"), destination, [0, NUM_BLOCKS])
     with pytest.raises(TransportError, match="names block -1"):
-        destination.plane.receive(stage("m"), [-1])
+        destination.receive(stage("m"), [-1])
     with pytest.raises(TransportError, match="scatter twice"):
-        destination.plane.receive(stage("m"), [4, 5, 4])
-    destination.plane.receive(stage("m"), [4, 5])
+        destination.receive(stage("m"), [4, 5, 4])
+    destination.receive(stage("m"), [4, 5])
     with pytest.raises(ProtocolError, match="already in flight"):
-        destination.plane.receive(stage("m"), [6, 7])
+        destination.receive(stage("m"), [6, 7])
     gate = source.layout.gather_gate = Gate()
     source.send(stage("m"), destination, [0, 1])
     gate.wait_for_arrival()
@@ -181,7 +181,7 @@ def test_the_owners_mistakes_are_errors_and_change_nothing(world: World) -> None
 
 def test_a_transfer_that_nobody_sends_fails_after_the_timeout(world: World) -> None:
     destination = world.node(timeout_s=0.1)
-    destination.plane.receive(stage("m"), range(4))
+    destination.receive(stage("m"), range(4))
     assert destination.next_event() == ReceiveFailed(stage("m"), "no progress for 0.1 s")
 
 
@@ -192,7 +192,7 @@ def test_a_transfer_that_the_destination_does_not_place_fails_after_the_timeout(
     source, destination = world.node(timeout_s=2.5), world.node()
     source.copy(stage("m"), destination, [0], [0])
     gate = destination.layout.scatter_gate = Gate()
-    destination.plane.receive(stage("m", 1), range(2))
+    destination.receive(stage("m", 1), range(2))
     source.send(stage("m", 1), destination, range(2))
     gate.wait_for_arrival()
     failed = source.next_event()

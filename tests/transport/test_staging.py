@@ -27,7 +27,7 @@ def test_a_copiers_thread_copies_alone_and_others_keep_their_number(two_cores: N
     inside: list[int] = []
 
     def copy() -> None:
-        make_copier(node.layout, 1 << 20)
+        make_copier(node.cache, 1 << 20)
         inside.append(torch.get_num_threads())
 
     thread = threading.Thread(target=copy)
@@ -60,7 +60,7 @@ def test_blocks_travel_between_caches_on_a_cuda_device(kind: str) -> None:
 def test_a_gather_waits_for_the_steps_queued_before_the_send() -> None:
     source = Node("tcp", device="cuda", page_bytes=4096)
     destination = Node("tcp", page_bytes=4096)
-    destination.plane.receive(stage("m"), [0, 1])
+    destination.receive(stage("m"), [0, 1])
     torch.cuda._sleep(200_000_000)
     source.kv.fill_(77)
     source.send(stage("m"), destination, [4, 5])
@@ -78,7 +78,7 @@ def test_a_scatter_waits_for_the_steps_queued_before_the_receive() -> None:
     destination = Node("tcp", device="cuda", page_bytes=4096)
     torch.cuda._sleep(200_000_000)
     destination.kv.fill_(77)
-    destination.plane.receive(stage("m"), [0, 1])
+    destination.receive(stage("m"), [0, 1])
     source.send(stage("m"), destination, [4, 5])
     destination.next_event()
     assert torch.equal(destination.blocks([0, 1]).cpu(), source.blocks([4, 5]))
@@ -91,14 +91,14 @@ def test_a_scatter_waits_for_the_steps_queued_before_the_receive() -> None:
 def test_a_cuda_copier_moves_a_tile_there_and_back_beside_the_compute_stream() -> None:
     node = Node("tcp", device="cuda", page_bytes=4096)
     tile, ids = Tile(1, 2, 1, 2), torch.tensor([9, 3, 8])
-    copier = make_copier(node.layout, 1 << 20)
+    copier = make_copier(node.cache, 1 << 20)
     buffer = make_buffer(2 * 2 * 4096, node.layout.device)
     assert buffer.is_pinned()
     before = node.kv.clone()
-    copier.gather(tile, ids, buffer, node.layout.fence())
+    copier.gather(tile, ids, buffer, node.cache.fence())
     assert torch.equal(buffer.view(torch.int8).view(2, 2, 4096), before[1:, [3, 8]].cpu())
     node.kv.zero_()
-    copier.scatter(tile, ids, buffer, node.layout.fence())
+    copier.scatter(tile, ids, buffer, node.cache.fence())
     assert torch.equal(node.kv[1:, [3, 8]], before[1:, [3, 8]])
     assert int(node.kv.count_nonzero()) == int(before[1:, [3, 8]].count_nonzero())
     node.plane.close()

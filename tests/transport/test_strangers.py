@@ -54,7 +54,7 @@ def _hello(node: Node, **change: object) -> Hello:
         version=VERSION,
         token=node.plane.endpoint.rpartition("/")[2],
         label="",
-        page_bytes=(64, 64, 64),
+        page_bytes=((64, 64, 64),),
         chunk_bytes=CHUNK_BYTES,
         num_slots=1,
     )
@@ -126,7 +126,7 @@ def test_a_hello_that_is_no_text_is_hung_up_on_without_a_word(
         ({"version": VERSION + 1}, f"speaks version {VERSION}, the source version {VERSION + 1}"),
         ({"token": ""}, "wrong token"),
         ({"token": "ä"}, "wrong token"),
-        ({"page_bytes": (64, 64)}, "number of layers differ: 3 here, 2"),
+        ({"page_bytes": ((64, 64),)}, "number of layers differ: [3] here, [2]"),
     ],
 )
 def test_a_caller_that_does_not_fit_is_told_why(
@@ -142,10 +142,10 @@ def test_a_caller_that_does_not_fit_is_told_why(
 
 
 def test_a_caller_that_begins_without_hello_is_hung_up_on(node: Node) -> None:
-    node.plane.receive(stage("m"), [0, 1])
+    node.receive(stage("m"), [0, 1])
     before = node.kv.clone()
     stream = _dial(node)
-    _say(stream, Begin(0, "m", 0, 2, 2 * 192), Chunk(0, 0, CHUNK_BYTES, 0), payload=b"x" * 384)
+    _say(stream, Begin(0, "m", 0, (2,), 2 * 192), Chunk(0, 0, CHUNK_BYTES, 0), payload=b"x" * 384)
     assert _is_hung_up(stream)
     assert torch.equal(node.kv, before)
     assert not node.has_events()
@@ -167,10 +167,10 @@ def test_a_caller_that_begins_without_hello_is_hung_up_on(node: Node) -> None:
 def test_a_chunk_that_was_not_agreed_on_ends_the_connection_unread(
     node: Node, chunk: Chunk
 ) -> None:
-    node.plane.receive(stage("m"), range(4))
+    node.receive(stage("m"), range(4))
     before = node.kv.clone()
     stream = _greeted(node)
-    _say(stream, Begin(0, "m", 0, 4, 4 * 192), chunk, payload=b"x" * CHUNK_BYTES)
+    _say(stream, Begin(0, "m", 0, (4,), 4 * 192), chunk, payload=b"x" * CHUNK_BYTES)
     assert _is_hung_up(stream)
     assert isinstance(node.next_event(), ReceiveFailed)
     assert torch.equal(node.kv, before)
@@ -179,15 +179,15 @@ def test_a_chunk_that_was_not_agreed_on_ends_the_connection_unread(
 
 def test_one_chunk_too_many_ends_the_connection(node: Node) -> None:
     stream = _greeted(node)
-    node.plane.receive(stage("m"), [0, 1])
+    node.receive(stage("m"), [0, 1])
     chunk = Chunk(0, 0, CHUNK_BYTES, 0)
-    _say(stream, Begin(0, "m", 0, 2, 2 * 192), chunk, payload=b"x" * CHUNK_BYTES)
+    _say(stream, Begin(0, "m", 0, (2,), 2 * 192), chunk, payload=b"x" * CHUNK_BYTES)
     assert isinstance(node.next_event(), Arrived)
     assert stream.wait_frame() == Done(0)
     before = node.kv.clone()
     _say(stream, Chunk(0, 1, CHUNK_BYTES, 0), payload=b"y" * CHUNK_BYTES)
     # The stream is over: what comes of it is read and thrown away.
-    _say(stream, Begin(1, "unknown", 0, 2, 2 * 192))
+    _say(stream, Begin(1, "unknown", 0, (2,), 2 * 192))
     assert stream.wait_frame() == Refused(1, "this transfer is not expected")
     assert torch.equal(node.kv, before)
     stream.close()
@@ -195,9 +195,9 @@ def test_one_chunk_too_many_ends_the_connection(node: Node) -> None:
 
 def test_a_stream_number_in_use_ends_the_connection(node: Node) -> None:
     stream = _greeted(node)
-    node.plane.receive(stage("m"), [0, 1])
-    node.plane.receive(stage("n"), [2, 3])
-    _say(stream, Begin(0, "m", 0, 2, 384), Begin(0, "n", 0, 2, 384))
+    node.receive(stage("m"), [0, 1])
+    node.receive(stage("n"), [2, 3])
+    _say(stream, Begin(0, "m", 0, (2,), 384), Begin(0, "n", 0, (2,), 384))
     assert _is_hung_up(stream)
     failed = node.next_event()
     assert isinstance(failed, ReceiveFailed)
@@ -207,26 +207,26 @@ def test_a_stream_number_in_use_ends_the_connection(node: Node) -> None:
 
 def test_a_source_is_told_once_and_at_once_of_a_transfer_that_was_stopped(node: Node) -> None:
     stream = _greeted(node)
-    node.plane.receive(stage("m"), [0, 1])
-    _say(stream, Begin(0, "m", 0, 2, 384), Begin(1, "unknown", 0, 2, 384))
+    node.receive(stage("m"), [0, 1])
+    _say(stream, Begin(0, "m", 0, (2,), 384), Begin(1, "unknown", 0, (2,), 384))
     assert stream.wait_frame() == Refused(1, "this transfer is not expected")
     node.plane.stop(stage("m").migration_id)
     assert stream.wait_frame() == Refused(0, "the migration was stopped")
     for number in (2, 3):
-        _say(stream, Begin(number, "unknown", 0, 2, 384))
+        _say(stream, Begin(number, "unknown", 0, (2,), 384))
         assert stream.wait_frame() == Refused(number, "this transfer is not expected")
     stream.close()
 
 
 def test_each_chunk_that_is_placed_grants_the_transfer_another_timeout(node: Node) -> None:
     stream = _greeted(node)
-    node.plane.receive(stage("m"), range(4))
-    _say(stream, Begin(0, "m", 0, 4, 768), Begin(1, "unknown", 0, 2, 384))
+    node.receive(stage("m"), range(4))
+    _say(stream, Begin(0, "m", 0, (4,), 768), Begin(1, "unknown", 0, (2,), 384))
     assert stream.wait_frame() == Refused(1, "this transfer is not expected")
     (copy,) = node.plane._context.ledger._copies.values()  # type: ignore[attr-defined]
     claimed_until_s = copy.deadline_s
     _say(stream, Chunk(0, 0, CHUNK_BYTES, 0), payload=bytes(CHUNK_BYTES))
-    _say(stream, Begin(2, "unknown", 0, 2, 384))
+    _say(stream, Begin(2, "unknown", 0, (2,), 384))
     assert stream.wait_frame() == Refused(2, "this transfer is not expected")
     assert copy.deadline_s > claimed_until_s
     stream.close()
@@ -245,9 +245,9 @@ def test_callers_that_say_nothing_do_not_keep_a_peer_out(
     with caplog.at_level(logging.WARNING, "sterna.transport.plane"):
         silent = [_dial(node) for _ in range(_MAX_STRANGERS + 3)]
         peer = _greeted(node)
-    node.plane.receive(stage("m"), [5, 6])
+    node.receive(stage("m"), [5, 6])
     chunk = Chunk(0, 0, CHUNK_BYTES, 0)
-    _say(peer, Begin(0, "m", 0, 2, 384), chunk, payload=bytes(CHUNK_BYTES))
+    _say(peer, Begin(0, "m", 0, (2,), 384), chunk, payload=bytes(CHUNK_BYTES))
     assert isinstance(node.next_event(), Arrived)
     assert all(_is_hung_up(each) for each in silent[:3]), "the first ones go first"
     assert "did not say the token" in caplog.text
@@ -256,9 +256,9 @@ def test_callers_that_say_nothing_do_not_keep_a_peer_out(
 
 
 def test_frames_may_arrive_in_pieces_of_any_size(node: Node) -> None:
-    node.plane.receive(stage("m"), [5, 6])
+    node.receive(stage("m"), [5, 6])
     stream = _dial(node)
-    frames = [_hello(node), Begin(0, "m", 0, 2, 384), Chunk(0, 0, CHUNK_BYTES, 0)]
+    frames = [_hello(node), Begin(0, "m", 0, (2,), 384), Chunk(0, 0, CHUNK_BYTES, 0)]
     encoded = b""
     for frame in frames:
         body = msgspec.msgpack.encode(frame)
@@ -273,12 +273,12 @@ def test_frames_may_arrive_in_pieces_of_any_size(node: Node) -> None:
 
 def test_frames_may_arrive_in_one_piece_with_the_greeting(node: Node) -> None:
     """Nothing more comes after it, so nothing would wake the plane up to look again."""
-    node.plane.receive(stage("m"), [5, 6])
+    node.receive(stage("m"), [5, 6])
     stream = _dial(node)
     _say(
         stream,
         _hello(node),
-        Begin(0, "m", 0, 2, 384),
+        Begin(0, "m", 0, (2,), 384),
         Chunk(0, 0, CHUNK_BYTES, 0),
         payload=bytes(range(192)) * 2,
     )
@@ -312,11 +312,11 @@ def impostor() -> Iterator[_Impostor]:
     impostor.close()
 
 
-@pytest.mark.parametrize("answer", [Done(0), Credit(0), Begin(0, "m", 0, 1, 1)])
+@pytest.mark.parametrize("answer", [Done(0), Credit(0), Begin(0, "m", 0, (1,), 1)])
 def test_a_callee_that_does_not_welcome_fails_the_send(
     node: Node, impostor: _Impostor, answer: Frame
 ) -> None:
-    node.plane.send(stage("m"), impostor.endpoint, [0], paced=False)
+    node.plane.send(stage("m"), impostor.endpoint, [[0]], paced=False)
     stream = impostor.accept()
     assert isinstance(stream.wait_frame(), Hello)
     _say(stream, answer)
@@ -341,7 +341,7 @@ def test_a_callee_that_answers_what_was_not_asked_fails_the_send(
 ) -> None:
     # Large enough to be held up by the pace after the first chunk.
     slow = Node("tcp", bandwidth_share=0.001)
-    slow.plane.send(stage("m"), impostor.endpoint, range(20), paced=True)
+    slow.plane.send(stage("m"), impostor.endpoint, [range(20)], paced=True)
     stream = impostor.accept()
     assert isinstance(stream.wait_frame(), Hello)
     _say(stream, Welcome())
@@ -355,7 +355,7 @@ def test_a_callee_that_answers_what_was_not_asked_fails_the_send(
 
 
 def test_answers_for_streams_that_are_over_are_ignored(node: Node, impostor: _Impostor) -> None:
-    node.plane.send(stage("m"), impostor.endpoint, [0], paced=False)
+    node.plane.send(stage("m"), impostor.endpoint, [[0]], paced=False)
     stream = impostor.accept()
     assert isinstance(stream.wait_frame(), Hello)
     _say(stream, Welcome(), Done(77), Refused(78, "what?"))
@@ -363,9 +363,9 @@ def test_answers_for_streams_that_are_over_are_ignored(node: Node, impostor: _Im
     _say(stream, Refused(0, "no"))
     assert node.next_event() == SendFailed(stage("m"), "refused by the destination: no")
     _say(stream, Refused(0, "no"), Done(0))
-    node.plane.send(stage("n"), impostor.endpoint, [], paced=False)
+    node.plane.send(stage("n"), impostor.endpoint, [[]], paced=False)
     stream.read_payload(memoryview(bytearray(_chunk_frame_bytes() + 192)))
-    assert stream.wait_frame() == Begin(1, "n", 0, 0, 0)
+    assert stream.wait_frame() == Begin(1, "n", 0, (0,), 0)
     stream.close()
 
 

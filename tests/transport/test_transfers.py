@@ -20,7 +20,7 @@ def test_blocks_arrive_byte_for_byte_under_other_ids(world: World) -> None:
     others = [block for block in range(NUM_BLOCKS) if block not in to_ids]
     transfer = stage("m")
 
-    destination.plane.receive(transfer, to_ids)
+    destination.receive(transfer, to_ids)
     source.send(transfer, destination, from_ids)
     arrived, sent = destination.next_event(), source.next_event()
 
@@ -87,7 +87,7 @@ def test_transfers_in_both_directions_and_to_several_peers_run_at_once(world: Wo
             to_ids = halves[destination_index][first : first + 6]
             expected.append((destination, to_ids, source.blocks(ids)))
             transfer = stage(f"{source_index}-{destination_index}")
-            destination.plane.receive(transfer, to_ids)
+            destination.receive(transfer, to_ids)
             source.send(transfer, destination, ids, paced=source_index == 1)
     for node in nodes:
         kinds = sorted(type(event).__name__ for event in node.next_events(4))
@@ -100,7 +100,7 @@ def test_many_stages_of_many_migrations_share_one_connection(world: World) -> No
     source, destination = world.node(num_blocks=60), world.node(num_blocks=60)
     transfers = [stage(f"m{index % 5}", index // 5) for index in range(20)]
     for index, transfer in enumerate(transfers):
-        destination.plane.receive(transfer, [3 * index + 2, 3 * index + 1, 3 * index])
+        destination.receive(transfer, [3 * index + 2, 3 * index + 1, 3 * index])
         ids = [3 * index, 3 * index + 1, 3 * index + 2]
         source.send(transfer, destination, ids, paced=index % 2 == 0)
     arrived = [event.transfer for event in destination.next_events(20)]  # type: ignore[union-attr]
@@ -121,7 +121,7 @@ def test_transfers_are_told_apart_by_migration_and_stage(world: World) -> None:
     source, destination = world.node(), world.node()
     transfers = [Transfer(MigrationId(m), s) for m in ("a", "b") for s in (0, 1)]
     for index, transfer in enumerate(transfers):
-        destination.plane.receive(transfer, [index])
+        destination.receive(transfer, [index])
     for index, transfer in reversed(list(enumerate(transfers))):
         source.send(transfer, destination, [10 + index])
     destination.next_events(4)
@@ -135,8 +135,8 @@ def test_a_last_stage_overtakes_a_paced_bulk_transfer_at_the_next_chunk(world: W
     source, destination = world.node(bandwidth_share=1.0), world.node()
     gate = source.layout.gather_gate = Gate()
     bulk, last = stage("bulk"), stage("last")
-    destination.plane.receive(bulk, range(8))
-    destination.plane.receive(last, [20, 21, 22])
+    destination.receive(bulk, range(8))
+    destination.receive(last, [20, 21, 22])
     source.send(bulk, destination, range(8), paced=True)
     gate.wait_for_arrival()
     source.send(last, destination, [10, 11, 12])
@@ -151,8 +151,8 @@ def test_a_last_stage_overtakes_a_paced_bulk_transfer_at_the_next_chunk(world: W
 def test_bulk_transfers_to_one_peer_take_turns(world: World) -> None:
     source, destination = world.node(bandwidth_share=1.0), world.node()
     gate = source.layout.gather_gate = Gate()
-    destination.plane.receive(stage("a"), range(6))
-    destination.plane.receive(stage("b"), range(6, 12))
+    destination.receive(stage("a"), range(6))
+    destination.receive(stage("b"), range(6, 12))
     source.send(stage("a"), destination, range(6), paced=True)
     gate.wait_for_arrival()
     source.send(stage("b"), destination, range(6, 12), paced=True)
@@ -164,7 +164,7 @@ def test_bulk_transfers_to_one_peer_take_turns(world: World) -> None:
 def test_bulk_chunks_take_no_more_than_their_share_of_the_time(world: World) -> None:
     shape = {"num_layers": 1, "page_bytes": 1 << 18, "chunk_bytes": 1 << 20}
     source, destination = world.node(**shape, bandwidth_share=0.05), world.node(**shape)
-    destination.plane.receive(stage("m"), range(20))
+    destination.receive(stage("m"), range(20))
     source.send(stage("m"), destination, range(20), paced=True)
     assert isinstance(source.next_event(), Sent)
     times = source.layout.gather_times
@@ -179,7 +179,7 @@ def test_bulk_chunks_take_no_more_than_their_share_of_the_time(world: World) -> 
 def test_nothing_is_read_after_a_source_was_stopped_in_mid_chunk(world: World) -> None:
     source, destination = world.node(), world.node()
     gate = source.layout.gather_gate = Gate()
-    destination.plane.receive(stage("m"), range(8))
+    destination.receive(stage("m"), range(8))
     source.send(stage("m"), destination, range(8))
     gate.wait_for_arrival()
 
@@ -197,7 +197,7 @@ def test_nothing_is_read_after_a_source_was_stopped_in_mid_chunk(world: World) -
 def test_nothing_is_written_after_a_destination_was_stopped_in_mid_chunk(world: World) -> None:
     source, destination = world.node(), world.node()
     gate = destination.layout.scatter_gate = Gate()
-    destination.plane.receive(stage("m"), range(8))
+    destination.receive(stage("m"), range(8))
     source.send(stage("m"), destination, range(8, 16))
     gate.wait_for_arrival()
 
@@ -221,7 +221,7 @@ def test_stopping_one_migration_leaves_the_others_alone(world: World) -> None:
     source, destination = world.node(), world.node()
     gate = source.layout.gather_gate = Gate()
     for name, ids in (("a", range(4)), ("b", range(4, 8))):
-        destination.plane.receive(stage(name), ids)
+        destination.receive(stage(name), ids)
         source.send(stage(name), destination, ids)
     gate.wait_for_arrival()
     source.plane.stop(MigrationId("a"))
@@ -246,7 +246,7 @@ def test_stopping_an_unknown_migration_is_told_all_the_same(world: World) -> Non
 def test_a_send_after_its_destination_was_stopped_is_refused(world: World) -> None:
     source, destination = world.node(), world.node()
     before = destination.kv.clone()
-    destination.plane.receive(stage("m"), range(4))
+    destination.receive(stage("m"), range(4))
     destination.plane.stop(MigrationId("m"))
     source.send(stage("m"), destination, range(4))
     assert destination.next_event() == Stopped(MigrationId("m"))

@@ -1,8 +1,9 @@
 """Inference engines, behind the one interface that an instance's shell drives.
 
-`interface` has that interface, `payload_parts` what is read in payloads without knowing vLLM's
-types. The engines are in `vllm` (the real one) and `emulated`.
+`interface` has that interface, `kv_memory` the memory that requests need, and `payload_parts` what
+is read in payloads without knowing vLLM's types. The engines are in `vllm` (the real one) and
+`emulated`.
 
-Offers: drains, interface, payload_parts.
+Offers: drains, interface, kv_memory, payload_parts.
 Imports: messages, migration.messages, types.
 """

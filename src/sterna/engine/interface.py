@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
+from sterna.engine.kv_memory import KvMemory
 from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
     Adopt,
@@ -27,23 +30,38 @@ from sterna.migration.messages import (
 from sterna.types import FrontendId, InstanceView, MigrationId, RequestId
 
 
+class EngineReady(msgspec.Struct, frozen=True, array_like=True):
+    """What a front end needs to know of the engines.
+
+    Attributes:
+        response: vLLM's EngineCoreReadyResponse, in msgpack: the first message that its engine
+            client expects.
+        memory: the memory that requests need.
+    """
+
+    response: bytes
+    memory: KvMemory
+
+    def encode(self) -> bytes:
+        """Return it as it travels to front ends."""
+        return msgspec.msgpack.encode(self)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
     """Facts about an engine that is ready.
 
     Attributes:
-        block_size: tokens a block.
         total_tokens: M, memory usable by requests, in tokens.
-        ready_response: the ready message that the front end's engine client expects, encoded.
+        ready: an encoded `EngineReady`.
         kv_format: equal for engines that can exchange KV blocks: with equal weights, layout and
             precision. Between other engines requests move without their KV cache.
         immovable_features: names of engine features whose state cannot move; with any of them the
             engine serves without migration.
     """
 
-    block_size: int
     total_tokens: int
-    ready_response: bytes
+    ready: bytes
     kv_format: str
     immovable_features: tuple[str, ...] = ()
 

@@ -407,6 +407,7 @@ class MigrationDestination:
             num_blocks=reserve.num_blocks,
             is_last=reserve.is_last,
             request=reserve.request,
+            num_valid_tokens=reserve.num_valid_tokens,
         )
         return [effect]
 

@@ -406,6 +406,7 @@ class MigrationSource:
             num_blocks=num_blocks,
             receivers=self._receivers,
             is_last=self._stage.is_last,
+            num_valid_tokens=self._stage.num_valid_tokens,
         )
 
     # --------------------------------------------------------------------------------- ends
@@ -468,6 +469,7 @@ class MigrationSource:
             is_last=stage.is_last,
             reservation=self._reservation,
             request=self._request if self._reservation is None else None,
+            num_valid_tokens=stage.num_valid_tokens,
         )
         return Send(self.peer, reserve)
 

@@ -1,6 +1,6 @@
 """Plan of a migration's next copy round (Section 4.2). Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sterna.config import MigrationConfig
 from sterna.migration.messages import Mode, Reason, RequestPosition
@@ -17,12 +17,14 @@ class Stage:
         first_block: index among the request's blocks; those before it are in place.
         num_blocks: at most this number of blocks.
         is_last: the request is drained for it.
+        num_valid_tokens: tokens of the request with valid KV when it was planned.
     """
 
     number: int
     first_block: int
     num_blocks: int = 0
     is_last: bool = False
+    num_valid_tokens: int = 0
 
     def next_unplanned(self, num_copied: int) -> "Stage":
         """The next stage's number and first block, after `num_copied` blocks of this one."""
@@ -50,4 +52,4 @@ def plan_stage(
         stage = Stage(number, first_block, num_full, False)
     if number + (0 if stage.is_last else 1) >= config.max_stages:
         return Reason.TOO_MANY_STAGES
-    return stage
+    return replace(stage, num_valid_tokens=position.num_valid_tokens)

@@ -80,14 +80,14 @@ class OtherMembers:
 
     Attributes:
         scheduler: its mailbox; None while there is no scheduler.
-        ready_response: what front ends need to start (`EngineFacts`).
+        ready: what front ends need to start (`EngineFacts`).
     """
 
     frontends: tuple[FrontendMember, ...]
     scheduler: str | None
     num_frontends_begun: int
     num_schedulers_begun: int
-    ready_response: bytes | None
+    ready: bytes | None
 
 
 class SupervisorState(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ class SupervisorState(msgspec.Struct, frozen=True):
     Attributes:
         options: further options of vLLM by generation.
         emptied_since: that of `InstanceMember`, for each terminating instance.
-        ready_response: what front ends need to start (`EngineFacts`).
+        ready: what front ends need to start (`EngineFacts`).
         hosted: the instances that are up: one that does not answer the successor must be fenced.
     """
 
@@ -105,7 +105,7 @@ class SupervisorState(msgspec.Struct, frozen=True):
     emptied_since: dict[InstanceId, int]
     num_frontends_begun: int
     num_schedulers_begun: int
-    ready_response: bytes | None
+    ready: bytes | None
     hosted: dict[InstanceId, HostedInstance] = msgspec.field(default_factory=dict)
 
     def encode(self) -> bytes:
@@ -243,7 +243,7 @@ class SupervisorCore:
             self.emptied_since,
             others.num_frontends_begun,
             others.num_schedulers_begun,
-            others.ready_response,
+            others.ready,
             dict(hosted),
         )
         membership = Membership(

@@ -11,6 +11,9 @@ import msgspec
 
 from sterna.types import MigrationId
 
+BlockIds = Sequence[Sequence[int]]
+"""Block ids of a transfer, for each KV cache group."""
+
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
@@ -73,9 +76,7 @@ class DataPlane(Protocol):
     def endpoint(self) -> str:
         """Address at which peers reach this plane."""
 
-    def send(
-        self, transfer: Transfer, endpoint: str, block_ids: Sequence[int], *, paced: bool
-    ) -> None:
+    def send(self, transfer: Transfer, endpoint: str, block_ids: BlockIds, *, paced: bool) -> None:
         """Gather the blocks and send them to the plane at `endpoint`.
 
         Paced transfers leave the memory bus to the engine for part of the time
@@ -83,7 +84,7 @@ class DataPlane(Protocol):
         SendFailed, unless stopped.
         """
 
-    def receive(self, transfer: Transfer, block_ids: Sequence[int]) -> None:
+    def receive(self, transfer: Transfer, block_ids: BlockIds) -> None:
         """Expect the transfer and scatter it into the blocks. Outcome: Arrived or ReceiveFailed,
         unless stopped. A transfer that is not expected is refused; its sender gets SendFailed."""
 

@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -43,7 +44,8 @@ class Copy:
     """One side of a transfer in flight.
 
     Attributes:
-        block_ids: int64[num_blocks].
+        block_ids: int64[num_blocks] for each KV cache group.
+        block_bytes: bytes of a block, for each group.
         fence: work that the engine must finish before the blocks may be touched.
         begun_s: when it was submitted (source) or its sender began (destination).
         deadline_s: when it fails, unless it ends or is extended before; None while nothing is due
@@ -54,8 +56,8 @@ class Copy:
 
     side: Side
     transfer: Transfer
-    block_ids: torch.Tensor
-    copy_bytes: int
+    block_ids: tuple[torch.Tensor, ...]
+    block_bytes: tuple[int, ...]
     fence: "torch.cuda.Event | None"
     is_paced: bool
     begun_s: float
@@ -64,6 +66,24 @@ class Copy:
     waker: Waker | None = None
     _is_entered: bool = False
     _event: PlaneEvent | None = None
+
+    @property
+    def num_blocks(self) -> tuple[int, ...]:
+        """Blocks of each group."""
+        return tuple(len(each) for each in self.block_ids)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return _num_bytes(self.num_blocks, self.block_bytes)
+
+
+def _num_bytes(num_blocks: Sequence[int], block_bytes: Sequence[int]) -> int:
+    return sum(count * size for count, size in zip(num_blocks, block_bytes, strict=True))
+
+
+def _counts(num_blocks: Sequence[int]) -> str:
+    return "+".join(map(str, num_blocks))
 
 
 @dataclass(eq=False, slots=True)
@@ -105,12 +125,12 @@ class Ledger:
                 self._events.put(None)
 
     def claim(
-        self, transfer: Transfer, num_blocks: int, copy_bytes: int, waker: Waker
+        self, transfer: Transfer, num_blocks: Sequence[int], copy_bytes: int, waker: Waker
     ) -> Copy | str:
         """The destination's side of a transfer that its source has begun, or why there is none.
 
-        The source may send fewer blocks than are expected: they go to the first ones. A refusal
-        changes nothing. Otherwise the deadline starts again.
+        The source may send fewer blocks of a group than are expected: they go to the first ones. A
+        refusal changes nothing. Otherwise the deadline starts again.
         """
         with self._lock:
             copy = self._copies.get((Side.DESTINATION, transfer))
@@ -118,16 +138,20 @@ class Ledger:
                 return "this transfer is not expected"
             if copy.waker is not None:
                 return "this transfer is being received already"
-            num_expected = len(copy.block_ids)
-            is_same_block = copy_bytes * num_expected == copy.copy_bytes * num_blocks
-            if num_blocks > num_expected or not is_same_block:
+            expected = copy.num_blocks
+            if (
+                len(num_blocks) != len(expected)
+                or any(not 0 <= n <= most for n, most in zip(num_blocks, expected, strict=True))
+                or copy_bytes != _num_bytes(num_blocks, copy.block_bytes)
+            ):
                 return (
-                    f"{len(copy.block_ids)} blocks of {copy.copy_bytes} bytes in all are "
-                    f"expected, not {num_blocks} of {copy_bytes}"
+                    f"{_counts(expected)} blocks of {copy.copy_bytes} bytes in all are expected, "
+                    f"not {_counts(num_blocks)} of {copy_bytes}"
                 )
             # A last stage is reserved with room to grow and may have fewer blocks.
-            copy.block_ids = copy.block_ids[:num_blocks]
-            copy.copy_bytes = copy_bytes
+            copy.block_ids = tuple(
+                ids[:n] for ids, n in zip(copy.block_ids, num_blocks, strict=True)
+            )
             copy.waker = waker
             copy.begun_s = time.monotonic()
             copy.deadline_s = copy.begun_s + self._timeout_s

@@ -11,16 +11,15 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence
 
 import torch
 
 from sterna.config import TransportConfig
 from sterna.errors import ConfigurationError, TransportError
-from sterna.transport.data_plane import DataPlane, Notify, Transfer
+from sterna.transport.data_plane import BlockIds, DataPlane, Notify, Transfer
 from sterna.transport.ledger import Copy, Ledger, Side
 from sterna.transport.memory.chunks import largest_chunk_bytes
-from sterna.transport.memory.layout import KvLayout
+from sterna.transport.memory.layout import KvCache
 from sterna.transport.pacer import Pacer
 from sterna.transport.plane_context import PlaneContext
 from sterna.transport.receiver import Receiver
@@ -40,7 +39,7 @@ _MAX_STRANGERS = 32
 """Limit of connections without a token so far; peers send theirs within milliseconds."""
 
 
-def make_data_plane(config: TransportConfig, layout: KvLayout, notify: Notify) -> DataPlane:
+def make_data_plane(config: TransportConfig, cache: KvCache, notify: Notify) -> DataPlane:
     """A data plane over the cache, listening and ready, its staging memory touched.
 
     Args:
@@ -50,18 +49,18 @@ def make_data_plane(config: TransportConfig, layout: KvLayout, notify: Notify) -
         ConfigurationError: peers cannot connect to `config.host`.
         OSError: the plane cannot listen there.
     """
-    return _Plane(config, layout, notify)
+    return _Plane(config, cache, notify)
 
 
 class _Plane:
-    def __init__(self, config: TransportConfig, layout: KvLayout, notify: Notify) -> None:
-        self._layout = layout
-        self._wire = _make_wire(config, layout)
+    def __init__(self, config: TransportConfig, cache: KvCache, notify: Notify) -> None:
+        self._cache = cache
+        self._wire = _make_wire(config, cache)
         self._listener, address = self._wire.listen()
         self._listener.setblocking(False)
         self._context = PlaneContext(
             wire=self._wire,
-            layout=layout,
+            cache=cache,
             ledger=Ledger(notify, config.timeout_s),
             # A receiver waits for `timeout_s`; pauses must stay well below it.
             pacer=Pacer(config.bandwidth_share, config.timeout_s / 4),
@@ -85,9 +84,7 @@ class _Plane:
     def endpoint(self) -> str:
         return self._endpoint
 
-    def send(
-        self, transfer: Transfer, endpoint: str, block_ids: Sequence[int], *, paced: bool
-    ) -> None:
+    def send(self, transfer: Transfer, endpoint: str, block_ids: BlockIds, *, paced: bool) -> None:
         copy = self._add(Side.SOURCE, transfer, block_ids, paced)
         try:
             peer = _parse(endpoint, self._wire.kind)
@@ -109,9 +106,11 @@ class _Plane:
                 return
             self._senders[endpoint] = sender
 
-    def receive(self, transfer: Transfer, block_ids: Sequence[int]) -> None:
-        if len(set(block_ids)) != len(block_ids):
-            raise TransportError(f"{transfer} would scatter twice into one of {list(block_ids)}")
+    def receive(self, transfer: Transfer, block_ids: BlockIds) -> None:
+        # All groups have their blocks from one pool.
+        ids = [block_id for group in block_ids for block_id in group]
+        if len(set(ids)) != len(ids):
+            raise TransportError(f"{transfer} would scatter twice into one of {ids}")
         self._add(Side.DESTINATION, transfer, block_ids, False)
 
     def stop(self, migration_id: MigrationId) -> None:
@@ -140,22 +139,25 @@ class _Plane:
         self._waker.close()
         atexit.unregister(self.close)
 
-    def _add(
-        self, side: Side, transfer: Transfer, block_ids: Sequence[int], is_paced: bool
-    ) -> Copy:
-        for block_id in block_ids:
-            if not 0 <= block_id < self._layout.num_blocks:
+    def _add(self, side: Side, transfer: Transfer, block_ids: BlockIds, is_paced: bool) -> Copy:
+        num_groups = len(self._cache.groups)
+        if len(block_ids) != num_groups:
+            raise TransportError(
+                f"{transfer} has blocks of {len(block_ids)} KV cache groups, not of {num_groups}"
+            )
+        for block_id in (block_id for group in block_ids for block_id in group):
+            if not 0 <= block_id < self._cache.num_blocks:
                 raise TransportError(
                     f"{transfer} names block {block_id}, but the cache has "
-                    f"{self._layout.num_blocks} blocks"
+                    f"{self._cache.num_blocks} blocks"
                 )
         now_s = time.monotonic()
         copy = Copy(
             side=side,
             transfer=transfer,
-            block_ids=torch.tensor(block_ids, dtype=torch.int64),
-            copy_bytes=len(block_ids) * self._layout.block_bytes,
-            fence=self._layout.fence(),
+            block_ids=tuple(torch.tensor(list(ids), dtype=torch.int64) for ids in block_ids),
+            block_bytes=self._cache.block_bytes,
+            fence=self._cache.fence(),
             is_paced=is_paced,
             begun_s=now_s,
             deadline_s=now_s + self._context.timeout_s if side is Side.DESTINATION else None,
@@ -202,17 +204,17 @@ class _Plane:
                     del self._senders[endpoint]
 
 
-def _make_wire(config: TransportConfig, layout: KvLayout) -> Wire:
-    slot_bytes = largest_chunk_bytes(layout.page_bytes, config.chunk_bytes)
+def _make_wire(config: TransportConfig, cache: KvCache) -> Wire:
+    slot_bytes = largest_chunk_bytes(cache.page_bytes, config.chunk_bytes)
     if config.kind == "shm":
-        return ShmWire(slot_bytes, layout.device)
+        return ShmWire(slot_bytes, cache.device)
     _require_reachable(config.host)
     if config.kind == "tcp":
-        return TcpWire(config.host, slot_bytes, layout.device)
+        return TcpWire(config.host, slot_bytes, cache.device)
     # Imported here, because the other wires also work with a torch that was built without Gloo.
     from sterna.transport.wires.gloo import GlooWire
 
-    return GlooWire(config.host, slot_bytes, layout.device, config.timeout_s)
+    return GlooWire(config.host, slot_bytes, cache.device, config.timeout_s)
 
 
 def _require_reachable(host: str) -> None:

@@ -1,10 +1,11 @@
 """Context of one plane: the objects and limits that all its threads share."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sterna.transport.ledger import Ledger
 from sterna.transport.memory.chunks import Tile, largest_chunk_bytes, plan_tiles
-from sterna.transport.memory.layout import KvLayout
+from sterna.transport.memory.layout import KvCache
 from sterna.transport.pacer import Pacer
 from sterna.transport.wires.channel import Wire
 
@@ -16,7 +17,7 @@ class PlaneContext:
     """
 
     wire: Wire
-    layout: KvLayout
+    cache: KvCache
     ledger: Ledger
     pacer: Pacer
     token: str
@@ -26,8 +27,8 @@ class PlaneContext:
     @property
     def slot_bytes(self) -> int:
         """Size of a staging buffer that holds any chunk."""
-        return largest_chunk_bytes(self.layout.page_bytes, self.chunk_bytes)
+        return largest_chunk_bytes(self.cache.page_bytes, self.chunk_bytes)
 
-    def plan(self, num_blocks: int) -> list[Tile]:
-        """The chunks of a transfer of `num_blocks` blocks."""
-        return plan_tiles(self.layout.page_bytes, num_blocks, self.chunk_bytes)
+    def plan(self, num_blocks: Sequence[int]) -> list[Tile]:
+        """The chunks of a transfer of `num_blocks` blocks of each group."""
+        return plan_tiles(self.cache.page_bytes, num_blocks, self.chunk_bytes)

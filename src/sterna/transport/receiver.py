@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sterna.errors import TransportError
 from sterna.transport.data_plane import Arrived, Transfer
 from sterna.transport.ledger import Copy
-from sterna.transport.memory.chunks import Tile
+from sterna.transport.memory.chunks import PageBytes, Tile
 from sterna.transport.memory.staging import make_copier
 from sterna.transport.plane_context import PlaneContext
 from sterna.transport.wires.channel import ReceiveChannel
@@ -127,15 +127,20 @@ class Receiver:
             )
         if not hmac.compare_digest(hello.token.encode(), self._plane.token.encode()):
             raise TransportError("the endpoint belongs to an earlier instance: wrong token")
-        layout = self._plane.layout
+        cache = self._plane.cache
         for name, ours, theirs in (
-            ("label", layout.label, hello.label),
-            ("number of layers", len(layout.page_bytes), len(hello.page_bytes)),
-            ("page bytes", layout.page_bytes, hello.page_bytes),
+            ("label", cache.label, hello.label),
+            ("number of layers", _num_layers(cache.page_bytes), _num_layers(hello.page_bytes)),
+            ("page bytes", cache.page_bytes, hello.page_bytes),
             ("chunk_bytes", self._plane.chunk_bytes, hello.chunk_bytes),
         ):
             if ours != theirs:
                 raise TransportError(f"the {name} differ: {ours!r} here, {theirs!r} at the source")
+
+
+def _num_layers(page_bytes: PageBytes) -> list[int]:
+    """Of each KV cache group."""
+    return [len(each) for each in page_bytes]
 
 
 class _Connection:
@@ -148,7 +153,7 @@ class _Connection:
         self._channel = channel
         self._plane = plane
         self._waker = waker
-        self._copier = make_copier(plane.layout, plane.slot_bytes)
+        self._copier = make_copier(plane.cache, plane.slot_bytes)
         self._streams: dict[int, _Inbound] = {}
 
     def turn(self) -> None:
@@ -206,7 +211,7 @@ class _Connection:
             copy = inbound.copy
             if self._plane.ledger.enter(copy):
                 try:
-                    self._copier.scatter(tile, copy.block_ids, staged, copy.fence)
+                    self._copier.scatter(tile, copy.block_ids[tile.group], staged, copy.fence)
                 finally:
                     self._plane.ledger.leave(copy)
                 self._plane.ledger.extend_deadline(copy)
@@ -219,7 +224,7 @@ class _Connection:
         """Raises TransportError unless the chunk is the next one of the plan."""
         if inbound.next_tile == len(inbound.tiles):
             raise TransportError(f"the source sent more than {len(inbound.tiles)} chunks")
-        planned = inbound.tiles[inbound.next_tile].num_bytes(self._plane.layout.page_bytes)
+        planned = inbound.tiles[inbound.next_tile].num_bytes(self._plane.cache.page_bytes)
         if (chunk.index, chunk.num_bytes) != (inbound.next_tile, planned):
             raise TransportError(
                 f"the source sent chunk {chunk.index} of {chunk.num_bytes} bytes where chunk "

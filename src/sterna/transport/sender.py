@@ -178,7 +178,7 @@ class _Connection:
         self._peer = peer
         self._plane = plane
         self._waker = waker
-        self._copier = make_copier(plane.layout, plane.slot_bytes)
+        self._copier = make_copier(plane.cache, plane.slot_bytes)
         # After everything else that may fail, because the channel must be closed.
         self._channel = plane.wire.sender(peer.address)
         self._slots = self._channel.slots
@@ -194,12 +194,12 @@ class _Connection:
 
     def greet(self) -> None:
         """Sends the token and the layout of blocks, and waits for the destination's Welcome."""
-        layout = self._plane.layout
+        cache = self._plane.cache
         hello = Hello(
             version=VERSION,
             token=self._peer.token,
-            label=layout.label,
-            page_bytes=layout.page_bytes,
+            label=cache.label,
+            page_bytes=cache.page_bytes,
             chunk_bytes=self._plane.chunk_bytes,
             num_slots=len(self._slots),
         )
@@ -218,7 +218,7 @@ class _Connection:
         for copy in copies:
             if copy.over is not None:
                 continue
-            tiles = self._plane.plan(len(copy.block_ids))
+            tiles = self._plane.plan(copy.num_blocks)
             outbound = _Outbound(copy, self._next_stream, tiles)
             self._next_stream += 1
             self._streams[outbound.stream] = outbound
@@ -227,7 +227,7 @@ class _Connection:
                     outbound.stream,
                     copy.transfer.migration_id,
                     copy.transfer.stage,
-                    len(copy.block_ids),
+                    copy.num_blocks,
                     copy.copy_bytes,
                 )
             )
@@ -268,14 +268,14 @@ class _Connection:
         outbound = turns[0]
         begun_s = time.monotonic()
         index, tile = outbound.next_tile, outbound.tiles[outbound.next_tile]
-        num_bytes = tile.num_bytes(self._plane.layout.page_bytes)
+        num_bytes = tile.num_bytes(self._plane.cache.page_bytes)
         copy = outbound.copy
         if not self._plane.ledger.enter(copy):
             self._slots.give(slot)
             return True
         try:
             buffer = self._slots.buffer(slot, num_bytes)
-            self._copier.gather(tile, copy.block_ids, buffer, copy.fence)
+            self._copier.gather(tile, copy.block_ids[tile.group], buffer, copy.fence)
         finally:
             self._plane.ledger.leave(copy)
         outbound.next_tile += 1

@@ -24,7 +24,7 @@ from sterna.messages.actors import AddRequest, FrontendMember, InstanceMember, M
 from sterna.messaging.mailbox import Mailbox
 from sterna.types import FrontendId
 from tests.frontend.calls import folders_called
-from tests.frontend.scripted import ScriptedCluster, ready_response, within
+from tests.frontend.scripted import ScriptedCluster, ready, within
 from tests.models import small_model
 
 pytestmark = pytest.mark.vllm
@@ -59,7 +59,7 @@ class FrontEnd:
         tools = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-scale-out"]
         own = ["--port", str(port), "--frontends", "2", "--max-model-len", "2048"]
         args = parse([*model, *tools, *own])
-        self.server = FrontendServer(frontend_id, args, CONFIG, self.mailbox, ready_response())
+        self.server = FrontendServer(frontend_id, args, CONFIG, self.mailbox, ready())
         self.http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60.0)
         self._frontend_id = frontend_id
         self._version = 0

@@ -22,7 +22,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 from sterna.config import FrontendConfig
 from sterna.frontend.vllm_server.router import Router
 from sterna.messaging.mailbox import Mailbox
-from tests.frontend.scripted import ME, ScriptedCluster, ready_response, within
+from tests.frontend.scripted import ME, ScriptedCluster, ready, within
 
 CONFIG = FrontendConfig(
     scheduler_timeout_s=0.05,
@@ -83,7 +83,7 @@ class World:
 @asynccontextmanager
 async def world(folder: Path, config: FrontendConfig = CONFIG) -> AsyncIterator[World]:
     mailbox = Mailbox("127.0.0.1")
-    router = Router(ME, config, mailbox, ready_response(), folder)
+    router = Router(ME, config, mailbox, ready(), folder)
     running = asyncio.create_task(router.run())
     client = Client(router.client_addresses)
     cluster = ScriptedCluster(mailbox.address)

@@ -33,7 +33,7 @@ from sterna.messages.actors import (
 from sterna.messaging.mailbox import Mailbox
 from sterna.messaging.reliable_channel import SendingEnd
 from sterna.types import HIGH, NORMAL, RequestId
-from tests.frontend.scripted import ME, Actor, ready_response, within
+from tests.frontend.scripted import ME, Actor, ready, within
 from tests.frontend.vllm_server.routed import CONFIG, Client, World, in_worlds_of, world
 
 pytestmark = pytest.mark.vllm
@@ -67,7 +67,7 @@ def request(
 def test_the_client_hears_from_its_engine_although_it_binds_later(tmp_path: Path):
     async def test() -> None:
         mailbox = Mailbox("127.0.0.1")
-        router = Router(ME, CONFIG, mailbox, ready_response(block_size=64), tmp_path)
+        router = Router(ME, CONFIG, mailbox, ready(block_size=64), tmp_path)
         client = Client(router.client_addresses)
         assert (await client.ready()).block_size == 64
         client.close()

@@ -22,7 +22,7 @@ from sterna.messages.actors import AbortRequests, AddRequest
 from sterna.messaging.mailbox import Mailbox
 from sterna.types import FrontendId, RequestId
 from tests.frontend.calls import folders_called
-from tests.frontend.scripted import ME, ready_response, within
+from tests.frontend.scripted import ME, ready, within
 from tests.frontend.served import CONFIG, MESSAGES, Scenario, Served, one_server, options_of_vllm
 
 pytestmark = pytest.mark.vllm
@@ -357,7 +357,7 @@ def test_an_operator_is_told_why_a_request_does_not_move(
 @contextmanager
 def _unstarted(port: int) -> Iterator[FrontendServer]:
     mailbox = Mailbox("127.0.0.1")
-    yield FrontendServer(ME, options_of_vllm(port), CONFIG, mailbox, ready_response())
+    yield FrontendServer(ME, options_of_vllm(port), CONFIG, mailbox, ready())
     mailbox.close()
 
 

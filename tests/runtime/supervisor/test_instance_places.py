@@ -29,7 +29,7 @@ from sterna.types import InstanceId
 
 I0, I1 = InstanceId("i0"), InstanceId("i1")
 PROCESS = ProcessIdentity("node", 4711, 123456)
-FACTS = EngineFacts(16, 1000, b"kv", "")
+FACTS = EngineFacts(1000, b"kv", "")
 CONFIG = ClusterConfig(LlumletConfig(STERNA), TransportConfig(), FrontendConfig())
 HANG_TIMEOUT_S = 30.0
 """No wait of a test takes so long unless something hangs."""

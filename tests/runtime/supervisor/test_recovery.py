@@ -35,7 +35,7 @@ def test_the_newest_membership_holds() -> None:
     state = state_of(found.membership())
     assert state.fleet == Fleet(3)
     assert state.options == {0: (), 1: ("--max-num-seqs", "8")}
-    assert (state.emptied_since, state.ready_response) == ({"i0": 3}, b"ready")
+    assert (state.emptied_since, state.ready) == ({"i0": 3}, b"ready")
     # One that does not answer is ended by this.
     assert state.hosted == {I0: HOSTED}
     assert (state.num_frontends_begun, state.num_schedulers_begun) == (2, 1)

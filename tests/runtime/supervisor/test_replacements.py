@@ -24,7 +24,7 @@ from sterna.supervisor.fleet import Fleet
 from sterna.types import InstanceId
 
 PROCESS = ProcessIdentity("node", 4711, 123456)
-FACTS = EngineFacts(16, 1000, b"kv", "")
+FACTS = EngineFacts(1000, b"kv", "")
 UP = HostedInstance("tcp://127.0.0.1:4711", "kv", PROCESS)
 ON_CPU = ClusterConfig(LlumletConfig(STERNA), TransportConfig(), FrontendConfig())
 ON_GPU = replace(ON_CPU, num_gpus_per_instance=1)

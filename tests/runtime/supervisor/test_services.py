@@ -79,7 +79,7 @@ class ServicesWith(Services):
         super().__init__({}, "metrics", tasks, lambda: None)
         config = ClusterConfig(LlumletConfig(STERNA), TransportConfig(), FrontendConfig())
         self.configure(config, b"args", NobodyEnds())  # type: ignore[arg-type]
-        self.ready_response = b"ready"
+        self.ready = b"ready"
         self._handle = handle
 
     def _import_frontend(self) -> tuple[FrontendId, Any]:

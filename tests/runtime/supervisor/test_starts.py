@@ -77,7 +77,7 @@ class ServicesOf(Services):
     def __init__(self, handles: list[Handle], tasks: Tasks) -> None:
         super().__init__({}, "metrics", tasks, lambda: None)
         self.configure(CONFIG, b"args", WatchOfStarts(CONFIG.watch, tasks))
-        self.ready_response = b"ready"
+        self.ready = b"ready"
         self._handles = handles
 
     def _begin_scheduler(self) -> Any:

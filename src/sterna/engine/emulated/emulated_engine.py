@@ -29,7 +29,8 @@ from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.engine.emulated.requests import RequestState, decode_state
 from sterna.engine.emulated.steps import Step, Token
 from sterna.engine.emulated.tokens import Vocabulary, first_stop, stream_key, token_at
-from sterna.engine.interface import EngineActivity, EngineFacts, EngineListener
+from sterna.engine.interface import EngineActivity, EngineFacts, EngineListener, EngineReady
+from sterna.engine.kv_memory import one_group
 from sterna.errors import UNREADABLE
 from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
@@ -141,11 +142,13 @@ class EmulatedEngine:
         self._do(lambda: None)
         options = self._options
         return EngineFacts(
-            block_size=options.engine.block_size,
             total_tokens=options.engine.total_tokens,
-            ready_response=engine_messages.encode_ready(
-                options.engine, options.max_model_len, self._instance_id
-            ),
+            ready=EngineReady(
+                engine_messages.encode_ready(
+                    options.engine, options.max_model_len, self._instance_id
+                ),
+                one_group(options.engine.block_size),
+            ).encode(),
             kv_format=f"emulated; block_size={options.engine.block_size}",
         )
 

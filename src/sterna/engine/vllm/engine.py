@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.engine import (
@@ -19,9 +20,10 @@ from vllm.v1.request import Request, RequestStatus
 
 from sterna.config import TransportConfig
 from sterna.engine.drains import DrainOutcome, Left, refused
-from sterna.engine.interface import EngineActivity, EngineFacts, EngineListener
+from sterna.engine.interface import EngineActivity, EngineFacts, EngineListener, EngineReady
 from sterna.engine.vllm.facts import kv_format
 from sterna.engine.vllm.hosted_core import HostedCore, build_core
+from sterna.engine.vllm.kv_groups import KvGroups
 from sterna.engine.vllm.payload import (
     decode_request,
     decode_utility_call,
@@ -66,6 +68,18 @@ logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """The blocks of a request that migrates away.
+
+    Attributes:
+        block_ids: of each KV cache group, column by column.
+    """
+
+    block_ids: list[list[int]]
+    num_valid_tokens: int
+
+
 class VllmEngine:
     """One vLLM engine core; see `engine.interface.Engine` for the methods."""
 
@@ -100,8 +114,8 @@ class VllmEngine:
         self._prepared: dict[MigrationId, tuple[Request, EngineCoreRequest]] = {}
         # Requests with a history whose grammar is being compiled.
         self._adding: dict[str, asyncio.Task[None]] = {}
-        # Blocks of requests that migrate away.
-        self._block_ids: dict[MigrationId, list[int]] = {}
+        # Blocks of requests that migrate away, as they last were.
+        self._leaving: dict[MigrationId, _Leaving] = {}
 
     # --------------------------------------------------------------------------- life cycle
 
@@ -133,9 +147,8 @@ class VllmEngine:
             page_layouts = core.collective_rpc("sterna_page_layout")
             self._transfers.open(core)
         return EngineFacts(
-            block_size=scheduler.block_size,
             total_tokens=scheduler.total_tokens,
-            ready_response=core.ready_response(),
+            ready=EngineReady(core.ready_response(), scheduler.groups.memory).encode(),
             kv_format=kv_format(core.vllm_config, page_layouts),
             immovable_features=scheduler.immovable_features,
         )
@@ -221,7 +234,7 @@ class VllmEngine:
     def _restore(core: HostedCore, request: Request, output_token_ids: Sequence[int]) -> None:
         """Continue a request after outputs of an engine that has died."""
         restore_history(core, request, RequestState(list(output_token_ids), 0, 0))
-        import_into_workers(core, request, [], is_continued=True)
+        import_into_workers(core, request, is_continued=True)
         core.scheduler.add_with_history(request)
 
     def _fail(self, sent_request: EngineCoreRequest, num_delivered: int) -> None:
@@ -263,16 +276,18 @@ class VllmEngine:
     # ------------------------------------------------------------------------------- source
 
     async def inspect(self, migration_id: MigrationId, request_id: RequestId) -> Inspected:
-        def inspect(core: HostedCore) -> tuple[Inspected, list[int]]:
+        def inspect(core: HostedCore) -> tuple[Inspected, _Leaving | None]:
             progress = core.scheduler.progress(request_id)
             sent_request = self._sent_requests.get(request_id)
             if progress is None or sent_request is None:
-                return Inspected(None), []
-            return Inspected(progress, encode_request(sent_request)), core.scheduler.block_ids(
-                request_id
-            )
+                return Inspected(None), None
+            block_ids = core.scheduler.groups.block_ids(request_id)
+            leaving = _Leaving(block_ids, progress.num_valid_tokens)
+            return Inspected(progress, encode_request(sent_request)), leaving
 
-        inspected, self._block_ids[migration_id] = await self._call(inspect)
+        inspected, leaving = await self._call(inspect)
+        if leaving is not None:
+            self._leaving[migration_id] = leaving
         return inspected
 
     async def drain(self, effect: Drain) -> Drained | DrainRefused:
@@ -308,9 +323,9 @@ class VllmEngine:
             num_preemptions=request.num_preemptions,
             generator_state=generator_state,
         )
-        self._block_ids[effect.migration_id] = scheduler.block_ids(effect.request_id)
-        num_blocks = -(-num_valid_tokens // scheduler.block_size)
-        return Drained(num_blocks, state.encode())
+        block_ids = scheduler.groups.block_ids(RequestId(effect.request_id))
+        self._leaving[effect.migration_id] = _Leaving(block_ids, num_valid_tokens)
+        return Drained(scheduler.groups.num_units(num_valid_tokens), state.encode())
 
     def resume(self, request_id: RequestId) -> None:
         self._thread.call(lambda core: core.scheduler.resume(request_id))
@@ -323,11 +338,19 @@ class VllmEngine:
         self._thread.call(release)
 
     def copy(self, effect: CopyBlocks) -> None:
-        blocks = self._block_ids[effect.migration_id]
+        assert self._core is not None
+        leaving = self._leaving[effect.migration_id]
+        groups: KvGroups = self._core.scheduler.groups
+        columns = groups.stage_columns(
+            effect.first_block,
+            effect.num_blocks,
+            effect.num_valid_tokens,
+            is_last=effect.is_last,
+        )
         self._transfers.send(
             effect.migration_id,
             effect.stage,
-            blocks[effect.first_block : effect.first_block + effect.num_blocks],
+            groups.blocks_of(leaving.block_ids, columns, leaving.num_valid_tokens),
             effect.receivers,
             is_paced=not effect.is_last,
         )
@@ -337,7 +360,7 @@ class VllmEngine:
 
     def forget_migration(self, migration_id: MigrationId) -> None:
         """Drop the records of a migration that has ended on this side."""
-        self._block_ids.pop(migration_id, None)
+        self._leaving.pop(migration_id, None)
         self._prepared.pop(migration_id, None)
 
     # -------------------------------------------------------------------------- destination
@@ -352,23 +375,24 @@ class VllmEngine:
         if effect.is_last and not await self._is_grammar_compiled(effect.migration_id):
             return ReserveFailed(effect.stage, Reason.UNSUPPORTED)
 
-        def reserve(core: HostedCore) -> list[int] | Reason:
+        def reserve(core: HostedCore) -> list[list[int]] | Reason:
             has_kv = effect.first_block + effect.num_blocks > 0
             if has_kv and core.scheduler.immovable_features:
                 return Reason.UNSUPPORTED
             if effect.request_id in core.scheduler.requests:
                 return Reason.DUPLICATE_REQUEST
-            return core.scheduler.reserve(
-                effect.migration_id,
-                effect.first_block + effect.num_blocks,
-                needs_slot=effect.is_last,
+            columns = core.scheduler.groups.stage_columns(
+                effect.first_block,
+                effect.num_blocks,
+                effect.num_valid_tokens,
+                is_last=effect.is_last,
             )
+            return core.scheduler.reserve(effect.migration_id, columns, needs_slot=effect.is_last)
 
         blocks = await self._call(reserve)
         if isinstance(blocks, Reason):
             return ReserveFailed(effect.stage, blocks)
-        stage_blocks = blocks[effect.first_block : effect.first_block + effect.num_blocks]
-        receivers = await self._transfers.expect(effect.migration_id, effect.stage, stage_blocks)
+        receivers = await self._transfers.expect(effect.migration_id, effect.stage, blocks)
         return BlocksReserved(effect.stage, receivers)
 
     def _prepare(self, migration_id: MigrationId, payload: bytes) -> None:
@@ -423,14 +447,15 @@ class VllmEngine:
         except Exception:
             logger.exception("migrating request not restored request=%s", effect.request_id)
             return AdoptFailed(Reason.UNSUPPORTED)
-        block_ids: list[int] = []
         if state.num_valid_tokens:
+            if not scheduler.can_adopt(effect.migration_id, state.num_valid_tokens):
+                logger.error("migrating request lacks blocks request=%s", effect.request_id)
+                return AdoptFailed(Reason.UNSUPPORTED)
             scheduler.adopt_running(effect.migration_id, request, state.num_valid_tokens)
-            block_ids = scheduler.block_ids(effect.request_id)
         else:
             scheduler.adopt_queuing(effect.migration_id, request)
         if state.output_token_ids:
-            import_into_workers(core, request, block_ids, state.generator_state)
+            import_into_workers(core, request, state.generator_state)
         self._sent_requests[effect.request_id] = sent_request
         first_index = self._num_delivered[effect.request_id] = len(state.output_token_ids)
         # Queued from this thread, so that it precedes the outputs of any further step.

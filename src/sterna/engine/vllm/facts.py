@@ -98,7 +98,7 @@ def total_tokens(config: VllmConfig) -> int | None:
     cache, model, parallel = config.cache_config, config.model_config, config.parallel_config
     if cache.num_gpu_blocks_override is not None:
         num_blocks = cache.num_gpu_blocks_override
-    elif cache.kv_cache_memory_bytes is None or model.use_mla or cache.cache_dtype != "auto":
+    elif cache.kv_cache_memory_bytes is None or cache.cache_dtype != "auto" or _is_mixed(config):
         return None
     else:
         token_bytes = (
@@ -112,6 +112,19 @@ def total_tokens(config: VllmConfig) -> int | None:
         num_blocks = cache.kv_cache_memory_bytes // (token_bytes * cache.block_size)
     # vLLM reserves one block.
     return max(0, int((num_blocks - 1) * cache.block_size))
+
+
+def _is_mixed(config: VllmConfig) -> bool:
+    """Whether not all layers have the usual keys and values of all tokens."""
+    model = config.model_config
+    return bool(
+        model.use_mla
+        or model.is_hybrid
+        or model.has_inner_state
+        or model.get_sliding_window() is not None
+        or model.attention_chunk_size is not None
+        or config.speculative_config is not None
+    )
 
 
 def computes_in_software(config: VllmConfig) -> bool:

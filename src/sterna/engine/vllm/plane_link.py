@@ -25,7 +25,7 @@ class SendStage(msgspec.Struct, frozen=True, tag=True):
 
     transfer: Transfer
     endpoint: str
-    block_ids: list[int]
+    block_ids: list[list[int]]
     paced: bool
 
 
@@ -33,7 +33,7 @@ class ReceiveStage(msgspec.Struct, frozen=True, tag=True):
     """Instance -> worker: see `DataPlane.receive`. Answer: StageArmed."""
 
     transfer: Transfer
-    block_ids: list[int]
+    block_ids: list[list[int]]
 
 
 class StopTransfers(msgspec.Struct, frozen=True, tag=True):

@@ -6,6 +6,7 @@ on the source. The state adds the outputs so far, from which penalties, stop con
 """
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -108,7 +109,6 @@ async def until_grammar_ready(request: Request) -> bool:
 def import_into_workers(
     core: Any,
     request: Request,
-    block_ids: list[int],
     generator_state: bytes | None = None,
     *,
     is_continued: bool = False,
@@ -117,21 +117,21 @@ def import_into_workers(
     if core.scheduler.use_v2_model_runner:
         # It gets all tokens of a request with every admission, and draws by their positions.
         return
-    num_groups = len(core.scheduler.kv_cache_config.kv_cache_groups)
+    block_ids = core.scheduler.groups.block_ids(request.request_id)
     core.collective_rpc(
         "sterna_import_request",
-        args=(worker_state(request, block_ids, num_groups), generator_state),
+        args=(worker_state(request, block_ids), generator_state),
         kwargs={"is_continued": is_continued},
     )
 
 
-def worker_state(request: Request, block_ids: list[int], num_groups: int = 1) -> CachedRequestState:
+def worker_state(request: Request, block_ids: Sequence[list[int]]) -> CachedRequestState:
     """Return a vLLM worker's state of a request with a history.
 
     The generator is restored on the worker, where its device is.
 
     Args:
-        block_ids: of the first KV cache group; those of others follow when it is scheduled.
+        block_ids: of each KV cache group, column by column.
     """
     return CachedRequestState(
         req_id=request.request_id,
@@ -142,7 +142,7 @@ def worker_state(request: Request, block_ids: list[int], num_groups: int = 1) ->
         sampling_params=request.sampling_params,
         pooling_params=None,
         generator=None,
-        block_ids=(block_ids, *([] for _ in range(num_groups - 1))),
+        block_ids=tuple(block_ids),
         num_computed_tokens=request.num_computed_tokens,
         output_token_ids=list(request.output_token_ids),
         lora_request=request.lora_request,

@@ -8,19 +8,17 @@ one that missed a step.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from vllm.utils.math_utils import cdiv
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from sterna.engine.drains import DrainOutcome, Left, drain_outcome
+from sterna.engine.vllm.kv_groups import Columns, Held, KvGroups
 from sterna.engine.vllm.support import immovable_engine_features, immovable_request_feature
-from sterna.errors import UnknownRequestError
 from sterna.migration.messages import Drain, Reason, RequestPosition
 from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.types import (
@@ -38,8 +36,13 @@ from sterna.types import RequestStatus as Status
 class Reservation:
     """Blocks and perhaps a batch slot, held for an incoming migration."""
 
-    blocks: list[KVCacheBlock] = field(default_factory=list)
+    held: Held
     has_slot: bool = False
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all groups together."""
+        return sum(map(len, self.held))
 
 
 class MigratingScheduler(Scheduler):
@@ -47,6 +50,7 @@ class MigratingScheduler(Scheduler):
 
     Attributes:
         classes: the priority classes of requests in views.
+        groups: the KV cache groups.
         on_scheduled: called when a step has been scheduled, before it is computed.
     """
 
@@ -62,6 +66,7 @@ class MigratingScheduler(Scheduler):
             # ended. A copy into these blocks would not wait for it. (With one rank it does:
             # this thread has launched all steps before it commands a copy.)
             self.defer_block_free |= self.vllm_config.max_concurrent_batches > 1
+        self.groups = KvGroups(self.kv_cache_manager.coordinator)
         self.num_preemptions = 0
         self._drained: dict[str, Request] = {}
         self._reservations: dict[MigrationId, Reservation] = {}
@@ -80,7 +85,9 @@ class MigratingScheduler(Scheduler):
     def total_tokens(self) -> int:
         """Memory usable by requests, in tokens: the pool without its null block and watermark."""
         watermark_blocks = self.kv_cache_manager.watermark_blocks
-        return int((self._pool.num_gpu_blocks - 1 - watermark_blocks) * self.block_size)
+        return int(
+            (self._pool.num_gpu_blocks - 1 - watermark_blocks) * self.groups.memory.block_tokens
+        )
 
     def view(self, instance_id: InstanceId, is_terminating: bool) -> InstanceView:
         """Return the state between two steps, or of the step that has just been scheduled."""
@@ -93,18 +100,19 @@ class MigratingScheduler(Scheduler):
             for queue in (self.kv_holding_waiting, self.waiting)
             for request in queue
         ]
-        reserved_blocks = sum(len(r.blocks) for r in self._reservations.values())
+        reserved_blocks = sum(r.num_blocks for r in self._reservations.values())
         used_blocks = self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks()
+        block_tokens = self.groups.memory.block_tokens
         counted_tokens = sum(r.physical_usage_tokens for r in running)
-        counted_tokens += reserved_blocks * self.block_size
+        counted_tokens += reserved_blocks * block_tokens
         return InstanceView(
             instance_id=instance_id,
             total_tokens=self.total_tokens,
-            block_size=self.block_size,
+            block_size=block_tokens,
             running=tuple(running),
             queuing=tuple(queuing),
-            reserved_tokens=reserved_blocks * self.block_size,
-            shared_tokens=max(0, counted_tokens - used_blocks * self.block_size),
+            reserved_tokens=reserved_blocks * block_tokens,
+            shared_tokens=max(0, counted_tokens - used_blocks * block_tokens),
             num_preemptions=self.num_preemptions,
             is_terminating=is_terminating,
         )
@@ -120,8 +128,10 @@ class MigratingScheduler(Scheduler):
             request_id=RequestId(request.request_id),
             status=status,
             num_tokens=request.num_tokens,
-            physical_usage_tokens=len(self._blocks(request)) * self.block_size if is_running else 0,
-            demand_tokens=self._demand_tokens(request) if is_awaiting else 0,
+            physical_usage_tokens=self._usage_tokens(request) if is_running else 0,
+            demand_tokens=self.groups.memory.demand_tokens(request.num_tokens)
+            if is_awaiting
+            else 0,
             scheduling_priority=its_class.scheduling_priority,
             execution_priority=its_class.execution_priority,
             num_output_tokens=request.num_output_tokens,
@@ -130,8 +140,8 @@ class MigratingScheduler(Scheduler):
             immovable=self.immovable(request),
         )
 
-    def _demand_tokens(self, request: Request) -> int:
-        return cdiv(int(request.num_tokens), self.block_size) * self.block_size
+    def _usage_tokens(self, request: Request) -> int:
+        return self.groups.num_held(request.request_id) * self.groups.memory.block_tokens
 
     def immovable(self, request: Request) -> Immovable | None:
         """Return why the request cannot move at this moment, or None when it can."""
@@ -156,19 +166,16 @@ class MigratingScheduler(Scheduler):
     def _progress(self, request: Request, num_valid_tokens: int) -> RequestPosition:
         return RequestPosition(
             is_queuing=request.status != RequestStatus.RUNNING,
-            num_full_blocks=num_valid_tokens // self.block_size,
-            num_blocks=cdiv(num_valid_tokens, self.block_size),
+            num_full_blocks=num_valid_tokens // self.groups.unit_tokens,
+            num_blocks=self.groups.num_units(num_valid_tokens),
             num_preemptions=request.num_preemptions,
             immovable=self.immovable(request) is not None,
+            num_valid_tokens=num_valid_tokens,
         )
 
     def _unfinished(self, request_id: RequestId) -> Request | None:
         request = self.requests.get(request_id)
         return None if request is None or request.is_finished() else request
-
-    def block_ids(self, request_id: RequestId) -> list[int]:
-        """Return the ids of the request's blocks, in order."""
-        return [block.block_id for block in self._blocks(self._request(request_id))]
 
     # ------------------------------------------------------------------------------ source
 
@@ -232,36 +239,43 @@ class MigratingScheduler(Scheduler):
     # ------------------------------------------------------------------------- destination
 
     def reserve(
-        self, migration_id: MigrationId, num_blocks: int, needs_slot: bool
-    ) -> list[int] | Reason:
-        """Extend the migration's reservation to `num_blocks` blocks, and a batch slot if needed.
+        self, migration_id: MigrationId, columns: Columns, needs_slot: bool
+    ) -> list[list[int]] | Reason:
+        """Extend the migration's reservation to these columns, and a batch slot if needed.
 
-        Returns the ids of all its blocks, or why nothing was reserved. The watermark stays free,
-        as it does when vLLM admits a request. A request without KV, for which no block is
-        reserved, will queue: it needs neither memory nor slot.
+        Returns the ids of the blocks at the columns, for each group, or why nothing was reserved.
+        The watermark stays free, as it does when vLLM admits a request. A request without KV, for
+        which no block is reserved, will queue: it needs neither memory nor slot.
         """
-        if num_blocks == 0:
-            reservation = self._reservations.setdefault(migration_id, Reservation())
-            return [block.block_id for block in reservation.blocks]
-        reservation = self._reservations.get(migration_id, Reservation())
-        num_new = max(0, num_blocks - len(reservation.blocks))
+        reservation = self._reservations.get(migration_id)
+        if reservation is None:
+            reservation = Reservation(self.groups.new_reservation())
+        if not any(columns) and not reservation.num_blocks:
+            self._reservations[migration_id] = reservation
+            return self.groups.ids_at(reservation.held, columns)
+        num_new = self.groups.num_missing(reservation.held, columns)
         if num_new > self._pool.get_num_free_blocks() - self.kv_cache_manager.watermark_blocks:
             return Reason.NO_MEMORY
         lacks_slot = needs_slot and not reservation.has_slot
         if lacks_slot and len(self.running) + self._num_held_slots() >= self._admission_limit:
             return Reason.NO_SLOT
-        reservation.blocks.extend(self._pool.get_new_blocks(num_new))
+        self.groups.extend(reservation.held, columns)
         reservation.has_slot = reservation.has_slot or needs_slot
         self._reservations[migration_id] = reservation
         self._hold_slots()
-        return [block.block_id for block in reservation.blocks]
+        return self.groups.ids_at(reservation.held, columns)
 
     def free_reservation(self, migration_id: MigrationId) -> None:
         """Free the reservation, if there is one."""
         reservation = self._reservations.pop(migration_id, None)
         if reservation is not None:
-            self._pool.free_blocks(reversed(reservation.blocks))
+            self.groups.free(reservation.held)
             self._hold_slots()
+
+    def can_adopt(self, migration_id: MigrationId, num_valid: int) -> bool:
+        """Whether all blocks that a request of this length looks at are reserved."""
+        reservation = self._reservations.get(migration_id)
+        return reservation is not None and self.groups.has_all(reservation.held, num_valid)
 
     def adopt_running(self, migration_id: MigrationId, request: Request, num_valid: int) -> None:
         """Add the request, with KV of `num_valid` tokens in its reserved blocks, to the batch.
@@ -271,12 +285,7 @@ class MigratingScheduler(Scheduler):
         """
         reservation = self._reservations.pop(migration_id)
         self._hold_slots()
-        num_needed = cdiv(request.num_tokens, self.block_size)
-        blocks = reservation.blocks[:num_needed]
-        self._pool.free_blocks(reversed(reservation.blocks[num_needed:]))
-        manager = self.kv_cache_manager.coordinator.single_type_managers[0]
-        manager.req_to_blocks[request.request_id] = blocks
-        manager.num_cached_block[request.request_id] = 0
+        self.groups.adopt(reservation.held, request, num_valid)
         request.num_computed_tokens = num_valid
         self.kv_cache_manager.cache_blocks(request, num_valid)
         request.status = RequestStatus.RUNNING
@@ -321,20 +330,6 @@ class MigratingScheduler(Scheduler):
     @property
     def _pool(self) -> Any:
         return self.kv_cache_manager.block_pool
-
-    def _blocks(self, request: Request) -> list[KVCacheBlock]:
-        # `get`, because the mapping is a defaultdict that would keep an empty entry.
-        managers = self.kv_cache_manager.coordinator.single_type_managers
-        blocks: list[KVCacheBlock] = []
-        for manager in managers:
-            blocks.extend(manager.req_to_blocks.get(request.request_id, ()))
-        return blocks
-
-    def _request(self, request_id: RequestId) -> Request:
-        request = self.requests.get(request_id)
-        if request is None:
-            raise UnknownRequestError(f"request {request_id} is not on this instance")
-        return request
 
     def _num_held_slots(self) -> int:
         num_reserved = sum(r.has_slot for r in self._reservations.values())

@@ -6,15 +6,16 @@ on its instance. The log and `sterna requests` show the names.
 
 from typing import Any
 
-from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm.v1.request import Request
+
+from sterna.engine.vllm.kv_groups import MOVABLE
 
 
 def immovable_engine_features(vllm_config: Any, kv_cache_config: Any) -> tuple[str, ...]:
     """Return the names of configured features whose state Sterna cannot move; () when none."""
     parallel = vllm_config.parallel_config
-    groups = kv_cache_config.kv_cache_groups
     features = {
         "speculative decoding": vllm_config.speculative_config is not None,
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
@@ -26,18 +27,23 @@ def immovable_engine_features(vllm_config: Any, kv_cache_config: Any) -> tuple[s
         "a pooling model": vllm_config.model_config.runner_type == "pooling",
         "an encoder-decoder model": vllm_config.model_config.is_encoder_decoder,
         "multi-dimensional rotary positions": vllm_config.model_config.uses_mrope,
-        "several KV cache groups (hybrid or sliding-window attention)": len(groups) != 1,
-        "a KV cache in several layouts": len(kv_cache_config.kv_cache_tensors) != 1,
+        # Of such a group nothing is known: its state may be more than its pages.
+        **{f"a KV cache group of {name}": True for name in unknown_managers(kv_cache_config)},
     }
-    if len(groups) == 1:
-        # Subclasses of full attention, such as latent attention, have other page layouts.
-        is_full_attention = type(groups[0].kv_cache_spec) is FullAttentionSpec
-        features["attention other than full"] = not is_full_attention
     if (layout := vllm_config.cache_config.kv_cache_layout) is not None:
         # In other layouts a page is split into pieces by heads.
         is_compact = KVCacheLayout[layout].is_block_compact
         features[f"KV cache layout {layout}"] = not is_compact
     return tuple(name for name, is_used in features.items() if is_used)
+
+
+def unknown_managers(kv_cache_config: Any) -> list[str]:
+    """Return the names of the managers whose groups' state Sterna does not know, sorted."""
+    managers = (
+        KVCacheSpecRegistry.get_manager_class(group.kv_cache_spec, group.role)
+        for group in kv_cache_config.kv_cache_groups
+    )
+    return sorted({each.__name__ for each in managers if each not in MOVABLE})
 
 
 def immovable_request_feature(request: Request) -> str | None:

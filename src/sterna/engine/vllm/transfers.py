@@ -27,6 +27,7 @@ from sterna.errors import TransportError
 from sterna.migration.messages import CopyEvent, CopyFailed, StageFailed, StageReceived
 from sterna.transport.data_plane import (
     Arrived,
+    BlockIds,
     ReceiveFailed,
     SendFailed,
     Sent,
@@ -98,7 +99,7 @@ class Transfers:
         self,
         migration_id: MigrationId,
         stage: int,
-        block_ids: Sequence[int],
+        block_ids: BlockIds,
         receivers: Sequence[str],
         *,
         is_paced: bool,
@@ -116,7 +117,7 @@ class Transfers:
         transfer = Transfer(migration_id, stage)
         self._sending[transfer] = _Countdown(self._link.num_ranks)
         for rank, endpoint in enumerate(receivers):
-            self._link.send_to(rank, SendStage(transfer, endpoint, list(block_ids), is_paced))
+            self._link.send_to(rank, SendStage(transfer, endpoint, _listed(block_ids), is_paced))
 
     def stop_sending(self, migration_id: MigrationId) -> None:
         """Cancel the migration's stages that are not sent yet."""
@@ -125,15 +126,15 @@ class Transfers:
         self._link.send_to_all(StopTransfers(migration_id))
 
     async def expect(
-        self, migration_id: MigrationId, stage: int, block_ids: Sequence[int]
+        self, migration_id: MigrationId, stage: int, block_ids: BlockIds
     ) -> tuple[str, ...]:
         """Make every rank expect the stage; returns their endpoints when all do."""
-        if not block_ids:
+        if not any(block_ids):
             return self._endpoints
         transfer = Transfer(migration_id, stage)
         self._armed[transfer] = armed = _Countdown(self._link.num_ranks)
         self._arriving[transfer] = _Countdown(self._link.num_ranks)
-        self._link.send_to_all(ReceiveStage(transfer, list(block_ids)))
+        self._link.send_to_all(ReceiveStage(transfer, _listed(block_ids)))
         await armed.done
         return self._endpoints
 
@@ -186,6 +187,10 @@ class Transfers:
                 _count(self._stopping, migration_id)
             case PlaneFailed(reason):
                 raise TransportError(f"the KV plane of rank {notice.rank} failed: {reason}")
+
+
+def _listed(block_ids: BlockIds) -> list[list[int]]:
+    return [list(group) for group in block_ids]
 
 
 def _log(what: str, event: Sent | Arrived) -> None:

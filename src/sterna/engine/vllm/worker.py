@@ -5,6 +5,7 @@ Methods run on the worker's own thread and are called by vLLM's `collective_rpc`
 class into its worker, hence the prefix of every name.
 """
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from sterna.engine.vllm.generators import (
     keep_generators_of_incomplete_prompts,
 )
 from sterna.engine.vllm.plane_link import PlaneServer
-from sterna.transport.memory.layout import KvLayout
+from sterna.transport.memory.layout import KvCache, KvLayout
 from sterna.transport.plane import make_data_plane
 
 SEEDED = SamplingType.RANDOM_SEED
@@ -41,9 +42,9 @@ class SternaWorkerExtension:
 
         Returns its command address for the instance and its endpoint for peers.
         """
-        layout = kv_layout(self.model_runner)
+        cache = kv_cache(self.model_runner)
         server = PlaneServer(
-            self.rank, notice_address, lambda notify: make_data_plane(config, layout, notify)
+            self.rank, notice_address, lambda notify: make_data_plane(config, cache, notify)
         )
         self._sterna_plane = server
         return server.command_address, server.plane.endpoint
@@ -58,9 +59,14 @@ class SternaWorkerExtension:
         builders = [builder for group in groups for builder in group.metadata_builders]
         isas = sorted({str(builder.isa) for builder in builders if hasattr(builder, "isa")})
         kernel_block_sizes = sorted(set(runner._kernel_block_sizes))
+        kv_groups = [
+            [(name, repr(spec_of(group, name))) for name in group.layer_names]
+            for group in runner.kv_cache_config.kv_cache_groups
+        ]
+        digest = hashlib.sha256(repr(kv_groups).encode()).hexdigest()[:12]
         return (
             f"layout={layout}; backends={backends}; isas={isas}; "
-            f"kernel_block_sizes={kernel_block_sizes}"
+            f"kernel_block_sizes={kernel_block_sizes}; groups={digest}"
         )
 
     def sterna_export_generator(self, request_id: str) -> bytes | None:
@@ -103,6 +109,9 @@ class SternaWorkerExtension:
         runner.num_prompt_logprobs.pop(state.req_id, None)
         if runner.uses_mrope:
             runner._init_mrope_positions(state)
+        if hasattr(runner, "mamba_state_idx"):
+            # Else the column of its state would be that of an earlier stay here.
+            runner.mamba_state_idx.pop(state.req_id, None)
         runner.requests[state.req_id] = state
 
     def sterna_forget_request(self, request_id: str) -> None:
@@ -110,25 +119,42 @@ class SternaWorkerExtension:
         self.model_runner.requests.pop(request_id, None)
 
 
-def kv_layout(model_runner: Any) -> KvLayout:
-    """Return the layout of the runner's KV cache in its single allocation.
+def kv_cache(model_runner: Any) -> KvCache:
+    """Return the layout of the runner's KV cache in its single allocation, group by group.
 
     Must be called on the worker's own thread.
     Page (layer, block) starts at offset + layer * layer_stride + block * block_stride.
     """
     config = model_runner.kv_cache_config
-    (tensor,) = config.kv_cache_tensors
-    (group,) = config.kv_cache_groups
-    storage = model_runner.kv_caches[0].untyped_storage()
+    storage = _first_tensor(model_runner.kv_caches[0]).untyped_storage()
     raw = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-    return KvLayout.from_strided(
-        raw,
-        offset=tensor.offset,
-        num_layers=len(tensor.layers),
-        layer_stride=tensor.layer_stride,
-        num_blocks=config.num_blocks,
-        block_stride=tensor.block_stride,
-        page_bytes=group.kv_cache_spec.page_size_bytes,
-        # The stream of this thread's steps, which is not CUDA's default one.
-        compute_stream=current_stream() if storage.device.type == "cuda" else None,
-    )
+    groups = []
+    for group in config.kv_cache_groups:
+        runs = [
+            KvLayout.from_strided(
+                raw,
+                offset=tensor.offset,
+                num_layers=len(tensor.layers),
+                layer_stride=tensor.layer_stride,
+                num_blocks=config.num_blocks,
+                block_stride=tensor.block_stride,
+                page_bytes=spec_of(group, tensor.layers[0]).page_size_bytes,
+            )
+            for tensor in config.kv_cache_tensors
+            if tensor.layers[0] in group.layer_names
+        ]
+        groups.append(KvLayout.joined(runs))
+    # The stream of this thread's steps, which is not CUDA's default one.
+    stream = current_stream() if storage.device.type == "cuda" else None
+    return KvCache(groups, compute_stream=stream)
+
+
+def spec_of(group: Any, layer: str) -> Any:
+    """Return the spec of one layer of a KV cache group, whose layers may have several."""
+    specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return group.kv_cache_spec if specs is None else specs[layer]
+
+
+def _first_tensor(cache: Any) -> torch.Tensor:
+    """Return a tensor of a layer's cache; a recurrent layer has several."""
+    return cache if isinstance(cache, torch.Tensor) else cache[0]

@@ -21,7 +21,7 @@ class EngineSockets:
 
     Args:
         folder: a private folder for the sockets that vLLM's client binds.
-        ready: an instance's EngineCoreReadyResponse, in msgpack, which vLLM's client awaits.
+        ready: an EngineCoreReadyResponse, in msgpack, which vLLM's client awaits.
     """
 
     def __init__(self, folder: Path, ready: bytes) -> None:

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from vllm.v1.engine import EngineCoreReadyResponse, EngineCoreRequest, EngineCoreRequestType
+from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType
 
 from sterna.config import FrontendConfig
+from sterna.engine.interface import EngineReady
 from sterna.engine.payload_parts import pack_frames
 from sterna.engine.vllm.payload import (
     cut_leading_tokens,
@@ -79,7 +80,7 @@ class Router:
     """Connects one AsyncLLM to the instances.
 
     Args:
-        ready: an instance's EngineCoreReadyResponse, in msgpack, which vLLM's client awaits.
+        ready: an instance's encoded `EngineReady`.
         folder: a private folder for the sockets that vLLM's client binds.
         classes: the meaning of requests' priorities.
         queue: gets the first tokens, and the number of requests that queue on all instances.
@@ -103,14 +104,15 @@ class Router:
     ) -> None:
         self._frontend_id = frontend_id
         self._mailbox = mailbox
-        self._block_size = _block_size(ready)
+        engine = msgspec.msgpack.decode(ready, type=EngineReady)
+        self._memory = engine.memory
         self._classes = classes
         self._num_unshown: Counter[str] = Counter()
         self._num_sent_again = 0
         self._latencies = Latencies()
         self.peers = Peers(mailbox)
         self.operators = Operators(self.peers, config.admin_timeout_s, classes)
-        self._sockets = EngineSockets(folder, ready)
+        self._sockets = EngineSockets(folder, engine.response)
         self.streams: StreamExchange | None = None
         if make_exchange is not None:
             self.streams = make_exchange(self.peers.send_to_frontend, self._sockets.push_outputs)
@@ -195,7 +197,7 @@ class Router:
         ask = DispatchRequest(
             frontend_id=self._frontend_id,
             request_id=request_id,
-            demand_tokens=_in_blocks(_num_prompt_tokens(request), self._block_size),
+            demand_tokens=self._memory.demand_tokens(_num_prompt_tokens(request)),
             arrival_s=request.arrival_time,
             scheduling_priority=its_class.scheduling_priority,
             execution_priority=its_class.execution_priority,
@@ -355,17 +357,7 @@ def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _block_size(ready: bytes) -> int:
-    response = msgspec.msgpack.decode(ready, type=EngineCoreReadyResponse)
-    return int(response.effective_attention_block_size or response.block_size)
-
-
 def _num_prompt_tokens(request: EngineCoreRequest) -> int:
     if request.prompt_token_ids is not None:
         return len(request.prompt_token_ids)
     return 0 if request.prompt_embeds is None else len(request.prompt_embeds)
-
-
-def _in_blocks(num_tokens: int, block_size: int) -> int:
-    """Return the number of tokens in the whole blocks that hold this number of tokens."""
-    return -(-num_tokens // block_size) * block_size

@@ -158,7 +158,7 @@ class FrontendServer:
             `emulated`: the engine that instances emulate, or None; `classes` of requests; and
             `api_key_table`: the keys of all callers, with those of `api_key`.
         mailbox: receives the cluster's messages for this front end, the membership among them.
-        ready: the facts of an instance's engine (`EngineFacts.ready_response`).
+        ready: the facts of an instance's engine (`EngineFacts.ready`).
     """
 
     def __init__(

@@ -30,6 +30,9 @@ class CopyBlocks:
     """Source: gather blocks `first_block` to `first_block + num_blocks` of the request and send
     them to the destination's receivers, rank by rank. Outcome: none when it succeeds (the
     destination sends StageCopied), CopyFailed when it does not.
+
+    Attributes:
+        num_valid_tokens: that of the stage's `ReserveBlocks`.
     """
 
     migration_id: MigrationId
@@ -39,6 +42,7 @@ class CopyBlocks:
     num_blocks: int
     receivers: tuple[str, ...]
     is_last: bool
+    num_valid_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,10 @@ class ReserveBlocks:
     The stage is written to blocks `first_block` to `first_block + num_blocks` of the
     reservation; only those that it does not hold yet are added to it. A stage may bring fewer
     blocks than were reserved, and a last stage that was given up brings none.
+
+    Attributes:
+        num_valid_tokens: tokens with valid KV when the stage was planned: memory that no layer
+            looks at any longer for a request of this length is not copied.
     """
 
     migration_id: MigrationId
@@ -117,6 +125,7 @@ class ReserveBlocks:
     num_blocks: int
     is_last: bool
     request: bytes | None
+    num_valid_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ class RequestPosition:
         num_blocks: blocks with any valid KV, the partial last one included.
         num_preemptions: number of its preemptions on this instance.
         immovable: it cannot move at this moment.
+        num_valid_tokens: tokens with valid KV. Engines whose layers have windows know by it which
+            memory no layer looks at any longer.
     """
 
     is_queuing: bool
@@ -29,6 +31,7 @@ class RequestPosition:
     num_blocks: int
     num_preemptions: int
     immovable: bool = False
+    num_valid_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

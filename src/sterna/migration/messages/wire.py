@@ -72,6 +72,7 @@ class Reserve(msgspec.Struct, frozen=True, tag=True):
             stage was given up for another one, they overlap the blocks reserved already.
         is_last: the request will be drained for this stage; a batch slot is reserved as well.
         reservation: None until the source has received one.
+        num_valid_tokens: tokens with valid KV when the stage was planned.
     """
 
     migration_id: MigrationId
@@ -82,6 +83,7 @@ class Reserve(msgspec.Struct, frozen=True, tag=True):
     is_last: bool
     reservation: ReservationId | None
     request: bytes | None = None
+    num_valid_tokens: int = 0
 
 
 class Reserved(msgspec.Struct, frozen=True, tag=True):

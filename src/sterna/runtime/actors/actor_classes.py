@@ -285,7 +285,7 @@ class _FrontendActor:
 
         Args:
             packed_args: the pickled options of `vllm serve`.
-            ready: an instance's `EngineFacts.ready_response`.
+            ready: an instance's `EngineFacts.ready`.
         """
         from sterna.frontend.metrics.allocated_files import allocate_metrics
         from sterna.frontend.vllm_server.server import FrontendServer

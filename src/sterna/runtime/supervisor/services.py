@@ -87,7 +87,7 @@ class Services:
         self._is_finishing = False
         self.num_frontends_begun = 0
         self.num_schedulers_begun = 0
-        self.ready_response: bytes | None = None
+        self.ready: bytes | None = None
 
     def others(self) -> OtherMembers:
         """The members that are up, and what a successor of the supervisor needs to start more."""
@@ -96,7 +96,7 @@ class Services:
             None if self._scheduler is None else self._scheduler.address,
             self.num_frontends_begun,
             self.num_schedulers_begun,
-            self.ready_response,
+            self.ready,
         )
 
     def configure(self, config: ClusterConfig, args: bytes, watch: Watch) -> None:
@@ -249,9 +249,9 @@ class Services:
         # It needs a membership to start, which names the instances.
         self._frontends[frontend_id] = member
         self._on_change()
-        assert self.ready_response is not None
+        assert self.ready is not None
         start = member.actor.start.remote(
-            frontend_id, self._args, self._config.frontend, self.ready_response
+            frontend_id, self._args, self._config.frontend, self.ready
         )
         await self._watch.until_started(
             frontend_name(frontend_id), member.process, start, timeout_s=START_TIMEOUT_S

@@ -139,7 +139,7 @@ class Supervisor:
         self._services.num_schedulers_begun = next_number(
             state.num_schedulers_begun, found.numbers[SCHEDULER]
         )
-        self._services.ready_response = state.ready_response
+        self._services.ready = state.ready
         self._configure(config, args, emulated)
         known = list(self._fleet.members)
         silent = await self._watch.end_here(
@@ -187,8 +187,8 @@ class Supervisor:
         self._tasks.begin(self._mailbox.deliver(self._on_message))
 
     def _on_facts(self, facts: EngineFacts | None) -> None:
-        if self._services.ready_response is None and facts is not None:
-            self._services.ready_response = facts.ready_response
+        if self._services.ready is None and facts is not None:
+            self._services.ready = facts.ready
 
     async def finish_requests(self, timeout_s: float) -> int:
         """See `Services.finish_requests`."""

@@ -6,7 +6,9 @@ They are never sent one by one: `gather` fuses the pages of a chunk into one con
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -41,33 +43,27 @@ class KvLayout:
     """Memory layout of a KV cache: the place of page (layer, block) for every layer and block.
 
     A *layer* has one page in each block: it is a model layer, or its keys or its values when the
-    engine stores them apart.
+    engine stores them apart. Layers with pages of one size at constant strides are a *run*.
 
     Attributes:
         page_bytes: size of a page, for every layer.
         num_blocks: blocks of the cache.
-        label: the meaning of the bytes (model, dtype, order inside a page). Planes exchange blocks
-            only when their labels and page sizes are equal.
         device: the device that holds the cache.
-        compute_stream: on CUDA, the stream on which the engine's steps run; None means the
-            current stream of the thread that calls `fence`.
     """
 
-    def __init__(
-        self,
-        kv: _Strided,
-        label: str,
-        device: torch.device,
-        compute_stream: "torch.cuda.Stream | None",
-    ) -> None:
-        self.page_bytes = (kv.page_bytes,) * kv.num_layers
-        self.num_blocks = kv.num_blocks
-        self.label = label
+    def __init__(self, runs: Sequence[_Strided], device: torch.device) -> None:
+        self.page_bytes = tuple(run.page_bytes for run in runs for _ in range(run.num_layers))
+        self.num_blocks = runs[0].num_blocks
         self.device = device
-        self.compute_stream = compute_stream
-        self._word_bytes, word = _widest_word(kv)
-        # word[num_layers, num_blocks, page_bytes / word_bytes]
-        self._pages = _pages(kv, self._word_bytes, word, device)
+        # Of a power of two: the least of all runs suits every run, and every place in a chunk.
+        self._word_bytes, word = min((_widest_word(run) for run in runs), key=lambda each: each[0])
+        self._strided = tuple(runs)
+        # Of each run its first layer, and word[num_layers, num_blocks, page_bytes / word_bytes].
+        self._runs: list[tuple[int, torch.Tensor]] = []
+        first_layer = 0
+        for run in runs:
+            self._runs.append((first_layer, _pages(run, self._word_bytes, word, device)))
+            first_layer += run.num_layers
 
     @classmethod
     def from_strided(
@@ -79,10 +75,7 @@ class KvLayout:
         num_blocks: int,
         block_stride: int,
         page_bytes: int,
-        *,
-        label: str = "",
-        compute_stream: "torch.cuda.Stream | None" = None,
-    ) -> "KvLayout":
+    ) -> Self:
         """The cache in one contiguous tensor, page (layer, block) at
         `offset + layer * layer_stride + block * block_stride`, all in bytes from its start.
 
@@ -102,12 +95,83 @@ class KvLayout:
             page_bytes,
         )
         _check(kv, start, start + storage.numel() * storage.element_size())
-        return cls(kv, label, storage.device, compute_stream)
+        return cls([kv], storage.device)
+
+    @classmethod
+    def joined(cls, layouts: "Sequence[KvLayout]") -> Self:
+        """The layers of all of them, one after the other, in caches of equally many blocks."""
+        return cls([run for each in layouts for run in each._strided], layouts[0].device)
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block over all layers."""
         return sum(self.page_bytes)
+
+    def gather(self, tile: Tile, block_ids: torch.Tensor, buffer: torch.Tensor) -> None:
+        """Fuses the tile's pages into `buffer`.
+
+        Args:
+            block_ids: int64[num_blocks of the group in the transfer], on the cache's device.
+            buffer: uint8[at least the tile's bytes], contiguous, on the cache's device.
+        """
+        ids = block_ids[tile.first_block : tile.first_block + tile.num_blocks]
+        for pages, fused in self._parts(tile, buffer):
+            torch.index_select(pages, 1, ids, out=fused)
+
+    def scatter(self, tile: Tile, block_ids: torch.Tensor, buffer: torch.Tensor) -> None:
+        """Splits `buffer` into the tile's pages; the arguments are those of `gather`."""
+        ids = block_ids[tile.first_block : tile.first_block + tile.num_blocks]
+        for pages, fused in self._parts(tile, buffer):
+            pages.index_copy_(1, ids, fused)
+
+    def _parts(
+        self, tile: Tile, buffer: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """For each run, the pages of the tile's layers, of all blocks; and the part of the buffer
+        that they take, in their shape."""
+        begin = 0
+        for first_layer, run in self._runs:
+            first = max(tile.first_layer - first_layer, 0)
+            pages = run[first : max(tile.first_layer + tile.num_layers - first_layer, 0)]
+            if len(pages) == 0:
+                continue
+            shape = (pages.shape[0], tile.num_blocks, pages.shape[2])
+            end = begin + math.prod(shape) * self._word_bytes
+            yield pages, buffer[begin:end].view(pages.dtype).view(shape)
+            begin = end
+
+
+class KvCache:
+    """The KV cache of one rank: the layouts of its groups, which share one pool of blocks.
+
+    A block belongs to one group at a time, so that the same bytes are laid out anew in each.
+
+    Attributes:
+        groups: a layout for each KV cache group.
+        page_bytes: of every layer of every group.
+        block_bytes: bytes of one block over all layers of a group, for every group.
+        num_blocks: blocks of the pool.
+        label: the meaning of the bytes (model, dtype, order inside a page). Planes exchange blocks
+            only when their labels and page sizes are equal.
+        device: the device that holds the cache.
+        compute_stream: on CUDA, the stream on which the engine's steps run; None means the
+            current stream of the thread that calls `fence`.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[KvLayout],
+        *,
+        label: str = "",
+        compute_stream: "torch.cuda.Stream | None" = None,
+    ) -> None:
+        self.groups = tuple(groups)
+        self.page_bytes = tuple(each.page_bytes for each in groups)
+        self.block_bytes = tuple(each.block_bytes for each in groups)
+        self.num_blocks = groups[0].num_blocks
+        self.label = label
+        self.device = groups[0].device
+        self.compute_stream = compute_stream
 
     def fence(self) -> "torch.cuda.Event | None":
         """On CUDA, an event behind the steps queued so far: copies must wait for it. Else None."""
@@ -118,29 +182,12 @@ class KvLayout:
         return event
 
     def gather(self, tile: Tile, block_ids: torch.Tensor, buffer: torch.Tensor) -> None:
-        """Fuses the tile's pages into `buffer`.
-
-        Args:
-            block_ids: int64[num_blocks of the transfer], on the cache's device.
-            buffer: uint8[at least the tile's bytes], contiguous, on the cache's device.
-        """
-        ids = block_ids[tile.first_block : tile.first_block + tile.num_blocks]
-        torch.index_select(self._layers(tile), 1, ids, out=self._fused(tile, buffer))
+        """Fuses the tile's pages into `buffer`; `KvLayout.gather` of its group."""
+        self.groups[tile.group].gather(tile, block_ids, buffer)
 
     def scatter(self, tile: Tile, block_ids: torch.Tensor, buffer: torch.Tensor) -> None:
-        """Splits `buffer` into the tile's pages; the arguments are those of `gather`."""
-        ids = block_ids[tile.first_block : tile.first_block + tile.num_blocks]
-        self._layers(tile).index_copy_(1, ids, self._fused(tile, buffer))
-
-    def _layers(self, tile: Tile) -> torch.Tensor:
-        """The pages of the tile's layers, of all blocks."""
-        return self._pages[tile.first_layer : tile.first_layer + tile.num_layers]
-
-    def _fused(self, tile: Tile, buffer: torch.Tensor) -> torch.Tensor:
-        """The part of the buffer that the tile takes, in the shape of its pages."""
-        shape = (tile.num_layers, tile.num_blocks, self._pages.shape[2])
-        num_bytes = math.prod(shape) * self._word_bytes
-        return buffer[:num_bytes].view(self._pages.dtype).view(shape)
+        """Splits `buffer` into the tile's pages; `KvLayout.scatter` of its group."""
+        self.groups[tile.group].scatter(tile, block_ids, buffer)
 
 
 def _check(kv: _Strided, start: int, end: int) -> None:

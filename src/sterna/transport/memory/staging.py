@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from sterna.transport.memory.chunks import Tile
-from sterna.transport.memory.layout import KvLayout
+from sterna.transport.memory.layout import KvCache
 
 
 class Copier(Protocol):
@@ -23,7 +23,7 @@ class Copier(Protocol):
         """Fuses the tile's pages into the buffer, which is filled on return.
 
         Args:
-            block_ids: int64[num_blocks], on the CPU.
+            block_ids: int64[num_blocks of the tile's group], on the CPU.
             buffer: uint8[the tile's bytes], on the CPU.
             fence: work that the engine must finish first (`KvLayout.fence`).
         """
@@ -38,19 +38,19 @@ class Copier(Protocol):
         """Splits the buffer into the tile's pages, which are in place on return."""
 
 
-def make_copier(layout: KvLayout, num_bytes: int) -> Copier:
+def make_copier(cache: KvCache, num_bytes: int) -> Copier:
     """A copier for the calling thread, for chunks of at most `num_bytes`."""
-    if layout.device.type == "cuda":
-        return CudaCopier(layout, num_bytes)
+    if cache.device.type == "cuda":
+        return CudaCopier(cache, num_bytes)
     _keep_to_one_core()
-    return CpuCopier(layout)
+    return CpuCopier(cache)
 
 
 class CpuCopier:
     """Copies within host memory: the buffer is the fused chunk itself."""
 
-    def __init__(self, layout: KvLayout) -> None:
-        self._layout = layout
+    def __init__(self, cache: KvCache) -> None:
+        self._cache = cache
 
     def gather(
         self,
@@ -59,7 +59,7 @@ class CpuCopier:
         buffer: torch.Tensor,
         fence: "torch.cuda.Event | None",
     ) -> None:
-        self._layout.gather(tile, block_ids, buffer)
+        self._cache.gather(tile, block_ids, buffer)
 
     def scatter(
         self,
@@ -68,7 +68,7 @@ class CpuCopier:
         buffer: torch.Tensor,
         fence: "torch.cuda.Event | None",
     ) -> None:
-        self._layout.scatter(tile, block_ids, buffer)
+        self._cache.scatter(tile, block_ids, buffer)
 
 
 class CudaCopier:
@@ -80,13 +80,13 @@ class CudaCopier:
     progress when `stop` says that all have ended.
     """
 
-    def __init__(self, layout: KvLayout, num_bytes: int) -> None:
-        self._layout = layout
+    def __init__(self, cache: KvCache, num_bytes: int) -> None:
+        self._cache = cache
         # PyTorch hands out 32 streams of each priority in turn, then the same ones again. The
         # engine's own has normal priority; this one has another, so that the two never coincide.
-        self._stream = torch.cuda.Stream(layout.device, priority=-1)
+        self._stream = torch.cuda.Stream(cache.device, priority=-1)
         with torch.cuda.stream(self._stream):
-            self._fused = torch.empty(num_bytes, dtype=torch.uint8, device=layout.device)
+            self._fused = torch.empty(num_bytes, dtype=torch.uint8, device=cache.device)
 
     def gather(
         self,
@@ -98,8 +98,8 @@ class CudaCopier:
         with torch.cuda.stream(self._stream):
             if fence is not None:
                 self._stream.wait_event(fence)
-            ids = block_ids.to(self._layout.device, non_blocking=True)
-            self._layout.gather(tile, ids, self._fused)
+            ids = block_ids.to(self._cache.device, non_blocking=True)
+            self._cache.gather(tile, ids, self._fused)
             buffer.copy_(self._fused[: buffer.numel()], non_blocking=True)
         self._stream.synchronize()
 
@@ -113,9 +113,9 @@ class CudaCopier:
         with torch.cuda.stream(self._stream):
             if fence is not None:
                 self._stream.wait_event(fence)
-            ids = block_ids.to(self._layout.device, non_blocking=True)
+            ids = block_ids.to(self._cache.device, non_blocking=True)
             self._fused[: buffer.numel()].copy_(buffer, non_blocking=True)
-            self._layout.scatter(tile, ids, self._fused)
+            self._cache.scatter(tile, ids, self._fused)
         self._stream.synchronize()
 
 

@@ -30,7 +30,7 @@ import msgspec
 
 from sterna.errors import UNREADABLE, TransportError
 
-VERSION = 1
+VERSION = 2
 _LENGTH = struct.Struct(">I")
 _MAX_FRAME_BYTES = 1 << 20
 _READ_BYTES = 4096
@@ -44,13 +44,14 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         token: the secret of the destination's endpoint. It also distinguishes a plane from a
             later one on the same port.
+        page_bytes: of every layer of every KV cache group.
         num_slots: chunks that may be in flight at once; 1 when there is no ring.
     """
 
     version: int
     token: str
     label: str
-    page_bytes: tuple[int, ...]
+    page_bytes: tuple[tuple[int, ...], ...]
     chunk_bytes: int
     num_slots: int
 
@@ -74,12 +75,16 @@ class Meet(msgspec.Struct, frozen=True, tag=True):
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """Source: the chunks of this stream are that transfer."""
+    """Source: the chunks of this stream are that transfer.
+
+    Attributes:
+        num_blocks: for each KV cache group.
+    """
 
     stream: int
     migration_id: str
     stage: int
-    num_blocks: int
+    num_blocks: tuple[int, ...]
     copy_bytes: int
 
 
