@@ -144,8 +144,25 @@ SPECS = st.lists(
 )
 
 
+def test_with_a_state_one_unit_is_left_for_the_last_stage() -> None:
+    """Also where the request stands still at the end of a unit: the state travels with a unit."""
+    groups, _ = groups_of(state(1024), full(16))
+    assert [groups.num_full_units(each) for each in (0, 1, 16, 17, 64, 65)] == [0, 0, 0, 1, 3, 4]
+    groups, _ = groups_of(full(16))
+    assert [groups.num_full_units(each) for each in (0, 1, 16, 17, 64, 65)] == [0, 0, 1, 1, 4, 4]
+
+
+def test_a_state_alone_travels_in_one_stage() -> None:
+    groups, _ = groups_of(state(64, "align"))
+    assert groups.num_full_units(1000) == 0
+
+
 @settings(max_examples=200, deadline=None)
-@given(SPECS, st.lists(st.integers(1, 90), min_size=1, max_size=4), st.integers(0, 40))
+@given(
+    SPECS,
+    st.lists(st.integers(1, 90) | st.sampled_from([16, 32, 48, 64]), min_size=1, max_size=4),
+    st.integers(0, 40),
+)
 def test_what_is_adopted_is_what_the_source_still_looks_at(
     specs: list[KVCacheSpec], growths: list[int], late: int
 ) -> None:
@@ -160,7 +177,7 @@ def test_what_is_adopted_is_what_the_source_still_looks_at(
     num_tokens, first = 0, 0
     for growth in growths:
         num_tokens = decode(ours, num_tokens, growth)
-        num_units = num_tokens // here.unit_tokens - first
+        num_units = here.num_full_units(num_tokens) - first
         if num_units > 0:
             columns = here.stage_columns(first, num_units, num_tokens, is_last=False)
             ids = here.block_ids(R)
@@ -174,11 +191,10 @@ def test_what_is_adopted_is_what_the_source_still_looks_at(
     num_tokens = decode(ours, num_tokens, min(late, num_units * here.unit_tokens // 2))
     if here.num_units(num_tokens) > first + num_units:
         return
-    copy(
-        copied,
-        here.blocks_of(here.block_ids(R), columns, num_tokens),
-        there.ids_at(held, columns),
-    )
+    # Without units of its own, the last stage is not copied.
+    if here.num_units(num_tokens) > first:
+        leaving = here.blocks_of(here.block_ids(R), columns, num_tokens)
+        copy(copied, leaving, there.ids_at(held, columns))
     assert there.has_all(held, num_tokens)
     request = SimpleNamespace(request_id=R, num_tokens=num_tokens + 1)
     there.adopt(held, request, num_tokens)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ import asyncio
 import copy
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -160,6 +161,37 @@ def test_an_engine_that_moves_no_kv_takes_requests_without_it(vllm_core: Any) ->
     finish(core)
 
 
+@pytest.mark.parametrize("num_blocks", [-3, 10**12])
+def test_blocks_that_no_request_may_have_are_not_reserved(vllm_core: Any, num_blocks: int) -> None:
+    """A damaged count must not keep the step thread busy."""
+    core = with_scheduler(vllm_core)
+
+    async def play(engine: Any, _: Listener) -> None:
+        assert await engine.reserve(reserve(num_blocks)) == ReserveFailed(0, Reason.NO_MEMORY)
+
+    run_with_engine(core, play)
+    assert not core.scheduler._reservations
+
+
+@pytest.mark.parametrize("num_valid_tokens", [-5, 3, 10**6])
+def test_a_request_whose_blocks_do_not_fit_its_tokens_is_not_adopted(
+    vllm_core: Any, num_valid_tokens: int
+) -> None:
+    from sterna.engine.vllm.request_state import RequestState
+
+    core = with_scheduler(vllm_core)
+
+    async def play(engine: Any, _: Listener) -> None:
+        assert await engine.reserve(reserve(0)) == BlocksReserved(0, ())
+        state = RequestState([5, 6, 7], num_valid_tokens, 0).encode()
+        adopted = await engine.adopt(Adopt(MIGRATION, REQUEST, 1, state))
+        assert adopted == AdoptFailed(Reason.UNSUPPORTED)
+        await engine.free_reservation(MIGRATION)
+
+    run_with_engine(core, play)
+    assert not core.scheduler.requests
+
+
 def test_a_request_that_ends_at_once_is_adopted_before_it_ends(vllm_core: Any) -> None:
     """Else its instance would have it for ever: the loop is slow, and the step that ends it ends
     before the migration hears of the adoption."""
@@ -303,6 +335,37 @@ def test_a_cache_whose_pages_lie_in_pieces_does_not_move(
     config.cache_config.kv_cache_layout = layout
     features = immovable_engine_features(config, vllm_core.scheduler.kv_cache_config)
     assert features == (() if moves else (f"KV cache layout {layout}",))
+
+
+def test_a_state_that_is_in_its_page_only_in_part_does_not_move(vllm_core: Any) -> None:
+    from sterna.engine.vllm.support import immovable_engine_features
+
+    config = copy.deepcopy(vllm_core.vllm_config)
+    config.cache_config.use_replayssm = True
+    features = immovable_engine_features(config, vllm_core.scheduler.kv_cache_config)
+    assert features == ("ReplaySSM",)
+
+
+def test_a_model_without_a_cache_and_groups_of_an_unknown_kind_do_not_move(vllm_core: Any) -> None:
+    from vllm.v1.kv_cache_interface import RSWASpec
+
+    from sterna.engine.vllm.support import immovable_engine_features
+
+    cache = copy.copy(vllm_core.scheduler.kv_cache_config)
+    (group,) = cache.kv_cache_groups
+    cache.kv_cache_groups = []
+    config = vllm_core.vllm_config
+    assert immovable_engine_features(config, cache) == ("a model without a KV cache",)
+    spec = group.kv_cache_spec
+    unknown = RSWASpec(
+        block_size=spec.block_size,
+        num_kv_heads=spec.num_kv_heads,
+        head_size=spec.head_size,
+        dtype=spec.dtype,
+        rswa_window=64,
+    )
+    cache.kv_cache_groups = [replace(group, kv_cache_spec=unknown)]
+    assert immovable_engine_features(config, cache) == ("a KV cache group of RSWAManager",)
 
 
 def test_a_drain_that_nobody_waits_for_any_more_does_not_end_the_engine() -> None:

@@ -115,7 +115,7 @@ class VllmEngine:
         # Requests with a history whose grammar is being compiled.
         self._adding: dict[str, asyncio.Task[None]] = {}
         # Blocks of requests that migrate away, as they last were.
-        self._leaving: dict[MigrationId, _Leaving] = {}
+        self._leaving: dict[MigrationId, _Leaving | None] = {}
 
     # --------------------------------------------------------------------------- life cycle
 
@@ -285,8 +285,10 @@ class VllmEngine:
             leaving = _Leaving(block_ids, progress.num_valid_tokens)
             return Inspected(progress, encode_request(sent_request)), leaving
 
+        # The migration may end, and be forgotten, while this is under way.
+        self._leaving.setdefault(migration_id, None)
         inspected, leaving = await self._call(inspect)
-        if leaving is not None:
+        if leaving is not None and migration_id in self._leaving:
             self._leaving[migration_id] = leaving
         return inspected
 
@@ -340,6 +342,7 @@ class VllmEngine:
     def copy(self, effect: CopyBlocks) -> None:
         assert self._core is not None
         leaving = self._leaving[effect.migration_id]
+        assert leaving is not None
         groups: KvGroups = self._core.scheduler.groups
         columns = groups.stage_columns(
             effect.first_block,
@@ -381,6 +384,8 @@ class VllmEngine:
                 return Reason.UNSUPPORTED
             if effect.request_id in core.scheduler.requests:
                 return Reason.DUPLICATE_REQUEST
+            if not core.scheduler.may_be_reserved(effect.first_block, effect.num_blocks):
+                return Reason.NO_MEMORY
             columns = core.scheduler.groups.stage_columns(
                 effect.first_block,
                 effect.num_blocks,
@@ -392,6 +397,8 @@ class VllmEngine:
         blocks = await self._call(reserve)
         if isinstance(blocks, Reason):
             return ReserveFailed(effect.stage, blocks)
+        if effect.num_blocks == 0:
+            blocks = []
         receivers = await self._transfers.expect(effect.migration_id, effect.stage, blocks)
         return BlocksReserved(effect.stage, receivers)
 
@@ -444,6 +451,10 @@ class VllmEngine:
                 logger.warning("migrating request too long request=%s", effect.request_id)
                 return AdoptFailed(Reason.UNSUPPORTED)
             restore_history(core, request, state)
+            if state.num_valid_tokens not in (0, request.num_tokens - 1):
+                raise ValueError(
+                    f"{state.num_valid_tokens} of {request.num_tokens} tokens are valid"
+                )
         except Exception:
             logger.exception("migrating request not restored request=%s", effect.request_id)
             return AdoptFailed(Reason.UNSUPPORTED)

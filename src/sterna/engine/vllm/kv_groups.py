@@ -63,6 +63,8 @@ class KvGroups:
         self._pool = coordinator.block_pool
         self.memory = _memory(coordinator)
         positional = [each.block_size for each in self._managers if not _has_state(each)]
+        self._has_positional = len(positional) > 0
+        self._has_state = len(positional) < len(self._managers)
         self.unit_tokens = math.lcm(*positional or [coordinator.scheduler_block_size])
 
     # ---------------------------------------------------------------------------- requests
@@ -74,6 +76,16 @@ class KvGroups:
     def num_units(self, num_tokens: int) -> int:
         """The units with any of this number of tokens."""
         return -(-num_tokens // self.unit_tokens)
+
+    def num_full_units(self, num_valid_tokens: int) -> int:
+        """The units that will not change again, of a request with this number of valid tokens.
+
+        With a state, which travels with a unit of the last stage, one unit is always left for that
+        stage, also where the request stands still at the end of a unit.
+        """
+        if not self._has_positional:
+            return 0
+        return (num_valid_tokens - self._has_state) // self.unit_tokens if num_valid_tokens else 0
 
     def stage_columns(
         self, first_unit: int, num_units: int, num_valid_tokens: int, *, is_last: bool
@@ -174,20 +186,16 @@ class KvGroups:
                 length = _state_column(manager, num_valid_tokens) + 1
                 kept = {length - 1: STATE_COLUMN}
             else:
-                # With those of the next token, where they are reserved.
                 length = -(-num_valid_tokens // manager.block_size)
-                while length * manager.block_size < request.num_tokens and length in blocks:
-                    length += 1
+                # With that of the next token, where it is reserved, and vLLM need not clear it.
+                if length * manager.block_size < request.num_tokens and length in blocks:
+                    length += not manager.records_new_block_ids
                 kept = {column: column for column in range(live.start, length)}
             table = [self._pool.null_block] * length
             for column, place in kept.items():
                 table[column] = blocks.pop(place)
             manager.req_to_blocks[request.request_id] = table
             manager.num_cached_block[request.request_id] = 0
-            if manager.records_new_block_ids:
-                # No page was copied into these.
-                new = table[-(-num_valid_tokens // manager.block_size) :]
-                manager.new_block_ids.extend(block.block_id for block in new)
             if hasattr(manager, "_allocated_block_reqs"):
                 manager._allocated_block_reqs.add(request.request_id)
         self.free(held)

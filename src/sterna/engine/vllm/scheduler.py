@@ -166,7 +166,7 @@ class MigratingScheduler(Scheduler):
     def _progress(self, request: Request, num_valid_tokens: int) -> RequestPosition:
         return RequestPosition(
             is_queuing=request.status != RequestStatus.RUNNING,
-            num_full_blocks=num_valid_tokens // self.groups.unit_tokens,
+            num_full_blocks=self.groups.num_full_units(num_valid_tokens),
             num_blocks=self.groups.num_units(num_valid_tokens),
             num_preemptions=request.num_preemptions,
             immovable=self.immovable(request) is not None,
@@ -237,6 +237,11 @@ class MigratingScheduler(Scheduler):
         return request
 
     # ------------------------------------------------------------------------- destination
+
+    def may_be_reserved(self, first_unit: int, num_units: int) -> bool:
+        """Whether a request may have these units, and one to spare."""
+        most = self.groups.num_units(self.max_model_len) + 1
+        return first_unit >= 0 and 0 <= num_units <= most - first_unit
 
     def reserve(
         self, migration_id: MigrationId, columns: Columns, needs_slot: bool

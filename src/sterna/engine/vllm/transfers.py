@@ -128,8 +128,12 @@ class Transfers:
     async def expect(
         self, migration_id: MigrationId, stage: int, block_ids: BlockIds
     ) -> tuple[str, ...]:
-        """Make every rank expect the stage; returns their endpoints when all do."""
-        if not any(block_ids):
+        """Make every rank expect the stage; returns their endpoints when all do.
+
+        Args:
+            block_ids: () for a stage that does not come; there may be no block in any group.
+        """
+        if not block_ids:
             return self._endpoints
         transfer = Transfer(migration_id, stage)
         self._armed[transfer] = armed = _Countdown(self._link.num_ranks)

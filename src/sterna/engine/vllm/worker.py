@@ -6,11 +6,13 @@ class into its worker, hence the prefix of every name.
 """
 
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.sampling_params import SamplingType
 from vllm.utils.torch_utils import current_stream
+from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from sterna.config import TransportConfig
@@ -60,7 +62,7 @@ class SternaWorkerExtension:
         isas = sorted({str(builder.isa) for builder in builders if hasattr(builder, "isa")})
         kernel_block_sizes = sorted(set(runner._kernel_block_sizes))
         kv_groups = [
-            [(name, repr(spec_of(group, name))) for name in group.layer_names]
+            [(name, _format_of(spec_of(group, name))) for name in group.layer_names]
             for group in runner.kv_cache_config.kv_cache_groups
         ]
         digest = hashlib.sha256(repr(kv_groups).encode()).hexdigest()[:12]
@@ -153,6 +155,14 @@ def spec_of(group: Any, layer: str) -> Any:
     """Return the spec of one layer of a KV cache group, whose layers may have several."""
     specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
     return group.kv_cache_spec if specs is None else specs[layer]
+
+
+def _format_of(spec: Any) -> str:
+    """Return what decides the content of a layer's page."""
+    if isinstance(spec, MambaSpec) and spec.mamba_cache_mode != "align":
+        # One page holds the state; its size in tokens is the limit of a request.
+        spec = replace(spec, block_size=1)
+    return repr(spec)
 
 
 def _first_tensor(cache: Any) -> torch.Tensor:
