@@ -4,7 +4,7 @@ Each part is removed from a copy of the source (`removals`). Both servers get th
 the same faults: processes are killed, clients hold connections, /dev/shm is full. The engines are
 emulated, so that a step takes no processor time and a machine of two cores can carry all of it.
 
-    python -m bench.parts                         all, in a quarter of an hour
+    python -m bench.parts                         all
     python -m bench.parts --only supervisor gcs   these parts; the others' rows are kept
     python -m bench.parts --report                measure nothing; write the page again
 

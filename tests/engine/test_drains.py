@@ -1,4 +1,4 @@
-"""When a request may leave its engine, as `Drain` says."""
+"""Outcomes of a drain: a request leaves its engine, or may not, as `Drain` says."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What benchmarks write into pages."""
+"""Texts that benchmarks write into pages."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the figures compute from rows, on rows that are easily checked by hand."""
+"""Numbers that the figures compute from rows, on rows that are easily checked by hand."""
 
 import json
 import math

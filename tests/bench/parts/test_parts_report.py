@@ -1,4 +1,4 @@
-"""What clients see of a fault, as `bench.parts` records it, and the table of it."""
+"""Records of what clients see of a fault, and the table that `bench.parts` makes of them."""
 
 from dataclasses import replace
 

@@ -12,7 +12,6 @@ changes at every step, and travels whole with the last one.
 """
 
 import math
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
@@ -163,7 +162,7 @@ class KvGroups:
     def free(self, held: Held) -> None:
         """Give the reserved blocks back to the pool, those of later tokens first."""
         for blocks in held:
-            self._free(blocks, sorted(blocks, reverse=True))
+            self._pool.free_blocks([blocks[column] for column in sorted(blocks, reverse=True)])
 
     def has_all(self, held: Held, num_valid_tokens: int) -> bool:
         """Whether the reservation has all blocks that a request of this length looks at."""
@@ -199,9 +198,6 @@ class KvGroups:
             if hasattr(manager, "_allocated_block_reqs"):
                 manager._allocated_block_reqs.add(request.request_id)
         self.free(held)
-
-    def _free(self, blocks: Mapping[int, KVCacheBlock], columns: Iterable[int]) -> None:
-        self._pool.free_blocks([blocks[column] for column in columns])
 
 
 def _memory(coordinator: KVCacheCoordinator) -> KvMemory:
