@@ -175,7 +175,10 @@ class MigrationConfig:
     """Limits of one migration (Section 4.2).
 
     Attributes:
-        last_stage_max_blocks: largest stage that may be the last, for which the request is drained.
+        last_stage_max_blocks: largest stage that may be the last, for which the request is drained,
+            while full blocks remain.
+        last_stage_max_bytes: as before, in the bytes of one rank. Blocks of models with recurrent
+            layers are large: they hold a thousand tokens or more.
         max_stages: a migration that is not in its last stage by then aborts.
         lease_s: a destination gives a reservation back after this time without a message of its
             migration.
@@ -183,12 +186,14 @@ class MigrationConfig:
     """
 
     last_stage_max_blocks: int = 2
+    last_stage_max_bytes: int = 32 << 20
     max_stages: int = 8
     lease_s: float = 10.0
     query_interval_s: float = 1.0
 
     def __post_init__(self) -> None:
         _require(self.last_stage_max_blocks >= 1, self, "last_stage_max_blocks", "at least 1")
+        _require(self.last_stage_max_bytes >= 0, self, "last_stage_max_bytes", "at least 0")
         _require(self.max_stages >= 2, self, "max_stages", "at least 2")
         _require(self.lease_s > 0, self, "lease_s", "positive")
         _require(self.query_interval_s > 0, self, "query_interval_s", "positive")

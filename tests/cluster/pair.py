@@ -288,18 +288,23 @@ class InstancePair:
     # ------------------------------------------------------------------------------ requests
 
     def submit(
-        self, request: EngineCoreRequest, instance_id: str, dispatch_number: int | None = None
+        self,
+        request: EngineCoreRequest,
+        instance_id: str,
+        dispatch_number: int | None = None,
+        output_token_ids: Sequence[int] = (),
     ) -> Generated:
-        """Send the request to the instance."""
+        """Send the request to the instance; with the tokens that its client has, where it was on
+        one that has died."""
         if dispatch_number is None:
             dispatch_number = next(self._numbers)
         request.client_index = FRONTEND
         request_id = RequestId(request.request_id)
-        self._streams.open(request_id)
+        self._streams.open(request_id, len(output_token_ids))
         generated = self._generated[request_id] = Generated(request_id, hear=self.hear)
         self._mailbox.send(
             self.addresses[InstanceId(instance_id)],
-            AddRequest(FRONTEND, request_id, dispatch_number),
+            AddRequest(FRONTEND, request_id, dispatch_number, tuple(output_token_ids)),
             [encode_request(request)],
         )
         return generated

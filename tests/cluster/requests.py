@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
@@ -44,6 +45,7 @@ class RequestBuilder:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
         **sampling: Any,
     ) -> EngineCoreRequest:
         """Return a request for the prompt with these sampling parameters; greedy by default."""
@@ -61,6 +63,7 @@ class RequestBuilder:
             SamplingParams(**sampling),
             ("generate",),
             priority=priority,
+            lora_request=lora_request,
         )
         return request
 

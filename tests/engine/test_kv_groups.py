@@ -72,13 +72,20 @@ def groups_of(*specs: KVCacheSpec) -> tuple[KvGroups, Any]:
         scheduler_block_size=block_size,
         hash_block_size=math.gcd(*(each.block_size for each in specs)),
     )
-    return KvGroups(coordinator), coordinator
+    return KvGroups(coordinator, config), coordinator
 
 
 def test_a_unit_is_a_whole_number_of_blocks_in_every_positional_group() -> None:
     groups, _ = groups_of(window(16, 64), full(48), state(1024))
     assert groups.unit_tokens == 48
     assert [groups.num_units(each) for each in (0, 1, 48, 49)] == [0, 1, 1, 2]
+
+
+def test_bytes_are_those_of_a_unit_and_of_the_states() -> None:
+    """By hand: a token has 2 x 8 values of 4 bytes in a layer, and a state 4 values."""
+    groups, _ = groups_of(window(16, 64), full(48), state(1024), state(1024))
+    assert groups.unit_bytes == (48 + 48) * 2 * 8 * 4
+    assert groups.state_bytes == 2 * 4 * 4
 
 
 def test_without_positional_groups_there_is_one_unit() -> None:

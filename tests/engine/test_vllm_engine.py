@@ -134,10 +134,16 @@ def run_with_engine(core: Any, play: Callable[[Any, Listener], Coroutine[Any, An
 
 
 def reserve(num_blocks: int) -> ReserveBlocks:
-    from sterna.engine.vllm.payload import encode_request
-
-    request = encode_request(wire_request(REQUEST, {"seed": 3, "temperature": 0.9}))
+    request = moving({"seed": 3, "temperature": 0.9})
     return ReserveBlocks(MIGRATION, REQUEST, 0, 0, num_blocks, True, request)
+
+
+def moving(sampling: dict[str, Any]) -> bytes:
+    """A request as it comes from the engine where it is."""
+    from sterna.engine.vllm.payload import encode_request
+    from sterna.engine.vllm.request_state import MovingRequest
+
+    return MovingRequest(encode_request(wire_request(REQUEST, sampling))).encode()
 
 
 def test_an_engine_that_moves_no_kv_takes_requests_without_it(vllm_core: Any) -> None:
@@ -195,12 +201,10 @@ def test_a_request_whose_blocks_do_not_fit_its_tokens_is_not_adopted(
 def test_a_request_that_ends_at_once_is_adopted_before_it_ends(vllm_core: Any) -> None:
     """Else its instance would have it for ever: the loop is slow, and the step that ends it ends
     before the migration hears of the adoption."""
-    from sterna.engine.vllm.payload import encode_request
     from sterna.engine.vllm.request_state import RequestState
 
     core = with_scheduler(vllm_core)
-    request = encode_request(wire_request(REQUEST, {"max_tokens": 4}))
-    reservation = ReserveBlocks(MIGRATION, REQUEST, 0, 0, 0, True, request)
+    reservation = ReserveBlocks(MIGRATION, REQUEST, 0, 0, 0, True, moving({"max_tokens": 4}))
     state = RequestState([5, 6, 7], 0, 0).encode()
 
     async def play(engine: Any, listener: Listener) -> None:

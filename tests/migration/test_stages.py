@@ -1,5 +1,7 @@
 """Which blocks the next stage of a migration takes."""
 
+from dataclasses import replace
+
 import pytest
 
 from sterna.migration.messages import Mode, Reason, RequestPosition
@@ -26,6 +28,22 @@ def test_a_stage_is_the_last_one_when_few_blocks_remain(num_blocks: int, is_last
     num_remaining = num_blocks - 8
     spare = Stage(1, 8, num_remaining + 1, True)
     assert stage == (spare if is_last else Stage(1, 8, num_remaining - 1, False))
+
+
+@pytest.mark.parametrize(
+    ("block_bytes", "state_bytes", "is_last"),
+    [(500, 0, True), (501, 0, False), (400, 200, True), (400, 201, False)],
+)
+def test_a_last_stage_of_many_bytes_waits_for_the_full_blocks(
+    block_bytes: int, state_bytes: int, is_last: bool
+) -> None:
+    """Two blocks are few, but those of a model with recurrent layers may hold much."""
+    config = replace(CONFIG, last_stage_max_bytes=1000)
+    at = replace(progress(10), block_bytes=block_bytes, state_bytes=state_bytes)
+    spare, full = Stage(1, 8, 3, True), Stage(1, 8, 1, False)
+    assert plan_stage(Stage(1, 8), at, Mode.LIVE, config) == (spare if is_last else full)
+    # With no full block left there is nothing to wait for.
+    assert plan_stage(Stage(2, 9), at, Mode.LIVE, config) == Stage(2, 9, 2, True)
 
 
 def test_a_request_whose_blocks_are_all_being_written_is_drained_for_them() -> None:

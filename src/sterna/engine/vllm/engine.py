@@ -21,6 +21,7 @@ from vllm.v1.request import Request, RequestStatus
 from sterna.config import TransportConfig
 from sterna.engine.drains import DrainOutcome, Left, refused
 from sterna.engine.interface import EngineActivity, EngineFacts, EngineListener, EngineReady
+from sterna.engine.vllm.adapters import Adapters, adapter_number
 from sterna.engine.vllm.facts import kv_format
 from sterna.engine.vllm.hosted_core import HostedCore, build_core
 from sterna.engine.vllm.kv_groups import KvGroups
@@ -33,6 +34,7 @@ from sterna.engine.vllm.payload import (
     encode_span,
 )
 from sterna.engine.vllm.request_state import (
+    MovingRequest,
     RequestState,
     import_into_workers,
     is_too_long,
@@ -109,6 +111,7 @@ class VllmEngine:
         self._sent_requests: dict[str, EngineCoreRequest] = {}
         self._num_delivered: dict[str, int] = {}
         self._waiting_drains: list[tuple[Drain, Future[Drained | DrainRefused]]] = []
+        self._adapters = Adapters()
         # Of the loop: requests built for migrations that have not committed.
         self._core: HostedCore | None = None
         self._prepared: dict[MigrationId, tuple[Request, EngineCoreRequest]] = {}
@@ -216,6 +219,8 @@ class VllmEngine:
             if request.request_id in core.scheduler.requests and not request.resumable:
                 logger.error("request refused, its id is taken request=%s", request.request_id)
                 return
+            if request.lora_request is not None:
+                self._adapters.load(core, request.lora_request)
             if output_token_ids:
                 self._restore(core, request, output_token_ids)
             else:
@@ -228,7 +233,9 @@ class VllmEngine:
                 logger.error("request refused by the engine", exc_info=future.exception())
                 self._to_loop(self._fail, sent_request, num_delivered)
 
-        self._thread.call(add).add_done_callback(check)
+        # To load an adapter may take long.
+        may_last = request.lora_request is not None
+        self._thread.call(add, may_last=may_last).add_done_callback(check)
 
     @staticmethod
     def _restore(core: HostedCore, request: Request, output_token_ids: Sequence[int]) -> None:
@@ -283,7 +290,11 @@ class VllmEngine:
                 return Inspected(None), None
             block_ids = core.scheduler.groups.block_ids(request_id)
             leaving = _Leaving(block_ids, progress.num_valid_tokens)
-            return Inspected(progress, encode_request(sent_request)), leaving
+            digest = None
+            if sent_request.lora_request is not None:
+                digest = self._adapters.load(core, sent_request.lora_request)
+            moving = MovingRequest(encode_request(sent_request), digest)
+            return Inspected(progress, moving.encode()), leaving
 
         # The migration may end, and be forgotten, while this is under way.
         self._leaving.setdefault(migration_id, None)
@@ -371,7 +382,7 @@ class VllmEngine:
     async def reserve(self, effect: ReserveBlocks) -> BlocksReserved | ReserveFailed:
         if effect.request is not None:
             try:
-                self._prepare(effect.migration_id, effect.request)
+                await self._prepare(effect.migration_id, effect.request)
             except Exception:
                 logger.exception("migrating request refused request=%s", effect.request_id)
                 return ReserveFailed(effect.stage, Reason.UNSUPPORTED)
@@ -392,7 +403,13 @@ class VllmEngine:
                 effect.num_valid_tokens,
                 is_last=effect.is_last,
             )
-            return core.scheduler.reserve(effect.migration_id, columns, needs_slot=effect.is_last)
+            prepared = self._prepared.get(effect.migration_id)
+            return core.scheduler.reserve(
+                effect.migration_id,
+                columns,
+                needs_slot=effect.is_last,
+                adapter=None if prepared is None else adapter_number(prepared[0]),
+            )
 
         blocks = await self._call(reserve)
         if isinstance(blocks, Reason):
@@ -402,10 +419,14 @@ class VllmEngine:
         receivers = await self._transfers.expect(effect.migration_id, effect.stage, blocks)
         return BlocksReserved(effect.stage, receivers)
 
-    def _prepare(self, migration_id: MigrationId, payload: bytes) -> None:
+    async def _prepare(self, migration_id: MigrationId, arriving: bytes) -> None:
+        moving = MovingRequest.decode(arriving)
         assert self._core is not None
-        sent_request = decode_request(payload)
+        sent_request = decode_request(moving.payload)
         request, _ = self._core.preprocess_add_request(sent_request)
+        if (adapter := sent_request.lora_request) is not None:
+            load, digest = self._adapters.load_equal, moving.adapter_digest
+            await self._call(lambda core: load(core, adapter, digest), may_last=True)
         self._prepared[migration_id] = (request, sent_request)
 
     async def _is_grammar_compiled(self, migration_id: MigrationId) -> bool:
@@ -518,8 +539,8 @@ class VllmEngine:
                 self.abort([span.request_id])
         self._listener.on_outputs(frontend_id, tuple(s for s, _ in parts), [p for _, p in parts])
 
-    async def _call(self, command: Any) -> Any:
-        return await asyncio.wrap_future(self._thread.call(command))
+    async def _call(self, command: Any, *, may_last: bool = False) -> Any:
+        return await asyncio.wrap_future(self._thread.call(command, may_last=may_last))
 
     def _to_loop(self, function: Any, *args: Any) -> None:
         if not self._loop.is_closed():

@@ -39,6 +39,18 @@ def vllm_imports() -> Iterator[None]:
             gc.enable()
 
 
+def preload() -> None:
+    """Import all modules that an engine needs, for processes that are forked from this one."""
+    import vllm.model_executor.models.llama  # most models of vLLM are built from it
+
+    import sterna.engine.vllm.engine
+    import sterna.engine.vllm.worker  # noqa: F401
+
+    if is_cpu_build():
+        import vllm.v1.worker.cpu_model_runner
+        import vllm.v1.worker.cpu_worker  # noqa: F401
+
+
 def check_vllm() -> None:
     """Checks that vLLM can be imported; imports nothing itself.
 

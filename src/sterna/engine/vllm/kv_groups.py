@@ -25,7 +25,12 @@ from vllm.v1.core.single_type_kv_cache_manager import (
     SingleTypeKVCacheManager,
     SlidingWindowManager,
 )
-from vllm.v1.kv_cache_interface import AttentionSpec
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+)
 from vllm.v1.request import Request
 
 from sterna.engine.kv_memory import KvGroup, KvMemory
@@ -55,9 +60,11 @@ class KvGroups:
     Attributes:
         memory: the memory that requests need, by vLLM's own admission test.
         unit_tokens: tokens of a unit.
+        unit_bytes: bytes of a unit in all positional groups, on one rank.
+        state_bytes: bytes of a request's states, on one rank.
     """
 
-    def __init__(self, coordinator: KVCacheCoordinator) -> None:
+    def __init__(self, coordinator: KVCacheCoordinator, config: KVCacheConfig) -> None:
         self._managers = coordinator.single_type_managers
         self._pool = coordinator.block_pool
         self.memory = _memory(coordinator)
@@ -65,6 +72,13 @@ class KvGroups:
         self._has_positional = len(positional) > 0
         self._has_state = len(positional) < len(self._managers)
         self.unit_tokens = math.lcm(*positional or [coordinator.scheduler_block_size])
+        self.unit_bytes = self.state_bytes = 0
+        for manager, group in zip(self._managers, config.kv_cache_groups, strict=True):
+            block_bytes = sum(spec_of(group, name).page_size_bytes for name in group.layer_names)
+            if _has_state(manager):
+                self.state_bytes += block_bytes
+            else:
+                self.unit_bytes += block_bytes * self.unit_tokens // manager.block_size
 
     # ---------------------------------------------------------------------------- requests
 
@@ -198,6 +212,12 @@ class KvGroups:
             if hasattr(manager, "_allocated_block_reqs"):
                 manager._allocated_block_reqs.add(request.request_id)
         self.free(held)
+
+
+def spec_of(group: KVCacheGroupSpec, layer: str) -> KVCacheSpec:
+    """Return the spec of one layer of a KV cache group, whose layers may have several."""
+    specs: dict[str, KVCacheSpec] | None = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return group.kv_cache_spec if specs is None else specs[layer]
 
 
 def _memory(coordinator: KVCacheCoordinator) -> KvMemory:

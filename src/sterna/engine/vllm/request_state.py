@@ -17,6 +17,28 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState
 GRAMMAR_TIMEOUT_S = 10.0
 
 
+class MovingRequest(msgspec.Struct, frozen=True):
+    """A request as its front end sent it, for an engine to which it may move.
+
+    Attributes:
+        payload: an `EngineCoreRequest` (`payload.encode_request`).
+        adapter_digest: of its LoRA adapter's files; None where it has none, or they are not in a
+            folder.
+    """
+
+    payload: bytes
+    adapter_digest: str | None = None
+
+    def encode(self) -> bytes:
+        """Return the bytes of `Reserve.request`."""
+        return msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def decode(request: bytes) -> "MovingRequest":
+        """Raises msgspec.DecodeError when the bytes are not such a request."""
+        return msgspec.msgpack.decode(request, type=MovingRequest)
+
+
 class RequestState(msgspec.Struct, frozen=True):
     """The state of a drained request.
 

@@ -8,6 +8,7 @@ one that missed a step.
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from sterna.engine.drains import DrainOutcome, Left, drain_outcome
+from sterna.engine.vllm.adapters import adapter_numbers
 from sterna.engine.vllm.kv_groups import Columns, Held, KvGroups
 from sterna.engine.vllm.support import immovable_engine_features, immovable_request_feature
 from sterna.migration.messages import Drain, Reason, RequestPosition
@@ -34,10 +36,15 @@ from sterna.types import RequestStatus as Status
 
 @dataclass(slots=True)
 class Reservation:
-    """Blocks and perhaps a batch slot, held for an incoming migration."""
+    """Blocks and perhaps a batch slot, held for an incoming migration.
+
+    Attributes:
+        adapter: the number of the LoRA adapter that is held with the slot.
+    """
 
     held: Held
     has_slot: bool = False
+    adapter: int | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -66,14 +73,17 @@ class MigratingScheduler(Scheduler):
             # ended. A copy into these blocks would not wait for it. (With one rank it does:
             # this thread has launched all steps before it commands a copy.)
             self.defer_block_free |= self.vllm_config.max_concurrent_batches > 1
-        self.groups = KvGroups(self.kv_cache_manager.coordinator)
+        self.groups = KvGroups(self.kv_cache_manager.coordinator, self.kv_cache_config)
         self.num_preemptions = 0
         self._drained: dict[str, Request] = {}
         self._reservations: dict[MigrationId, Reservation] = {}
         self._admission_limit: int = self.max_num_active_reqs
+        # A copy of its own, whose `max_loras` is the limit of the next step.
+        self.lora_config = copy(self.vllm_config.lora_config)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Schedule a step as vLLM does, then call `on_scheduled`."""
+        self._hold_adapters()
         output = super().schedule(*args, **kwargs)
         if self.on_scheduled is not None:
             self.on_scheduled()
@@ -171,6 +181,8 @@ class MigratingScheduler(Scheduler):
             num_preemptions=request.num_preemptions,
             immovable=self.immovable(request) is not None,
             num_valid_tokens=num_valid_tokens,
+            block_bytes=self.groups.unit_bytes,
+            state_bytes=self.groups.state_bytes,
         )
 
     def _unfinished(self, request_id: RequestId) -> Request | None:
@@ -244,13 +256,21 @@ class MigratingScheduler(Scheduler):
         return first_unit >= 0 and 0 <= num_units <= most - first_unit
 
     def reserve(
-        self, migration_id: MigrationId, columns: Columns, needs_slot: bool
+        self,
+        migration_id: MigrationId,
+        columns: Columns,
+        needs_slot: bool,
+        adapter: int | None = None,
     ) -> list[list[int]] | Reason:
         """Extend the migration's reservation to these columns, and a batch slot if needed.
 
         Returns the ids of the blocks at the columns, for each group, or why nothing was reserved.
         The watermark stays free, as it does when vLLM admits a request. A request without KV, for
         which no block is reserved, will queue: it needs neither memory nor slot.
+
+        Args:
+            adapter: the number of the request's LoRA adapter, which is held with the slot. A batch
+                has at most `--max-loras` of them.
         """
         reservation = self._reservations.get(migration_id)
         if reservation is None:
@@ -264,8 +284,11 @@ class MigratingScheduler(Scheduler):
         lacks_slot = needs_slot and not reservation.has_slot
         if lacks_slot and len(self.running) + self._num_held_slots() >= self._admission_limit:
             return Reason.NO_SLOT
+        if not self._has_place_for(adapter):
+            return Reason.NO_SLOT
         self.groups.extend(reservation.held, columns)
-        reservation.has_slot = reservation.has_slot or needs_slot
+        if needs_slot:
+            reservation.has_slot, reservation.adapter = True, adapter
         self._reservations[migration_id] = reservation
         self._hold_slots()
         return self.groups.ids_at(reservation.held, columns)
@@ -339,6 +362,25 @@ class MigratingScheduler(Scheduler):
     def _num_held_slots(self) -> int:
         num_reserved = sum(r.has_slot for r in self._reservations.values())
         return num_reserved + len(self._drained_running())
+
+    def _held_adapters(self) -> set[int]:
+        reservations = self._reservations.values()
+        reserved = {each.adapter for each in reservations if each.adapter is not None}
+        return adapter_numbers(self._drained_running()) | reserved
+
+    def _has_place_for(self, adapter: int | None) -> bool:
+        """Whether a batch may have this adapter beside those that it has or may get at any time."""
+        if adapter is None or self.vllm_config.lora_config is None:
+            return adapter is None
+        adapters = adapter_numbers(self.running) | self._held_adapters() | {adapter}
+        return len(adapters) <= self.vllm_config.lora_config.max_loras
+
+    def _hold_adapters(self) -> None:
+        """Keep vLLM from admitting requests with adapters in place of those that drained and
+        arriving requests bring: it ends an engine whose batch has too many."""
+        if self.lora_config is not None:
+            held = self._held_adapters() - adapter_numbers(self.running)
+            self.lora_config.max_loras = self.vllm_config.lora_config.max_loras - len(held)
 
     def _hold_slots(self) -> None:
         """Keep vLLM from admitting into slots that drained and arriving requests need."""

@@ -51,8 +51,9 @@ def unknown_managers(kv_cache_config: Any) -> list[str]:
 
 def immovable_request_feature(request: Request) -> str | None:
     """Return the name of the first feature of the request that cannot move; None when none."""
-    if request.lora_request is not None:
-        return "a LoRA adapter"
+    if request.lora_request is not None and request.lora_request.load_inplace:
+        # Its weights change under the same number.
+        return "a LoRA adapter with load_inplace"
     if request.mm_features:
         return "multimodal inputs"
     if request.prompt_embeds is not None:

@@ -20,6 +20,7 @@ from sterna.engine.vllm.generators import (
     generator_after,
     keep_generators_of_incomplete_prompts,
 )
+from sterna.engine.vllm.kv_groups import spec_of
 from sterna.engine.vllm.plane_link import PlaneServer
 from sterna.transport.memory.layout import KvCache, KvLayout
 from sterna.transport.plane import make_data_plane
@@ -149,12 +150,6 @@ def kv_cache(model_runner: Any) -> KvCache:
     # The stream of this thread's steps, which is not CUDA's default one.
     stream = current_stream() if storage.device.type == "cuda" else None
     return KvCache(groups, compute_stream=stream)
-
-
-def spec_of(group: Any, layer: str) -> Any:
-    """Return the spec of one layer of a KV cache group, whose layers may have several."""
-    specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-    return group.kv_cache_spec if specs is None else specs[layer]
 
 
 def _format_of(spec: Any) -> str:

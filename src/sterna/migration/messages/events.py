@@ -24,6 +24,9 @@ class RequestPosition:
         immovable: it cannot move at this moment.
         num_valid_tokens: tokens with valid KV. Engines whose layers have windows know by it which
             memory no layer looks at any longer.
+        block_bytes: bytes of a block on one rank.
+        state_bytes: bytes that travel with the last stage whatever its blocks: the state of
+            recurrent layers.
     """
 
     is_queuing: bool
@@ -32,6 +35,8 @@ class RequestPosition:
     num_preemptions: int
     immovable: bool = False
     num_valid_tokens: int = 0
+    block_bytes: int = 0
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

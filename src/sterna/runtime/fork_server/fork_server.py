@@ -82,10 +82,10 @@ def _import_all() -> None:
     # vLLM does without Ray if the import fails.
     sys.modules["ray"] = None  # type: ignore[assignment]
     try:
-        from sterna.engine.vllm.guard import vllm_imports
+        from sterna.engine.vllm.guard import preload, vllm_imports
 
         with vllm_imports():
-            import sterna.engine.vllm.preload
+            preload()
             import sterna.frontend.vllm_server.server  # noqa: F401
     finally:
         del sys.modules["ray"]

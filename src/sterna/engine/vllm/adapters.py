@@ -1,0 +1,73 @@
+"""LoRA adapters of requests that arrive: found before they are needed, and equal on both sides.
+
+vLLM loads an adapter in the step that first needs it, and ends the engine where it cannot; an
+engine that starts later has not loaded the adapters of the others. So each is loaded once before
+its first request is added. Requests name an adapter by a number and a path. Under the same path,
+another machine may have other weights, so a request that moves takes a digest of them along.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from vllm.lora.request import LoRARequest
+from vllm.v1.request import Request
+
+from sterna.engine.vllm.facts import weights_digest
+
+
+class Adapters:
+    """The adapters of one engine. All methods run on the engine's thread; `core` is its core."""
+
+    def __init__(self) -> None:
+        self._digests: dict[tuple[int, str], str | None] = {}
+
+    def load(self, core: Any, adapter: LoRARequest) -> str | None:
+        """Load the adapter where it was never loaded, and return the digest of its files then.
+
+        Raises:
+            Exception: vLLM cannot load it; the message is vLLM's.
+        """
+        key = (adapter.lora_int_id, adapter.lora_path)
+        if key not in self._digests:
+            core.add_lora(adapter)
+            self._digests[key] = adapter_digest(Path(adapter.lora_path))
+        return self._digests[key]
+
+    def load_equal(self, core: Any, adapter: LoRARequest, digest: str | None) -> None:
+        """Load the adapter of a request that arrives from an engine where it has this digest.
+
+        Raises:
+            ValueError: its files are others here.
+            Exception: vLLM cannot load it.
+        """
+        if (found := self.load(core, adapter)) != digest:
+            raise ValueError(
+                f"the LoRA adapter {adapter.lora_name!r} has other files here than on the other "
+                f"instance: {adapter.lora_path} ({found}, not {digest})"
+            )
+
+
+def adapter_digest(folder: Path) -> str | None:
+    """Return a digest of an adapter's configuration and of samples of its weights, or None where
+    the path is not a folder: then it is the name of a repository."""
+    weights = weights_digest(folder)
+    if weights is None:
+        return None
+    digest = hashlib.sha256(weights.encode())
+    config = folder / "adapter_config.json"
+    if config.is_file():
+        digest.update(config.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def adapter_number(request: Request) -> int | None:
+    """Return the number of the request's adapter; None where it has none."""
+    adapter = request.lora_request
+    return None if adapter is None else int(adapter.lora_int_id)
+
+
+def adapter_numbers(requests: Iterable[Request]) -> set[int]:
+    """Return the numbers of these requests' adapters."""
+    return {number for each in requests if (number := adapter_number(each)) is not None}
