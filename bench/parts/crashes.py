@@ -29,11 +29,6 @@ async def kill_supervisor_and_instance(scene: Scene) -> None:
     _kill_instance(scene, victim)
 
 
-async def kill_scheduler(_: Scene) -> None:
-    """SIGKILL of the scheduler."""
-    kill(_the("scheduler"))
-
-
 async def kill_gcs(_: Scene) -> None:
     """SIGKILL of Ray's GCS."""
     kill(_the("gcs"))

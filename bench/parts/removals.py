@@ -177,17 +177,6 @@ SUPERVISOR_RESERVE = Removal(
     ),
 )
 
-SCHEDULER_RESERVE = Removal(
-    "scheduler in reserve",
-    (
-        Change(
-            "runtime/supervisor/services.py",
-            "        self._has_reserve = True\n",
-            "        self._has_reserve = False\n",
-        ),
-    ),
-)
-
 GCS = Removal(
     "GCS that is kept up",
     (
@@ -251,7 +240,6 @@ REMOVALS = (
     DRIVER,
     DRIVER_PROCESS,
     SUPERVISOR_RESERVE,
-    SCHEDULER_RESERVE,
     GCS,
     CONNECTION_LIMITS,
     HANDSHAKES,

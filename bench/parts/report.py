@@ -5,17 +5,7 @@ from statistics import median
 from typing import Any
 
 from bench.common import results_io
-from bench.parts.trials import (
-    FIRST_TOKEN,
-    MEMORY,
-    MIGRATIONS,
-    REPLACED,
-    SILENCE,
-    TRIALS,
-    UNSERVED,
-    Fault,
-    Trial,
-)
+from bench.parts.trials import MEMORY, REPLACED, SILENCE, TRIALS, UNSERVED, Fault, Trial
 from bench.parts.watching import Observation
 
 WITH, WITHOUT = "with", "without"
@@ -110,11 +100,6 @@ def in_words(row: Row, shows: Sequence[str]) -> str:
         told.append(f"longest pause of a stream {row['silence_s']['median']:.1f} s")
     if REPLACED in shows:
         told.append(_replaced(row))
-    if FIRST_TOKEN in shows and row["first_token_s"] is not None:
-        first = row["first_token_s"]
-        told.append(f"first token after {_ms(first['median'])}, P99 {_ms(first['p99'])}")
-    if MIGRATIONS in shows:
-        told.append(f"{row['migrations']} migrations")
     if MEMORY in shows:
         told.append(f"front end grows by {row['frontend_mib']} MiB")
     return "; ".join(told)

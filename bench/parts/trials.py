@@ -25,14 +25,7 @@ NUM_DESCRIPTORS = 512
 FEW_DESCRIPTORS = ("sh", "-c", f'ulimit -n {NUM_DESCRIPTORS} && exec "$@"', "sh")
 """A front end takes 256 connections then."""
 
-SILENCE, FIRST_TOKEN, REPLACED, MIGRATIONS, MEMORY, UNSERVED = (
-    "silence",
-    "first_token",
-    "replaced",
-    "migrations",
-    "memory",
-    "unserved",
-)
+SILENCE, REPLACED, MEMORY, UNSERVED = "silence", "replaced", "memory", "unserved"
 """What the table shows of a fault, besides cut streams, refused requests, and the server's end."""
 
 
@@ -118,23 +111,6 @@ SUPERVISOR = Trial(
         ),
     ),
     reserves=("supervisor",),
-)
-
-SCHEDULER = Trial(
-    "scheduler",
-    removals.SCHEDULER_RESERVE,
-    (
-        Fault(
-            "the scheduler is killed",
-            crashes.kill_scheduler,
-            12.0,
-            3,
-            (FIRST_TOKEN, SILENCE, MIGRATIONS),
-        ),
-    ),
-    # With less memory than its streams need, instances move requests all the time.
-    options=(*TWO_FRONTENDS, "--num-gpu-blocks-override", "80"),
-    reserves=("scheduler",),
 )
 
 GCS = Trial(
@@ -229,4 +205,4 @@ METRIC_FILES = Trial(
     within=(*on_small_disk(crashes.SHARED_MEMORY, SMALL_MEMORY, SHARED),),
 )
 
-TRIALS = (DRIVER, DRIVER_PROCESS, SUPERVISOR, SCHEDULER, GCS, CONNECTIONS, HANDSHAKES, METRIC_FILES)
+TRIALS = (DRIVER, DRIVER_PROCESS, SUPERVISOR, GCS, CONNECTIONS, HANDSHAKES, METRIC_FILES)

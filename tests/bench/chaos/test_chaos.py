@@ -258,11 +258,11 @@ def test_a_minute_of_faults_on_emulated_instances_fails_nothing(tmp_path: Path) 
     assert [summary[each] for each in differing] == [0, 0, 0, 0]
 
 
-def test_of_two_schedulers_the_one_that_does_its_work_is_found() -> None:
+def test_of_two_supervisors_the_one_that_does_its_work_is_found() -> None:
     """Ray shows in its title that the other one is in reserve, or begins."""
     calls = (".stand_by", ".run", ".start")
     started = [
-        subprocess.Popen([f"{MARKS['scheduler']}{call}", "100"], executable="/usr/bin/sleep")
+        subprocess.Popen([f"{MARKS['supervisor']}{call}", "100"], executable="/usr/bin/sleep")
         for call in calls
     ]
     try:
@@ -271,8 +271,8 @@ def test_of_two_schedulers_the_one_that_does_its_work_is_found() -> None:
             pass  # One that has just begun has none yet.
         # What is looked at is a whole title, as of a process that has written its own.
         titles = [each.cmdline() for each in processes]
-        assert [title[0] for title in titles] == [f"{MARKS['scheduler']}{call}" for call in calls]
-        found = Processes().marked(MARKS["scheduler"])
+        assert [title[0] for title in titles] == [f"{MARKS['supervisor']}{call}" for call in calls]
+        found = Processes().marked(MARKS["supervisor"])
     finally:
         for each in started:
             each.kill()

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-import ray
 
 from sterna.config import ClusterConfig, FrontendConfig, LlumletConfig, TransportConfig
 from sterna.policy.presets import STERNA
@@ -119,48 +118,6 @@ def test_a_front_end_that_has_not_begun_to_listen_when_the_server_drains_does_no
         return handle
 
     assert not asyncio.run(scenario()).is_starting.is_set()
-
-
-class Scheduler:
-    """A scheduler's handle, which stands by."""
-
-    def __init__(self) -> None:
-        self.stand_by = Method(self._stand_by)
-
-    async def _stand_by(self) -> None:
-        return
-
-
-class ServicesWithoutGcs(ServicesWith):
-    """Services whose schedulers cannot be started at first: Ray's GCS dies while it is asked."""
-
-    num_refused = 0
-
-    def _begin_scheduler(self) -> Any:
-        if self.num_refused < 2:
-            self.num_refused += 1
-            raise ray.exceptions.GetTimeoutError("the GCS server is dead")
-        return Scheduler()
-
-
-def test_a_scheduler_in_reserve_is_had_when_rays_gcs_is_there_again(
-    monkeypatch: pytest.MonkeyPatch, gcs: list[bool]
-) -> None:
-    """That there is none yet must not end the supervisor."""
-    monkeypatch.setattr(services, "RESERVE_DELAY_S", 0.0)
-    gcs[:] = [False, False, True]
-
-    async def scenario() -> int:
-        tasks = Tasks()
-        served = ServicesWithoutGcs(FrontendHandle(), tasks)
-        served._scheduler = object()  # type: ignore[assignment]
-        keeping = tasks.begin(served._keep_reserve(served._scheduler))  # type: ignore[arg-type]
-        await keeping
-        assert isinstance(served._reserve, Scheduler)
-        return served.num_refused
-
-    assert asyncio.run(scenario()) == 2
-    assert gcs == [True]
 
 
 def test_nobody_is_replaced_before_rays_gcs_is_there(

@@ -76,22 +76,14 @@ def _on_callback_error(on_failure: Callable[[BaseException], None]) -> None:
 
 
 class _SchedulerActor:
-    """Hosts the global scheduler, or stands by in reserve."""
+    """Hosts the global scheduler."""
 
     def __init__(self) -> None:
         self._process = own_identity()
-        self._has_begun = asyncio.Event()
 
     def __repr__(self) -> str:
         # Ray puts it before each line that the actor prints.
         return "scheduler"
-
-    async def stand_by(self) -> None:
-        """Import what a scheduler needs, and wait until it is started."""
-        import sterna.messaging.mailbox
-        import sterna.scheduler.shell  # noqa: F401
-
-        await self._has_begun.wait()
 
     async def start(
         self,
@@ -110,7 +102,6 @@ class _SchedulerActor:
         from sterna.scheduler.shell import Scheduler
 
         configure_logging(log_level)
-        self._has_begun.set()
         self._mailbox = Mailbox(own_host(host), keys)
         self._scheduler = Scheduler(policy, self._mailbox, scaling)
         self._serving = asyncio.create_task(self._serve())

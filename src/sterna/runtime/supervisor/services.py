@@ -34,14 +34,6 @@ from sterna.types import FrontendId
 FRONTEND_SILENCE_FACTOR = 3.0
 """A front end may be silent for this multiple of an instance's timeout."""
 
-RESERVE_DELAY_S = 3.0
-"""Time from the start of the acting scheduler to that of the one in reserve: the recovery from a
-death comes first."""
-
-RESERVE_TIMEOUT_S = 20.0
-"""Time for the one in reserve to begin to schedule, including its imports; then another one is
-started."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -53,10 +45,7 @@ class _Member:
 
 
 class Services:
-    """One scheduler, another in reserve, and some front ends.
-
-    Starting a process and importing a scheduler's modules takes seconds while engines keep all
-    processors busy. The one in reserve has done both.
+    """One scheduler and some front ends.
 
     Args:
         environment: environment variables of processes that run vLLM.
@@ -82,8 +71,6 @@ class Services:
         self._frontends: dict[FrontendId, _Member] = {}
         self._imported: tuple[FrontendId, Any] | None = None
         self._scheduler: _Member | None = None
-        self._reserve: Any = None
-        self._has_reserve = False
         self._is_finishing = False
         self.num_frontends_begun = 0
         self.num_schedulers_begun = 0
@@ -123,13 +110,11 @@ class Services:
         await asyncio.gather(*(self._start_frontend(*each) for each in prepared))
 
     async def start_scheduler(self) -> None:
-        """Start the scheduler, the one in reserve if there is one; returns when it schedules."""
-        reserve, self._reserve = self._reserve, None
-        actor = self._begin_scheduler() if reserve is None else reserve
-        timeout_s = START_TIMEOUT_S if reserve is None else RESERVE_TIMEOUT_S
+        """Start the scheduler; returns when it schedules."""
+        actor = self._begin_scheduler()
         config = self._config
         try:
-            process = await process_of(SCHEDULER_NAME, actor, timeout_s)
+            process = await process_of(SCHEDULER_NAME, actor, START_TIMEOUT_S)
             start = actor.start.remote(
                 config.llumlet.policy,
                 config.internal_host,
@@ -138,19 +123,13 @@ class Services:
                 config.mailbox_keys,
             )
             address = await self._watch.until_started(
-                SCHEDULER_NAME, process, start, timeout_s=timeout_s
+                SCHEDULER_NAME, process, start, timeout_s=START_TIMEOUT_S
             )
         except (ray.exceptions.RayError, NotStartedError):
             await forget(actor)
             raise
         self._host_scheduler(_Member(actor, address, process))
         self._on_change()
-
-    def keep_reserve(self) -> None:
-        """Keep a scheduler in reserve from now on; to be called when everything is up."""
-        self._has_reserve = True
-        if self._scheduler is not None:
-            self._tasks.begin(self._keep_reserve(self._scheduler))
 
     def take_over(self, found: FoundMembers) -> None:
         """Go on with those that another supervisor has started, and replace those that are
@@ -191,30 +170,6 @@ class Services:
     def _host_scheduler(self, member: _Member) -> None:
         self._scheduler = member
         self._tasks.begin(self._watch_scheduler(member))
-        if self._has_reserve:
-            self._tasks.begin(self._keep_reserve(member))
-
-    async def _keep_reserve(self, scheduler: _Member) -> None:
-        """Start the reserve of this scheduler, and replace it when it dies; returns when it has
-        begun to schedule, or this scheduler is no longer the acting one."""
-        while True:
-            await asyncio.sleep(RESERVE_DELAY_S)
-            if self._scheduler is not scheduler or self._reserve is not None:
-                return
-            if not is_gcs_up():
-                continue
-            reserve = None
-            try:
-                reserve = self._reserve = self._begin_scheduler()
-                # Announced, since a successor of this supervisor must not use its name again.
-                self._on_change()
-                await reserve.stand_by.remote()
-            except ray.exceptions.RayError:
-                # It has died, or could not be started.
-                if self._reserve is reserve:
-                    self._reserve = None
-            else:
-                return
 
     async def _watch_scheduler(self, member: _Member) -> None:
         reason = await self._watch.until_ended(SCHEDULER_NAME, member.actor, member.process)

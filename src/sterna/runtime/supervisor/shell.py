@@ -113,8 +113,6 @@ class Supervisor:
         preparing = asyncio.ensure_future(self._services.prepare())
         await asyncio.gather(preparing, self._services.start_scheduler(), *instances)
         await self._services.start_frontends(preparing.result())
-        # Last, since it would take time from the members that are needed first.
-        self._services.keep_reserve()
         self._carry_out(self._fleet.on_pool(config.num_warm_instances, _now_s()))
 
     async def take_over(
@@ -167,7 +165,6 @@ class Supervisor:
             # Its instance is dead, or did not come up.
             self._tasks.begin(place.give_back())
         self._services.take_over(found)
-        self._services.keep_reserve()
         logger.info("supervisor took over instances=%s", ",".join(self._fleet.members))
         self._carry_out(effects)
 
