@@ -67,6 +67,7 @@ class RequestView(msgspec.Struct, frozen=True):
             decodes.
         num_preemptions: number of times that the engine took its memory back on this instance.
         immovable: the reason why it cannot move now; None when it can.
+        unsupported: the names of the features that keep it here, where these are the reason.
     """
 
     request_id: RequestId
@@ -80,6 +81,7 @@ class RequestView(msgspec.Struct, frozen=True):
     num_preemptions: int = 0
     arrival_s: float = 0.0
     immovable: Immovable | None = None
+    unsupported: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import pytest
 from bench.kinds.tiny_adapters import build_adapter
 from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import BlocksReserved, Drain, Mode, Reason, ReserveFailed
-from sterna.types import FrontendId, MigrationId, RequestId
+from sterna.types import FrontendId, Immovable, InstanceId, MigrationId, RequestId
 from tests.engine.test_vllm_engine import MIGRATION, REQUEST, Listener, reserve, run_with_engine
 from tests.engine.test_vllm_histories import wire_request
 from tests.engine.test_vllm_scheduler import finish, step, with_scheduler
@@ -275,15 +275,14 @@ def test_the_digest_of_an_adapter_goes_with_its_request(lora_core: Any, folder: 
 
 
 def test_an_adapter_whose_weights_may_change_in_place_stays(lora_core: Any, folder: Path) -> None:
-    from sterna.types import Immovable
-
     core = with_scheduler(lora_core)
     wire = wire_request("stays", {})
     wire.lora_request = adapter(folder, 2, load_inplace=True)
     core.add_request(*core.preprocess_add_request(wire))
     step(core)
-    (request,) = core.scheduler.running
-    assert core.scheduler.immovable(request) is Immovable.UNSUPPORTED_REQUEST_FEATURE
+    (view,) = core.scheduler.view(InstanceId("i0"), False).running
+    assert view.immovable is Immovable.UNSUPPORTED_REQUEST_FEATURE
+    assert view.unsupported == "a LoRA adapter with load_inplace"
     finish(core)
 
 

@@ -205,6 +205,7 @@ def test_an_operator_sees_the_requests_that_run_and_those_that_wait() -> None:
             num_preemptions=2,
             arrival_s=1.5,
             immovable=Immovable.UNSUPPORTED_REQUEST_FEATURE,
+            unsupported="pooling",
         ),
         queuing("q", 48),
     )
@@ -220,7 +221,7 @@ def test_an_operator_sees_the_requests_that_run_and_those_that_wait() -> None:
         "priority": 1,
         "num_preemptions": 2,
         "arrival_s": 1.5,
-        "immovable": Immovable.UNSUPPORTED_REQUEST_FEATURE.value,
+        "immovable": "the request uses a feature whose state cannot move: pooling",
     }
     second = {
         **first,

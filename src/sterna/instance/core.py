@@ -335,7 +335,7 @@ class InstanceCore:
             "priority": int(request.scheduling_priority),
             "num_preemptions": request.num_preemptions,
             "arrival_s": request.arrival_s,
-            "immovable": None if request.immovable is None else request.immovable.value,
+            "immovable": _reason(request),
         }
 
     # ---------------------------------------------------------------------- from the engine
@@ -508,3 +508,11 @@ class InstanceCore:
 def _error(order: MigrateRequest, reason: str) -> ToMailbox:
     body = msgspec.json.encode({"request": order.request_id, "reason": reason})
     return ToMailbox(order.reply_to, AdminReply(order.query_id, body, reason))
+
+
+def _reason(request: RequestView) -> str | None:
+    """Why the request cannot move now, for operators."""
+    if request.immovable is None:
+        return None
+    text = request.immovable.value
+    return f"{text}: {request.unsupported}" if request.unsupported else text

@@ -134,6 +134,7 @@ class MigratingScheduler(Scheduler):
         its_class = self.classes.of_vllm_priority(request.priority)
         is_running = status is Status.RUNNING
         is_awaiting = not is_running or _is_prefilling(request)
+        immovable = self.immovable(request)
         return RequestView(
             request_id=RequestId(request.request_id),
             status=status,
@@ -147,7 +148,8 @@ class MigratingScheduler(Scheduler):
             num_output_tokens=request.num_output_tokens,
             num_preemptions=request.num_preemptions,
             arrival_s=request.arrival_time,
-            immovable=self.immovable(request),
+            immovable=immovable,
+            unsupported=self._unsupported(request, immovable),
         )
 
     def _usage_tokens(self, request: Request) -> int:
@@ -164,6 +166,14 @@ class MigratingScheduler(Scheduler):
         if request.status == RequestStatus.RUNNING and _is_prefilling(request):
             return Immovable.PREFILLING
         return None
+
+    def _unsupported(self, request: Request, immovable: Immovable | None) -> str:
+        """The names of the features that keep the request here; "" when there are none."""
+        if immovable is Immovable.UNSUPPORTED_ENGINE_FEATURE:
+            return "; ".join(self.immovable_features)
+        if immovable is Immovable.UNSUPPORTED_REQUEST_FEATURE:
+            return immovable_request_feature(request) or ""
+        return ""
 
     def progress(self, request_id: RequestId) -> RequestPosition | None:
         """Return the request's position, or None when it is not here."""
