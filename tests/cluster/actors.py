@@ -180,17 +180,26 @@ class _ProbedInstance(_InstanceActor):
     # ------------------------------------------------------------------------------ defects
 
     async def leave_out(self, part: str) -> None:
-        """Leave a part of the state out of every migration that comes here: "kv", "generator" or
-        "history"."""
+        """Leave a part of the state out of every migration that comes here: "kv", "group N" (the
+        pages of one KV cache group), "generator" or "history"."""
         from sterna.engine.vllm import request_state
         from sterna.engine.vllm.request_state import RequestState, worker_state
-        from sterna.transport.memory.layout import KvLayout
+        from sterna.transport.memory.layout import KvCache, KvLayout
 
         await self.repair()
         if part == "kv":
             scatter = KvLayout.scatter
             KvLayout.scatter = lambda self, tile, block_ids, buffer: None  # type: ignore[method-assign]
             self._undo = lambda: setattr(KvLayout, "scatter", scatter)
+        elif part.startswith("group "):
+            group, scatter_any = int(part.removeprefix("group ")), KvCache.scatter
+
+            def scatter_others(cache: KvCache, tile: Any, *args: Any) -> None:
+                if tile.group != group:
+                    scatter_any(cache, tile, *args)
+
+            KvCache.scatter = scatter_others  # type: ignore[method-assign]
+            self._undo = lambda: setattr(KvCache, "scatter", scatter_any)
         elif part == "generator":
             decode = RequestState.decode
 

@@ -5,17 +5,20 @@ it moves, alone and beside others, while its windows move on.
 """
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from vllm.v1.engine import EngineCoreRequest
 
 from bench.kinds.tiny_models import KINDS, Kind, build
 from sterna.config import TransportConfig
 from sterna.policy.presets import LLUMNIX
+from sterna.types import InstanceId
 from tests.cluster.conftest import TINY_OPTIONS, MakePair, Run
-from tests.cluster.pair import InstancePair, assert_same
+from tests.cluster.pair import Generated, InstancePair, assert_same
 
 pytestmark = [
     pytest.mark.ray,
@@ -24,25 +27,45 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 
+_numbers = itertools.count()
+
 ALONE = ("deepseek", "qwen3_next")
 """Kinds whose tokens depend on the batch on vLLM's CPU build, without any migration."""
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
-def kind(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+SHM, TCP = "shm", "tcp"
+OVER_TCP = ("gemma3", "granite4")
+"""Kinds of which the other transport is tried as well: windows, and states."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*((kind, SHM) for kind in KINDS), *((kind, TCP) for kind in OVER_TCP)],
+    ids="-".join,
+)
+def kind_and_transport(request: pytest.FixtureRequest) -> tuple[str, str]:
+    kind, transport = request.param
+    return kind, transport
+
+
+@pytest.fixture(scope="module")
+def kind(kind_and_transport: tuple[str, str]) -> str:
+    return kind_and_transport[0]
 
 
 @pytest.fixture(scope="module")
 def pair(
-    kind: str, make_pair: MakePair, run: Run, tmp_path_factory: pytest.TempPathFactory
+    kind_and_transport: tuple[str, str],
+    make_pair: MakePair,
+    run: Run,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[InstancePair]:
+    kind, transport = kind_and_transport
     model: Path = build(kind, tmp_path_factory.mktemp("models") / kind)
     made = make_pair(
         str(model),
         *options_of(KINDS[kind]),
-        transport=TransportConfig(kind="shm"),
+        transport=TransportConfig(kind=transport),
         policy=replace(LLUMNIX, num_concurrent_migrations=4),
     )
     yield made
@@ -118,3 +141,96 @@ def test_a_request_that_begins_like_one_that_moved_says_what_it_would_have_said(
     found = run(pair.generate(pair.build(sibling, cache_salt="a", **asked), "i1"))
     assert found.token_ids == expected.token_ids
     run(pair.until_idle())
+
+
+def test_without_the_pages_of_any_group_a_request_says_something_else(
+    pair: InstancePair, run: Run, kind: str
+) -> None:
+    """Otherwise the tests above would show nothing."""
+    asked = {"max_tokens": 80, "ignore_eos": True}
+    expected = run(pair.generate(pair.build(prompt(230), **asked)))
+
+    async def without(group: int) -> Generated:
+        # Other pages than the right ones, instead of what an earlier request may have left.
+        await pair.generate(pair.build(prompt(600, 3), max_tokens=60, ignore_eos=True), "i1")
+        await pair.actors["i1"].leave_out.remote(f"group {group}")
+        found = await pair.generate_moving(pair.build(prompt(230), **asked), [40])
+        await pair.actors["i1"].repair.remote()
+        return found
+
+    for group in range(len(KINDS[kind].groups)):
+        found = run(without(group))
+        assert found.token_ids[:40] == expected.token_ids[:40]
+        assert found.token_ids != expected.token_ids, group
+    run(pair.until_idle())
+
+
+CUT = 25
+
+
+@pytest.mark.parametrize("point", ["CopyBlocks", "CopyBlocks last", "Commit"])
+def test_the_death_of_a_destination_costs_nothing(
+    pair: InstancePair, run: Run, kind: str, point: str
+) -> None:
+    """The source has everything still, in every group."""
+    expected = run(pair.generate(build_request(pair)))
+
+    async def kill() -> Generated:
+        victim = await new_instance(pair)
+        request = build_request(pair)
+        await pair.pause_at(request.request_id, "i0", CUT)
+        generated = pair.submit(request, "i0")
+        await generated.until_tokens(CUT)
+        async with pair.held("i0", point) as until_held:
+            moving = pair.begin_move(request.request_id, "i0", victim)
+            await until_held()
+            await pair.kill(victim)
+        pair.bury(victim)
+        await pair.unpause(request.request_id, "i0")
+        assert (await pair.hear(moving)).error is not None
+        return await generated.until_end()
+
+    found = run(kill())
+    assert_same(found, expected)
+    assert set(found.origins.values()) == {"i0"}
+    run(pair.until_idle())
+
+
+@pytest.mark.parametrize("point", ["CopyBlocks", "CopyBlocks last"])
+def test_a_request_whose_source_dies_goes_on_behind_the_tokens_of_its_client(
+    pair: InstancePair, run: Run, kind: str, point: str
+) -> None:
+    """Its destination frees every block that it has reserved, and computes the request again."""
+    expected = run(pair.generate(build_request(pair)))
+
+    async def kill() -> tuple[list[int], Generated]:
+        victim = await new_instance(pair)
+        request = build_request(pair)
+        await pair.pause_at(request.request_id, victim, CUT)
+        generated = pair.submit(request, victim)
+        await generated.until_tokens(CUT)
+        async with pair.held(victim, point) as until_held:
+            pair.begin_move(request.request_id, victim, "i0")
+            await until_held()
+            await pair.kill(victim)
+        pair.bury(victim)
+        await pair.until_idle("i0")
+        said = generated.token_ids
+        again = pair.submit(build_request(pair), "i0", output_token_ids=said)
+        return said, await again.until_end()
+
+    said, found = run(kill())
+    assert len(said) == CUT
+    assert [*said, *found.token_ids] == expected.token_ids
+    run(pair.until_idle())
+
+
+def build_request(pair: InstancePair) -> EngineCoreRequest:
+    return pair.build(prompt(230, 4), max_tokens=90, ignore_eos=True, temperature=1.0, seed=3)
+
+
+async def new_instance(pair: InstancePair) -> str:
+    """Start one more instance, to be killed."""
+    instance_id = InstanceId(f"victim{next(_numbers)}")
+    await pair.add_instance(instance_id)
+    return instance_id
