@@ -1,1 +1,1 @@
-"""Kinds of models, by the state that a request of theirs has."""
+"""`sterna bench kinds`: kinds of models, by the state that a request of theirs has."""

@@ -169,6 +169,7 @@ FULL, SLIDING, CHUNKED, STATE = (
 
 KINDS = {
     "llama": Kind(_llama, (FULL,)),
+    "fp8_kv": Kind(_llama, (FULL,), options={"kv_cache_dtype": "fp8"}),
     "gemma3": Kind(_gemma3, (SLIDING, SLIDING, FULL)),
     "gpt_oss": Kind(_gpt_oss, (SLIDING, FULL)),
     "llama4": Kind(_llama4, (CHUNKED, CHUNKED, CHUNKED, FULL), "Llama4ForCausalLM"),

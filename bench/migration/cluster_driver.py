@@ -9,23 +9,29 @@ import contextlib
 import itertools
 import os
 import pickle
+import signal
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import ray
 import torch
+from ray.exceptions import RayTaskError
 from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.v1.engine.input_processor import InputProcessor
 
 from bench.migration.samples import Arrival
+from bench.migration.streams import HANG_TIMEOUT_S, Stream
 from sterna.config import LlumletConfig, PolicyConfig, TransportConfig
+from sterna.engine.interface import EngineFacts
+from sterna.engine.payload_parts import renamed_request
 from sterna.engine.vllm.hosted_core import engine_config
 from sterna.engine.vllm.payload import encode_request
+from sterna.frontend.requests.attempts import ATTEMPT_MARK
 from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
@@ -43,57 +49,24 @@ from sterna.migration.messages import Mode
 from sterna.policy.presets import LLUMNIX
 from sterna.runtime.actors.actor_classes import InstanceActor, InstanceSpec, SchedulerActor
 from sterna.runtime.processes.reaper import Reaper
+from sterna.runtime.supervisor.ray_errors import origin_of
+from sterna.supervisor.failure_detector import ProcessIdentity
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
 
 HOST = "127.0.0.1"
 FRONTEND = FrontendId(0)
-HANG_TIMEOUT_S = 300.0
-"""A wait of this time means that something hangs."""
-
-
-@dataclass(eq=False)
-class Stream:
-    """One request, and its tokens so far.
-
-    Attributes:
-        instance: where it runs, by the last report.
-        arrivals: in the order of their arrival.
-    """
-
-    request_id: RequestId
-    num_prompt_tokens: int
-    instance: str
-    arrivals: list[Arrival] = field(default_factory=list)
-    num_outputs: int = 0
-    is_finished: bool = False
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and output."""
-        return self.num_prompt_tokens + self.num_outputs
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until the condition, which depends on this stream, is met."""
-        async with asyncio.timeout(HANG_TIMEOUT_S):
-            while not condition():
-                self._changed.clear()
-                await self._changed.wait()
-
-    async def until_outputs(self, count: int) -> None:
-        """Wait until this number of output tokens has arrived."""
-        await self.until(lambda: self.num_outputs >= count)
-
-    def add(self, arrival: Arrival | None, is_finished: bool) -> None:
-        if arrival is not None:
-            self.arrivals.append(arrival)
-            self.num_outputs += arrival.num_tokens
-        self.is_finished = self.is_finished or is_finished
-        self._changed.set()
 
 
 class Driver:
-    """Instances under the benchmark's control, called i0, i1, ..."""
+    """Instances under the benchmark's control, called i0, i1, ...
+
+    Args:
+        actor_class: of the instances.
+
+    Attributes:
+        facts: of each instance's engine.
+        vllm_config: of all engines.
+    """
 
     def __init__(
         self,
@@ -101,13 +74,17 @@ class Driver:
         environment: dict[str, str],
         transport: TransportConfig,
         num_instances: int = 2,
+        actor_class: Any = InstanceActor,
     ) -> None:
         self._args = args
         self._environment = environment
         self._transport = transport
         self._llumlet = LlumletConfig(policy=LLUMNIX)
         self._num_instances = num_instances
-        self._processor: Any = InputProcessor(engine_config(args))
+        self._actor_class = actor_class
+        self.facts: dict[str, EngineFacts] = {}
+        self.vllm_config: Any = engine_config(args)
+        self._processor: Any = InputProcessor(self.vllm_config)
         self._numbers = itertools.count(1)
         self._actors: dict[InstanceId, Any] = {}
         self._addresses: dict[InstanceId, str] = {}
@@ -120,6 +97,11 @@ class Driver:
         self._loads_changed = asyncio.Event()
 
     async def start(self) -> None:
+        """Start the instances.
+
+        Raises:
+            InstanceStartError: an instance could not start.
+        """
         self._mailbox = Mailbox(HOST)
         self._delivery = asyncio.create_task(self._mailbox.deliver(self._handle))
         ids = [InstanceId(f"i{number}") for number in range(self._num_instances)]
@@ -129,7 +111,7 @@ class Driver:
     async def _start_instance(self, instance_id: InstanceId) -> None:
         # Instances share the available devices.
         num_gpus = min(1.0, torch.cuda.device_count() / self._num_instances)
-        actor = InstanceActor.options(num_gpus=num_gpus).remote()
+        actor = self._actor_class.options(num_gpus=num_gpus).remote()
         spec = InstanceSpec(
             instance_id,
             packed_args=pickle.dumps(self._args),
@@ -140,15 +122,43 @@ class Driver:
             environment=self._environment,
             log_level="WARNING",
         )
-        self._addresses[instance_id], _ = await actor.start.remote(spec)
         self._actors[instance_id] = actor
+        try:
+            started = await actor.start.remote(spec)
+        except RayTaskError as error:
+            # Ray's own text is the actor's traceback.
+            raise origin_of(error) from None
+        self._addresses[instance_id], self.facts[instance_id] = started
+
+    async def call(self, instance: str, method: str, *args: Any) -> Any:
+        """Call a method of the instance's actor."""
+        return await getattr(self._actors[InstanceId(instance)], method).remote(*args)
+
+    async def kill(self, instance: str) -> None:
+        """SIGKILL the instance's process, and confirm its death to the others."""
+        process: ProcessIdentity = await self.call(instance, "process")
+        os.kill(process.process_id, signal.SIGKILL)
+        instance_id = InstanceId(instance)
+        del self._actors[instance_id], self._addresses[instance_id]
+        self._loads.pop(instance_id, None)
+        # What it sent before may still arrive.
+        self._streams = {
+            request_id: stream
+            for request_id, stream in self._streams.items()
+            if stream.instance != instance
+        }
+        self._announce()
 
     async def close(self) -> None:
+        """Close the instances, and end them."""
         for actor in self._actors.values():
             async with asyncio.timeout(HANG_TIMEOUT_S):
                 await actor.close.remote()
-            ray.kill(actor)
-        for actor in self._schedulers:
+        self.end()
+
+    def end(self) -> None:
+        """End the instances at once, whatever they do."""
+        for actor in (*self._actors.values(), *self._schedulers):
             ray.kill(actor)
         self._delivery.cancel()
         self._mailbox.close()
@@ -183,24 +193,57 @@ class Driver:
 
     # ------------------------------------------------------------------------------ requests
 
-    def submit(self, prompt: list[int], instance: str, *, num_outputs: int) -> Stream:
-        """Send a greedy request that generates `num_outputs` tokens, unless it is aborted."""
+    def submit(
+        self,
+        prompt: Any,
+        instance: str,
+        *,
+        num_outputs: int,
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Stream:
+        """Send a greedy request that generates `num_outputs` tokens, unless it is aborted.
+
+        Args:
+            prompt: token ids, or a prompt as vLLM's `InputProcessor` takes it.
+            more: further arguments of its `process_inputs`.
+        """
         number = next(self._numbers)
         request = self._processor.process_inputs(
             f"r{number}",
-            TokensPrompt(prompt_token_ids=prompt),
+            TokensPrompt(prompt_token_ids=prompt) if isinstance(prompt, list) else prompt,
             SamplingParams(temperature=0.0, max_tokens=num_outputs, ignore_eos=True),
             ("generate",),
+            **more,
         )
         request.client_index = FRONTEND
-        stream = Stream(RequestId(request.request_id), len(prompt), instance)
+        stream = Stream(
+            RequestId(request.request_id),
+            encode_request(request),
+            len(request.prompt_token_ids),
+            instance,
+        )
         self._streams[stream.request_id] = stream
         self._mailbox.send(
             self._addresses[InstanceId(instance)],
             AddRequest(FRONTEND, stream.request_id, number),
-            [encode_request(request)],
+            [stream.payload],
         )
         return stream
+
+    def send_again(self, stream: Stream, instance: str) -> None:
+        """Continue a request whose instance has died on another one, behind the tokens so far, as
+        front ends do (`frontend.requests.attempts`)."""
+        number = next(self._numbers)
+        token_ids = stream.token_ids()
+        stream.request_id = RequestId(f"{stream.request_id}{ATTEMPT_MARK}1")
+        stream.instance = instance
+        stream.num_outputs = len(token_ids)
+        self._streams[stream.request_id] = stream
+        self._mailbox.send(
+            self._addresses[InstanceId(instance)],
+            AddRequest(FRONTEND, stream.request_id, number, tuple(token_ids)),
+            [renamed_request(stream.payload, stream.request_id)],
+        )
 
     def abort(self, stream: Stream) -> None:
         """End the request; later tokens of it are dropped."""
@@ -240,7 +283,7 @@ class Driver:
     def _is_idle(self) -> bool:
         loads = self._loads.values()
         is_empty = all(not (load.used_tokens or load.num_running) for load in loads)
-        return len(loads) == self._num_instances and is_empty
+        return len(loads) == len(self._actors) and is_empty
 
     # ------------------------------------------------------------------------------ messages
 
@@ -248,15 +291,15 @@ class Driver:
         match message:
             case TokenBatch(instance_id, spans):
                 now_s = time.monotonic()
-                for span in spans:
+                for span, payload in zip(spans, frames, strict=True):
                     stream = self._streams.get(span.request_id)
                     if stream is None:
                         continue
-                    arrival = None
                     if span.num_tokens:
                         arrival = Arrival(now_s, instance_id, span.first_index, span.num_tokens)
-                    stream.add(arrival, span.is_finished)
+                        stream.add(arrival, payload)
                     if span.is_finished:
+                        stream.finish()
                         del self._streams[span.request_id]
             case RequestsMoved(instance_id, request_ids):
                 for request_id in request_ids:

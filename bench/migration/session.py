@@ -15,9 +15,10 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 
-from bench.migration.cluster_driver import Driver, Stream
+from bench.migration.cluster_driver import Driver
 from bench.migration.plan import turns
 from bench.migration.samples import Sample, sample
+from bench.migration.streams import Stream
 from sterna.migration.messages import Mode
 
 INSTANCES = ("i0", "i1")
@@ -84,21 +85,7 @@ class Session:
         return migrant
 
     async def _migrate(self, migrant: Stream, mode: Mode) -> Sample:
-        source = migrant.instance
-        destination = INSTANCES[1 - INSTANCES.index(source)]
-        begun_s = time.monotonic()
-        await migrant.until_outputs(migrant.num_outputs + STEPS_BEFORE + 1)
-        ordered_s = time.monotonic()
-        report = await self._driver.move(migrant, destination, mode)
-        await migrant.until(lambda: _num_trailing(migrant, destination) > STEPS_AFTER)
-        return sample(
-            migrant.arrivals,
-            [neighbour.arrivals for neighbour in self._batches[source]],
-            begun_s=begun_s,
-            ordered_s=ordered_s,
-            stages=report["stages"],
-            suspended_ms=report["suspended_ms"],
-        )
+        return await timed_move(self._driver, migrant, self._batches[migrant.instance], mode)
 
     async def _begin_batches(self) -> None:
         for instance in INSTANCES:
@@ -118,6 +105,30 @@ class Session:
         """Send a request with a random prompt that decodes until it is aborted."""
         prompt = [self._random.randrange(VOCABULARY) for _ in range(num_prompt_tokens)]
         return self._driver.submit(prompt, instance, num_outputs=MAX_TOKENS - num_prompt_tokens)
+
+
+async def timed_move(
+    driver: Driver, migrant: Stream, neighbours: Sequence[Stream], mode: Mode
+) -> Sample:
+    """Migrate the request to the other instance, and time its tokens before and after the move.
+
+    Args:
+        neighbours: the other requests on the source.
+    """
+    destination = INSTANCES[1 - INSTANCES.index(migrant.instance)]
+    begun_s = time.monotonic()
+    await migrant.until_outputs(migrant.num_outputs + STEPS_BEFORE + 1)
+    ordered_s = time.monotonic()
+    report = await driver.move(migrant, destination, mode)
+    await migrant.until(lambda: _num_trailing(migrant, destination) > STEPS_AFTER)
+    return sample(
+        migrant.arrivals,
+        [neighbour.arrivals for neighbour in neighbours],
+        begun_s=begun_s,
+        ordered_s=ordered_s,
+        stages=report["stages"],
+        suspended_ms=report["suspended_ms"],
+    )
 
 
 def _num_trailing(stream: Stream, instance: str) -> int:

@@ -16,6 +16,10 @@ BENCHMARKS = {
         "bench.migration",
         "downtime and cost of migrations between two real instances",
     ),
+    "kinds": (
+        "bench.kinds",
+        "each kind of model on two real instances: which requests move, with the same tokens or not",
+    ),
     "priorities": (
         "bench.priorities",
         "gain of urgent requests from priorities, and cost for the others, on real instances",

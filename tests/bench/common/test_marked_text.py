@@ -39,6 +39,8 @@ def test_a_page_without_marks_is_left_alone(tmp_path: Path, text: str) -> None:
         ("docs/benchmarks.md", "sterna bench instance-start"),
         ("docs/benchmarks.md", "sterna bench migration"),
         ("docs/benchmarks.md", "sterna bench priorities"),
+        ("README.md", "sterna bench kinds"),
+        ("docs/models.md", "sterna bench kinds"),
         ("docs/internals/fault_simulation.md", "python -m bench.simulation.sim_soak --planted"),
         ("docs/internals/fidelity.md", "sterna bench fidelity"),
         ("docs/internals/parts.md", "python -m bench.parts"),

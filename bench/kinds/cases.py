@@ -1,0 +1,117 @@
+"""Cases of `sterna bench kinds`: a model, options of its engine, and how a request is made.
+
+A further kind is a row of `CASES`: a tiny model of `tiny_models.KINDS`, what the engine needs
+besides (an adapter, a draft model), and requests that are more than tokens (an image).
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.kinds.tiny_models import KINDS, build
+
+SERVE_OPTIONS = {
+    "block_size": 32,
+    "max_model_len": 2048,
+    "max_num_batched_tokens": 256,
+    "max_num_seqs": 16,
+    "kv_cache_memory_bytes": 64 << 20,
+    "enforce_eager": True,
+}
+"""Options of vLLM's `EngineArgs` where neither the model nor the case has others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request as vLLM's `InputProcessor.process_inputs` takes it.
+
+    Attributes:
+        prompt: a dictionary of vLLM's.
+        more: further arguments, such as `lora_request`.
+    """
+
+    prompt: Mapping[str, Any]
+    more: Mapping[str, Any]
+
+
+def nothing_more(folder: Path) -> dict[str, Any]:
+    """No option besides those of the model."""
+    return {}
+
+
+def tokens_alone(token_ids: Sequence[int], folder: Path, vllm_config: Any) -> Question:
+    """A request of nothing but tokens."""
+    return Question({"prompt_token_ids": list(token_ids)}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The measurement of one row.
+
+    Attributes:
+        title: its name on pages.
+        model: of `tiny_models.KINDS`.
+        prepare: writes what the engine needs besides the model into the folder, and returns options
+            of `EngineArgs`, which overrule those of the model.
+        ask: makes a request from the tokens of its prompt, the case's folder and vLLM's
+            configuration.
+        is_alone: whether tokens depend on the batch on vLLM's CPU build, without any migration, so
+            that a request can be compared only if it has no neighbours.
+    """
+
+    title: str
+    model: str
+    prepare: Callable[[Path], Mapping[str, Any]] = nothing_more
+    ask: Callable[[Sequence[int], Path, Any], Question] = tokens_alone
+    is_alone: bool = False
+
+    def serve_arguments(self, folder: Path) -> list[str]:
+        """Write the model into the folder; returns the arguments of `sterna serve`."""
+        made = KINDS[self.model]
+        model = build(self.model, folder / "model")
+        options = {**SERVE_OPTIONS, "dtype": made.dtype, **made.options, **self.prepare(folder)}
+        return [str(model), *as_arguments(options)]
+
+
+def as_arguments(options: Mapping[str, Any]) -> list[str]:
+    """The command line for these options of `EngineArgs`."""
+    arguments = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        match value:
+            case True:
+                arguments.append(f"--{flag}")
+            case False:
+                arguments.append(f"--no-{flag}")
+            case dict():
+                arguments += [f"--{flag}", json.dumps(value)]
+            case _:
+                arguments += [f"--{flag}", str(value)]
+    return arguments
+
+
+def _ngram(folder: Path) -> dict[str, Any]:
+    ngram = {
+        "method": "ngram",
+        "num_speculative_tokens": 3,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+    }
+    return {"speculative_config": ngram}
+
+
+CASES = {
+    "llama": Case("Llama", "llama"),
+    "fp8_kv": Case("Llama, KV cache in FP8", "fp8_kv"),
+    "gemma3": Case("Gemma 3", "gemma3"),
+    "gpt_oss": Case("gpt-oss", "gpt_oss"),
+    "llama4": Case("Llama 4", "llama4"),
+    "deepseek": Case("DeepSeek V2", "deepseek", is_alone=True),
+    "granite4": Case("Granite 4", "granite4"),
+    "qwen3_next": Case("Qwen3-Next", "qwen3_next", is_alone=True),
+    "ngram": Case("Llama, n-gram speculation", "llama", _ngram),
+    "granite4_ngram": Case("Granite 4, n-gram speculation", "granite4", _ngram),
+}
+"""The cases by the names that `--kinds` takes, in the order of the tables."""
