@@ -20,6 +20,7 @@ LENGTHS = (250, 20, 270, 20, 280, 20, 600, 20)
 
 NUM_BLOCKS = {
     "llama": 48,
+    "fp8_kv": 48,
     "gemma3": 52,
     "gpt_oss": 52,
     "llama4": 60,
