@@ -21,8 +21,9 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from sterna.engine.kv_columns import STATE_COLUMN
 from sterna.engine.kv_memory import KvGroup
-from sterna.engine.vllm.kv_groups import STATE_COLUMN, KvGroups
+from sterna.engine.vllm.kv_groups import KvGroups
 from sterna.types import RequestId
 
 NUM_BLOCKS = 400
@@ -48,7 +49,7 @@ def state(block_size: int, mode: str = "none") -> MambaSpec:
     )
 
 
-def groups_of(*specs: KVCacheSpec) -> tuple[KvGroups, Any]:
+def groups_of(*specs: KVCacheSpec, max_in_flight_tokens: int = 64) -> tuple[KvGroups, Any]:
     """The groups, and vLLM's coordinator."""
     import math
 
@@ -63,7 +64,7 @@ def groups_of(*specs: KVCacheSpec) -> tuple[KvGroups, Any]:
     coordinator = get_kv_cache_coordinator(
         config,
         max_model_len=1024,
-        max_in_flight_tokens=64,
+        max_in_flight_tokens=max_in_flight_tokens,
         use_eagle=False,
         enable_caching=False,
         enable_kv_cache_events=False,

@@ -18,8 +18,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from sterna.engine.drains import DrainOutcome, Left, drain_outcome
+from sterna.engine.kv_columns import Columns, Held
 from sterna.engine.vllm.adapters import adapter_numbers
-from sterna.engine.vllm.kv_groups import Columns, Held, KvGroups
+from sterna.engine.vllm.kv_groups import KvGroups
 from sterna.engine.vllm.support import immovable_engine_features, immovable_request_feature
 from sterna.migration.messages import Drain, Reason, RequestPosition
 from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
@@ -42,7 +43,7 @@ class Reservation:
         adapter: the number of the LoRA adapter that is held with the slot.
     """
 
-    held: Held
+    held: Held[Any]
     has_slot: bool = False
     adapter: int | None = None
 
