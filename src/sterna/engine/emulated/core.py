@@ -103,7 +103,7 @@ class EmulatedCore:
 
     def _view(self, request: EmulatedRequest, status: RequestStatus) -> RequestView:
         is_awaiting = status is RequestStatus.QUEUING or request.is_prefilling
-        demand_blocks = self._config.blocks_of(request.num_tokens) if is_awaiting else 0
+        demand_blocks = self._num_needed(request.num_tokens) if is_awaiting else 0
         return RequestView(
             request_id=request.request_id,
             status=status,
@@ -333,26 +333,32 @@ class EmulatedCore:
         self._compute(head, num_tokens)
 
     def _compute(self, request: EmulatedRequest, num_tokens: int) -> None:
-        num_new_blocks = self._num_new_blocks(request, num_tokens)
-        self._num_free_blocks -= num_new_blocks
-        request.num_blocks += num_new_blocks
+        self._hold(request, self._num_new_blocks(request, num_tokens))
         self._scheduled.append((request, num_tokens))
 
     def _num_new_blocks(self, request: EmulatedRequest, num_tokens: int) -> int:
         num_needed = self._config.blocks_of(request.num_computed_tokens + num_tokens)
         return num_needed - request.num_blocks
 
+    def _num_needed(self, num_tokens: int) -> int:
+        """The blocks that a request of this length needs in order to be admitted."""
+        return self._config.blocks_of(num_tokens)
+
+    def _hold(self, request: EmulatedRequest, num_more_blocks: int) -> None:
+        """Give the request more blocks; a negative number of them goes back."""
+        self._num_free_blocks -= num_more_blocks
+        request.num_blocks += num_more_blocks
+
     @property
     def _watermark(self) -> int:
         return self._config.watermark_blocks
 
     def _fits(self, request: EmulatedRequest, watermark_blocks: int) -> bool:
-        num_blocks = self._config.blocks_of(request.num_tokens)
+        num_blocks = self._num_needed(request.num_tokens)
         return num_blocks + watermark_blocks <= self._num_free_blocks
 
     def _free(self, request: EmulatedRequest) -> None:
-        self._num_free_blocks += request.num_blocks
-        request.num_blocks = 0
+        self._hold(request, -request.num_blocks)
 
     def _duration_s(self) -> float:
         num_prompt_tokens = num_pairs = num_decodes = num_context_tokens = 0

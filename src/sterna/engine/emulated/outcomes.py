@@ -72,10 +72,24 @@ def reserve(
     core: Core, effect: ReserveBlocks, expect: Callable[[ReserveBlocks], tuple[str, ...]]
 ) -> BlocksReserved | ReserveFailed:
     """Carry out `ReserveBlocks`; `expect` prepares for the stage and returns its receivers."""
+
+    def extend() -> Reason | None:
+        num_blocks = effect.first_block + effect.num_blocks
+        return core.reserve(effect.migration_id, num_blocks, needs_slot=effect.is_last)
+
+    return reserved(core, effect, extend, expect)
+
+
+def reserved(
+    core: Core,
+    effect: ReserveBlocks,
+    extend: Callable[[], Reason | None],
+    expect: Callable[[ReserveBlocks], tuple[str, ...]],
+) -> BlocksReserved | ReserveFailed:
+    """Carry out `ReserveBlocks`; `extend` extends the reservation, `expect` is as in `reserve`."""
     if core.progress(effect.request_id) is not None:
         return ReserveFailed(effect.stage, Reason.DUPLICATE_REQUEST)
-    num_blocks = effect.first_block + effect.num_blocks
-    refusal = core.reserve(effect.migration_id, num_blocks, needs_slot=effect.is_last)
+    refusal = extend()
     if refusal is not None:
         return ReserveFailed(effect.stage, refusal)
     return BlocksReserved(effect.stage, expect(effect))
