@@ -7,6 +7,7 @@ from random import Random
 from fault_simulation.adversary.clients import Clients
 from fault_simulation.adversary.faults import Adversary, FaultPlan
 from fault_simulation.engine.copies import Copies
+from fault_simulation.engine.engine_kinds import kind_of
 from fault_simulation.engine.immovable import Immovables
 from fault_simulation.oracle.checkers import Checkers, check_rest
 from fault_simulation.oracle.ledger import Ledger, Status
@@ -122,6 +123,7 @@ class Run:
             Copies(timeline, network, rng),
             ledger,
             Immovables(seed),
+            kind_of(seed),
             cores,
             scaling,
         )

@@ -1,30 +1,37 @@
 """KV blocks on their way from engine to engine.
 
-The source's memory is read when a copy is done, which is the worst moment: a source that has given
-the blocks away meanwhile has sent the KV of another request.
+The source's memory is read when a copy is done, which is the worst moment: of blocks that the
+source has given away meanwhile, it has sent what is in them by then. When a source stops a copy,
+what is on its way still arrives, where it is still expected.
 """
 
 from dataclasses import dataclass
 from random import Random
 
+from fault_simulation.engine.block_pool import Block, Content
 from fault_simulation.engine.engine import Incoming, SimulatedEngine
 from fault_simulation.virtual.network import Network
-from fault_simulation.virtual.settings import COPY_BLOCK_S, ENGINE
+from fault_simulation.virtual.settings import COPY_BLOCK_S
 from fault_simulation.virtual.timeline import Process, Timeline
-from sterna.engine.emulated.requests import EmulatedRequest
 from sterna.migration.messages import CopyBlocks, CopyFailed
 from sterna.types import InstanceId, MigrationId
 
 
 @dataclass(slots=True, eq=False)
 class _Copy:
+    """A copy under way.
+
+    Attributes:
+        on_its_way: the contents that were sent before the source stopped it; None: it goes on.
+    """
+
     source: Process
     engine: SimulatedEngine
     destination: SimulatedEngine
     effect: CopyBlocks
     incoming: Incoming
-    request: EmulatedRequest | None
-    num_preemptions: int
+    blocks: list[list[Block]]
+    on_its_way: list[list[Content | None]] | None = None
 
 
 class Copies:
@@ -50,9 +57,8 @@ class Copies:
         if incoming is None:
             self._fail_source(source, engine, effect)
             return
-        request = engine.request(effect.request_id)
-        num_preemptions = -1 if request is None else request.num_preemptions
-        copy = _Copy(source, engine, destination, effect, incoming, request, num_preemptions)
+        blocks = engine.leaving_blocks(effect)
+        copy = _Copy(source, engine, destination, effect, incoming, blocks)
         incoming.num_copying += 1
         self._copies.append(copy)
         duration_s = COPY_BLOCK_S * effect.num_blocks * self._rng.uniform(0.5, 4.0)
@@ -63,6 +69,7 @@ class Copies:
         for copy in list(self._copies):
             if copy.source.name == source and copy.effect.migration_id == migration_id:
                 self._drop(copy)
+                copy.on_its_way = _contents(copy.blocks)
 
     def on_death(self, process: Process) -> None:
         """The connections of a dead process break."""
@@ -80,32 +87,18 @@ class Copies:
         copy.incoming.since_s = self._timeline.now_s
 
     def _finish(self, copy: _Copy) -> None:
-        if copy not in self._copies:
-            return
-        self._drop(copy)
         effect, destination = copy.effect, copy.destination
         is_there = destination.is_alive and destination.expected(effect) is copy.incoming
         is_broken = self._network.is_cut_off(copy.source.name, destination.name)
+        if copy.on_its_way is not None and is_there and not is_broken:
+            destination.write(copy.incoming, copy.on_its_way)
+        if copy not in self._copies:
+            return
+        self._drop(copy)
         if not is_there or is_broken or self._rng.random() < self.failure_share:
             self._fail_source(copy.source, copy.engine, effect)
             return
-        destination.receive(effect, self._read(copy))
-
-    def _read(self, copy: _Copy) -> dict[int, int]:
-        """Return the number of tokens whose KV each block has; -1: that of another request."""
-        effect = copy.effect
-        blocks = range(effect.first_block, effect.first_block + effect.num_blocks)
-        request = copy.engine.request(effect.request_id)
-        is_own = (
-            request is not None
-            and request is copy.request
-            and request.num_preemptions == copy.num_preemptions
-            and request.num_blocks >= blocks.stop
-        )
-        if request is None or not is_own:
-            return dict.fromkeys(blocks, -1)
-        size = ENGINE.block_size
-        return {b: max(0, min(size, request.num_computed_tokens - b * size)) for b in blocks}
+        destination.receive(effect, _contents(copy.blocks))
 
     def _fail_source(self, source: Process, engine: SimulatedEngine, effect: CopyBlocks) -> None:
         failed = CopyFailed(effect.stage)
@@ -115,3 +108,7 @@ class Copies:
             failed,
             lambda: engine.listener.on_transfer(effect.migration_id, failed),
         )
+
+
+def _contents(blocks: list[list[Block]]) -> list[list[Content | None]]:
+    return [[each.content for each in group] for group in blocks]

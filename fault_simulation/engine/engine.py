@@ -4,13 +4,13 @@ As `engine.emulated.driver`: commands run between two steps in the order of thei
 out when a step ends, then the view. Reports to its instance go, in order, through a queue with
 delays of its own, as between a step thread and an event loop.
 
-Blocks have no bytes here. Instead each has the number of tokens whose KV a copy has brought into
-it, and whether the memory still belonged to the request when it was read. A request that is adopted
-with blocks that lack a token, or hold the KV of another request, answers `WRONG` from then on.
+Blocks have no bytes here, but contents (`kv_cache`). Copies read the blocks of the tables that the
+source had when it planned the stage, or drained the request, as `engine.vllm` does. A request whose
+step has looked at other KV than its own answers `WRONG`.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -18,9 +18,12 @@ from typing import Protocol
 
 import msgspec
 
+from fault_simulation.engine.block_pool import Block, Content
+from fault_simulation.engine.engine_kinds import EngineKind
+from fault_simulation.engine.grouped_core import GroupedCore
 from fault_simulation.engine.immovable import shown_as_immovable
+from fault_simulation.engine.kv_cache import KvCache, Tables
 from fault_simulation.oracle.token_oracle import (
-    EMPTY,
     WRONG,
     Answer,
     Ask,
@@ -32,22 +35,21 @@ from fault_simulation.oracle.token_oracle import (
 )
 from fault_simulation.virtual.settings import (
     COPY_TIMEOUT_S,
-    ENGINE,
     LONG_STEP_FACTOR,
     LONG_STEP_SHARE,
-    STEP_TIME,
     TELL_S,
 )
-from fault_simulation.virtual.timeline import Process, Timeline
+from fault_simulation.virtual.timeline import Process, Timeline, Violation
 from sterna.engine.emulated import outcomes
-from sterna.engine.emulated.core import EmulatedCore
 from sterna.engine.emulated.requests import EmulatedRequest, RequestState
-from sterna.engine.emulated.steps import Step, Token
+from sterna.engine.emulated.steps import Token
+from sterna.engine.kv_columns import Columns
 from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
     Adopt,
     Adopted,
     AdoptFailed,
+    BlocksReserved,
     CopyBlocks,
     CopyEvent,
     Drain,
@@ -60,6 +62,7 @@ from sterna.migration.messages import (
     Reason,
     ReservationFreed,
     ReserveBlocks,
+    ReserveFailed,
     StageFailed,
     StageReceived,
 )
@@ -69,11 +72,18 @@ Command = Callable[[], None]
 
 
 class Exported(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a drained request that travels with Commit."""
+    """The state of a drained request that travels with Commit; see `Stream` for the digests."""
 
     state: RequestState
-    digest: int
-    is_wrong: bool
+    digests: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The blocks of a request that migrates away, as they last were."""
+
+    tables: Tables
+    num_valid_tokens: int
 
 
 @dataclass(slots=True)
@@ -81,21 +91,21 @@ class Incoming:
     """A stage that is expected.
 
     Attributes:
+        blocks: into which it is written, in each group.
         num_copying: copies on their way to it.
     """
 
     stage: int
+    blocks: list[list[Block]]
     since_s: float
     num_copying: int = 0
 
 
 @dataclass(slots=True)
 class Prepared:
-    """The parts of an incoming migration that have arrived: the request, and the number of tokens
-    whose KV each block of the reservation has; -1: that of another request."""
+    """An incoming migration: the request, and the stages that are expected."""
 
     ask: Ask | None = None
-    blocks: dict[int, int] = field(default_factory=dict)
     incoming: dict[int, Incoming] = field(default_factory=dict)
 
 
@@ -125,17 +135,27 @@ class SimulatedEngine:
 
     Args:
         process: dies and hangs with it.
+        kind: that of its cluster.
 
     Attributes:
         tell_s: longest time until the listener hears of what it did.
         all_told_s: the time by which the listener has heard of all that it has done.
     """
 
+    cache_type = KvCache
+
     def __init__(
-        self, process: Process, listener: EngineListener, timeline: Timeline, rng: Random
+        self,
+        process: Process,
+        listener: EngineListener,
+        timeline: Timeline,
+        rng: Random,
+        kind: EngineKind,
     ) -> None:
-        self.core = EmulatedCore(ENGINE, STEP_TIME)
         self.streams: dict[RequestId, Stream] = {}
+        self.cache = self.cache_type(kind, self.streams)
+        self.core = GroupedCore(self.cache)
+        self.leaving: dict[MigrationId, Leaving] = {}
         self.prepared: dict[MigrationId, Prepared] = {}
         self.name = process.name
         self.is_alive = True
@@ -172,10 +192,9 @@ class SimulatedEngine:
             if self.core.progress(ask.request_id) is not None:
                 self.num_refused += 1
                 return
-            digest = EMPTY
+            stream = self.streams[ask.request_id] = Stream(ask)
             for token_id in history:
-                digest = extend(digest, token_id)
-            self.streams[ask.request_id] = Stream(ask, digest)
+                stream.digests.append(extend(stream.digests[-1], token_id))
             self.core.add(
                 RequestState(
                     ask.request_id,
@@ -240,12 +259,13 @@ class SimulatedEngine:
 
     def _outcome(self, effect: EffectWithOutcome) -> Outcome:
         match effect:
-            case Inspect(_, request_id):
+            case Inspect(migration_id, request_id):
+                self._note_leaving(migration_id, request_id)
                 return outcomes.inspect(self.core, request_id, self._encode)
             case Drain():
                 return self._drain(effect)
             case ReserveBlocks():
-                return outcomes.reserve(self.core, effect, self._expect)
+                return self._reserve(effect)
             case FreeReservation(migration_id):
                 self.prepared.pop(migration_id, None)
                 self.core.free_reservation(migration_id)
@@ -257,16 +277,40 @@ class SimulatedEngine:
         return encode(self.streams[request_id].ask)
 
     def _drain(self, effect: Drain) -> Drained | DrainRefused:
-        return outcomes.drain(self.core, effect, self._export)
+        outcome = outcomes.drain(self.core, effect, self._export)
+        if isinstance(outcome, Drained):
+            self._note_leaving(effect.migration_id, effect.request_id)
+        return outcome
 
     def _export(self, request_id: RequestId) -> bytes:
-        stream = self.streams[request_id]
-        return encode(Exported(self.core.export(request_id), stream.digest, stream.is_wrong))
+        return encode(Exported(self.core.export(request_id), self.streams[request_id].digests))
+
+    def _note_leaving(self, migration_id: MigrationId, request_id: RequestId) -> None:
+        position = self.core.progress(request_id)
+        if position is not None:
+            tables = self.cache.tables(request_id)
+            self.leaving[migration_id] = Leaving(tables, position.num_valid_tokens)
+
+    def _columns(self, stage: ReserveBlocks | CopyBlocks) -> Columns:
+        return self.cache.stage_columns(
+            stage.first_block, stage.num_blocks, stage.num_valid_tokens, is_last=stage.is_last
+        )
+
+    def _reserve(self, effect: ReserveBlocks) -> BlocksReserved | ReserveFailed:
+        columns = self._columns(effect)
+
+        def extend() -> Reason | None:
+            return self.core.reserve_columns(
+                effect.migration_id, columns, needs_slot=effect.is_last
+            )
+
+        return outcomes.reserved(self.core, effect, extend, self._expect)
 
     def _expect(self, effect: ReserveBlocks) -> tuple[str, ...]:
         if effect.num_blocks > 0:
+            blocks = self.core.blocks_at(effect.migration_id, self._columns(effect))
             prepared = self.prepared.setdefault(effect.migration_id, Prepared())
-            incoming = Incoming(effect.stage, self._timeline.now_s)
+            incoming = Incoming(effect.stage, blocks, self._timeline.now_s)
             prepared.incoming[effect.stage] = incoming
             self._await_stage(effect.migration_id, incoming)
         return (self._process.name,)
@@ -276,30 +320,23 @@ class SimulatedEngine:
         if prepared is None or prepared.ask is None:
             return AdoptFailed(Reason.UNSUPPORTED)
         ask = prepared.ask
-        return outcomes.adopt(self.core, effect, lambda: self._take_in(effect, prepared, ask))
+        return outcomes.adopt(self.core, effect, lambda: self._take_in(effect, ask))
 
-    def _take_in(self, effect: Adopt, prepared: Prepared, ask: Ask) -> None:
+    def _take_in(self, effect: Adopt, ask: Ask) -> None:
         exported = msgspec.msgpack.decode(effect.state, type=Exported)
-        self.core.adopt(effect.migration_id, exported.state, effect.num_blocks)
-        stream = Stream(ask, exported.digest, exported.is_wrong)
-        if effect.num_blocks > 0 and not self._is_complete(prepared, effect, exported.state):
-            stream.is_wrong = True
-        elif effect.num_blocks == 0:
-            stream.is_wrong = False
-        self.streams[effect.request_id] = stream
-        index = exported.state.num_output_tokens
+        state = exported.state
+        if effect.num_blocks > 0 and not self.core.can_adopt(
+            effect.migration_id, state.num_computed_tokens
+        ):
+            raise Violation(f"{self.name} lacks blocks of {effect.request_id}, which it adopts")
+        self.streams[effect.request_id] = Stream(ask, exported.digests)
+        self.core.adopt(effect.migration_id, state, effect.num_blocks)
+        index = state.num_output_tokens
         self._tell(lambda: self.listener.on_adopted(ask.frontend_id, ask.request_id, index))
-
-    @staticmethod
-    def _is_complete(prepared: Prepared, effect: Adopt, state: RequestState) -> bool:
-        size = ENGINE.block_size
-        return all(
-            prepared.blocks.get(block, 0) >= min(size, state.num_computed_tokens - block * size)
-            for block in range(effect.num_blocks)
-        )
 
     def forget_migration(self, migration_id: MigrationId) -> None:
         """Drop what is remembered of a migration that has ended on this side."""
+        self.leaving.pop(migration_id, None)
         self.prepared.pop(migration_id, None)
 
     # -------------------------------------------------------------------------------- copies
@@ -308,17 +345,30 @@ class SimulatedEngine:
         """The request, if it is here."""
         return next((r for r in self.core.requests() if r.request_id == request_id), None)
 
+    def leaving_blocks(self, effect: CopyBlocks) -> list[list[Block]]:
+        """The blocks that the stage copies, in each group."""
+        leaving = self.leaving[effect.migration_id]
+        columns = self._columns(effect)
+        return self.cache.blocks_of(leaving.tables, columns, leaving.num_valid_tokens)
+
     def expected(self, effect: CopyBlocks) -> Incoming | None:
         """What this destination expects of the stage, or None when it has stopped listening."""
         prepared = self.prepared.get(effect.migration_id)
         return None if prepared is None else prepared.incoming.get(effect.stage)
 
-    def receive(self, effect: CopyBlocks, blocks: dict[int, int]) -> None:
-        """The stage's blocks are scattered."""
-        prepared = self.prepared[effect.migration_id]
-        prepared.blocks.update(blocks)
-        del prepared.incoming[effect.stage]
+    def receive(self, effect: CopyBlocks, contents: Sequence[Sequence[Content | None]]) -> None:
+        """All of the stage has arrived."""
+        incoming = self.prepared[effect.migration_id].incoming.pop(effect.stage)
+        self.write(incoming, contents)
         self._tell_of_transfer(effect.migration_id, StageReceived(effect.stage))
+
+    def write(self, incoming: Incoming, contents: Sequence[Sequence[Content | None]]) -> None:
+        """Write to the stage's blocks, of which some may be left over."""
+        for blocks, arrived in zip(incoming.blocks, contents, strict=True):
+            if len(arrived) > len(blocks):
+                raise Violation(f"{self.name} gets more blocks than stage {incoming.stage} has")
+            for block, content in zip(blocks, arrived, strict=False):
+                block.content = content
 
     def fail_stage(self, migration_id: MigrationId, incoming: Incoming) -> None:
         """The connection of the stage is broken; a stage that is no longer expected is ignored."""
@@ -376,7 +426,6 @@ class SimulatedEngine:
         while self._commands:
             self._commands.popleft()()
         step = self.core.begin_step()
-        self._note_prefills(step)
         if self.core.is_stepping:
             self._wake_in(step.duration_s * self._slowness())
         view = self._view()
@@ -399,11 +448,6 @@ class SimulatedEngine:
         is_long = self._rng.random() < self.long_step_share
         return factor * LONG_STEP_FACTOR if is_long else factor
 
-    def _note_prefills(self, step: Step) -> None:
-        for request_id in step.admitted:
-            # A request that is prefilled again has the right KV again.
-            self.streams[request_id].is_wrong = False
-
     def _deliver(self, tokens: tuple[Token, ...]) -> None:
         batches: dict[FrontendId, tuple[list[TokenSpan], list[bytes]]] = {}
         for token in tokens:
@@ -421,10 +465,10 @@ class SimulatedEngine:
         if salt is None:
             # Not seeded: another engine, or this one at another time, samples differently.
             salt = self._rng.getrandbits(32)
-        token_id = WRONG if stream.is_wrong else next_token(stream.digest, salt)
-        answer = Answer(0, [Output(stream.ask.request_id, [token_id], [stream.digest])])
-        stream.digest = extend(stream.digest, token_id)
-        return answer
+        digest = stream.digests[-1]
+        token_id = WRONG if stream.is_wrong else next_token(digest, salt)
+        stream.digests.append(extend(digest, token_id))
+        return Answer(0, [Output(stream.ask.request_id, [token_id], [digest])])
 
     def _tell(self, action: Command) -> None:
         now_s = self._timeline.now_s

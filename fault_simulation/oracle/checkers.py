@@ -4,13 +4,12 @@ The answers to clients are checked in `ledger`.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
 from fault_simulation.oracle.ledger import request_of
 from fault_simulation.oracle.token_oracle import Stream
-from fault_simulation.virtual.settings import ENGINE
 from fault_simulation.virtual.timeline import Violation
 from sterna.engine.emulated.core import EmulatedCore
 from sterna.engine.emulated.requests import EmulatedRequest
@@ -22,6 +21,25 @@ MAX_UNWANTED_TOKENS = 4
 """A step may be under way when an instance hears of a death, and more until its engine does."""
 
 
+class Cache(Protocol):
+    """A KV cache, as the checkers see it."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Its blocks, in all groups together."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that neither a request nor a reservation holds."""
+
+    def new_wrong_keys(self) -> Sequence[str]:
+        """Descriptions of blocks that have entered the prefix cache since the last call, and have
+        other KV than it says."""
+
+    def wrong_keys(self) -> Sequence[str]:
+        """The same of all blocks in the prefix cache."""
+
+
 class Engine(Protocol):
     """An engine, as the checkers see it.
 
@@ -30,10 +48,17 @@ class Engine(Protocol):
         all_told_s: the time by which its instance has heard of all that it has done.
     """
 
-    core: EmulatedCore
     streams: dict[RequestId, Stream]
     tell_s: float
     all_told_s: float
+
+    @property
+    def core(self) -> EmulatedCore:
+        """Its batch, its queue and its reservations."""
+
+    @property
+    def cache(self) -> Cache:
+        """Its KV cache."""
 
 
 class Instance(Protocol):
@@ -115,12 +140,13 @@ class Checkers:
 
         Raises:
             Violation: two engines may step a request, or one steps a request that it knows to be
-                unwanted, or a block was lost or given twice.
+                unwanted, or a block was lost or given twice, or the prefix cache has got KV that is
+                not what it says.
         """
         self._instances[instance.name] = instance
-        core = instance.engine.core
+        core, cache = instance.engine.core, instance.engine.cache
         steppable: set[RequestId] = set()
-        num_blocks = core.num_free_blocks + core.num_reserved_blocks
+        num_blocks = cache.num_free + core.num_reserved_blocks
         if instance.may_act:
             requests = core.requests()
             self._forget_what_left(instance, requests)
@@ -130,8 +156,10 @@ class Checkers:
                     steppable.add(request.request_id)
                     if instance.gone_frontends or instance.told_to_end:
                         self._check_is_wanted(instance, request)
-            if num_blocks != ENGINE.num_blocks:
-                raise Violation(f"{instance.name} has {num_blocks} of {ENGINE.num_blocks} blocks")
+            if num_blocks != cache.num_blocks:
+                raise Violation(f"{instance.name} has {num_blocks} of {cache.num_blocks} blocks")
+            for wrong in cache.new_wrong_keys():
+                raise Violation(f"the prefix cache of {instance.name} has {wrong}")
         name = instance.name
         owned = self._owned.get(name, set())
         if steppable == owned:
@@ -210,6 +238,8 @@ def check_rest(instances: Iterable[Instance], frontends: Iterable[Frontend]) -> 
             raise Violation(f"{instance.name} still answers for {left}")
         if instance.engine.streams:
             raise Violation(f"{instance.name} keeps streams that have ended")
+        for wrong in instance.engine.cache.wrong_keys():
+            raise Violation(f"the prefix cache of {instance.name} has {wrong}")
     for frontend in frontends:
         if frontend.core.next_deadline_s is not None:
             raise Violation(f"{frontend.name} still waits for something")

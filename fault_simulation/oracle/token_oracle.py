@@ -8,7 +8,7 @@ An engine whose KV cache is not that of the request answers `WRONG`.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -61,11 +61,12 @@ class Stream:
     """The state from which an engine makes the next token of a request.
 
     Attributes:
-        is_wrong: the KV cache is that of another request.
+        digests: of its first outputs: of none, of one, and so on.
+        is_wrong: its last step has looked at other KV than its own.
     """
 
     ask: Ask
-    digest: int = EMPTY
+    digests: list[int] = field(default_factory=lambda: [EMPTY])
     is_wrong: bool = False
 
 

@@ -152,7 +152,7 @@ class LosesState(SimulatedEngine):
     def _adopt(self, effect: Adopt) -> Adopted | AdoptFailed:
         outcome = super()._adopt(effect)
         if isinstance(outcome, Adopted):
-            self.streams[effect.request_id].digest = EMPTY
+            self.streams[effect.request_id].digests[-1] = EMPTY
         return outcome
 
 

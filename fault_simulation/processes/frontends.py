@@ -6,7 +6,7 @@ from fault_simulation.oracle.token_oracle import Ask, decode_output, encode, enc
 from fault_simulation.processes.actors import Actor
 from fault_simulation.processes.streams import FrontendStreams
 from fault_simulation.processes.world import World
-from fault_simulation.virtual.settings import ENGINE, FRONTEND
+from fault_simulation.virtual.settings import FRONTEND
 from fault_simulation.virtual.timeline import Violation
 from sterna.frontend.requests.core import RequestMessage
 from sterna.frontend.requests.request_effects import (
@@ -131,11 +131,10 @@ class FrontendProcess(Actor):
 
     def submit(self, ask: Ask, output_token_ids: tuple[int, ...]) -> None:
         """Have the request generated after the tokens that its client has."""
-        size = ENGINE.block_size
         question = DispatchRequest(
             frontend_id=self.frontend_id,
             request_id=ask.request_id,
-            demand_tokens=-(-ask.prompt_tokens // size) * size,
+            demand_tokens=self.world.kind.memory.demand_tokens(ask.prompt_tokens),
             arrival_s=ask.arrival_s,
             scheduling_priority=ask.priority,
             execution_priority=ask.priority,

@@ -62,7 +62,7 @@ class InstanceProcess(Actor):
         super().__init__(name, world)
         self.instance_id = InstanceId(name)
         self.core = world.cores.instance(self.instance_id, world.immovables.llumlet)
-        self.engine = world.cores.engine(self, self, world.timeline, world.rng)
+        self.engine = world.cores.engine(self, self, world.timeline, world.rng, world.kind)
         world.copies.join(self.engine)
         self._effects = EffectQueue()
         self._guard: Guard | None = None

@@ -6,6 +6,7 @@ from random import Random
 
 from fault_simulation.engine.copies import Copies
 from fault_simulation.engine.engine import SimulatedEngine
+from fault_simulation.engine.engine_kinds import EngineKind
 from fault_simulation.engine.immovable import Immovables
 from fault_simulation.oracle.ledger import Ledger
 from fault_simulation.oracle.stream_ledger import StreamLedger
@@ -52,6 +53,7 @@ class World:
     Attributes:
         processes: all that were ever started, by name, with those that are dead.
         immovables: draws the requests that cannot move.
+        kind: that of its engines.
         counts: how often each thing worth counting happened.
         streams: those that outlive their front ends; None: there are none in this cluster.
         replicas: those that each front end ever had of others' streams.
@@ -64,6 +66,7 @@ class World:
     copies: Copies
     ledger: Ledger
     immovables: Immovables
+    kind: EngineKind
     cores: Cores = field(default_factory=Cores)
     scaling: ScalingConfig | None = None
     processes: dict[str, Process] = field(default_factory=dict)
