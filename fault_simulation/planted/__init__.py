@@ -4,13 +4,26 @@ Some are mistakes of earlier implementations of the paper; the others leave out 
 arguments. Each replaces a class whose code decides; production code knows nothing of them.
 
 Offers: nothing.
-Imports: config, errors, fault_simulation.engine, fault_simulation.oracle,
+Imports: config, engine, errors, fault_simulation.engine, fault_simulation.oracle,
     fault_simulation.processes, frontend.requests, frontend.resumable, instance, messages,
     messaging, migration, migration.messages, supervisor, types.
 """
 
 from dataclasses import dataclass
 
+from fault_simulation.engine.engine import SimulatedEngine
+from fault_simulation.planted.caches import (
+    AdoptsWhatIsBehind,
+    CachesWhatIsBehind,
+    CopiesNotAllGroups,
+    FindsColumnsByThePresent,
+    ForgetsTheLength,
+    LeaksWhatIsBehind,
+    LeavesNoUnitForTheState,
+    SendsStateFirst,
+    SendsTheBlocksOfThePlan,
+    WritesToWhatIsFreed,
+)
 from fault_simulation.planted.frontends import (
     AsksOnceForOwners,
     BeginsAnew,
@@ -93,6 +106,10 @@ def _on_instances(name: str, core: type[InstanceCore]) -> Mistake:
     return Mistake(name, Cores(instance=core))
 
 
+def _of_engines(name: str, engine: type[SimulatedEngine]) -> Mistake:
+    return Mistake(name, Cores(engine=engine))
+
+
 MISTAKES = (
     _on_instances("source blocks freed before the last stage was sent", FreesFirst),
     _on_instances("reservations of aborted migrations not freed", NeverFreesReservations),
@@ -159,5 +176,17 @@ MISTAKES = (
     Mistake("repeated messages are handed over", Cores(mailbox=HandsRepeatsOver)),
     Mistake("a message behind a gap is handed over", Cores(mailbox=TakesWhatIsAhead)),
     Mistake("a late receipt of a forgotten peer is taken", Cores(mailbox=KeepsForgottenChannels)),
+    _of_engines("a page behind the window is adopted", AdoptsWhatIsBehind),
+    _of_engines("a KV cache group is not copied", CopiesNotAllGroups),
+    _of_engines("the state is sent before the last stage", SendsStateFirst),
+    _of_engines("a block that a window has left enters the prefix cache", CachesWhatIsBehind),
+    _of_engines("no unit is left for the state", LeavesNoUnitForTheState),
+    _of_engines("blocks behind the window are not freed at the adoption", LeaksWhatIsBehind),
+    _of_engines(
+        "the source finds a stage's columns by its present length", FindsColumnsByThePresent
+    ),
+    _of_engines("the last stage sends the blocks of its plan", SendsTheBlocksOfThePlan),
+    _of_engines("a stage is written after its reservation was freed", WritesToWhatIsFreed),
+    _on_instances("the destination does not know the length at the plan", ForgetsTheLength),
 )
 """All of them."""

@@ -21,7 +21,7 @@ from sterna.migration.source import MigrationSource, SourceState
 from sterna.types import MigrationId
 
 
-class _WithMachines(InstanceCore):
+class WithMachines(InstanceCore):
     """Runs migrations by other machines."""
 
     source: type[MigrationSource] = MigrationSource
@@ -64,7 +64,7 @@ class _Impatient(MigrationSource):
         return super()._until_verdict(event, now_s)
 
 
-class ResumesOnTimeOut(_WithMachines):
+class ResumesOnTimeOut(WithMachines):
     source = _Impatient
 
 
@@ -89,7 +89,7 @@ class _EndsWhileDraining(MigrationSource):
         return self._abort(reason, is_peer_told=is_peer_told)
 
 
-class DoesNotAwaitDrains(_WithMachines):
+class DoesNotAwaitDrains(WithMachines):
     source = _EndsWhileDraining
 
 
@@ -112,7 +112,7 @@ class _NeverRepeats(MigrationDestination):
         return [] if isinstance(event, Tick) else super()._until_released(event, now_s)
 
 
-class NeverAsksForTheVerdict(_WithMachines):
+class NeverAsksForTheVerdict(WithMachines):
     source = _NeverAsks
     destination = _NeverRepeats
 
@@ -123,7 +123,7 @@ class _Forgetful(MigrationDestination):
         return self.is_settled
 
 
-class ForgetsThatItAdopted(_WithMachines):
+class ForgetsThatItAdopted(WithMachines):
     destination = _Forgetful
 
 
@@ -135,7 +135,7 @@ class _Hasty(MigrationDestination):
         return super()._between_stages(event, now_s)
 
 
-class AdoptsBeforeTheLastBlocks(_WithMachines):
+class AdoptsBeforeTheLastBlocks(WithMachines):
     destination = _Hasty
 
 
@@ -148,7 +148,7 @@ class _Talkative(MigrationDestination):
         return super()._between_stages(event, now_s)
 
 
-class TellsOfALastStage(_WithMachines):
+class TellsOfALastStage(WithMachines):
     destination = _Talkative
 
 
@@ -160,7 +160,7 @@ class _Changeable(MigrationDestination):
         return super()._give_up(reason)
 
 
-class AdoptsAfterItSaidAborted(_WithMachines):
+class AdoptsAfterItSaidAborted(WithMachines):
     destination = _Changeable
 
 
@@ -177,5 +177,5 @@ class WaitsForEver(MigrationDestination):
         return super().on_event(event, now_s)
 
 
-class HasNoLease(_WithMachines):
+class HasNoLease(WithMachines):
     destination = WaitsForEver

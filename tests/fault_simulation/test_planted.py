@@ -18,7 +18,6 @@ QUICK = {
     "the instance steps what it was told to end": "and was told to end it",
     "state of the request does not move along": "from another history than its client has",
     "a stream waits for a scheduler that died": "has not ended after",
-    "the front end does not take back what it is handed": "has not ended after",
     "the front end does not stop what no client waits for": "for which no client waits",
     "progress does not clear a suspect": "tokens since a death",
     "a request is judged by the first death": "by the first death that found it",
@@ -32,6 +31,15 @@ QUICK = {
     "the front end waits for tokens that were lost": "has not ended after",
     "a receipt confirms what is missing": "which has not arrived",
     "repeated messages are handed over": "is the next",
+    "a page behind the window is adopted": "wrong KV in group",
+    "a KV cache group is not copied": "wrong KV in group",
+    "the state is sent before the last stage": "is wrong",
+    "a block that a window has left enters the prefix cache": "wrong KV in group",
+    "blocks behind the window are not freed at the adoption": "39 of 40 blocks",
+    "the source finds a stage's columns by its present length": "wrong KV in group",
+    "the last stage sends the blocks of its plan": "is wrong",
+    "a stage is written after its reservation was freed": "is wrong",
+    "the destination does not know the length at the plan": "wrong KV in group",
 }
 """What is found within NUM_SEEDS_QUICK seeds, and what is said of it."""
 
