@@ -18,7 +18,7 @@ BENCHMARKS = {
     ),
     "kinds": (
         "bench.kinds",
-        "each kind of model on two real instances: which requests move, with the same tokens or not",
+        "each kind of model on two real instances: which requests move, and with which tokens",
     ),
     "priorities": (
         "bench.priorities",
