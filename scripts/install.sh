@@ -90,3 +90,7 @@ if [[ ! -x $venv/bin/python || -n $other_engine ]]; then
     "$uv" venv --quiet --clear --no-project --python "$python" "$venv"
 fi
 "$uv" pip install --quiet "${options[@]}" --editable ".[$engine,dev]"
+if [[ $engine == cpu ]]; then
+    # PyPI and wheel folders may have torchvision for CUDA alone.
+    "$venv/bin/python" -m sterna.engine.vllm.guard
+fi

@@ -20,6 +20,8 @@ VOCAB_SIZE = 512
 HIDDEN_SIZE = 128
 WINDOW = 64
 """Tokens of a sliding window, and of a chunk."""
+EMBEDDING_WIDTH = 0.5
+"""Standard deviation of the values of embeddings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,10 @@ class Kind:
         dtype: what vLLM's CPU build can compute it in.
         options: of vLLM's `EngineArgs`, where the kind needs others than usual.
         groups: the managers of its KV cache groups in vLLM, in order.
+        files: further files, with their content in JSON.
+        special_tokens: tokens with a meaning, by their ids, beside those of every kind.
+        more_weights: makes further weights out of the model's, for layers that `transformers` does
+            not have.
     """
 
     config: Callable[[], Any]
@@ -39,6 +45,9 @@ class Kind:
     architecture: str | None = None
     dtype: str = "float32"
     options: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, Any] = field(default_factory=dict)
+    special_tokens: dict[int, str] = field(default_factory=dict)
+    more_weights: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
 
 def _common(num_layers: int) -> dict[str, Any]:
@@ -160,6 +169,86 @@ def _qwen3_next() -> Any:
     )
 
 
+def _mimo() -> Any:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(**_common(1), head_dim=32, num_nextn_predict_layers=1)
+
+
+def _next_token_layer(weights: dict[str, Any]) -> dict[str, Any]:
+    """The weights of MiMo's layer for the token after the next: the model's only layer again.
+
+    It is given the next token's embedding with a length of its own, which is that of the model's
+    embeddings times `1 / EMBEDDING_WIDTH`; what it adds to that is as much longer.
+    """
+    import torch
+
+    prefix = "model.mtp_layers.0."
+    layer = {
+        name.replace("model.layers.0.", prefix): tensor.clone()
+        for name, tensor in weights.items()
+        if name.startswith("model.layers.0.")
+    }
+    for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+        layer[prefix + name] /= EMBEDDING_WIDTH
+    nothing, same = torch.zeros(HIDDEN_SIZE, HIDDEN_SIZE), torch.eye(HIDDEN_SIZE)
+    layer[prefix + "input_proj.weight"] = torch.cat([nothing, same], dim=1)
+    for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        layer[f"{prefix}{name}.weight"] = torch.ones(HIDDEN_SIZE)
+    return layer
+
+
+VISION_START, VISION_END, IMAGE, VIDEO = range(VOCAB_SIZE - 4, VOCAB_SIZE)
+"""Tokens of the kind that sees images."""
+
+
+def _qwen2_vl() -> Any:
+    from transformers import Qwen2VLConfig
+
+    text = _common(3)
+    return Qwen2VLConfig(
+        text_config={
+            **{name: text[name] for name in text if name != "tie_word_embeddings"},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "mrope_section": [4, 6, 6],
+            },
+        },
+        vision_config={
+            "depth": 2,
+            "embed_dim": 64,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "hidden_size": HIDDEN_SIZE,
+        },
+        vision_start_token_id=VISION_START,
+        vision_end_token_id=VISION_END,
+        image_token_id=IMAGE,
+        video_token_id=VIDEO,
+        tie_word_embeddings=False,
+    )
+
+
+QWEN2_VL_FILES = {
+    "preprocessor_config.json": {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2VLProcessor",
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        # An image has at most 64 tokens.
+        "min_pixels": 56 * 56,
+        "max_pixels": 64 * 28 * 28,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.25, 0.25, 0.25],
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "do_convert_rgb": True,
+    },
+}
+
 FULL, SLIDING, CHUNKED, STATE = (
     "FullAttentionManager",
     "SlidingWindowManager",
@@ -183,6 +272,19 @@ KINDS = {
     ),
     # The CPU build computes gated delta nets in bfloat16 only.
     "qwen3_next": Kind(_qwen3_next, (STATE, STATE, STATE, FULL), dtype="bfloat16"),
+    "mimo": Kind(_mimo, (FULL,), "MiMoForCausalLM", more_weights=_next_token_layer),
+    "qwen2_vl": Kind(
+        _qwen2_vl,
+        (FULL,),
+        options={"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 1, "video": 0}},
+        files=QWEN2_VL_FILES,
+        special_tokens={
+            VISION_START: "<|vision_start|>",
+            VISION_END: "<|vision_end|>",
+            IMAGE: "<|image_pad|>",
+            VIDEO: "<|video_pad|>",
+        },
+    ),
 }
 
 
@@ -193,33 +295,44 @@ def build(kind: str, folder: Path, *, seed: int = 5) -> Path:
         KeyError: there is no such kind; `KINDS` has them.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     made = KINDS[kind]
     config = made.config()
     generator = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).to(torch.float32)
+    sees = hasattr(config, "vision_config")
+    model_class = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    model = model_class.from_config(config).to(torch.float32)
     with torch.no_grad():
         for name, weights in model.named_parameters():
             _draw(name, weights, generator)
     model.to(getattr(torch, made.dtype)).save_pretrained(folder)
+    if made.more_weights is not None:
+        save_file(made.more_weights(model.state_dict()), folder / "more.safetensors")
     if made.architecture is not None:
         _name_architecture(folder / "config.json", made.architecture)
-    _write_tokenizer(folder)
+    for file_name, content in made.files.items():
+        (folder / file_name).write_text(json.dumps(content, indent=2))
+    _write_tokenizer(folder, made.special_tokens)
     return folder
 
 
-def _write_tokenizer(folder: Path) -> None:
+def _write_tokenizer(folder: Path, special_tokens: dict[int, str]) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    words += [f"<{number}>" for number in range(len(words), VOCAB_SIZE)]
+    words += [special_tokens.get(number, f"<{number}>") for number in range(len(words), VOCAB_SIZE)]
     tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        additional_special_tokens=list(special_tokens.values()),
     )
     wrapped.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     wrapped.save_pretrained(folder)
@@ -232,7 +345,7 @@ def _draw(name: str, weights: Any, generator: Any) -> None:
     if "lm_head" in name:
         width = 1.0
     elif "embed" in name:
-        width = 0.5
+        width = EMBEDDING_WIDTH
     elif any(part in name for part in ("q_proj", "k_proj", "q_a_proj", "q_b_proj")):
         width = 0.24
     else:

@@ -41,25 +41,32 @@ class RequestBuilder:
 
     def __call__(
         self,
-        prompt: str | list[int],
+        prompt: str | list[int] | dict[str, Any],
         *,
         priority: int = 0,
         cache_salt: str | None = None,
         lora_request: LoRARequest | None = None,
         **sampling: Any,
     ) -> EngineCoreRequest:
-        """Return a request for the prompt with these sampling parameters; greedy by default."""
+        """Return a request for the prompt with these sampling parameters; greedy by default.
+
+        Args:
+            prompt: a text, tokens, or a prompt as vLLM's front end takes it.
+        """
         if isinstance(structured := sampling.get("structured_outputs"), dict):
             sampling["structured_outputs"] = StructuredOutputsParams(**structured)
         sampling.setdefault("temperature", 0.0)
         sampling.setdefault("max_tokens", 48)
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        tokens = TokensPrompt(prompt_token_ids=token_ids)
+        if isinstance(prompt, dict):
+            whole = prompt
+        else:
+            token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            whole = dict(TokensPrompt(prompt_token_ids=token_ids))
         if cache_salt is not None:
-            tokens["cache_salt"] = cache_salt
+            whole["cache_salt"] = cache_salt
         request: EngineCoreRequest = self._processor.process_inputs(
             f"r{next(self._numbers)}",
-            tokens,
+            whole,
             SamplingParams(**sampling),
             ("generate",),
             priority=priority,

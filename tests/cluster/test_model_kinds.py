@@ -6,9 +6,11 @@ it moves, alone and beside others, while its windows move on.
 
 import asyncio
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from vllm.v1.engine import EngineCoreRequest
@@ -19,6 +21,7 @@ from sterna.policy.presets import LLUMNIX
 from sterna.types import InstanceId
 from tests.cluster.conftest import TINY_OPTIONS, MakePair, Run
 from tests.cluster.pair import Generated, InstancePair, assert_same
+from tests.engine.kind_cores import PLAIN_KINDS
 
 pytestmark = [
     pytest.mark.ray,
@@ -40,7 +43,7 @@ OVER_TCP = ("gemma3", "granite4")
 
 @pytest.fixture(
     scope="module",
-    params=[*((kind, SHM) for kind in KINDS), *((kind, TCP) for kind in OVER_TCP)],
+    params=[*((kind, SHM) for kind in PLAIN_KINDS), *((kind, TCP) for kind in OVER_TCP)],
     ids="-".join,
 )
 def kind_and_transport(request: pytest.FixtureRequest) -> tuple[str, str]:
@@ -72,13 +75,15 @@ def pair(
     run(made.close())
 
 
-def options_of(kind: Kind) -> tuple[str, ...]:
+def options_of(kind: Kind, **more: Any) -> tuple[str, ...]:
     """Options of `sterna serve` for the kind: those of a tiny model, where it takes them."""
     options = [*TINY_OPTIONS, "--dtype", kind.dtype]
-    for name, value in kind.options.items():
+    for name, value in {**kind.options, **more}.items():
         flag = f"--{name.replace('_', '-')}"
         if value is False:
             options.append(f"--no-{flag.removeprefix('--')}")
+        elif isinstance(value, dict):
+            options += [flag, json.dumps(value)]
         else:
             options += [flag, str(value)]
     return tuple(options)

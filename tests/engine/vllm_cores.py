@@ -38,15 +38,24 @@ def tiny_core(folder: Path, *, load_format: str = "dummy", **options: Any) -> It
             distributed_executor_backend="uni",
             **options,
         ).create_engine_config()
-        # vLLM's CPU worker looks into everything that every loaded module names, and trips over the
-        # library object of llvmlite, which is loaded where anything was compiled before.
-        hidden = sys.modules.pop("llvmlite.binding.ffi", None)
-        try:
+        with compiler_hidden():
             core = build_core(config, log_stats=False)
-        finally:
-            if hidden is not None:
-                sys.modules["llvmlite.binding.ffi"] = hidden
         try:
             yield core
         finally:
             core.shutdown()
+
+
+@contextmanager
+def compiler_hidden() -> Iterator[None]:
+    """Context for building a core where anything may have been compiled before.
+
+    vLLM's CPU worker looks into everything that every loaded module names, and trips over the
+    library object of llvmlite.
+    """
+    hidden = sys.modules.pop("llvmlite.binding.ffi", None)
+    try:
+        yield
+    finally:
+        if hidden is not None:
+            sys.modules["llvmlite.binding.ffi"] = hidden

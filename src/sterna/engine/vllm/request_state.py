@@ -46,12 +46,15 @@ class RequestState(msgspec.Struct, frozen=True):
         output_token_ids: all outputs so far; every one has been sent to the front end.
         num_valid_tokens: tokens of prompt and output whose KV is copied; 0 for none.
         generator_state: of a seeded request's random generator, else None.
+        draft_token_ids: drafts of speculative decoding for the next step. They may be left out:
+            that step then says one token.
     """
 
     output_token_ids: list[int]
     num_valid_tokens: int
     num_preemptions: int
     generator_state: bytes | None = None
+    draft_token_ids: list[int] = []
 
     def encode(self) -> bytes:
         """Return the bytes of `Commit.state`."""

@@ -7,7 +7,7 @@ blocks of the pool and, for its last stage, a batch slot. To vLLM an adopted req
 one that missed a step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -212,6 +212,8 @@ class MigratingScheduler(Scheduler):
         if not isinstance(outcome, Left):
             return outcome
         self._drained[drain.request_id] = request
+        if not self._can_carry_drafts:
+            request.spec_token_ids = []
         if request.status == RequestStatus.RUNNING:
             self.running.remove(request)
             self._hold_slots()
@@ -316,8 +318,17 @@ class MigratingScheduler(Scheduler):
         reservation = self._reservations.get(migration_id)
         return reservation is not None and self.groups.has_all(reservation.held, num_valid)
 
-    def adopt_running(self, migration_id: MigrationId, request: Request, num_valid: int) -> None:
+    def adopt_running(
+        self,
+        migration_id: MigrationId,
+        request: Request,
+        num_valid: int,
+        draft_token_ids: Sequence[int] = (),
+    ) -> None:
         """Add the request, with KV of `num_valid` tokens in its reserved blocks, to the batch.
+
+        Args:
+            draft_token_ids: drafts for its next step; those that do not fit here are dropped.
 
         Raises:
             KeyError: there is no such reservation.
@@ -328,6 +339,10 @@ class MigratingScheduler(Scheduler):
         request.num_computed_tokens = num_valid
         self.kv_cache_manager.cache_blocks(request, num_valid)
         request.status = RequestStatus.RUNNING
+        if self._can_carry_drafts:
+            request.spec_token_ids = self.structured_output_manager.validate_tokens(
+                request, list(draft_token_ids[: self.num_spec_tokens])
+            )
         self._register(request)
         self.running.append(request)
 
@@ -369,6 +384,20 @@ class MigratingScheduler(Scheduler):
     @property
     def _pool(self) -> Any:
         return self.kv_cache_manager.block_pool
+
+    @property
+    def _can_carry_drafts(self) -> bool:
+        """Whether the tokens of a request's drafts are here, and are all that its next step needs.
+
+        Asynchronous scheduling has placeholders for them, and drafts that were drawn at random have
+        their probabilities in the worker. Without drafts the next step says one token.
+        """
+        speculation = self.vllm_config.speculative_config
+        return (
+            speculation is not None
+            and speculation.draft_sample_method == "greedy"
+            and not self.scheduler_config.async_scheduling
+        )
 
     def _num_held_slots(self) -> int:
         num_reserved = sum(r.has_slot for r in self._reservations.values())

@@ -17,7 +17,7 @@ def immovable_engine_features(vllm_config: Any, kv_cache_config: Any) -> tuple[s
     """Return the names of configured features whose state Sterna cannot move; () when none."""
     parallel = vllm_config.parallel_config
     features = {
-        "speculative decoding": vllm_config.speculative_config is not None,
+        **dict.fromkeys(immovable_speculation(vllm_config, kv_cache_config), True),
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "decode context parallelism": parallel.decode_context_parallel_size > 1,
         "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
@@ -29,7 +29,9 @@ def immovable_engine_features(vllm_config: Any, kv_cache_config: Any) -> tuple[s
         "a model without a KV cache": not kv_cache_config.kv_cache_groups,
         "a pooling model": vllm_config.model_config.runner_type == "pooling",
         "an encoder-decoder model": vllm_config.model_config.is_encoder_decoder,
-        "multi-dimensional rotary positions": vllm_config.model_config.uses_mrope,
+        "a diffusion model": vllm_config.model_config.is_diffusion,
+        # The rotary positions of a request then depend on the output of the encoder.
+        "pruning of multimodal inputs": prunes_multimodal_inputs(vllm_config.model_config),
         # Of such a group nothing is known: its state may be more than its pages.
         **{f"a KV cache group of {name}": True for name in unknown_managers(kv_cache_config)},
     }
@@ -38,6 +40,32 @@ def immovable_engine_features(vllm_config: Any, kv_cache_config: Any) -> tuple[s
         is_compact = KVCacheLayout[layout].is_block_compact
         features[f"KV cache layout {layout}"] = not is_compact
     return tuple(name for name, is_used in features.items() if is_used)
+
+
+MOVABLE_METHODS = ("ngram", "ngram_gpu", "draft_model", "eagle", "eagle3", "mtp")
+"""The methods of speculative decoding whose whole state of a request is its tokens and the KV cache
+of layers that belong to the groups."""
+
+
+def immovable_speculation(vllm_config: Any, kv_cache_config: Any) -> list[str]:
+    """Return the names of what does not move of speculative decoding."""
+    speculation = vllm_config.speculative_config
+    if speculation is None:
+        return []
+    features = {
+        f"speculative decoding by {speculation.method}": speculation.method not in MOVABLE_METHODS,
+        # A module's KV cache of the last tokens is computed again with the next ones.
+        "multi-token prediction with several modules": speculation.use_multi_module_mtp(),
+        # A state for each draft, and the number of the one that counts in its row of the batch.
+        "speculative decoding with recurrent states": kv_cache_config.has_mamba_layers,
+    }
+    return [name for name, is_used in features.items() if is_used]
+
+
+def prunes_multimodal_inputs(model_config: Any) -> bool:
+    """Whether tokens of images or videos are dropped after they were encoded."""
+    multimodal = model_config.multimodal_config
+    return multimodal is not None and bool(multimodal.is_multimodal_pruning_enabled())
 
 
 def unknown_managers(kv_cache_config: Any) -> list[str]:
@@ -54,10 +82,6 @@ def immovable_request_feature(request: Request) -> str | None:
     if request.lora_request is not None and request.lora_request.load_inplace:
         # Its weights change under the same number.
         return "a LoRA adapter with load_inplace"
-    if request.mm_features:
-        return "multimodal inputs"
-    if request.prompt_embeds is not None:
-        return "prompt embeddings"
     if request.pooling_params is not None:
         return "pooling"
     if request.resumable:
