@@ -63,7 +63,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Measures whether requests of each kind of model move, and at what cost.",
     )
     parser.add_argument(
-        "--kinds", nargs="+", choices=CASES, default=list(CASES), metavar="KIND", help="of these"
+        "--kinds",
+        nargs="+",
+        choices=CASES,
+        default=list(CASES),
+        metavar="KIND",
+        help=f"all unless some are named: {', '.join(CASES)}",
     )
     parser.add_argument(
         "--moves",

@@ -18,7 +18,7 @@ BENCHMARKS = {
     ),
     "kinds": (
         "bench.kinds",
-        "each kind of model on two real instances: which requests move, and with which tokens",
+        "each kind of model on two real instances: moves, their tokens and their cost",
     ),
     "priorities": (
         "bench.priorities",
