@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.kinds.drafts import draft_model, eagle, next_token_layer, ngram
+from bench.kinds.prompts import image_prompt
+from bench.kinds.tiny_adapters import RANK, build_adapter
 from bench.kinds.tiny_models import KINDS, build
 
 SERVE_OPTIONS = {
@@ -59,6 +62,7 @@ class Case:
             configuration.
         is_alone: whether tokens depend on the batch on vLLM's CPU build, without any migration, so
             that a request can be compared only if it has no neighbours.
+        is_in_readme: whether the README's table, which is short, has it.
     """
 
     title: str
@@ -66,6 +70,7 @@ class Case:
     prepare: Callable[[Path], Mapping[str, Any]] = nothing_more
     ask: Callable[[Sequence[int], Path, Any], Question] = tokens_alone
     is_alone: bool = False
+    is_in_readme: bool = True
 
     def serve_arguments(self, folder: Path) -> list[str]:
         """Write the model into the folder; returns the arguments of `sterna serve`."""
@@ -92,26 +97,39 @@ def as_arguments(options: Mapping[str, Any]) -> list[str]:
     return arguments
 
 
-def _ngram(folder: Path) -> dict[str, Any]:
-    ngram = {
-        "method": "ngram",
-        "num_speculative_tokens": 3,
-        "prompt_lookup_max": 3,
-        "prompt_lookup_min": 1,
-    }
-    return {"speculative_config": ngram}
+def _with_adapter(folder: Path) -> dict[str, Any]:
+    build_adapter(folder / "model", folder / "adapter", seed=1)
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": RANK}
+
+
+def _for_adapter(token_ids: Sequence[int], folder: Path, vllm_config: Any) -> Question:
+    from vllm.lora.request import LoRARequest
+
+    adapter = LoRARequest("adapter", 1, str(folder / "adapter"))
+    return Question({"prompt_token_ids": list(token_ids)}, {"lora_request": adapter})
+
+
+def _with_image(token_ids: Sequence[int], folder: Path, vllm_config: Any) -> Question:
+    return Question(image_prompt(token_ids), {})
 
 
 CASES = {
     "llama": Case("Llama", "llama"),
-    "fp8_kv": Case("Llama, KV cache in FP8", "fp8_kv"),
+    "fp8_kv": Case("Llama, KV cache in FP8", "fp8_kv", is_in_readme=False),
     "gemma3": Case("Gemma 3", "gemma3"),
     "gpt_oss": Case("gpt-oss", "gpt_oss"),
     "llama4": Case("Llama 4", "llama4"),
     "deepseek": Case("DeepSeek V2", "deepseek", is_alone=True),
     "granite4": Case("Granite 4", "granite4"),
     "qwen3_next": Case("Qwen3-Next", "qwen3_next", is_alone=True),
-    "ngram": Case("Llama, n-gram speculation", "llama", _ngram),
-    "granite4_ngram": Case("Granite 4, n-gram speculation", "granite4", _ngram),
+    "lora": Case("Llama, LoRA adapter", "llama", _with_adapter, _for_adapter),
+    "qwen2_vl": Case("Qwen2-VL, an image", "qwen2_vl", ask=_with_image),
+    "draft_model": Case("Llama, drafts of a model", "llama", draft_model, is_alone=True),
+    "ngram": Case("Llama, n-gram drafts", "llama", ngram, is_alone=True, is_in_readme=False),
+    "eagle": Case("Llama, EAGLE drafts", "llama", eagle, is_alone=True, is_in_readme=False),
+    "mimo": Case(
+        "MiMo, multi-token prediction", "mimo", next_token_layer, is_alone=True, is_in_readme=False
+    ),
+    "granite4_ngram": Case("Granite 4, n-gram drafts", "granite4", ngram, is_in_readme=False),
 }
 """The cases by the names that `--kinds` takes, in the order of the tables."""

@@ -1,7 +1,7 @@
 """Rows of `sterna bench kinds`, and the tables of the pages that are written from them."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from bench.common import results_io
@@ -91,7 +91,8 @@ def readme_table(document: Mapping[str, Any] | None) -> str:
     Args:
         document: `model_kinds.json`; None where nothing is measured yet.
     """
-    rows = _rows(document)
+    shown = {kind for kind, case in CASES.items() if case.is_in_readme}
+    rows = {kind: row for kind, row in _rows(document).items() if kind in shown}
     lines = []
     for kind, row in rows.items():
         cells = [CASES[kind].title, in_words(row["groups"])]
@@ -102,7 +103,7 @@ def readme_table(document: Mapping[str, Any] | None) -> str:
             cells += [f"no: {row['reason']}", "", "", ""]
         lines.append(cells)
     columns = [KIND, GROUPS, "moves", "tokens after moves", "after a death", "downtime"]
-    return _paragraphs(_table(columns, lines), _unmeasured(rows))
+    return _paragraphs(_table(columns, lines), _unmeasured(rows, shown))
 
 
 def models_table(document: Mapping[str, Any] | None) -> str:
@@ -115,7 +116,7 @@ def models_table(document: Mapping[str, Any] | None) -> str:
     moving = {kind: row for kind, row in rows.items() if row["moves"]}
     others = {kind: row for kind, row in rows.items() if not row["moves"]}
     headline = "" if document is None else _headline(document, list(rows.values()))
-    return _paragraphs(headline, _costs(moving), _reasons(others), _unmeasured(rows))
+    return _paragraphs(headline, _costs(moving), _reasons(others), _unmeasured(rows, set(CASES)))
 
 
 def has_right_tokens(row: Row) -> bool:
@@ -193,8 +194,8 @@ def _reasons(rows: Mapping[str, Row]) -> str:
     return _table(["served without migration", "because of"], lines)
 
 
-def _unmeasured(rows: Mapping[str, Row]) -> str:
-    left = [case.title for kind, case in CASES.items() if kind not in rows]
+def _unmeasured(rows: Mapping[str, Row], kinds: Set[str]) -> str:
+    left = [CASES[kind].title for kind in CASES if kind in kinds and kind not in rows]
     return f"Not measured yet: {'; '.join(left)}." if left else ""
 
 

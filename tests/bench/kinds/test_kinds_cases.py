@@ -22,6 +22,10 @@ def test_every_tiny_model_is_measured_and_every_case_has_a_title_of_its_own() ->
     assert len({case.title for case in CASES.values()}) == len(CASES)
 
 
+def test_the_readmes_table_is_short() -> None:
+    assert sum(case.is_in_readme for case in CASES.values()) <= 10
+
+
 def test_options_are_written_as_the_command_line_takes_them() -> None:
     options = {
         "block_size": 32,

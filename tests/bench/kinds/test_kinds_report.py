@@ -101,13 +101,14 @@ def test_groups_of_a_kind_are_counted_together_and_unknown_ones_keep_vllms_name(
 
 
 def test_the_readme_has_what_moves_with_which_tokens() -> None:
-    text = readme_table(document(row("gemma3"), row("ngram", REFUSED)))
+    text = readme_table(document(row("gemma3"), row("granite4", REFUSED), row("ngram")))
     lines = text.splitlines()
     assert lines[1] == "| --- | --- | --- | --- | --- | ---: |"
     assert lines[2:4] == [
         "| Gemma 3 | 2 sliding window, full | yes | the same | the same | 5.0 ms |",
-        "| Llama, n-gram speculation | full | no: speculative decoding |  |  |  |",
+        "| Granite 4 | full | no: speculative decoding |  |  |  |",
     ]
+    assert "n-gram" not in text
 
 
 def test_tokens_that_differ_stand_out() -> None:
@@ -139,13 +140,13 @@ def test_other_tokens_are_a_failure(found: Found, is_right: bool) -> None:
 
 
 def test_the_page_has_costs_and_reasons() -> None:
-    text = models_table(document(row("gemma3"), row("ngram", REFUSED)))
+    text = models_table(document(row("gemma3"), row("granite4_ngram", REFUSED)))
     assert text.startswith("Measured on 2026-11-25 at commit abc: a processor, 2 cores, ")
     assert (
         "| Gemma 3 (`gemma3_text`) | 2 sliding window, full | 3 | the same | the same | 3 | 2 KiB "
         "| 5.0 | 7.0 | 5.0 | 2 |" in text
     )
-    assert "| Llama, n-gram speculation | speculative decoding |" in text
+    assert "| Granite 4, n-gram drafts | speculative decoding |" in text
     assert "quiet" not in text
 
 
