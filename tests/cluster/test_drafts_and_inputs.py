@@ -23,23 +23,31 @@ from tests.engine.kind_cores import nothing_more
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SAMPLING = {"max_tokens": 150, "ignore_eos": True}
+SAMPLING: dict[str, Any] = {"max_tokens": 150, "ignore_eos": True}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what its engine needs besides, and how a prompt is made of tokens."""
+    """A model, what its engine needs besides, and how prompts are made of tokens.
+
+    Attributes:
+        short_prompt_of: of a prompt of few tokens.
+    """
 
     model: str
     prepare: Callable[[Path], dict[str, Any]] = nothing_more
-    prompt_of: Callable[[list[int]], Any] = list
+    short_prompt_of: Callable[[list[int]], Any] = list
+
+    def prompt(self, num_tokens: int) -> Any:
+        token_ids = prompt(num_tokens, num_tokens)
+        return self.short_prompt_of(token_ids) if num_tokens < 100 else token_ids
 
 
 CASES = {
     "ngram": Case("gemma3", drafts.ngram),
     "draft_model": Case("llama", drafts.draft_model),
     "eagle": Case("llama", drafts.eagle),
-    "image": Case("qwen2_vl", prompt_of=image_prompt),
+    "image": Case("qwen2_vl", short_prompt_of=image_prompt),
 }
 
 
@@ -68,7 +76,7 @@ def test_requests_move_to_and_fro_beside_others(pair: InstancePair, run: Run, ca
     lengths = (30, 230)
 
     def requests() -> list[Any]:
-        return [pair.build(case.prompt_of(prompt(n, n)), **SAMPLING) for n in lengths]
+        return [pair.build(case.prompt(n), **SAMPLING) for n in lengths]
 
     async def together() -> None:
         expected = await asyncio.gather(*map(pair.generate, requests()))
@@ -88,7 +96,7 @@ def test_a_request_goes_on_where_the_instance_died_to_which_it_had_moved(
     pair: InstancePair, run: Run, case: Case
 ) -> None:
     """The last test of the pair, of which one instance is left."""
-    asked = case.prompt_of(prompt(130, 5))
+    asked = case.prompt(60)
 
     async def die() -> None:
         expected = await pair.generate(pair.build(asked, **SAMPLING))

@@ -21,7 +21,8 @@ pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NUM_DRAFTS = 3
-DRAIN = Drain(MigrationId("i0-1"), RequestId("a"), Mode.LIVE, 0, 0, 9)
+A = RequestId("a")
+DRAIN = Drain(MigrationId("i0-1"), A, Mode.LIVE, 0, 0, 9)
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +106,10 @@ def test_a_drained_request_keeps_its_drafts(vllm_core: Any) -> None:
     # Two of the drafts were right.
     steps.end([8, 9, 21], drafts=[22, 23, 24])
     assert isinstance(steps.scheduler.begin_drain(DRAIN), Left)
-    assert steps.scheduler.is_drained("a")
+    assert steps.scheduler.is_drained(A)
     assert request.num_computed_tokens == request.num_tokens - 1
     assert request.spec_token_ids == [22, 23, 24]
-    steps.scheduler.resume("a")
+    steps.scheduler.resume(A)
     assert steps.begin().scheduled_spec_decode_tokens == {"a": [22, 23, 24]}
 
 
@@ -131,18 +132,18 @@ def test_asynchronous_scheduling_has_no_drafts_to_keep(vllm_core: Any) -> None:
     steps.begin()
     steps.end([7])
     steps.begin()
-    position = scheduler.progress(RequestId("a"))
+    position = scheduler.progress(A)
     assert position is not None
     assert position.num_valid_tokens == request.num_tokens - 1
     assert isinstance(scheduler.begin_drain(DRAIN), Left)
-    assert not scheduler.is_drained("a")
+    assert not scheduler.is_drained(A)
     steps.end([8, 9])
-    assert not scheduler.is_drained("a")
+    assert not scheduler.is_drained(A)
     steps.end([10, 11, 12, 13])
-    assert scheduler.is_drained("a")
+    assert scheduler.is_drained(A)
     assert request.num_computed_tokens == request.num_tokens - 1
     assert request.spec_token_ids == []
-    scheduler.resume("a")
+    scheduler.resume(A)
     assert scheduler.schedule().num_scheduled_tokens == {"a": 1}
 
 
@@ -165,7 +166,7 @@ def test_an_adopted_request_has_the_drafts_that_fit(
     scheduler.adopt_running(migration, request, request.num_tokens - 1, [5, 6, 7])
     assert request.spec_token_ids == expected
     # Its table has no more blocks than its tokens need, whatever was reserved.
-    assert len(scheduler.groups.block_ids("a")[0]) == -(-request.num_tokens // 32)
+    assert len(scheduler.groups.block_ids(A)[0]) == -(-request.num_tokens // 32)
     assert scheduler.schedule().num_scheduled_tokens == {"a": 1 + len(expected)}
 
 
