@@ -18,6 +18,13 @@ ENGINE := $(if $(shell nvidia-smi --list-gpus 2>/dev/null),cuda,cpu)
 endif
 STAMP := $(VENV)/.installed-$(ENGINE)
 
+# The vLLM of `make test-next`, and the Triton by whose interpreter kernels of V2 run on CPU.
+NEXT_VLLM := 0.33.0
+NEXT := $(CURDIR)/$(CACHE)/vllm-$(NEXT_VLLM)
+NEXT_TESTS := tests/engine/test_*.py tests/frontend/test_payload.py tests/frontend/vllm_server \
+	tests/frontend/http/test_request_errors.py tests/serve/process/test_command_line.py
+TRITON := $(CURDIR)/$(CACHE)/triton
+
 # Options of `sterna serve`, `sterna bench migration` and pytest, as in
 # make serve ARGS="--instances 4", make test ARGS="-k policy -x".
 ARGS ?=
@@ -51,6 +58,23 @@ unit: model
 .PHONY: test-slow
 test-slow: model ## Run the slow tests
 	@$(BIN)/python -m pytest -m "slow and not soak" $(ARGS)
+
+.PHONY: test-v2
+test-v2: model $(TRITON)/.installed ## Move requests between engines with vLLM's V2 model runner, interpreted
+	@PYTHONPATH=$(TRITON) TRITON_INTERPRET=1 \
+		$(BIN)/python -m pytest -m slow tests/engine/test_v2_moves.py $(ARGS)
+
+.PHONY: test-next
+test-next: model $(TRITON)/.installed ## Run what needs no GPU on the next vLLM (docs/internals/next_vllm.md)
+	@$(BIN)/python -m scripts.next_vllm $(NEXT_VLLM) $(NEXT)
+	@$(BIN)/python -m scripts.vllm_names --check $(NEXT)
+	@PYTHONPATH=$(NEXT) $(BIN)/python -m pytest -m "not soak" $(NEXT_TESTS) $(ARGS)
+	@PYTHONPATH=$(TRITON):$(NEXT) TRITON_INTERPRET=1 \
+		$(BIN)/python -m pytest -m slow tests/engine/test_v2_moves.py $(ARGS)
+
+$(TRITON)/.installed: $(STAMP)
+	@$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(TRITON) triton==3.7.0
+	@touch $@
 
 .PHONY: sim-test
 sim-test: install ## Run some hundred clusters in virtual time, under faults

@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from bench.kinds.tiny_models import KINDS, build
@@ -72,6 +73,8 @@ def _start(
     from sterna.cli.serve.serve_command import engine_environment
 
     os.environ.update(engine_environment())
+    if os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1":
+        _interpret_kernels()
     from vllm.engine.arg_utils import EngineArgs
 
     from sterna.engine.vllm.hosted_core import build_core
@@ -105,6 +108,17 @@ def _start(
         # A core that drafts by n-grams compiles something.
         with compiler_hidden():
             _cores.append(build_core(args.create_engine_config(), log_stats=False))
+
+
+def _interpret_kernels() -> None:
+    """Let vLLM use Triton, by whose interpreter kernels run on CPU (`TRITON_INTERPRET=1`).
+
+    vLLM uses it on CPU where it has a compiler for CPUs, which no released Triton has.
+    """
+    from triton.backends import backends
+
+    assert os.environ["TRITON_INTERPRET"] == "1"
+    backends["cpu"] = SimpleNamespace(driver=None, compiler=None)
 
 
 def _call(function: Callable[..., Answer], args: tuple[Any, ...]) -> Answer:

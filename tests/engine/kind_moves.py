@@ -24,12 +24,14 @@ class Asked:
         prompt_tokens: the length of its prompt.
         special_prompt: makes another prompt of tokens or of their number, as `bench.kinds.prompts`
             has them.
-        seed: None for a greedy request.
+        seed: None for a greedy request, or one whose tokens are drawn by a seed of vLLM's choice.
+        is_drawn: whether it is the latter.
     """
 
     prompt_tokens: int
     special_prompt: Callable[[list[int]], dict[str, Any]] | None = None
     seed: int | None = None
+    is_drawn: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ def _move(here: Any, there: Any, request: Any, asked: Asked, way: Way) -> int:
     from sterna.engine.drains import Left
     from sterna.engine.vllm.request_state import (
         RequestState,
+        export_draws,
         import_into_workers,
         restore_history,
     )
@@ -156,10 +159,10 @@ def _move(here: Any, there: Any, request: Any, asked: Asked, way: Way) -> int:
     _copy([here, there], leaving, reserved, way.left_out)
     if way.loses_drafts:
         _lose_drafts(there)
-    generator = here.collective_rpc("sterna_export_generator", args=(name,))[0]
+    generator, seed = export_draws(here, request)
     drafts = [] if way.drops_drafts else list(request.spec_token_ids)
     state = RequestState(
-        list(request.output_token_ids), num_valid, request.num_preemptions, generator, drafts
+        list(request.output_token_ids), num_valid, request.num_preemptions, generator, drafts, seed
     )
     arriving, _ = there.preprocess_add_request(_wire(there, name, asked))
     restore_history(there, arriving, state)
@@ -248,7 +251,7 @@ def _wire(core: Any, name: str, asked: Asked, max_tokens: int = NUM_OUTPUTS) -> 
     from sterna.engine.vllm.payload import decode_request, encode_request
 
     sampling = SamplingParams(
-        temperature=0.0 if asked.seed is None else 1.0,
+        temperature=1.0 if asked.is_drawn or asked.seed is not None else 0.0,
         seed=asked.seed,
         ignore_eos=True,
         max_tokens=max_tokens,

@@ -9,13 +9,18 @@ from typing import NoReturn
 
 import vllm.envs as envs
 import yaml
-from vllm.engine.arg_utils import EngineArgs
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.entrypoints.cli.serve import ServeSubcommand
-from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from sterna.errors import ConfigurationError
+
+try:
+    from vllm.entrypoints.common import cli_args
+except ImportError:
+    # Up to vLLM 0.32.
+    from vllm.entrypoints.launchers import cli_args
 
 FRONTEND_OPTIONS = frozenset(
     {
@@ -188,7 +193,7 @@ def validate(args: argparse.Namespace) -> None:
         ConfigurationError: an option cannot work; the message is vLLM's.
     """
     try:
-        validate_parsed_serve_args(args)
+        cli_args.validate_parsed_serve_args(args)
         if not (args.tool_parser_plugin or args.reasoning_parser_plugin):
             # A plugin adds parsers that only the front end knows.
             validate_api_server_args(args)
@@ -196,6 +201,13 @@ def validate(args: argparse.Namespace) -> None:
         raise ConfigurationError(str(error)) from error
     except KeyError as error:
         raise ConfigurationError(str(error.args[0])) from error
+
+
+def client_arguments(args: argparse.Namespace) -> AsyncEngineArgs:
+    """Return vLLM's arguments for the engine client of its server."""
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    cli_args.propagate_flash_late_interaction(args, engine_args)
+    return engine_args
 
 
 def with_options(

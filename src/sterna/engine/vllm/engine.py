@@ -36,6 +36,7 @@ from sterna.engine.vllm.payload import (
 from sterna.engine.vllm.request_state import (
     MovingRequest,
     RequestState,
+    export_draws,
     import_into_workers,
     is_too_long,
     restore_history,
@@ -324,18 +325,14 @@ class VllmEngine:
             return DrainRefused(Reason.REQUEST_FINISHED)
         has_kv = request.status == RequestStatus.RUNNING and effect.mode is not Mode.RECOMPUTE
         num_valid_tokens = request.num_computed_tokens if has_kv else 0
-        generator_state = None
-        if request.sampling_params is not None and request.sampling_params.seed is not None:
-            # Every tensor-parallel rank draws the same numbers.
-            generator_state = core.collective_rpc(
-                "sterna_export_generator", args=(effect.request_id,)
-            )[0]
+        generator_state, seed = export_draws(core, request)
         state = RequestState(
             output_token_ids=list(request.output_token_ids),
             num_valid_tokens=num_valid_tokens,
             num_preemptions=request.num_preemptions,
             generator_state=generator_state,
             draft_token_ids=list(request.spec_token_ids),
+            seed=seed,
         )
         block_ids = scheduler.groups.block_ids(RequestId(effect.request_id))
         self._leaving[effect.migration_id] = _Leaving(block_ids, num_valid_tokens)

@@ -1,4 +1,4 @@
-"""Random generators of seeded requests.
+"""Random draws of requests: generators of vLLM's V1 model runner, seeds of V2.
 
 **In chunked prefills, on CPU**: vLLM draws a token for every row of a batch, also for an incomplete
 prompt, and discards that one: it sets the request's random generator back by an offset, which only
@@ -8,15 +8,23 @@ is prefilled again in chunks after a preemption or a migration, would end the en
 **After the death of their engine**: a generator is made from the seed again, and repeats the draws
 of the first one. The amount drawn for a token depends on vLLM's sampler, so the sampler itself
 draws, on arbitrary logits.
+
+**V2** has no generators: a draw depends on the request's seed and on the token's position. A
+request without a seed gets one of the worker's choice.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as V2Runner
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as V1Runner
 
-def keep_generators_of_incomplete_prompts(model_runner: Any) -> None:
+
+def keep_generators_of_incomplete_prompts(model_runner: "V1Runner") -> None:
     """Make the runner sample rows whose token is discarded without the request's generator.
 
     The generator then does not advance. For CPU runners; to be called once.
@@ -38,7 +46,7 @@ def keep_generators_of_incomplete_prompts(model_runner: Any) -> None:
     model_runner.sample_tokens = sample_keeping_generators
 
 
-def generator_after(model_runner: Any, seed: int, num_draws: int) -> torch.Generator:
+def generator_after(model_runner: "V1Runner", seed: int, num_draws: int) -> torch.Generator:
     """Return a seeded request's generator after `num_draws` sampled tokens."""
     generator = torch.Generator(device=model_runner.device)
     generator.manual_seed(seed)
@@ -58,12 +66,27 @@ def generator_after(model_runner: Any, seed: int, num_draws: int) -> torch.Gener
     return generator
 
 
-def _draw(model_runner: Any, generator: torch.Generator, vocab_size: int) -> None:
+def drawn_seed(model_runner: "V2Runner", request_id: str) -> int | None:
+    """Return the seed that vLLM's V2 runner chose for a request without one.
+
+    None where the request has no row (it queues, or has not been computed yet), and where a fused
+    sampler may draw: that one ignores chosen seeds, and is not used for a batch with a given one.
+    """
+    row = model_runner.req_states.req_id_to_index.get(request_id)
+    sampler: Sampler = model_runner.sampler
+    if row is None or sampler.use_flashinfer or sampler.use_xpu_sampler:
+        return None
+    return int(sampler.sampling_states.seeds.np[row])
+
+
+def _draw(model_runner: "V1Runner", generator: torch.Generator, vocab_size: int) -> None:
     logits = torch.zeros((1, vocab_size), dtype=torch.float32, device=model_runner.device)
     model_runner.sampler.topk_topp_sampler(logits, {0: generator}, None, None)
 
 
-def _is_same_with_one_logit(model_runner: Any, seed: int, drawn_once: torch.Generator) -> bool:
+def _is_same_with_one_logit(
+    model_runner: "V1Runner", seed: int, drawn_once: torch.Generator
+) -> bool:
     """Whether the amount drawn for a token does not depend on the size of the vocabulary."""
     other = torch.Generator(device=model_runner.device)
     other.manual_seed(seed)

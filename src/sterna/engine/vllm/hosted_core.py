@@ -10,6 +10,7 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
+from vllm.v1.engine.utils import EngineZmqAddresses
 from vllm.v1.executor.abstract import Executor
 
 from sterna.engine.vllm.guard import is_cpu_build
@@ -29,6 +30,7 @@ class HostedCore(EngineCore):
     # Attributes of vLLM's own process, which `_make_ready_response` reads.
     frontend_stats_publish_address = None
     engine_index = 0
+    addresses = EngineZmqAddresses(inputs=[], outputs=[])
 
     def ready_response(self) -> bytes:
         """Return the first message that vLLM's engine-core client expects of its engine."""

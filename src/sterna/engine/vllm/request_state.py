@@ -2,15 +2,24 @@
 
 The request is sent as its front end sent it, and vLLM's own code builds it on the destination as
 on the source. The state adds the outputs so far, from which penalties, stop conditions,
-`min_tokens` and the grammar's position follow, and the random generator of a seeded request.
+`min_tokens` and the grammar's position follow, and what further draws depend on.
+
+**The worker's state** depends on vLLM's model runner. V1 gets a state of the request that was made
+here, with the random generator of a seeded request, and takes it for one that missed a step. V2
+gets the request with its first step, as vLLM announces one that it resumes after a preemption: all
+tokens, all blocks, and the number of tokens that they hold. V2 draws by seed and position, so that
+a seed is all there is to carry, also one that vLLM drew itself.
 """
 
 import asyncio
+import copy
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import msgspec
+from vllm.sampling_params import SamplingType
+from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.request import Request
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
@@ -45,7 +54,8 @@ class RequestState(msgspec.Struct, frozen=True):
     Attributes:
         output_token_ids: all outputs so far; every one has been sent to the front end.
         num_valid_tokens: tokens of prompt and output whose KV is copied; 0 for none.
-        generator_state: of a seeded request's random generator, else None.
+        generator_state: on vLLM's V1 model runner, of a seeded request's random generator.
+        seed: on V2, by which the request's tokens are drawn; None where it is not known.
         draft_token_ids: drafts of speculative decoding for the next step. They may be left out:
             that step then says one token.
     """
@@ -55,6 +65,7 @@ class RequestState(msgspec.Struct, frozen=True):
     num_preemptions: int
     generator_state: bytes | None = None
     draft_token_ids: list[int] = []
+    seed: int | None = None
 
     def encode(self) -> bytes:
         """Return the bytes of `Commit.state`."""
@@ -97,6 +108,10 @@ def restore_history(core: Any, request: Request, state: RequestState) -> None:
         # Statistics of the prefill were delivered with the first token.
         request.prefill_stats = None
         request.events = []
+    if state.seed is not None and core.scheduler.use_v2_model_runner:
+        # The request's parameters are those of the message from its front end, too.
+        request.sampling_params = copy.copy(request.sampling_params)
+        request.sampling_params.seed = state.seed
 
 
 def is_grammar_ready(request: Request) -> bool:
@@ -131,6 +146,22 @@ async def until_grammar_ready(request: Request) -> bool:
     return is_grammar_ready(request)
 
 
+def export_draws(core: Any, request: Request) -> tuple[bytes | None, int | None]:
+    """Return `generator_state` and `seed` of a request that leaves: what its further draws depend
+    on at the workers."""
+    params = request.sampling_params
+    if params is None or params.sampling_type == SamplingType.GREEDY:
+        return None, None
+    # Every tensor-parallel rank draws the same numbers.
+    if not core.scheduler.use_v2_model_runner:
+        if params.seed is None:
+            return None, None
+        return core.collective_rpc("sterna_export_generator", args=(request.request_id,))[0], None
+    if params.seed is not None:
+        return None, params.seed
+    return None, core.collective_rpc("sterna_drawn_seed", args=(request.request_id,))[0]
+
+
 def import_into_workers(
     core: Any,
     request: Request,
@@ -140,7 +171,7 @@ def import_into_workers(
 ) -> None:
     """Register a request with a history at the workers; see `sterna_import_request`."""
     if core.scheduler.use_v2_model_runner:
-        # It gets all tokens of a request with every admission, and draws by their positions.
+        # It gets the request with its first step.
         return
     block_ids = core.scheduler.groups.block_ids(request.request_id)
     core.collective_rpc(
@@ -150,8 +181,39 @@ def import_into_workers(
     )
 
 
+def announce_with_history(
+    output: SchedulerOutput,
+    request: Request,
+    block_ids: tuple[list[int], ...],
+    *,
+    uses_mrope: bool,
+) -> None:
+    """Announce an adopted request to V2 workers in its first step, as vLLM announces a request that
+    it resumes after a preemption.
+
+    Args:
+        output: of the scheduler, for which the request ran before, so that the workers would be
+            told of its new blocks alone.
+        block_ids: of each KV cache group, column by column, with those of this step.
+    """
+    known = output.scheduled_cached_reqs
+    index = known.req_ids.index(request.request_id)
+    for column in (
+        known.req_ids,
+        known.new_block_ids,
+        known.num_computed_tokens,
+        known.num_output_tokens,
+    ):
+        del column[index]
+    output.scheduled_new_reqs.append(
+        NewRequestData.from_request(
+            request, block_ids, request._all_token_ids, uses_mrope=uses_mrope
+        )
+    )
+
+
 def worker_state(request: Request, block_ids: Sequence[list[int]]) -> CachedRequestState:
-    """Return a vLLM worker's state of a request with a history.
+    """Return a V1 worker's state of a request with a history.
 
     The generator is restored on the worker, where its device is.
 

@@ -4,7 +4,8 @@ All methods run on the engine's thread between two steps, except views, which sh
 a step. A request that leaves is first **drained**: it is out of the batch, keeps its blocks, and
 its batch slot is held so that it can be resumed. A request that arrives needs a **reservation**:
 blocks of the pool and, for its last stage, a batch slot. To vLLM an adopted request is a running
-one that missed a step.
+one that missed a step; to workers with vLLM's V2 model runner it is one that is resumed after a
+preemption.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from sterna.engine.drains import DrainOutcome, Left, drain_outcome
 from sterna.engine.kv_columns import Columns, Held
 from sterna.engine.vllm.adapters import adapter_numbers
 from sterna.engine.vllm.kv_groups import KvGroups
+from sterna.engine.vllm.request_state import announce_with_history
 from sterna.engine.vllm.support import immovable_engine_features, immovable_request_feature
 from sterna.migration.messages import Drain, Reason, RequestPosition
 from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
@@ -78,6 +80,8 @@ class MigratingScheduler(Scheduler):
         self.num_preemptions = 0
         self._drained: dict[str, Request] = {}
         self._reservations: dict[MigrationId, Reservation] = {}
+        # Requests in the batch of which V2 workers have not heard.
+        self._unannounced: set[str] = set()
         self._admission_limit: int = self.max_num_active_reqs
         # A copy of its own, whose `max_loras` is the limit of the next step.
         self.lora_config = copy(self.vllm_config.lora_config)
@@ -89,6 +93,24 @@ class MigratingScheduler(Scheduler):
         if self.on_scheduled is not None:
             self.on_scheduled()
         return output
+
+    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+        if self._unannounced:
+            self._announce(scheduler_output)
+        super()._update_after_schedule(scheduler_output)
+
+    def _announce(self, output: SchedulerOutput) -> None:
+        """Announce adopted requests to V2 workers in their first step."""
+        # Those that were preempted meanwhile, vLLM announces itself.
+        for request_id in self._unannounced.intersection(output.scheduled_cached_reqs.req_ids):
+            announce_with_history(
+                output,
+                self.requests[request_id],
+                self.kv_cache_manager.get_block_ids(request_id),
+                uses_mrope=self.model_uses_mrope,
+            )
+        self._unannounced.difference_update(output.num_scheduled_tokens)
+        self._unannounced.intersection_update(self.requests)
 
     # ------------------------------------------------------------------------------- views
 
@@ -345,6 +367,8 @@ class MigratingScheduler(Scheduler):
             )
         self._register(request)
         self.running.append(request)
+        if self.use_v2_model_runner:
+            self._unannounced.add(request.request_id)
 
     def adopt_queuing(self, migration_id: MigrationId, request: Request) -> None:
         """Queue the request, which arrives without KV, in front of those of its priority.
@@ -371,9 +395,11 @@ class MigratingScheduler(Scheduler):
 
     def _register(self, request: Request) -> None:
         self.requests[request.request_id] = request
-        # If the request was here before, the worker may not have got its end yet, and would then
-        # drop the state of the adoption.
-        self.finished_req_ids.discard(request.request_id)
+        if not self.use_v2_model_runner:
+            # If the request was here before, the worker may not have got its end yet, and would
+            # then drop the state of the adoption. A V2 worker must get it, to free the row, and
+            # gets the state afterwards.
+            self.finished_req_ids.discard(request.request_id)
 
     # ---------------------------------------------------------------------------- internals
 

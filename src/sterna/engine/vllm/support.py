@@ -23,7 +23,8 @@ def immovable_engine_features(vllm_config: Any, kv_cache_config: Any) -> tuple[s
         "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
         "a KV connector": vllm_config.kv_transfer_config is not None,
         "an encoder-cache connector": vllm_config.ec_transfer_config is not None,
-        "vLLM's V2 model runner (set VLLM_USE_V2_MODEL_RUNNER=0)": vllm_config.use_v2_model_runner,
+        "drafts on vLLM's V2 model runner": vllm_config.use_v2_model_runner
+        and vllm_config.speculative_config is not None,
         # The state of a request is in its page only in part; the rest is in its row of the batch.
         "ReplaySSM": getattr(vllm_config.cache_config, "use_replayssm", False),
         "a model without a KV cache": not kv_cache_config.kv_cache_groups,

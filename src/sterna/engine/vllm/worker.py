@@ -17,6 +17,7 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from sterna.config import TransportConfig
 from sterna.engine.vllm.generators import (
+    drawn_seed,
     generator_after,
     keep_generators_of_incomplete_prompts,
 )
@@ -25,6 +26,10 @@ from sterna.engine.vllm.plane_link import PlaneServer
 from sterna.transport.memory.layout import KvCache, KvLayout
 from sterna.transport.plane import make_data_plane
 
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as V2Runner
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as V1Runner
+
 SEEDED = SamplingType.RANDOM_SEED
 
 
@@ -32,12 +37,13 @@ class SternaWorkerExtension:
     """Mixed into vLLM's worker; `self` is that worker."""
 
     if TYPE_CHECKING:
-        model_runner: Any
+        model_runner: "V1Runner | V2Runner"
         rank: int
+        use_v2_model_runner: bool
 
     def sterna_prepare(self) -> None:
         """Prepare the worker; called also where the engine's requests cannot migrate."""
-        if self.model_runner.device.type == "cpu":
+        if self.model_runner.device.type == "cpu" and not self.use_v2_model_runner:
             keep_generators_of_incomplete_prompts(self.model_runner)
 
     def sterna_open_plane(self, config: TransportConfig, notice_address: str) -> tuple[str, str]:
@@ -61,7 +67,8 @@ class SternaWorkerExtension:
         # The CPU backend packs keys and values as its kernels for this processor read them.
         builders = [builder for group in groups for builder in group.metadata_builders]
         isas = sorted({str(builder.isa) for builder in builders if hasattr(builder, "isa")})
-        kernel_block_sizes = sorted(set(runner._kernel_block_sizes))
+        is_v2 = self.use_v2_model_runner
+        kernel_block_sizes = runner.kernel_block_sizes if is_v2 else runner._kernel_block_sizes
         kv_groups = [
             [(name, _format_of(spec_of(group, name))) for name in group.layer_names]
             for group in runner.kv_cache_config.kv_cache_groups
@@ -69,15 +76,22 @@ class SternaWorkerExtension:
         digest = hashlib.sha256(repr(kv_groups).encode()).hexdigest()[:12]
         return (
             f"layout={layout}; backends={backends}; isas={isas}; "
-            f"kernel_block_sizes={kernel_block_sizes}; groups={digest}"
+            f"kernel_block_sizes={sorted(set(kernel_block_sizes))}; groups={digest}"
+            # Pages of the two runners have not been compared.
+            + ("; runner=V2" if is_v2 else "")
         )
 
     def sterna_export_generator(self, request_id: str) -> bytes | None:
-        """Return the state of the request's random generator, or None if it has no own one."""
+        """Return the state of the request's random generator on a V1 worker, or None if it has no
+        own one."""
         state: CachedRequestState | None = self.model_runner.requests.get(request_id)
         if state is None or state.generator is None:
             return None
         return bytes(state.generator.get_state().numpy().tobytes())
+
+    def sterna_drawn_seed(self, request_id: str) -> int | None:
+        """Return the seed that a V2 worker drew for a request without one; see `drawn_seed`."""
+        return drawn_seed(self.model_runner, request_id)
 
     def sterna_import_request(
         self,
@@ -86,7 +100,7 @@ class SternaWorkerExtension:
         *,
         is_continued: bool = False,
     ) -> None:
-        """Register a request that arrives with a history at the worker.
+        """Register a request that arrives with a history at a V1 worker.
 
         The worker treats it as one that missed a step, or was preempted.
 
@@ -122,7 +136,7 @@ class SternaWorkerExtension:
         self.model_runner.requests.pop(request_id, None)
 
 
-def kv_cache(model_runner: Any) -> KvCache:
+def kv_cache(model_runner: "V1Runner | V2Runner") -> KvCache:
     """Return the layout of the runner's KV cache in its single allocation, group by group.
 
     Must be called on the worker's own thread.

@@ -23,10 +23,8 @@ import uvicorn
 import vllm.envs as envs
 from fastapi import FastAPI
 from starlette.types import ASGIApp
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import propagate_flash_late_interaction
 from vllm.entrypoints.launchers.launcher import NoSignalServer, setup_server, watchdog_loop
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
 from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
@@ -40,7 +38,12 @@ from vllm.v1.executor import Executor
 
 from sterna.config import FrontendConfig
 from sterna.engine.emulated.refusals import refusal
-from sterna.engine.vllm.arguments import HARMLESS_OPTIONS, one_line, with_options
+from sterna.engine.vllm.arguments import (
+    HARMLESS_OPTIONS,
+    client_arguments,
+    one_line,
+    with_options,
+)
 from sterna.engine.vllm.hosted_core import engine_config
 from sterna.errors import ConfigurationError
 from sterna.folders import private_folder
@@ -369,8 +372,7 @@ def make_client(args: Namespace, router: Router, queue: QueueLimit) -> ClusterCl
     Raises:
         ValueError: vLLM refuses the options; the message is vLLM's.
     """
-    engine_args = AsyncEngineArgs.from_cli_args(args)
-    propagate_flash_late_interaction(args, engine_args)
+    engine_args = client_arguments(args)
     # Ranks concern only instances. Here vLLM would check them against the devices of this process,
     # which needs none.
     engine_args.tensor_parallel_size = engine_args.pipeline_parallel_size = 1
