@@ -1,4 +1,4 @@
-"""The tree keeps its plan: rooms stay small and named, pure stays pure, imports point down only.
+"""Plan of the tree: rooms stay small and named, pure stays pure, imports point down only.
 
 The plan is that of docs/architecture.md. All of it is read off the syntax trees of src/sterna, so
 that imports inside functions count as well, and nothing needs to be installed or started.

@@ -1,9 +1,11 @@
-"""Command lines of the benchmarks: exit codes, signals and argument types."""
+"""Command lines of the benchmarks: exit codes, signals, argument types and progress."""
 
 import argparse
 import signal
 import sys
+import time
 from collections.abc import Callable
+from typing import TextIO
 
 from sterna.errors import SternaError
 
@@ -36,3 +38,15 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("must be at least 1")
     return number
+
+
+class Progress:
+    """Prints lines with the time since the beginning, for benchmarks that take many minutes."""
+
+    def __init__(self, stream: TextIO = sys.stderr) -> None:
+        self._stream = stream
+        self._begun_s = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        minutes, seconds = divmod(int(time.monotonic() - self._begun_s), 60)
+        print(f"[{minutes:3}:{seconds:02}] {text}", file=self._stream, flush=True)

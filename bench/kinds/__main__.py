@@ -22,13 +22,12 @@ import asyncio
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.common import results_io
-from bench.common.command import end_like_ctrl_c, ended, positive
+from bench.common.command import Progress, end_like_ctrl_c, ended, positive
 from bench.common.pages import write_marked
 from bench.kinds.cases import CASES, SERVE_OPTIONS
 from bench.kinds.report import has_right_tokens, line_of, models_table, readme_table, row_of
@@ -104,17 +103,6 @@ def read(folder: Path) -> dict[str, Any] | None:
         return results_io.read(NAME, folder)
     except FileNotFoundError:
         return None
-
-
-class Progress:
-    """Prints lines with the time since the beginning."""
-
-    def __init__(self) -> None:
-        self._begun_s = time.monotonic()
-
-    def __call__(self, text: str) -> None:
-        minutes, seconds = divmod(int(time.monotonic() - self._begun_s), 60)
-        print(f"[{minutes:3}:{seconds:02}] {text}", file=sys.stderr, flush=True)
 
 
 def _measure_all(options: argparse.Namespace) -> list[str]:

@@ -26,7 +26,7 @@ def shares(num_moves: int) -> list[tuple[int, int]]:
     return [(length, each + (number < left)) for number, length in enumerate(lengths)]
 
 
-def prompt_of(num_tokens: int, number: int) -> list[int]:
+def prompt_of(num_tokens: int, number: int = 0) -> list[int]:
     """Tokens of a prompt; other numbers give other tokens.
 
     They are neither special tokens nor above the vocabulary of the tiny models.

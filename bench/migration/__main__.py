@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 
 from bench.common import results_io
+from bench.common.command import Progress
 from bench.common.machine import ForeignLoad
 from bench.common.pages import Goal, write_marked
 from bench.migration import cost as migration_cost
@@ -148,7 +148,7 @@ class _Benchmark:
         self._name = "migration_cuda" if torch.cuda.is_available() else "migration"
         self._config = _config(plan)
         self._args = parse(["serve", *ENGINE_OPTIONS])
-        self._begun_s = time.monotonic()
+        self._say = Progress(sys.stdout)
 
     # ---------------------------------------------------------------------------- downtimes
 
@@ -255,10 +255,6 @@ class _Benchmark:
         for goal in found:
             mark = "reached" if goal.is_reached else "MISSED "
             self._say(f"{mark} {goal.name}: {goal.found}; {goal.bound}")
-
-    def _say(self, text: str) -> None:
-        minutes, seconds = divmod(int(time.monotonic() - self._begun_s), 60)
-        print(f"[{minutes:3}:{seconds:02}] {text}", flush=True)
 
 
 def _config(plan: Plan) -> dict[str, Any]:

@@ -6,8 +6,6 @@ The output of a server is kept in `.cache/bench`, for requests that have failed.
 import asyncio
 import contextlib
 import re
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.common.command import Progress
 from bench.common.machine import ForeignLoad
 from bench.common.results_io import ROOT
 from bench.serving.client import ClientConfig, PriorityField
@@ -144,15 +143,14 @@ async def _look_periodically(others: ForeignLoad) -> None:
 
 
 class Notes:
-    """Messages with the time since the beginning, for benchmarks that take many minutes."""
+    """Messages of a benchmark.
+
+    Attributes:
+        say: prints one line.
+    """
 
     def __init__(self) -> None:
-        self._begun_s = time.monotonic()
-
-    def say(self, text: str) -> None:
-        """Print one line."""
-        minutes, seconds = divmod(int(time.monotonic() - self._begun_s), 60)
-        print(f"[{minutes:3}:{seconds:02}] {text}", file=sys.stderr, flush=True)
+        self.say = Progress()
 
     def say_outcome(self, measured: Measured) -> None:
         """Print the conditions that could invalidate the run, if there are any."""

@@ -177,8 +177,8 @@ class MigrationConfig:
     Attributes:
         last_stage_max_blocks: largest stage that may be the last, for which the request is drained,
             while full blocks remain.
-        last_stage_max_bytes: as before, in the bytes of one rank. Blocks of models with recurrent
-            layers are large: they hold a thousand tokens or more.
+        last_stage_max_bytes: bytes on one rank of the largest such stage. Blocks of models with
+            recurrent layers are large: they hold a thousand tokens or more.
         max_stages: a migration that is not in its last stage by then aborts.
         lease_s: a destination gives a reservation back after this time without a message of its
             migration.

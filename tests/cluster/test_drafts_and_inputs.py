@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from bench.kinds import drafts
+from bench.kinds.cases import nothing_more
 from bench.kinds.prompts import image_prompt
 from bench.kinds.tiny_models import KINDS, build
+from bench.kinds.workload import prompt_of
 from sterna.config import TransportConfig
 from sterna.policy.presets import LLUMNIX
 from tests.cluster.conftest import MakePair, Run
 from tests.cluster.pair import InstancePair, assert_same
-from tests.cluster.test_model_kinds import options_of, prompt
-from tests.engine.kind_cores import nothing_more
+from tests.cluster.test_model_kinds import options_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -39,7 +40,7 @@ class Case:
     short_prompt_of: Callable[[list[int]], Any] = list
 
     def prompt(self, num_tokens: int) -> Any:
-        token_ids = prompt(num_tokens, num_tokens)
+        token_ids = prompt_of(num_tokens, num_tokens)
         return self.short_prompt_of(token_ids) if num_tokens < 100 else token_ids
 
 

@@ -6,7 +6,6 @@ it moves, alone and beside others, while its windows move on.
 
 import asyncio
 import itertools
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,9 @@ from typing import Any
 import pytest
 from vllm.v1.engine import EngineCoreRequest
 
+from bench.kinds.cases import as_arguments
 from bench.kinds.tiny_models import KINDS, Kind, build
+from bench.kinds.workload import prompt_of
 from sterna.config import TransportConfig
 from sterna.policy.presets import LLUMNIX
 from sterna.types import InstanceId
@@ -80,20 +81,7 @@ def pair(
 
 def options_of(kind: Kind, **more: Any) -> tuple[str, ...]:
     """Options of `sterna serve` for the kind: those of a tiny model, where it takes them."""
-    options = [*TINY_OPTIONS, "--dtype", kind.dtype]
-    for name, value in {**kind.options, **more}.items():
-        flag = f"--{name.replace('_', '-')}"
-        if value is False:
-            options.append(f"--no-{flag.removeprefix('--')}")
-        elif isinstance(value, dict):
-            options += [flag, json.dumps(value)]
-        else:
-            options += [flag, str(value)]
-    return tuple(options)
-
-
-def prompt(num_tokens: int, seed: int = 0) -> list[int]:
-    return [3 + (7 * token + 31 * seed) % 500 for token in range(num_tokens)]
+    return (*TINY_OPTIONS, "--dtype", kind.dtype, *as_arguments({**kind.options, **more}))
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "seed"])
@@ -103,10 +91,10 @@ def test_a_request_that_moves_to_and_fro_says_the_same(
     """Before, on and behind the edge of a window and of a chunk of 64 tokens."""
     asked = {"max_tokens": 150, "ignore_eos": True, **sampling}
     for num_tokens in (20, 230):
-        expected = run(pair.generate(pair.build(prompt(num_tokens), **asked)))
+        expected = run(pair.generate(pair.build(prompt_of(num_tokens), **asked)))
         assert len(set(expected.token_ids)) > 20
         cuts = [3, 45, 90]
-        moved = run(pair.generate_moving(pair.build(prompt(num_tokens), **asked), cuts))
+        moved = run(pair.generate_moving(pair.build(prompt_of(num_tokens), **asked), cuts))
         assert_same(moved, expected)
         assert moved.moves == ["i1", "i0", "i1"]
     run(pair.until_idle())
@@ -122,11 +110,11 @@ def test_requests_that_move_beside_others_say_the_same(
 
     async def together() -> None:
         expected = await asyncio.gather(
-            *(pair.generate(pair.build(prompt(n, n), **asked)) for n in lengths)
+            *(pair.generate(pair.build(prompt_of(n, n), **asked)) for n in lengths)
         )
         moved = await asyncio.gather(
             *(
-                pair.generate_moving(pair.build(prompt(n, n), **asked), [5 + n // 20, 60])
+                pair.generate_moving(pair.build(prompt_of(n, n), **asked), [5 + n // 20, 60])
                 for n in lengths
             )
         )
@@ -143,9 +131,9 @@ def test_a_request_that_begins_like_one_that_moved_says_what_it_would_have_said(
 ) -> None:
     """The blocks of a request that was adopted are in the prefix cache, where there is one."""
     asked = {"max_tokens": 40, "ignore_eos": True}
-    sibling = [*prompt(260, 9), 17, 23]
+    sibling = [*prompt_of(260, 9), 17, 23]
     expected = run(pair.generate(pair.build(sibling, cache_salt="before", **asked)))
-    run(pair.generate_moving(pair.build(prompt(260, 9), cache_salt="a", **asked), [10]))
+    run(pair.generate_moving(pair.build(prompt_of(260, 9), cache_salt="a", **asked), [10]))
     found = run(pair.generate(pair.build(sibling, cache_salt="a", **asked), "i1"))
     assert found.token_ids == expected.token_ids
     run(pair.until_idle())
@@ -156,13 +144,13 @@ def test_without_the_pages_of_any_group_a_request_says_something_else(
 ) -> None:
     """Otherwise the tests above would show nothing."""
     asked = {"max_tokens": 80, "ignore_eos": True}
-    expected = run(pair.generate(pair.build(prompt(230), **asked)))
+    expected = run(pair.generate(pair.build(prompt_of(230), **asked)))
 
     async def without(group: int) -> Generated:
         # Other pages than the right ones, instead of what an earlier request may have left.
-        await pair.generate(pair.build(prompt(600, 3), max_tokens=60, ignore_eos=True), "i1")
+        await pair.generate(pair.build(prompt_of(600, 3), max_tokens=60, ignore_eos=True), "i1")
         await pair.actors["i1"].leave_out.remote(f"group {group}")
-        found = await pair.generate_moving(pair.build(prompt(230), **asked), [40])
+        found = await pair.generate_moving(pair.build(prompt_of(230), **asked), [40])
         await pair.actors["i1"].repair.remote()
         return found
 
@@ -234,7 +222,7 @@ def test_a_request_whose_source_dies_goes_on_behind_the_tokens_of_its_client(
 
 
 def build_request(pair: InstancePair) -> EngineCoreRequest:
-    return pair.build(prompt(230, 4), max_tokens=90, ignore_eos=True, temperature=1.0, seed=3)
+    return pair.build(prompt_of(230, 4), max_tokens=90, ignore_eos=True, temperature=1.0, seed=3)
 
 
 async def new_instance(pair: InstancePair) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from bench.kinds.cases import nothing_more
 from bench.kinds.tiny_models import KINDS, build
 from tests.engine.vllm_cores import compiler_hidden
 
@@ -20,11 +21,6 @@ Answer = TypeVar("Answer")
 PLAIN_KINDS = tuple(name for name in KINDS if name != "mimo")
 """Kinds that differ in their KV cache or their positions; MiMo has a layer that drafts besides, and
 is a Llama without that."""
-
-
-def nothing_more(folder: Path) -> dict[str, Any]:
-    """No options besides those of the kind."""
-    return {}
 
 
 _cores: list[Any] = []

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from bench.kinds.workload import prompt_of
+
 NUM_OUTPUTS = 120
 
 _numbers = itertools.count()
@@ -76,6 +78,17 @@ def unmoved(cores: list[Any], asked: Asked, num_neighbours: int = 0) -> Said:
         return Said(list(request.output_token_ids), num_steps)
 
 
+def preempted(cores: list[Any], asked: Asked, cut: int) -> Said:
+    """A request that stays on the first core, whose blocks are taken from it after this number of
+    outputs."""
+    with _neighbours(cores[:1], 0):
+        request = _add(cores[0], f"preempted{next(_numbers)}", asked)
+        num_steps = _run(cores[0], request, cut)
+        _preempt(cores[0], request)
+        num_steps += _run(cores[0], request, NUM_OUTPUTS - request.num_output_tokens)
+        return Said(list(request.output_token_ids), num_steps)
+
+
 def moved(cores: list[Any], asked: Asked, way: Way, num_neighbours: int = 0) -> Said:
     """A request that moves to the other core, whose free pages hold something else, and back."""
     for core in cores:
@@ -94,8 +107,7 @@ def moved(cores: list[Any], asked: Asked, way: Way, num_neighbours: int = 0) -> 
             request = here.scheduler.requests[name]
             if way.is_preempted:
                 num_steps += _run(here, request, 5)
-                here.scheduler.running.remove(request)
-                here.scheduler._preempt_request(request, 0.0)
+                _preempt(here, request)
         num_steps += _run(here, request, NUM_OUTPUTS - request.num_output_tokens)
         return Said(list(request.output_token_ids), num_steps)
 
@@ -256,7 +268,7 @@ def _wire(core: Any, name: str, asked: Asked, max_tokens: int = NUM_OUTPUTS) -> 
         ignore_eos=True,
         max_tokens=max_tokens,
     )
-    token_ids = [3 + (7 * token) % 500 for token in range(asked.prompt_tokens)]
+    token_ids = prompt_of(asked.prompt_tokens)
     if asked.special_prompt is not None:
         prompt = asked.special_prompt(token_ids)
         request = _processor(core).process_inputs(name, prompt, sampling, ("generate",))
@@ -291,6 +303,11 @@ def _run(core: Any, request: Any, num_outputs: int) -> int:
     if request.is_finished():
         _finish(core)
     return num_steps
+
+
+def _preempt(core: Any, request: Any) -> None:
+    core.scheduler.running.remove(request)
+    core.scheduler._preempt_request(request, 0.0)
 
 
 def _step(core: Any) -> None:

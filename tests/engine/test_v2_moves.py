@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from bench.kinds.tiny_models import KINDS
-from tests.engine.kind_cores import KindCore, kind_core
+from tests.engine.kind_cores import PLAIN_KINDS, KindCore, kind_core
 from tests.engine.kind_moves import Asked, Said, Way, moved, unmoved
-from tests.engine.test_vllm_kind_moves import PLAIN_KINDS
 
 pytest.importorskip("vllm")
 

@@ -18,7 +18,7 @@ from sterna.types import FrontendId, Immovable, InstanceId, MigrationId, Request
 from tests.engine.test_vllm_engine import MIGRATION, REQUEST, Listener, reserve, run_with_engine
 from tests.engine.test_vllm_histories import wire_request
 from tests.engine.test_vllm_scheduler import finish, step, with_scheduler
-from tests.engine.vllm_cores import tiny_core
+from tests.engine.vllm_cores import SMALL, tiny_core
 
 pytest.importorskip("vllm")
 
@@ -42,12 +42,7 @@ def lora_core(folder: Path) -> Iterator[Any]:
     with tiny_core(
         folder / "tiny",
         load_format="auto",
-        max_model_len=512,
-        block_size=32,
-        num_gpu_blocks_override=NUM_BLOCKS + 1,
-        max_num_batched_tokens=96,
-        max_num_seqs=8,
-        enable_chunked_prefill=True,
+        **{**SMALL, "max_num_seqs": 8},
         worker_extension_cls=WORKER_EXTENSION,
         enable_lora=True,
         max_loras=2,

@@ -14,7 +14,7 @@ from sterna.engine.drains import Left
 from sterna.migration.messages import Drain, Mode, Reason
 from sterna.types import MigrationId, RequestId
 from tests.engine.test_vllm_histories import wire_request
-from tests.engine.vllm_cores import tiny_core
+from tests.engine.vllm_cores import SMALL, tiny_core
 
 pytest.importorskip("vllm")
 
@@ -29,12 +29,7 @@ DRAIN = Drain(MigrationId("i0-1"), A, Mode.LIVE, 0, 0, 9)
 def vllm_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with tiny_core(
         tmp_path_factory.mktemp("models") / "tiny",
-        max_model_len=512,
-        block_size=32,
-        num_gpu_blocks_override=61,
-        max_num_batched_tokens=96,
-        max_num_seqs=4,
-        enable_chunked_prefill=True,
+        **SMALL,
     ) as core:
         yield core
 

@@ -28,7 +28,7 @@ from sterna.migration.messages import (
 from sterna.types import FrontendId, InstanceId, MigrationId, RequestId
 from tests.engine.test_vllm_histories import wire_request
 from tests.engine.test_vllm_scheduler import finish, step, with_scheduler
-from tests.engine.vllm_cores import tiny_core
+from tests.engine.vllm_cores import SMALL, tiny_core
 
 pytest.importorskip("vllm")
 
@@ -45,12 +45,7 @@ def vllm_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     with tiny_core(
         tmp_path_factory.mktemp("models") / "tiny",
-        max_model_len=512,
-        block_size=32,
-        num_gpu_blocks_override=61,
-        max_num_batched_tokens=96,
-        max_num_seqs=4,
-        enable_chunked_prefill=True,
+        **SMALL,
         worker_extension_cls=WORKER_EXTENSION,
     ) as core:
         yield core

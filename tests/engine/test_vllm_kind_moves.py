@@ -11,7 +11,7 @@ import pytest
 
 from bench.kinds.tiny_models import KINDS
 from tests.engine.kind_cores import PLAIN_KINDS, KindCore, kind_core
-from tests.engine.kind_moves import Asked, Way, moved, recovered, unmoved
+from tests.engine.kind_moves import Asked, Way, moved, preempted, recovered, unmoved
 
 pytest.importorskip("vllm")
 
@@ -19,6 +19,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 CUTS = (1, 12, 45, 90)
 """Outputs after which a request moves."""
+
+ROUNDED = ("deepseek", "qwen3_next")
+"""Kinds of which vLLM's CPU build says something else where it computes several tokens at once."""
 
 
 @pytest.fixture(scope="module", params=PLAIN_KINDS)
@@ -60,8 +63,11 @@ def test_pages_of_every_group_matter(cores: KindCore, kind: str) -> None:
 
 
 def test_a_request_goes_on_elsewhere_behind_the_outputs_of_an_engine_that_died(
-    cores: KindCore,
+    cores: KindCore, kind: str
 ) -> None:
-    token_ids = cores.run(unmoved, Asked(230)).token_ids
+    """As if it had been preempted where it was, for its KV cache is computed again."""
+    stayed = cores.run(unmoved, Asked(230)).token_ids
     for cut in (1, 50):
-        assert cores.run(recovered, Asked(230), token_ids[:cut]) == token_ids[cut:], cut
+        expected = cores.run(preempted, Asked(230), cut).token_ids
+        assert kind in ROUNDED or expected == stayed
+        assert cores.run(recovered, Asked(230), expected[:cut]) == expected[cut:], cut

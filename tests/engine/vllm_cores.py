@@ -10,6 +10,16 @@ from unittest.mock import patch
 
 from tests.models import tiny_random_llama
 
+SMALL: dict[str, Any] = {
+    "max_model_len": 512,
+    "block_size": 32,
+    "num_gpu_blocks_override": 61,
+    "max_num_batched_tokens": 96,
+    "max_num_seqs": 4,
+    "enable_chunked_prefill": True,
+}
+"""Options with which prompts are computed in chunks, and requests have 60 blocks."""
+
 
 @contextmanager
 def tiny_core(folder: Path, *, load_format: str = "dummy", **options: Any) -> Iterator[Any]:

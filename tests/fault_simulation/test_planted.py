@@ -1,4 +1,4 @@
-"""The simulator finds what it is there to find: each planted mistake breaks a promise in some seed.
+"""Planted mistakes: each breaks a promise in some seed, which the simulator finds.
 
 `python -m bench.simulation.sim_soak --planted` says after how many seeds each is found; here those
 that are found within seconds are looked for at every run, and all of them by `make test-slow`.

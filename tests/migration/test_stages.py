@@ -1,4 +1,4 @@
-"""Which blocks the next stage of a migration takes."""
+"""Stages of a migration: the blocks that the next one takes."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Half an hour of every kind of client: memory and descriptors of all processes stay as they are.
+"""Soak test, half an hour of every kind of client: memory and descriptors of all processes stay.
 
 `make soak` runs it, into bench/results/soak.json; `make soak SOAK_SECONDS=180` for less, into
 nothing.
