@@ -1,6 +1,7 @@
 """Instances that count the bytes of the migrations that come to them.
 
-The counts are those of the data planes. A stage of several ranks has the bytes of all of them.
+The counts are those of the data planes: a stage of several ranks has all bytes that come from the
+source.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ class _CountingInstance(_InstanceActor):
 
         def count(notice: Any) -> None:
             match notice.event:
-                case Arrived(transfer, copy_bytes):
+                case Arrived(transfer, copy_bytes=copy_bytes) if transfer.hop is None:
                     stages = self._stage_bytes.setdefault(transfer.migration_id, {})
                     stages[transfer.stage] = stages.get(transfer.stage, 0) + copy_bytes
             on_notice(notice)

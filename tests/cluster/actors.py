@@ -177,6 +177,11 @@ class _ProbedInstance(_InstanceActor):
             "drain times": len(decisions._drained_s),
         }
 
+    async def hops(self) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the ranks to which a source sends, and the hops among its ranks."""
+        shards = self._instance._engine._transfers._shards
+        return shards.leads, shards.hops
+
     # ------------------------------------------------------------------------------ defects
 
     async def leave_out(self, part: str) -> None:

@@ -41,7 +41,7 @@ from sterna.messages.actors import (
     TokenSpan,
 )
 from sterna.messaging.mailbox import Mailbox
-from sterna.migration.messages import Mode
+from sterna.migration.messages import Mode, Reason
 from sterna.policy.presets import LLUMNIX
 from sterna.runtime.actors.actor_classes import InstanceSpec
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
@@ -366,6 +366,10 @@ class InstancePair:
         for number, cut in enumerate(cuts):
             await generated.until_tokens(cut)
             report = await self.move(request_id, here, there, mode)
+            while report.get("reason") == Reason.ALREADY_MIGRATING.value:
+                # It has come, and the source's word that it knows so is still on its way.
+                await self.until_next_report(here)
+                report = await self.move(request_id, here, there, mode)
             assert "stages" in report, report
             generated.reports.append(report)
             if is_exact:

@@ -1,4 +1,5 @@
-"""Tensor parallelism: each rank sends its shard of the KV cache to its peer rank.
+"""Tensor parallelism: each rank sends its shard of the KV cache to its peer rank; a latent cache,
+which all ranks hold, is sent to one of them.
 
 Two instances of two worker processes each; the KV cache lives in the workers, whose data planes
 the instance commands from outside.
@@ -6,13 +7,17 @@ the instance commands from outside.
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.kinds.cases import as_arguments
+from bench.kinds.tiny_models import KINDS, build
+from bench.kinds.workload import prompt_of
 from sterna.config import TransportConfig
 from sterna.migration.messages import Mode
-from tests.cluster.conftest import MakePair, Run
+from tests.cluster.conftest import TINY_OPTIONS, MakePair, Run
 from tests.cluster.pair import Generated, InstancePair, assert_same
 from tests.cluster.requests import random_prompt
 
@@ -26,15 +31,34 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 
 
+RANKS = ("--tensor-parallel-size", "2", "--num-gpu-blocks-override", "128")
+
+
 @pytest.fixture(scope="module", params=["shm", "tcp", "gloo"])
+def transport(request: pytest.FixtureRequest) -> TransportConfig:
+    return TransportConfig(kind=request.param)
+
+
+@pytest.fixture(scope="module")
 def shared_ranks(
-    make_tiny: MakePair, run: Run, request: pytest.FixtureRequest
+    make_tiny: MakePair, run: Run, transport: TransportConfig
 ) -> Iterator[InstancePair]:
-    pair = make_tiny(
-        *("--tensor-parallel-size", "2"),
-        *("--num-gpu-blocks-override", "64"),
-        transport=TransportConfig(kind=request.param),
-    )
+    pair = make_tiny(*RANKS, transport=transport)
+    yield pair
+    run(pair.close())
+
+
+@pytest.fixture(scope="module")
+def latent_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("deepseek", tmp_path_factory.mktemp("models") / "deepseek")
+
+
+@pytest.fixture(scope="module")
+def latent_ranks(
+    make_pair: MakePair, run: Run, transport: TransportConfig, latent_model: Path
+) -> Iterator[InstancePair]:
+    options = as_arguments(KINDS["deepseek"].options)
+    pair = make_pair(str(latent_model), *TINY_OPTIONS, *options, *RANKS, transport=transport)
     yield pair
     run(pair.close())
 
@@ -120,3 +144,22 @@ def test_an_aborted_sharded_copy_leaves_nothing(ranks: InstancePair, run: Run) -
         await ranks.until_idle()
 
     run(abort())
+
+
+@pytest.mark.parametrize("name", ["greedy", "seeded"])
+def test_a_request_with_a_latent_cache_generates_the_same_tokens_wherever_it_moves(
+    latent_ranks: InstancePair, run: Run, name: str
+) -> None:
+    """The second rank of the destination has all pages by hops alone."""
+    asked = {"max_tokens": 40, "ignore_eos": True, **SAMPLING[name]}
+    prompt = prompt_of(150, len(name))
+    for each in latent_ranks.actors.values():
+        assert run(each.hops.remote()) == ([0], [(0, 1)])
+
+    expected = run(latent_ranks.generate(latent_ranks.build(prompt, **asked)))
+    moving = latent_ranks.build(prompt, **asked)
+    moved = run(latent_ranks.generate_moving(moving, [3, 12, 25], is_exact=True))
+
+    assert_same(moved, expected)
+    assert moved.moves == ["i1", "i0", "i1"]
+    run(latent_ranks.until_idle())

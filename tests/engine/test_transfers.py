@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from sterna.migration.messages import CopyEvent, CopyFailed, StageFailed, StageR
 from sterna.transport.data_plane import (
     Arrived,
     BlockIds,
+    Hop,
     Notify,
     PlaneEvent,
     ReceiveFailed,
@@ -22,6 +24,7 @@ from sterna.transport.data_plane import (
     Stopped,
     Transfer,
 )
+from sterna.transport.shards import Shards
 from sterna.types import MigrationId
 
 NUM_RANKS = 2
@@ -29,7 +32,11 @@ TIMEOUT_S = 60
 M, OTHER = MigrationId("m"), MigrationId("other")
 LEAVING, COMING = Transfer(M, 1), Transfer(M, 2)
 SENT, UNSENT = Sent(LEAVING, 4096, 0.25), SendFailed(LEAVING, "cut")
-ARRIVED, LOST = Arrived(COMING, 4096, 0.25), ReceiveFailed(COMING, "silent")
+ARRIVED, LOST = Arrived(COMING, (1,), 4096, 0.25), ReceiveFailed(COMING, "silent")
+HOP = Transfer(M, 2, Hop(0, 1))
+FORWARDED, UNFORWARDED = Arrived(HOP, (1,), 4096, 0.25), SendFailed(HOP, "cut")
+LOST_HOP = ReceiveFailed(HOP, "silent")
+SHARDS, ALIKE = Shards(NUM_RANKS, (1,)), Shards(NUM_RANKS, (NUM_RANKS,))
 
 
 class Plane:
@@ -38,11 +45,13 @@ class Plane:
     def __init__(self, rank: int, notify: Notify) -> None:
         self.endpoint = f"rank {rank}"
         self.notify = notify
+        self.told: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
 
-    def send(self, transfer: Transfer, endpoint: str, blocks: BlockIds, *, paced: bool) -> None:
-        """Nothing happens."""
+    def send(self, transfer: Transfer, endpoint: str, block_ids: BlockIds, *, paced: bool) -> None:
+        self.told.put((transfer, endpoint, block_ids))
 
     def receive(self, transfer: Transfer, block_ids: BlockIds) -> None:
+        self.told.put((transfer, block_ids))
         if [99] in block_ids:
             raise TransportError("there is no block 99")
 
@@ -77,16 +86,20 @@ class Ranks:
         await self.transfers.stop(OTHER)
 
 
-def play(scenario: Callable[[Ranks], Awaitable[None]]) -> list[CopyEvent]:
+def play(
+    scenario: Callable[[Ranks], Awaitable[None]],
+    shards: Shards = SHARDS,
+    expected: BlockIds = ((4,),),
+) -> list[CopyEvent]:
     """Copy one stage from here and expect another, and play on; returns what was told."""
 
     async def run() -> list[CopyEvent]:
         ranks = Ranks()
-        ranks.transfers.open(ranks)
+        ranks.transfers.open(ranks, shards)
         ranks.transfers.start()
         try:
             ranks.transfers.send(M, 1, [[3]], ("theirs 0", "theirs 1"), is_paced=True)
-            assert await ranks.transfers.expect(M, 2, [[4]]) == ("rank 0", "rank 1")
+            assert await ranks.transfers.expect(M, 2, expected) == ("rank 0", "rank 1")
             await scenario(ranks)
             return ranks.told
         finally:
@@ -111,6 +124,48 @@ def test_a_stage_is_received_when_all_ranks_have_it_and_failed_when_one_has_fail
     events: tuple[PlaneEvent | None, ...], told: list[CopyEvent]
 ) -> None:
     assert play(lambda ranks: ranks.report(*events)) == told
+
+
+async def forward(ranks: Ranks) -> list[Any]:
+    """Let what both ranks hold arrive at the first; returns its commands to forward it."""
+    first, second = (server.plane for server in ranks.servers)
+    # Nothing was asked of the second rank: it holds what the first does.
+    assert [first.told.get(), first.told.get()] == [
+        (LEAVING, "theirs 0", [[3]]),
+        (COMING, [[4, 5]]),
+    ]
+    await ranks.report(ARRIVED, None)
+    # Fewer blocks came than were expected.
+    return [await asyncio.to_thread(plane.told.get) for plane in (second, first)]
+
+
+def test_what_ranks_hold_alike_is_sent_to_the_first_which_forwards_it() -> None:
+    async def scenario(ranks: Ranks) -> None:
+        assert await forward(ranks) == [(HOP, [[4]]), (HOP, "rank 1", [[4]])]
+        assert ranks.told == []
+        await ranks.report(Sent(HOP, 4096, 0.25), FORWARDED)
+        # The only rank that sends has sent.
+        await ranks.report(SENT, None)
+
+    assert play(scenario, ALIKE, [[4, 5]]) == [StageReceived(2)]
+
+
+@pytest.mark.parametrize("events", [(UNFORWARDED, LOST_HOP), (None, LOST_HOP), (UNFORWARDED, None)])
+def test_a_stage_whose_hop_has_failed_has_failed(events: tuple[PlaneEvent | None, ...]) -> None:
+    async def scenario(ranks: Ranks) -> None:
+        await forward(ranks)
+        await ranks.report(*events)
+
+    assert play(scenario, ALIKE, [[4, 5]]) == [StageFailed(2)]
+
+
+def test_a_stage_that_was_stopped_is_not_forwarded() -> None:
+    async def scenario(ranks: Ranks) -> None:
+        await ranks.transfers.stop(M)
+        await ranks.report(ARRIVED, None)
+        assert ranks.servers[1].plane.told.empty()
+
+    assert play(scenario, ALIKE) == []
 
 
 def test_nothing_is_told_of_a_migration_that_was_stopped() -> None:

@@ -67,10 +67,10 @@ def desk() -> Iterator[Desk]:
 
 def test_the_first_end_wins(desk: Desk) -> None:
     copy = desk.copy("m")
-    assert desk.ledger.end(copy, Arrived(copy.transfer, 20, 0.5))
-    assert not desk.ledger.end(copy, Arrived(copy.transfer, 20, 0.6))
+    assert desk.ledger.end(copy, Arrived(copy.transfer, copy.num_blocks, 20, 0.5))
+    assert not desk.ledger.end(copy, Arrived(copy.transfer, copy.num_blocks, 20, 0.6))
     desk.ledger.fail(copy, "too late")
-    assert desk.told() == [Arrived(copy.transfer, 20, 0.5)]
+    assert desk.told() == [Arrived(copy.transfer, copy.num_blocks, 20, 0.5)]
     assert copy.over == "it is done"
 
 

@@ -25,7 +25,7 @@ def test_blocks_arrive_byte_for_byte_under_other_ids(world: World) -> None:
     arrived, sent = destination.next_event(), source.next_event()
 
     assert isinstance(arrived, Arrived)
-    assert arrived == Arrived(transfer, 13 * BLOCK_BYTES, arrived.duration_s)
+    assert arrived == Arrived(transfer, (13,), 13 * BLOCK_BYTES, arrived.duration_s)
     assert isinstance(sent, Sent)
     assert sent == Sent(transfer, 13 * BLOCK_BYTES, sent.duration_s)
     assert 0 <= arrived.duration_s <= sent.duration_s < WAIT_S

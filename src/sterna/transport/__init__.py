@@ -1,8 +1,8 @@
 """The KV data plane (Section 5): block fusion, chunks, pacing, and the wires.
 
 `plane` joins connections (`sender`, `receiver`) and transfers (`ledger`); `data_plane` is its
-interface.
+interface. `shards` has the ranks that hold the same blocks.
 
-Offers: data_plane, plane.
+Offers: data_plane, plane, shards.
 Imports: config, errors, transport.memory, transport.wires, types.
 """

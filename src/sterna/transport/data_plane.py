@@ -5,7 +5,7 @@ The events are msgspec structs because they are sent as they are to an owner in 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -15,12 +15,24 @@ BlockIds = Sequence[Sequence[int]]
 """Block ids of a transfer, for each KV cache group."""
 
 
+class Hop(NamedTuple):
+    """A transfer within the destination, of blocks that both ranks hold."""
+
+    lead: int
+    rank: int
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Key of one stage of one migration on one rank."""
+    """Key of one stage of one migration on one rank.
+
+    Attributes:
+        hop: None for the transfer from the source.
+    """
 
     migration_id: MigrationId
     stage: int
+    hop: Hop | None = None
 
 
 class Sent(msgspec.Struct, frozen=True, tag=True):
@@ -39,9 +51,15 @@ class SendFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Arrived(msgspec.Struct, frozen=True, tag=True):
-    """All blocks of the transfer are in place in the destination's KV cache."""
+    """All blocks of the transfer are in place in the destination's KV cache.
+
+    Attributes:
+        num_blocks: for each KV cache group, the number of blocks that came: the first of those
+            that were expected.
+    """
 
     transfer: Transfer
+    num_blocks: tuple[int, ...]
     copy_bytes: int
     duration_s: float
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sterna.errors import TransportError
-from sterna.transport.data_plane import Arrived, Transfer
+from sterna.transport.data_plane import Arrived, Hop, Transfer
 from sterna.transport.ledger import Copy
 from sterna.transport.memory.chunks import PageBytes, Tile
 from sterna.transport.memory.staging import make_copier
@@ -185,7 +185,8 @@ class _Connection:
     def _begin(self, begin: Begin) -> None:
         if begin.stream in self._streams:
             raise TransportError(f"the source used stream {begin.stream} twice")
-        transfer = Transfer(MigrationId(begin.migration_id), begin.stage)
+        hop = None if begin.hop is None else Hop(*begin.hop)
+        transfer = Transfer(MigrationId(begin.migration_id), begin.stage, hop)
         claimed = self._plane.ledger.claim(
             transfer, begin.num_blocks, begin.copy_bytes, self._waker
         )
@@ -234,7 +235,7 @@ class _Connection:
     def _finish(self, inbound: _Inbound) -> None:
         copy = inbound.copy
         duration_s = time.monotonic() - copy.begun_s
-        arrived = Arrived(copy.transfer, copy.copy_bytes, duration_s)
+        arrived = Arrived(copy.transfer, copy.num_blocks, copy.copy_bytes, duration_s)
         if self._plane.ledger.end(copy, arrived):
             self._stream.put(Done(inbound.stream))
             del self._streams[inbound.stream]

@@ -229,6 +229,7 @@ class _Connection:
                     copy.transfer.stage,
                     copy.num_blocks,
                     copy.copy_bytes,
+                    copy.transfer.hop,
                 )
             )
             if tiles:

@@ -149,7 +149,7 @@ class VllmEngine:
             page_layouts = ["no page moves"]
         else:
             page_layouts = core.collective_rpc("sterna_page_layout")
-            self._transfers.open(core)
+            self._transfers.open(core, scheduler.groups.shards_of(core.vllm_config))
         return EngineFacts(
             total_tokens=scheduler.total_tokens,
             ready=EngineReady(core.ready_response(), scheduler.groups.memory).encode(),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, kv_cache_groups_tp_replicas
 from vllm.v1.core.single_type_kv_cache_manager import (
     ChunkedLocalAttentionManager,
     CircularBufferManager,
@@ -28,6 +28,7 @@ from vllm.v1.request import Request
 
 from sterna.engine.kv_columns import Columns, Held, KvColumns
 from sterna.engine.kv_memory import KvGroup, KvMemory
+from sterna.transport.shards import Shards
 from sterna.types import RequestId
 
 MOVABLE = (
@@ -72,6 +73,7 @@ class KvGroups(KvColumns[KVCacheBlock]):
 
     def __init__(self, coordinator: KVCacheCoordinator, config: KVCacheConfig) -> None:
         self._managers = coordinator.single_type_managers
+        self._config = config
         super().__init__(
             [_ManagedGroup(each) for each in self._managers],
             coordinator.block_pool,
@@ -85,6 +87,17 @@ class KvGroups(KvColumns[KVCacheBlock]):
                 self.state_bytes += block_bytes
             else:
                 self.unit_bytes += block_bytes * self.unit_tokens // manager.block_size
+
+    def shards_of(self, vllm_config: Any) -> Shards:
+        """Return which ranks of the engine hold the same blocks."""
+        num_ranks = vllm_config.parallel_config.tensor_parallel_size
+        return Shards(
+            num_ranks,
+            tuple(
+                kv_cache_groups_tp_replicas([group], num_ranks)
+                for group in self._config.kv_cache_groups
+            ),
+        )
 
     def num_held(self, request_id: str) -> int:
         """The blocks that the request holds in all groups together, without null blocks."""

@@ -1,12 +1,14 @@
 """Transfers of one instance over all its ranks: sends commands and counts the ranks' notices.
 
-A stage is received when every rank has received it; it has failed when one rank has failed.
+A stage is received when every rank has received it; it has failed when one rank has failed. What
+several ranks hold alike is sent to one of them, which forwards it (`transport.shards`).
 """
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,12 +30,14 @@ from sterna.migration.messages import CopyEvent, CopyFailed, StageFailed, StageR
 from sterna.transport.data_plane import (
     Arrived,
     BlockIds,
+    Hop,
     ReceiveFailed,
     SendFailed,
     Sent,
     Stopped,
     Transfer,
 )
+from sterna.transport.shards import Shards
 from sterna.types import MigrationId
 
 logger = logging.getLogger(__name__)
@@ -61,15 +65,17 @@ class Transfers:
         self._on_failure = on_failure
         self._link = PlaneLink()
         self._endpoints: tuple[str, ...] = ()
+        self._shards = Shards(0, ())
         self._sending: dict[Transfer, _Countdown] = {}
         self._armed: dict[Transfer, _Countdown] = {}
-        self._arriving: dict[Transfer, _Countdown] = {}
+        self._arriving: dict[Transfer, _Arriving] = {}
         self._stopping: dict[MigrationId, _Countdown] = {}
         self._reader: asyncio.Task[None] | None = None
         self._notices: zmq.asyncio.Socket | None = None
 
-    def open(self, core: Any) -> None:
+    def open(self, core: Any, shards: Shards) -> None:
         """Start a plane on every rank; must be called on the step thread."""
+        self._shards = shards
         opened = core.collective_rpc(
             "sterna_open_plane", args=(self._config, self._link.notice_address)
         )
@@ -104,7 +110,7 @@ class Transfers:
         *,
         is_paced: bool,
     ) -> None:
-        """Command every rank to send its shard of the blocks to its peer rank."""
+        """Command the ranks to send their shards of the blocks to their peer ranks."""
         if len(receivers) != self._link.num_ranks:
             logger.error(
                 "copy failed, the ranks differ migration=%s ours=%d theirs=%d",
@@ -115,9 +121,11 @@ class Transfers:
             self._on_transfer(migration_id, CopyFailed(stage))
             return
         transfer = Transfer(migration_id, stage)
-        self._sending[transfer] = _Countdown(self._link.num_ranks)
-        for rank, endpoint in enumerate(receivers):
-            self._link.send_to(rank, SendStage(transfer, endpoint, _listed(block_ids), is_paced))
+        leads = self._shards.leads
+        self._sending[transfer] = _Countdown(len(leads))
+        for rank in leads:
+            ids = self._shards.part(block_ids, rank, rank)
+            self._link.send_to(rank, SendStage(transfer, receivers[rank], ids, is_paced))
 
     def stop_sending(self, migration_id: MigrationId) -> None:
         """Cancel the migration's stages that are not sent yet."""
@@ -128,7 +136,7 @@ class Transfers:
     async def expect(
         self, migration_id: MigrationId, stage: int, block_ids: BlockIds
     ) -> tuple[str, ...]:
-        """Make every rank expect the stage; returns their endpoints when all do.
+        """Make the ranks expect the stage; returns their endpoints when all do.
 
         Args:
             block_ids: () for a stage that does not come; there may be no block in any group.
@@ -136,9 +144,12 @@ class Transfers:
         if not block_ids:
             return self._endpoints
         transfer = Transfer(migration_id, stage)
-        self._armed[transfer] = armed = _Countdown(self._link.num_ranks)
-        self._arriving[transfer] = _Countdown(self._link.num_ranks)
-        self._link.send_to_all(ReceiveStage(transfer, _listed(block_ids)))
+        leads, hops = self._shards.leads, self._shards.hops
+        self._armed[transfer] = armed = _Countdown(len(leads))
+        self._arriving[transfer] = _Arriving(block_ids, _Countdown(len(leads) + len(hops)))
+        for rank in leads:
+            ids = self._shards.part(block_ids, rank, rank)
+            self._link.send_to(rank, ReceiveStage(transfer, ids))
         await armed.done
         return self._endpoints
 
@@ -169,6 +180,8 @@ class Transfers:
 
     def _on_notice(self, notice: PlaneNotice) -> None:
         match notice.event:
+            case StageArmed(Transfer(hop=Hop()) as transfer):
+                self._forward(transfer)
             case StageArmed(transfer):
                 _count(self._armed, transfer)
             case Sent(transfer) as sent:
@@ -176,8 +189,10 @@ class Transfers:
                 _count(self._sending, transfer)
             case Arrived(transfer) as arrived:
                 _log("stage received", arrived)
-                if _count(self._arriving, transfer):
-                    self._on_transfer(transfer.migration_id, StageReceived(transfer.stage))
+                self._on_arrived(notice.rank, arrived)
+            case SendFailed(Transfer(hop=Hop()) as transfer) as failed:
+                _log_failure(notice.rank, "destination", failed)
+                self._lose(transfer)
             case SendFailed(transfer) as failed:
                 _log_failure(notice.rank, "source", failed)
                 # The stage fails with the first rank that fails.
@@ -185,16 +200,44 @@ class Transfers:
                     self._on_transfer(transfer.migration_id, CopyFailed(transfer.stage))
             case ReceiveFailed(transfer) as failed:
                 _log_failure(notice.rank, "destination", failed)
-                if self._arriving.pop(transfer, None) is not None:
-                    self._on_transfer(transfer.migration_id, StageFailed(transfer.stage))
+                self._lose(transfer)
             case Stopped(migration_id):
                 _count(self._stopping, migration_id)
             case PlaneFailed(reason):
                 raise TransportError(f"the KV plane of rank {notice.rank} failed: {reason}")
 
+    def _on_arrived(self, rank: int, arrived: Arrived) -> None:
+        transfer = arrived.transfer
+        stage = replace(transfer, hop=None)
+        if (arriving := self._arriving.get(stage)) is None:
+            return
+        if transfer.hop is None:
+            # The source may send fewer blocks than are expected.
+            arriving.came[rank] = [
+                ids[:count]
+                for ids, count in zip(arriving.block_ids, arrived.num_blocks, strict=True)
+            ]
+            for hop in self._shards.hops:
+                if hop.lead == rank:
+                    ids = self._shards.part(arriving.came[rank], *hop)
+                    self._link.send_to(hop.rank, ReceiveStage(replace(stage, hop=hop), ids))
+        if arriving.left.count():
+            del self._arriving[stage]
+            self._on_transfer(stage.migration_id, StageReceived(stage.stage))
 
-def _listed(block_ids: BlockIds) -> list[list[int]]:
-    return [list(group) for group in block_ids]
+    def _forward(self, transfer: Transfer) -> None:
+        """Have the lead send to the rank that expects it now, unless the stage is over."""
+        arriving = self._arriving.get(replace(transfer, hop=None))
+        if arriving is None or transfer.hop is None:
+            return
+        lead, rank = transfer.hop
+        ids = self._shards.part(arriving.came[lead], lead, rank)
+        self._link.send_to(lead, SendStage(transfer, self._endpoints[rank], ids, paced=False))
+
+    def _lose(self, transfer: Transfer) -> None:
+        """Fail the stage of a transfer to or within this instance."""
+        if self._arriving.pop(replace(transfer, hop=None), None) is not None:
+            self._on_transfer(transfer.migration_id, StageFailed(transfer.stage))
 
 
 def _log(what: str, event: Sent | Arrived) -> None:
@@ -231,6 +274,21 @@ class _Countdown:
         if self._num_left == 0 and not self.done.done():
             self.done.set_result(None)
         return self._num_left == 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Arriving:
+    """A stage that is expected.
+
+    Attributes:
+        block_ids: where it is to go.
+        left: transfers to ranks, from the source and by hops.
+        came: the blocks that a lead has received.
+    """
+
+    block_ids: BlockIds
+    left: _Countdown
+    came: dict[int, BlockIds] = field(default_factory=dict)
 
 
 def _count(countdowns: dict[Key, _Countdown], key: Key) -> bool:

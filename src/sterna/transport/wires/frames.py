@@ -30,7 +30,7 @@ import msgspec
 
 from sterna.errors import UNREADABLE, TransportError
 
-VERSION = 2
+VERSION = 3
 _LENGTH = struct.Struct(">I")
 _MAX_FRAME_BYTES = 1 << 20
 _READ_BYTES = 4096
@@ -79,6 +79,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         num_blocks: for each KV cache group.
+        hop: lead and rank, where the source is another rank of the destination.
     """
 
     stream: int
@@ -86,6 +87,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     stage: int
     num_blocks: tuple[int, ...]
     copy_bytes: int
+    hop: tuple[int, int] | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True, tag=True):
