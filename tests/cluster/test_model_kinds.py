@@ -169,6 +169,7 @@ def test_the_death_of_a_destination_costs_nothing(
     pair: InstancePair, run: Run, kind: str, point: str
 ) -> None:
     """The source has everything still, in every group."""
+    skip_without_full_block(kind, point)
     expected = run(pair.generate(build_request(pair)))
 
     async def kill() -> Generated:
@@ -197,7 +198,13 @@ def test_a_request_whose_source_dies_goes_on_behind_the_tokens_of_its_client(
     pair: InstancePair, run: Run, kind: str, point: str
 ) -> None:
     """Its destination frees every block that it has reserved, and computes the request again."""
-    expected = run(pair.generate(build_request(pair)))
+    skip_without_full_block(kind, point)
+    expected = run(pair.generate(build_request(pair))).token_ids
+    if kind in ALONE:
+        # These round otherwise where several tokens are computed at once.
+        said = expected[:CUT]
+        again = run(pair.submit(build_request(pair), "i0", output_token_ids=said).until_end())
+        expected = said + again.token_ids
 
     async def kill() -> tuple[list[int], Generated]:
         victim = await new_instance(pair)
@@ -217,8 +224,14 @@ def test_a_request_whose_source_dies_goes_on_behind_the_tokens_of_its_client(
 
     said, found = run(kill())
     assert len(said) == CUT
-    assert [*said, *found.token_ids] == expected.token_ids
+    assert [*said, *found.token_ids] == expected
     run(pair.until_idle())
+
+
+def skip_without_full_block(kind: str, point: str) -> None:
+    """Skip a stage before the last one for a kind whose blocks are longer than the request."""
+    if kind == "qwen3_next" and point == "CopyBlocks":
+        pytest.skip("the request fills no block, and has a last stage only")
 
 
 def build_request(pair: InstancePair) -> EngineCoreRequest:

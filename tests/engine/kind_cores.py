@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,10 +33,10 @@ class KindCore:
     def __init__(self, pool: ProcessPoolExecutor) -> None:
         self._pool = pool
 
-    def run(self, function: Callable[..., Answer], *args: Any) -> Answer:
-        """Call `function(core, *args)` in the core's process, or `function(cores, *args)` where
-        there are several; its failure is raised here."""
-        return self._pool.submit(_call, function, args).result()
+    def run(self, function: Callable[..., Answer], *args: Any, **settings: Any) -> Answer:
+        """Call `function(core, *args, **settings)` in the core's process, or
+        `function(cores, *args, **settings)` where there are several; its failure is raised here."""
+        return self._pool.submit(_call, partial(function, **settings), args).result()
 
 
 @contextmanager
@@ -71,6 +72,7 @@ def _start(
     os.environ.update(engine_environment())
     if os.environ["VLLM_USE_V2_MODEL_RUNNER"] == "1":
         _interpret_kernels()
+    from vllm.distributed.kv_transfer import kv_transfer_state
     from vllm.engine.arg_utils import EngineArgs
 
     from sterna.engine.vllm.hosted_core import build_core
@@ -103,7 +105,11 @@ def _start(
     for _ in range(num_cores):
         # A core that drafts by n-grams compiles something.
         with compiler_hidden():
-            _cores.append(build_core(args.create_engine_config(), log_stats=False))
+            core = build_core(args.create_engine_config(), log_stats=False)
+        # vLLM has one connector a process: each core gets its own back when it steps.
+        core.kv_connector_of_worker = kv_transfer_state._KV_CONNECTOR_AGENT
+        kv_transfer_state._KV_CONNECTOR_AGENT = None
+        _cores.append(core)
 
 
 def _interpret_kernels() -> None:

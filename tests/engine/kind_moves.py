@@ -73,8 +73,8 @@ def unmoved(cores: list[Any], asked: Asked, num_neighbours: int = 0) -> Said:
     """A request that stays on the first core."""
     with _neighbours(cores[:1], num_neighbours):
         name = f"alone{next(_numbers)}"
-        request = _add(cores[0], name, asked)
-        num_steps = _run(cores[0], request, NUM_OUTPUTS)
+        request = add(cores[0], name, asked)
+        num_steps = run_until(cores[0], request, NUM_OUTPUTS)
         return Said(list(request.output_token_ids), num_steps)
 
 
@@ -82,10 +82,10 @@ def preempted(cores: list[Any], asked: Asked, cut: int) -> Said:
     """A request that stays on the first core, whose blocks are taken from it after this number of
     outputs."""
     with _neighbours(cores[:1], 0):
-        request = _add(cores[0], f"preempted{next(_numbers)}", asked)
-        num_steps = _run(cores[0], request, cut)
+        request = add(cores[0], f"preempted{next(_numbers)}", asked)
+        num_steps = run_until(cores[0], request, cut)
         _preempt(cores[0], request)
-        num_steps += _run(cores[0], request, NUM_OUTPUTS - request.num_output_tokens)
+        num_steps += run_until(cores[0], request, NUM_OUTPUTS - request.num_output_tokens)
         return Said(list(request.output_token_ids), num_steps)
 
 
@@ -98,17 +98,17 @@ def moved(cores: list[Any], asked: Asked, way: Way, num_neighbours: int = 0) -> 
         # Each has an id of its own: vLLM's worker keeps the column of a recurrent state of a
         # request that has ended until the next step that computes something.
         name = f"moved{next(_numbers)}"
-        request = _add(here, name, asked)
+        request = add(here, name, asked)
         num_steps = 0
         for cut in way.cuts:
-            num_steps += _run(here, request, cut - request.num_output_tokens)
+            num_steps += run_until(here, request, cut - request.num_output_tokens)
             num_steps += _move(here, there, request, asked, way)
             here, there = there, here
             request = here.scheduler.requests[name]
             if way.is_preempted:
-                num_steps += _run(here, request, 5)
+                num_steps += run_until(here, request, 5)
                 _preempt(here, request)
-        num_steps += _run(here, request, NUM_OUTPUTS - request.num_output_tokens)
+        num_steps += run_until(here, request, NUM_OUTPUTS - request.num_output_tokens)
         return Said(list(request.output_token_ids), num_steps)
 
 
@@ -121,7 +121,7 @@ def recovered(cores: list[Any], asked: Asked, token_ids: list[int]) -> list[int]
     name = f"again{next(_numbers)}"
     request, _ = core.preprocess_add_request(_wire(core, name, asked))
     VllmEngine._restore(core, request, token_ids)
-    _run(core, request, NUM_OUTPUTS - len(token_ids))
+    run_until(core, request, NUM_OUTPUTS - len(token_ids))
     assert _is_empty(core)
     return list(request.output_token_ids)[len(token_ids) :]
 
@@ -148,7 +148,7 @@ def _move(here: Any, there: Any, request: Any, asked: Asked, way: Way) -> int:
         if num_units > 0:
             ids = source.groups.block_ids(name)
             # The source decodes on before the stage is gathered.
-            num_steps += _run(here, request, 25)
+            num_steps += run_until(here, request, 25)
             columns = source.groups.stage_columns(
                 first, num_units, position.num_valid_tokens, is_last=False
             )
@@ -234,7 +234,7 @@ def _neighbours(cores: Sequence[Any], number: int) -> Iterator[None]:
     names = [f"beside{next(_numbers)}" for _ in range(number)]
     for core in cores:
         for place, name in enumerate(names):
-            _add(core, name, Asked(50 + 90 * place), max_tokens=800)
+            add(core, name, Asked(50 + 90 * place), max_tokens=800)
     try:
         yield
     except BaseException:
@@ -286,19 +286,19 @@ def _wire(core: Any, name: str, asked: Asked, max_tokens: int = NUM_OUTPUTS) -> 
     )
 
 
-def _add(core: Any, name: str, asked: Asked, max_tokens: int = NUM_OUTPUTS) -> Any:
+def add(core: Any, name: str, asked: Asked, max_tokens: int = NUM_OUTPUTS) -> Any:
     core.scheduler.kv_cache_manager.reset_prefix_cache()
     request, wave = core.preprocess_add_request(_wire(core, name, asked, max_tokens))
     core.add_request(request, wave)
     return request
 
 
-def _run(core: Any, request: Any, num_outputs: int) -> int:
+def run_until(core: Any, request: Any, num_outputs: int) -> int:
     """Steps until the request has at least this number of further outputs; returns the number of
     steps."""
     num_steps, wanted = 0, request.num_output_tokens + num_outputs
     while request.num_output_tokens < wanted:
-        _step(core)
+        step(core)
         num_steps += 1
     if request.is_finished():
         _finish(core)
@@ -310,7 +310,10 @@ def _preempt(core: Any, request: Any) -> None:
     core.scheduler._preempt_request(request, 0.0)
 
 
-def _step(core: Any) -> None:
+def step(core: Any) -> None:
+    from vllm.distributed.kv_transfer import kv_transfer_state
+
+    kv_transfer_state._KV_CONNECTOR_AGENT = core.kv_connector_of_worker
     _, is_executed = core.step_fn()
     core.post_step(is_executed)
 
@@ -319,7 +322,7 @@ def _finish(core: Any) -> None:
     """Let the worker hear of all ends."""
     for _ in range(3):
         if core.scheduler.has_requests():
-            _step(core)
+            step(core)
 
 
 def _is_empty(core: Any) -> bool:

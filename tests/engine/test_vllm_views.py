@@ -28,7 +28,7 @@ def test_what_a_step_computes_is_shown_before_it_is_computed(
 ) -> None:
     """A step with a long prompt may take seconds: meanwhile, the cluster's scheduler has to know
     that the request runs here."""
-    from sterna.engine.vllm.views import Views
+    from sterna.engine.vllm.step_thread import Views
 
     core = with_scheduler(vllm_core, max_num_seqs=1)
     shown: list[InstanceView] = []

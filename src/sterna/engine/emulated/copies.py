@@ -120,6 +120,9 @@ class Copies:
             writer.write(len(hello).to_bytes(LENGTH_BYTES, "big") + hello)
             async with self._link:
                 await asyncio.sleep(self._copy_time.stage_duration_s(num_blocks))
+            if writer.is_closing():
+                # Another loop than asyncio's raises no OSError when this is written to.
+                raise ConnectionResetError("the destination has closed the connection")
             writer.write(COPIED)
             await writer.drain()
         except OSError as error:

@@ -43,9 +43,8 @@ from sterna.engine.vllm.request_state import (
     until_grammar_ready,
 )
 from sterna.engine.vllm.scheduler import MigratingScheduler
-from sterna.engine.vllm.step_thread import StepThread
+from sterna.engine.vllm.step_thread import StepThread, Views
 from sterna.engine.vllm.transfers import Transfers
-from sterna.engine.vllm.views import Views
 from sterna.errors import InstanceStartError
 from sterna.messages.actors import MAX_FRAME_BYTES, TokenSpan
 from sterna.migration.messages import (

@@ -8,6 +8,7 @@ one that missed a step; to workers with vLLM's V2 model runner it is one that is
 preemption.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from sterna.engine.drains import DrainOutcome, Left, drain_outcome
 from sterna.engine.kv_columns import Columns, Held
 from sterna.engine.vllm.adapters import adapter_numbers
 from sterna.engine.vllm.kv_groups import KvGroups
+from sterna.engine.vllm.offloading import Offloading
 from sterna.engine.vllm.request_state import announce_with_history
 from sterna.engine.vllm.support import immovable_engine_features, immovable_request_feature
 from sterna.migration.messages import Drain, Reason, RequestPosition
@@ -83,6 +85,9 @@ class MigratingScheduler(Scheduler):
         # Requests in the batch of which V2 workers have not heard.
         self._unannounced: set[str] = set()
         self._admission_limit: int = self.max_num_active_reqs
+        self._offloading: Offloading | None = None
+        if self.connector is not None and not self.immovable_features:
+            self._offloading = Offloading(self.connector.scheduler)
         # A copy of its own, whose `max_loras` is the limit of the next step.
         self.lora_config = copy(self.vllm_config.lora_config)
 
@@ -188,6 +193,11 @@ class MigratingScheduler(Scheduler):
             return Immovable.MIGRATING
         if request.status == RequestStatus.RUNNING and _is_prefilling(request):
             return Immovable.PREFILLING
+        if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS or (
+            request.status != RequestStatus.RUNNING and request.num_computed_tokens
+        ):
+            # Its prompt is being loaded into its blocks.
+            return Immovable.PREFILLING
         return None
 
     def _unsupported(self, request: Request, immovable: Immovable | None) -> str:
@@ -276,6 +286,8 @@ class MigratingScheduler(Scheduler):
             return
         request.status = RequestStatus.FINISHED_ABORTED
         self._free_request(request)
+        if self._offloading is not None:
+            self._offloading.leave(request)
         self.prev_step_scheduled_req_ids.discard(request_id)
 
     def _forget_drained(self, request_id: RequestId) -> Request:
@@ -314,19 +326,26 @@ class MigratingScheduler(Scheduler):
             self._reservations[migration_id] = reservation
             return self.groups.ids_at(reservation.held, columns)
         num_new = self.groups.num_missing(reservation.held, columns)
-        if num_new > self._pool.get_num_free_blocks() - self.kv_cache_manager.watermark_blocks:
+        unsaved = self._unsaved_free_blocks()
+        num_free = self._pool.get_num_free_blocks() - len(unsaved)
+        if num_new > num_free - self.kv_cache_manager.watermark_blocks:
             return Reason.NO_MEMORY
         lacks_slot = needs_slot and not reservation.has_slot
         if lacks_slot and len(self.running) + self._num_held_slots() >= self._admission_limit:
             return Reason.NO_SLOT
         if not self._has_place_for(adapter):
             return Reason.NO_SLOT
+        self._pool.touch(unsaved)
         self.groups.extend(reservation.held, columns)
+        self._pool.free_blocks(unsaved)
         if needs_slot:
             reservation.has_slot, reservation.adapter = True, adapter
         self._reservations[migration_id] = reservation
         self._hold_slots()
-        return self.groups.ids_at(reservation.held, columns)
+        block_ids = self.groups.ids_at(reservation.held, columns)
+        if self._offloading is not None:
+            self._offloading.use(itertools.chain(*block_ids))
+        return block_ids
 
     def free_reservation(self, migration_id: MigrationId) -> None:
         """Free the reservation, if there is one."""
@@ -366,6 +385,10 @@ class MigratingScheduler(Scheduler):
                 request, list(draft_token_ids[: self.num_spec_tokens])
             )
         self._register(request)
+        if self._offloading is not None:
+            self._offloading.arrive(
+                request, self.kv_cache_manager.get_block_ids(request.request_id)
+            )
         self.running.append(request)
         if self.use_v2_model_runner:
             self._unannounced.add(request.request_id)
@@ -410,6 +433,13 @@ class MigratingScheduler(Scheduler):
     @property
     def _pool(self) -> Any:
         return self.kv_cache_manager.block_pool
+
+    def _unsaved_free_blocks(self) -> list[Any]:
+        """Blocks of the free queue to which nothing may be written yet."""
+        if self._offloading is None:
+            return []
+        blocks = (self._pool.blocks[each] for each in self._offloading.unsaved())
+        return [each for each in blocks if each.ref_cnt == 0 and not each.is_null]
 
     @property
     def _can_carry_drafts(self) -> bool:

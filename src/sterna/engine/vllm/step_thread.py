@@ -1,4 +1,5 @@
-"""Step thread: builds vLLM's engine core, steps it, and runs commands between two steps."""
+"""Step thread: builds vLLM's engine core, steps it, and runs commands between two steps; and the
+views that it publishes."""
 
 import logging
 import queue
@@ -9,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from sterna.engine.interface import EngineActivity
+from sterna.types import InstanceId, InstanceView
 
 logger = logging.getLogger(__name__)
 
@@ -125,3 +127,38 @@ class StepThread:
 
 def _has_work(core: Core) -> bool:
     return bool(core.scheduler.has_requests() or core.batch_queue)
+
+
+class Views:
+    """Publishes the state of an engine at the beginning of each step and when it idles; belongs to
+    the step thread.
+
+    A step's state is published when it has been scheduled, not when it has ended: a step with a
+    long prompt may take seconds, and the scheduler of the cluster must know meanwhile which
+    requests run here. A state that equals the previous one is not published.
+
+    Args:
+        show: called with each view.
+    """
+
+    def __init__(self, instance_id: InstanceId, show: Callable[[InstanceView], None]) -> None:
+        self._instance_id = instance_id
+        self._show = show
+        self._last: InstanceView | None = None
+        self.is_terminating = False
+
+    def follow(self, core: Any) -> None:
+        """Publish the state of each step of this core before it is computed."""
+        core.scheduler.on_scheduled = lambda: self.publish(core)
+
+    def on_step_end(self, core: Any) -> None:
+        """Publish the state, unless another step follows at once, which will do so."""
+        if not core.scheduler.has_requests():
+            self.publish(core)
+
+    def publish(self, core: Any) -> None:
+        """Publish the current state if it has changed."""
+        view = core.scheduler.view(self._instance_id, self.is_terminating)
+        if view != self._last:
+            self._last = view
+            self._show(view)

@@ -10,6 +10,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm.v1.request import Request
 
+from sterna.engine.vllm import offloading
 from sterna.engine.vllm.kv_groups import MOVABLE
 
 
@@ -21,7 +22,7 @@ def immovable_engine_features(vllm_config: Any, kv_cache_config: Any) -> tuple[s
         "pipeline parallelism": parallel.pipeline_parallel_size > 1,
         "decode context parallelism": parallel.decode_context_parallel_size > 1,
         "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
-        "a KV connector": vllm_config.kv_transfer_config is not None,
+        **dict.fromkeys(immovable_connector(vllm_config, kv_cache_config), True),
         "an encoder-cache connector": vllm_config.ec_transfer_config is not None,
         "drafts on vLLM's V2 model runner": vllm_config.use_v2_model_runner
         and vllm_config.speculative_config is not None,
@@ -41,6 +42,22 @@ def immovable_engine_features(vllm_config: Any, kv_cache_config: Any) -> tuple[s
         is_compact = KVCacheLayout[layout].is_block_compact
         features[f"KV cache layout {layout}"] = not is_compact
     return tuple(name for name, is_used in features.items() if is_used)
+
+
+def immovable_connector(vllm_config: Any, kv_cache_config: Any) -> list[str]:
+    """Return the names of what does not move of a KV connector."""
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None:
+        return []
+    if transfer.kv_connector != offloading.NAME:
+        return [f"the KV connector {transfer.kv_connector}"]
+    features = {
+        # Of these a part of a block is saved as well, and copied before that.
+        "KV offloading of recurrent states": kv_cache_config.has_mamba_layers,
+        # Its workers hear of a request's end and arrival in one step.
+        "KV offloading on vLLM's V2 model runner": vllm_config.use_v2_model_runner,
+    }
+    return [name for name, is_used in features.items() if is_used]
 
 
 MOVABLE_METHODS = ("ngram", "ngram_gpu", "draft_model", "eagle", "eagle3", "mtp")
