@@ -1,4 +1,4 @@
-"""When the real engine shows what it has, with a core that is stepped by hand."""
+"""Views of the real engine, and when they are published, with a core that is stepped by hand."""
 
 from collections.abc import Iterator
 from typing import Any
