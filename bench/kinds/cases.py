@@ -25,6 +25,9 @@ SERVE_OPTIONS = {
 }
 """Options of vLLM's `EngineArgs` where neither the model nor the case has others."""
 
+POOL_BYTES = 32 << 20
+"""KV offloading's pool in the host's memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -113,6 +116,22 @@ def _with_image(token_ids: Sequence[int], folder: Path, vllm_config: Any) -> Que
     return Question(image_prompt(token_ids), {})
 
 
+def with_offloading(folder: Path) -> dict[str, Any]:
+    """Options of an engine that saves prompts and outputs in a pool of the host's memory."""
+    return {
+        "kv_transfer_config": {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {
+                "spec_name": "HostOffloadingSpec",
+                "spec_module_path": "bench.kinds.host_offloading",
+                "cpu_bytes_to_use": POOL_BYTES,
+                "offload_prompt_only": False,
+            },
+        }
+    }
+
+
 CASES = {
     "llama": Case("Llama", "llama"),
     "fp8_kv": Case("Llama, KV cache in FP8", "fp8_kv", is_in_readme=False),
@@ -130,6 +149,7 @@ CASES = {
     "mimo": Case(
         "MiMo, multi-token prediction", "mimo", next_token_layer, is_alone=True, is_in_readme=False
     ),
+    "offloading": Case("Llama, KV offloading", "llama", with_offloading, is_in_readme=False),
     "granite4_ngram": Case("Granite 4, n-gram drafts", "granite4", ngram, is_in_readme=False),
 }
 """The cases by the names that `--kinds` takes, in the order of the tables."""

@@ -5,7 +5,6 @@ each made a step after it was ordered: a block that gets another owner too early
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,24 +15,6 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
-
-POOL_BYTES = 32 << 20
-
-
-def host_offloading(folder: Path) -> dict[str, Any]:
-    """Options of an engine that saves prompts and outputs in a pool of the host's memory."""
-    return {
-        "kv_transfer_config": {
-            "kv_connector": "OffloadingConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {
-                "spec_name": HostOffloadingSpec.__name__,
-                "spec_module_path": __name__,
-                "cpu_bytes_to_use": POOL_BYTES,
-                "offload_prompt_only": False,
-            },
-        }
-    }
 
 
 class HostOffloadingSpec(CPUOffloadingSpec):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.kinds.host_offloading import host_offloading
+from bench.kinds.cases import with_offloading
 from tests.engine.kind_cores import KindCore, kind_core
 from tests.engine.kind_moves import (
     NUM_OUTPUTS,
@@ -41,7 +41,7 @@ def cores(
     """Two engines, of which each has saved nothing yet."""
     kind: str = request.param
     folder: Path = tmp_path_factory.mktemp("models") / kind
-    with kind_core(kind, folder, num_cores=2, prepare=host_offloading) as made:
+    with kind_core(kind, folder, num_cores=2, prepare=with_offloading) as made:
         yield made
 
 

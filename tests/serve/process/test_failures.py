@@ -1,6 +1,7 @@
 """Any one component fails under load, and no client of another notices: one server of emulated
 engines goes through all of it."""
 
+import contextlib
 import itertools
 import signal
 import time
@@ -213,6 +214,7 @@ def test_what_a_dead_front_end_had_is_freed_and_the_other_goes_on(server: Server
 
     No stream comes to its end by itself, so that the dead one's requests would go on for nobody.
     """
+    until(lambda: num_accepting(server) == 2, "whoever was started last accepts connections")
     max_tokens = 3000
     streams = [server.stream(max_tokens, model=MODEL) for _ in range(16)]
     reading = [iter(each) for each in streams]
@@ -228,6 +230,19 @@ def test_what_a_dead_front_end_had_is_freed_and_the_other_goes_on(server: Server
     server.until_freed(max_tokens)
     print(f"all freed {time.monotonic() - began_s:.1f} s after the other streams were left")
     until(lambda: len(processes_of(server, "ray::_FrontendActor")) == 2, "there is another")
+
+
+def num_accepting(server: ServerProcess) -> int:
+    """How many front ends listen at the server's port."""
+    found = 0
+    for each in processes_of(server, "ray::_FrontendActor"):
+        with contextlib.suppress(psutil.Error):
+            sockets = each.net_connections("tcp")
+            found += any(
+                socket.status == psutil.CONN_LISTEN and socket.laddr.port == server.port
+                for socket in sockets
+            )
+    return found
 
 
 def has_so_many_more(stream: Iterator[Any], num_chunks: int = 50) -> bool:
