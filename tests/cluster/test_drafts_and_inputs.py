@@ -24,7 +24,7 @@ from tests.cluster.test_model_kinds import options_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SAMPLING: dict[str, Any] = {"max_tokens": 150, "ignore_eos": True}
+SAMPLING: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
 
 
 @dataclass(frozen=True)

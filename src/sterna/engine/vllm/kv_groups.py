@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
-from vllm.v1.core.kv_cache_utils import KVCacheBlock, kv_cache_groups_tp_replicas
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import (
     ChunkedLocalAttentionManager,
     CircularBufferManager,
@@ -30,6 +30,12 @@ from sterna.engine.kv_columns import Columns, Held, KvColumns
 from sterna.engine.kv_memory import KvGroup, KvMemory
 from sterna.transport.shards import Shards
 from sterna.types import RequestId
+
+try:
+    from vllm.v1.core.kv_cache_planning import kv_cache_groups_tp_replicas
+except ImportError:
+    # Up to vLLM 0.32.
+    from vllm.v1.core.kv_cache_utils import kv_cache_groups_tp_replicas
 
 MOVABLE = (
     FullAttentionManager,
