@@ -66,11 +66,9 @@ class GroupedCore(EmulatedCore):
         self._hold(request, -num_freed)
         return super()._has_room(request, num_tokens)
 
-    def _admit(self, head: EmulatedRequest, num_tokens: int) -> None:
-        num_reused, num_blocks = self._cache.reuse(head.request_id, head.num_tokens)
-        head.num_computed_tokens = num_reused
+    def _reuse(self, head: EmulatedRequest) -> None:
+        head.num_computed_tokens, num_blocks = self._cache.reuse(head.request_id, head.num_tokens)
         self._hold(head, num_blocks)
-        super()._admit(head, min(num_tokens, head.num_tokens - num_reused))
 
     def _compute(self, request: EmulatedRequest, num_tokens: int) -> None:
         super()._compute(request, num_tokens)

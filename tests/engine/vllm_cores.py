@@ -43,10 +43,9 @@ def tiny_core(folder: Path, *, load_format: str = "dummy", **options: Any) -> It
             dtype="float32",
             load_format=load_format,
             kv_cache_memory_bytes=64 << 20,
-            enable_prefix_caching=False,
             enforce_eager=True,
             distributed_executor_backend="uni",
-            **options,
+            **{"enable_prefix_caching": False, **options},
         ).create_engine_config()
         with compiler_hidden():
             core = build_core(config, log_stats=False)

@@ -2,15 +2,18 @@
 
 The same requests come after the same steps to vLLM's engine core, on CPU in this process, and to
 `EmulatedCore` with vLLM 1's rules, both with a KV cache of a few dozen blocks. What each step
-computes, who is admitted and preempted, and who ends must be the same.
+computes, who is admitted and preempted, who ends, and how many contents the prefix cache has must
+be the same.
 
 One engine core serves all scripts: each gets a scheduler of its own, made as vLLM makes it.
 """
 
 import copy
 import random
+from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -39,7 +42,7 @@ class Arrival:
 
     after_step: int
     name: str
-    prompt_tokens: int
+    prompt: tuple[int, ...]
     output_tokens: int
     urgency: int = 0
 
@@ -54,6 +57,7 @@ class Script:
     max_num_seqs: int
     watermark: float
     policy: str
+    prefix_caching: bool
 
 
 @dataclass(frozen=True)
@@ -64,20 +68,30 @@ class StepRecord:
     admitted: tuple[str, ...]
     preempted: tuple[str, ...]
     ended: tuple[str, ...]
+    num_contents: int
 
 
-def random_script(seed: int, *, is_chunked: bool, policy: str) -> Script:
-    """Sixteen requests whose memory does not suffice for them all."""
+def random_script(
+    seed: int, *, is_chunked: bool, policy: str, prefix_caching: bool = False
+) -> Script:
+    """Sixteen requests whose memory does not suffice for them all.
+
+    With prefix caching there are more, in families that share the beginnings of their prompts.
+    """
     rng = random.Random(f"{seed} {is_chunked} {policy}")
     step = 0
     arrivals = []
-    for number in range(16):
+    for number in range(32 if prefix_caching else 16):
         step += rng.choice([0, 0, 1, 3])
+        prompt_tokens = rng.choice([rng.randint(1, 30), rng.randint(20, 110)])
+        num_shared = rng.choice([0, 64, 96, 110, 110]) if prefix_caching else 0
+        family = rng.choice([2, 3])
+        shared = [family + place for place in range(min(prompt_tokens, num_shared))]
         arrivals.append(
             Arrival(
                 after_step=step,
                 name=f"r{number:02d}",
-                prompt_tokens=rng.choice([rng.randint(1, 30), rng.randint(20, 110)]),
+                prompt=(*shared, *[200 + number] * (prompt_tokens - len(shared))),
                 output_tokens=rng.choice([rng.randint(1, 40), rng.randint(30, 70)]),
                 urgency=rng.choice([0, 0, 1]) if policy == "priority" else 0,
             )
@@ -90,6 +104,7 @@ def random_script(seed: int, *, is_chunked: bool, policy: str) -> Script:
         max_num_seqs=rng.choice([4, 8, 16]),
         watermark=rng.choice([0.0, 0.1]),
         policy=policy,
+        prefix_caching=prefix_caching,
     )
 
 
@@ -106,6 +121,7 @@ def vllm_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         num_gpu_blocks_override=MAX_NUM_BLOCKS + 1,
         max_num_batched_tokens=4096,
         max_num_seqs=16,
+        enable_prefix_caching=True,
     ) as core:
         yield core
 
@@ -118,12 +134,13 @@ def vllm_records(core: Any, script: Script) -> list[StepRecord]:
     core.scheduler = scheduler = _scheduler_of(core, script)
 
     def add(arrival: Arrival, number: int) -> None:
+        # Each request has outputs of its own, after the same prompt, too.
         sampling_params = SamplingParams(
-            temperature=0.0, max_tokens=arrival.output_tokens, ignore_eos=True
+            temperature=1.0, max_tokens=arrival.output_tokens, ignore_eos=True
         )
         wire_request = EngineCoreRequest(
             request_id=arrival.name,
-            prompt_token_ids=[100 + number] * arrival.prompt_tokens,
+            prompt_token_ids=list(arrival.prompt),
             mm_features=None,
             sampling_params=sampling_params,
             pooling_params=None,
@@ -181,6 +198,7 @@ def _scheduler_of(core: Any, script: Script) -> Any:
                 tuple(self._admitted),
                 tuple(preempted),
                 tuple(sorted(ended)),
+                len(self.kv_cache_manager.block_pool.cached_block_hash_to_block),
             )
 
     config = copy.deepcopy(core.vllm_config)
@@ -189,6 +207,7 @@ def _scheduler_of(core: Any, script: Script) -> Any:
     config.scheduler_config.max_num_seqs = script.max_num_seqs
     config.scheduler_config.watermark = script.watermark
     config.scheduler_config.policy = script.policy
+    config.cache_config.enable_prefix_caching = script.prefix_caching
     kv_cache_config = copy.copy(core.scheduler.kv_cache_config)
     # vLLM keeps one block for itself.
     kv_cache_config.num_blocks = script.num_blocks + 1
@@ -217,6 +236,7 @@ def emulated_records(script: Script, preemption: Preemption | None = None) -> li
         step_mode=StepMode.CHUNKED,
         preemption=preemption or PREEMPTION[script.policy],
         keeps_block_free=False,
+        prefix_caching=script.prefix_caching,
     )
     core = EmulatedCore(config, ANY_STEP_TIME)
 
@@ -224,21 +244,36 @@ def emulated_records(script: Script, preemption: Preemption | None = None) -> li
         core.add(
             RequestState(
                 request_id=RequestId(arrival.name),
-                prompt_tokens=arrival.prompt_tokens,
+                prompt_tokens=len(arrival.prompt),
                 output_tokens=arrival.output_tokens,
                 arrival_s=float(number),
                 scheduling_priority=Priority(arrival.urgency),
+                block_hashes=hashes_of(arrival),
             )
         )
 
     def step() -> StepRecord | None:
         begun = core.begin_step()
         ended = [str(token.request_id) for token in core.end_step() if token.is_last]
-        return StepRecord(begun.scheduled, begun.admitted, begun.preempted, tuple(sorted(ended)))
+        return StepRecord(
+            begun.scheduled,
+            begun.admitted,
+            begun.preempted,
+            tuple(sorted(ended)),
+            len(list(core.cached_hashes())),
+        )
 
     records = _play(script, add, step, lambda: not core.is_empty)
     assert core.num_free_blocks == script.num_blocks
     return records
+
+
+def hashes_of(arrival: Arrival) -> bytes:
+    """The request's block hashes; nobody knows its outputs, which are its own."""
+    outputs = [(arrival.name, place) for place in range(arrival.output_tokens)]
+    tokens = (*arrival.prompt, *outputs)
+    ends = range(BLOCK_SIZE, len(tokens) + 1, BLOCK_SIZE)
+    return array("q", [hash(tokens[:end]) for end in ends]).tobytes()
 
 
 PREEMPTION = {"fcfs": Preemption.LAST_ADMITTED, "priority": Preemption.LEAST_URGENT}
@@ -265,13 +300,16 @@ def _play(script: Script, add: Any, step: Any, has_requests: Any) -> list[StepRe
 # ------------------------------------------------------------------------------------- tests
 
 
+@pytest.mark.parametrize("prefix_caching", [False, True], ids=["", "prefix_caching"])
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["whole_prompts", "chunks"])
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
 def test_the_emulated_engine_makes_vllms_steps(
-    vllm_core: Any, seed: int, is_chunked: bool, policy: str
+    vllm_core: Any, seed: int, is_chunked: bool, policy: str, prefix_caching: bool
 ) -> None:
-    script = random_script(seed, is_chunked=is_chunked, policy=policy)
+    script = random_script(
+        seed, is_chunked=is_chunked, policy=policy, prefix_caching=prefix_caching
+    )
     real, emulated = vllm_records(vllm_core, script), emulated_records(script)
     for number, (ours, theirs) in enumerate(zip(emulated, real, strict=False)):
         assert ours == theirs, f"step {number} of {script}"
@@ -290,6 +328,25 @@ def test_the_scripts_are_hard_enough() -> None:
     num_preemptions = [sum(len(step.preempted) for step in each) for each in records]
     assert sum(num > 0 for num in num_preemptions) >= len(scripts) // 2
     assert sum(num_preemptions) > 2 * len(scripts)
+
+
+def test_the_scripts_use_the_prefix_cache() -> None:
+    """Prompts are found, and contents are lost."""
+    num_lost = num_tokens = num_tokens_without = 0
+    for seed in range(NUM_SEEDS):
+        script = random_script(seed, is_chunked=True, policy="fcfs", prefix_caching=True)
+        records = emulated_records(script)
+        contents = [each.num_contents for each in records]
+        num_lost += sum(later < earlier for earlier, later in pairwise(contents))
+        num_tokens += num_computed(records)
+        without = emulated_records(replace(script, prefix_caching=False))
+        num_tokens_without += num_computed(without)
+    assert num_tokens < 0.9 * num_tokens_without
+    assert num_lost > 10 * NUM_SEEDS
+
+
+def num_computed(records: list[StepRecord]) -> int:
+    return sum(num_tokens for step in records for _, num_tokens in step.computed)
 
 
 def test_the_rule_of_another_engine_is_noticed() -> None:

@@ -43,6 +43,7 @@ class EmulatedEngineConfig:
         preemption: the request that is preempted.
         keeps_block_free: whether every running request needs a free block before each of its
             tokens, used or not (vLLM 0.1: the last free block is never used).
+        prefix_caching: whether full blocks are found again by their contents (vLLM 1).
     """
 
     num_blocks: int
@@ -53,6 +54,7 @@ class EmulatedEngineConfig:
     step_mode: StepMode = StepMode.PREFILL_FIRST
     preemption: Preemption = Preemption.LATEST_ARRIVED
     keeps_block_free: bool = True
+    prefix_caching: bool = False
 
     def __post_init__(self) -> None:
         for option in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -61,6 +63,10 @@ class EmulatedEngineConfig:
                 raise ConfigurationError(f"{option} must be at least 1, not {value!r}")
         if not 0 <= self.watermark < 1:
             raise ConfigurationError(f"watermark must be in [0, 1), not {self.watermark!r}")
+        if self.prefix_caching and self.step_mode is not StepMode.CHUNKED:
+            raise ConfigurationError(
+                f"prefix_caching needs step_mode chunked, not {self.step_mode.value}"
+            )
         if self.num_usable_blocks < 1:
             raise ConfigurationError(
                 f"num_blocks must leave a block usable beside those that stay free "

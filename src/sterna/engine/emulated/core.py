@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from sterna.engine.drains import DrainOutcome, Left, drain_outcome
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
 from sterna.engine.emulated.durations import StepTime
+from sterna.engine.emulated.prefix_cache import CachedBlock, PrefixCache, num_free
 from sterna.engine.emulated.requests import EmulatedRequest, RequestState
 from sterna.engine.emulated.steps import Step, Token
 from sterna.errors import UnknownRequestError
@@ -49,6 +50,7 @@ class EmulatedCore:
         self._drained: dict[RequestId, EmulatedRequest] = {}
         self._reservations: dict[MigrationId, _Reservation] = {}
         self._num_free_blocks = config.num_blocks
+        self._prefixes = PrefixCache()
         self._num_preemptions = 0
         self._scheduled: list[tuple[EmulatedRequest, int]] = []
 
@@ -78,6 +80,10 @@ class EmulatedCore:
     def is_empty(self) -> bool:
         """Whether there are neither requests nor reservations."""
         return not self._requests and not self._reservations
+
+    def cached_hashes(self) -> Iterable[int]:
+        """The block hashes of the contents that the prefix cache has."""
+        return self._prefixes.hashes()
 
     def requests(self) -> Iterable[EmulatedRequest]:
         """All requests that hold memory, queue or are drained."""
@@ -213,6 +219,7 @@ class EmulatedCore:
             duration_s=self._duration_s() if self._scheduled else 0.0,
             scheduled=tuple((each.request_id, num) for each, num in self._scheduled),
             admitted=tuple(each.request_id for each in admitted),
+            cached=tuple(each.num_computed_tokens for each in admitted),
             preempted=tuple(each.request_id for each in preempted),
             decoded=tuple(r.request_id for r, _ in self._scheduled if not r.is_prefilling),
         )
@@ -304,37 +311,65 @@ class EmulatedCore:
             head = self._waiting[0]
             if (admitted and head.num_tokens > budget) or not self._fits(head, self._watermark):
                 break
-            budget -= head.num_tokens
-            self._admit(head, head.num_tokens)
+            budget -= self._admit(head, head.num_tokens)
             admitted.append(head)
         return admitted
 
     def _admit_chunks(self, budget: int) -> list[EmulatedRequest]:
         """Admit requests in the queue's order as long as tokens are left (vLLM 1).
 
-        The whole prompt must fit into the free memory, though only the computed chunk takes
-        blocks. The watermark is kept for running requests; where none runs, it may be used.
+        The whole prompt must fit into the free memory, though only what is cached and the computed
+        chunk take blocks. The watermark is kept for running requests; where none runs, it may be
+        used.
         """
         admitted: list[EmulatedRequest] = []
         while self._waiting and budget > 0 and self._has_slot():
             head = self._waiting[0]
             if not self._fits(head, self._watermark if self._running else 0):
                 break
-            num_tokens = min(head.num_tokens, budget)
-            budget -= num_tokens
-            self._admit(head, num_tokens)
+            budget -= self._admit(head, budget)
             admitted.append(head)
         return admitted
 
-    def _admit(self, head: EmulatedRequest, num_tokens: int) -> None:
+    def _admit(self, head: EmulatedRequest, budget: int) -> int:
+        """Admit the head of the queue; returns the number of its scheduled tokens."""
         self._waiting.pop(0)
         head.is_preempted = False
         self._join_batch(head)
+        self._reuse(head)
+        num_tokens = min(head.num_tokens - head.num_computed_tokens, budget)
         self._compute(head, num_tokens)
+        return num_tokens
+
+    def _reuse(self, head: EmulatedRequest) -> None:
+        """Give the request, which has no blocks, those of its prefix that are cached."""
+        head.cached = self._find(head)
+        self._num_free_blocks -= self._prefixes.use(head.cached)
+        head.num_blocks = len(head.cached)
+        head.num_computed_tokens = head.num_blocks * self._config.block_size
+
+    def _find(self, request: EmulatedRequest) -> list[CachedBlock]:
+        """The cached blocks of the request's prefix. The block of its last token is not among
+        them: that token's step computes the next one."""
+        if not self._config.prefix_caching:
+            return []
+        max_blocks = (request.num_tokens - 1) // self._config.block_size
+        return self._prefixes.find(request.block_hashes, max_blocks)
 
     def _compute(self, request: EmulatedRequest, num_tokens: int) -> None:
+        """Schedule the request, with blocks for this number of its tokens. Those that the step
+        fills can be found from now on, even by a request that the same step computes."""
         self._hold(request, self._num_new_blocks(request, num_tokens))
+        self._cache_full(request, request.num_computed_tokens + num_tokens)
         self._scheduled.append((request, num_tokens))
+
+    def _cache_full(self, request: EmulatedRequest, num_tokens: int) -> None:
+        """Have the blocks that these first tokens of the request fill be found."""
+        if not self._config.prefix_caching:
+            return
+        num_full_blocks = num_tokens // self._config.block_size
+        for block_hash in request.block_hashes[len(request.cached) : num_full_blocks]:
+            request.cached.append(self._prefixes.add(block_hash))
 
     def _num_new_blocks(self, request: EmulatedRequest, num_tokens: int) -> int:
         num_needed = self._config.blocks_of(request.num_computed_tokens + num_tokens)
@@ -346,19 +381,28 @@ class EmulatedCore:
 
     def _hold(self, request: EmulatedRequest, num_more_blocks: int) -> None:
         """Give the request more blocks; a negative number of them goes back."""
-        self._num_free_blocks -= num_more_blocks
+        self._take(num_more_blocks)
         request.num_blocks += num_more_blocks
+
+    def _take(self, num_blocks: int) -> None:
+        """Take free blocks, whose contents are lost; a negative number of them goes back."""
+        self._num_free_blocks -= num_blocks
+        self._prefixes.shrink(self._num_free_blocks)
 
     @property
     def _watermark(self) -> int:
         return self._config.watermark_blocks
 
     def _fits(self, request: EmulatedRequest, watermark_blocks: int) -> bool:
-        num_blocks = self._num_needed(request.num_tokens)
+        cached = self._find(request)
+        num_blocks = self._num_needed(request.num_tokens) - len(cached) + num_free(cached)
         return num_blocks + watermark_blocks <= self._num_free_blocks
 
     def _free(self, request: EmulatedRequest) -> None:
-        self._hold(request, -request.num_blocks)
+        num_others = len(request.cached) - self._prefixes.leave(request.cached)
+        self._num_free_blocks += request.num_blocks - num_others
+        request.num_blocks = 0
+        request.cached = []
 
     def _duration_s(self) -> float:
         num_prompt_tokens = num_pairs = num_decodes = num_context_tokens = 0
@@ -433,7 +477,7 @@ class EmulatedCore:
             return Reason.NO_MEMORY
         if needs_slot and not reservation.has_slot and not self._has_slot():
             return Reason.NO_SLOT
-        self._num_free_blocks -= num_new_blocks
+        self._take(num_new_blocks)
         reservation.num_blocks += num_new_blocks
         reservation.has_slot = reservation.has_slot or needs_slot
         self._reservations[migration_id] = reservation
@@ -461,6 +505,7 @@ class EmulatedCore:
         self._requests[request.request_id] = request
         if num_blocks > 0:
             request.num_blocks = num_blocks
+            self._cache_full(request, request.num_computed_tokens)
             self._join_batch(request)
         else:
             self._queue_arriving(request)

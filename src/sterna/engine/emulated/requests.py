@@ -1,9 +1,10 @@
 """A request on an emulated engine. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
+from sterna.engine.emulated.prefix_cache import CachedBlock
 from sterna.types import NORMAL, Priority, RequestId
 
 
@@ -16,6 +17,9 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
         arrival_s: when it reached the cluster.
         num_output_tokens: tokens that it has produced.
         num_computed_tokens: tokens, from the first on, whose KV is computed.
+        block_hashes: for each full block of prompt and whole output, in order, 8 bytes (native
+            int64) that stand for all tokens up to its end; empty, or shorter, where the contents
+            are not known. Engines without prefix caching do not look at it.
     """
 
     request_id: RequestId
@@ -27,6 +31,7 @@ class RequestState(msgspec.Struct, frozen=True, array_like=True):
     num_output_tokens: int = 0
     num_computed_tokens: int = 0
     num_preemptions: int = 0
+    block_hashes: bytes = b""
 
     def encode(self) -> bytes:
         """The state as bytes; `decode_state` reads them."""
@@ -46,6 +51,7 @@ class EmulatedRequest:
         num_tokens: prompt and output so far. The KV of the last one is computed by the step
             that produces the next one.
         num_blocks: blocks held.
+        cached: the first ones of them, whose contents can be found.
         is_preempted: it queues because its memory was taken back.
     """
 
@@ -58,7 +64,9 @@ class EmulatedRequest:
     num_output_tokens: int
     num_computed_tokens: int
     num_preemptions: int
+    block_hashes: memoryview
     num_blocks: int = 0
+    cached: list[CachedBlock] = field(default_factory=list)
     is_preempted: bool = False
 
     @classmethod
@@ -74,6 +82,7 @@ class EmulatedRequest:
             num_output_tokens=state.num_output_tokens,
             num_computed_tokens=state.num_computed_tokens,
             num_preemptions=state.num_preemptions,
+            block_hashes=memoryview(state.block_hashes).cast("q"),
         )
 
     @property
@@ -98,4 +107,5 @@ class EmulatedRequest:
             num_output_tokens=self.num_output_tokens,
             num_computed_tokens=self.num_computed_tokens,
             num_preemptions=self.num_preemptions,
+            block_hashes=self.block_hashes.tobytes(),
         )

@@ -13,6 +13,7 @@ class Step:
         duration_s: its duration; 0 when it is empty.
         scheduled: the requests that it computes, with the number of their tokens, in order.
         admitted: the scheduled requests that queued before this step.
+        cached: for each of the admitted, how many of its tokens the prefix cache had.
         preempted: requests that were preempted when the step began, in order.
         decoded: the scheduled requests of which only the last token's KV is missing.
     """
@@ -20,6 +21,7 @@ class Step:
     duration_s: float
     scheduled: tuple[tuple[RequestId, int], ...]
     admitted: tuple[RequestId, ...] = ()
+    cached: tuple[int, ...] = ()
     preempted: tuple[RequestId, ...] = ()
     decoded: tuple[RequestId, ...] = ()
 
