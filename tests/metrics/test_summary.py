@@ -164,7 +164,26 @@ def test_a_class_without_requests_has_nothing_rather_than_nan() -> None:
         "largest_gap_s": None,
         "preempted_fraction": None,
         "preemptions": 0,
+        "prefix_reuse": None,
     }
+
+
+def test_prefix_reuse_is_a_fraction_of_what_an_endless_cache_would_have() -> None:
+    run = replace(
+        records(
+            arrival_s=[0.0, 1.0, 2.0],
+            first_token_s=[1.0, 2.0, 3.0],
+            end_s=[1.0, 2.0, 3.0],
+            output_tokens=[1, 1, 1],
+            priority=[NORMAL, HIGH, NORMAL],
+        ),
+        cached_tokens=np.array([0, 48, 16]),
+        reusable_tokens=np.array([0, 64, 64]),
+    )
+    assert summarize(run, cluster()).prefix_reuse == 0.5
+    assert summarize(run, cluster(), priority=HIGH).prefix_reuse == 0.75
+    nothing = replace(run, reusable_tokens=np.zeros(3, np.int64))
+    assert summarize(nothing, cluster()).prefix_reuse is None
 
 
 def test_an_empty_run_has_no_nan_either() -> None:
@@ -227,7 +246,7 @@ def test_what_the_client_of_a_real_run_cannot_see_is_none() -> None:
     assert document["largest_gap_s"]["max"] == 1.5
     assert {name for name, value in document.items() if value is None} == {
         *("tpot_execution_s", "queue_s", "preemption_loss_s", "preempted_fraction"),
-        *("preemptions", "instances_avg", "steps"),
+        *("preemptions", "prefix_reuse", "instances_avg", "steps"),
     }
     assert set(document["migrations"].values()) == {None}
     assert summarize(run, replace(unknown, num_preemptions=4)).num_preemptions == 4

@@ -11,6 +11,7 @@ from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.metrics.records import ClusterRecord, Records
 from sterna.policy.presets import LLUMNIX
 from sterna.simulator import SimulationConfig
+from sterna.workload.prefix import PrefixBlocks
 from sterna.workload.trace import Trace
 from tests.simulator.checked_simulation import simulate_checked
 
@@ -56,6 +57,18 @@ def crowded_trace(
         rng.integers(1, max_output, num_requests),
         rng.random(num_requests) < fraction_high,
     )
+
+
+def with_prefixes(trace: Trace, seed: int = 1, block_tokens: int = 20) -> Trace:
+    """The trace, with prompts that begin with one of three prefixes or with that of another."""
+    rng = np.random.default_rng(seed)
+    prompts: list[list[int]] = []
+    for number in range(len(trace)):
+        base = [[0], [1], [2], *prompts[-8:]][rng.integers(0, min(11, 3 + len(prompts)))]
+        prompts.append([*base[: rng.integers(0, 8)], *range(10 * number + 3, 10 * number + 6)])
+    ids = np.concatenate([np.array(each, np.int64) for each in prompts])
+    end = np.cumsum([len(each) for each in prompts])
+    return replace(trace, prefix_blocks=PrefixBlocks(ids, end, block_tokens))
 
 
 def trace(arrival_s: object, input_tokens: object, output_tokens: object, is_high: object) -> Trace:

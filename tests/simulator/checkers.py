@@ -16,6 +16,7 @@ from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.core import EmulatedCore
 from sterna.engine.emulated.requests import EmulatedRequest
 from sterna.types import InstanceId, RequestId
+from tests.engine.emulated.builders import num_held
 
 Cores = Mapping[InstanceId, EmulatedCore]
 
@@ -75,12 +76,12 @@ class Checker:
         return found
 
     def _block_violations(self, instance_id: InstanceId, core: EmulatedCore) -> list[str]:
-        num_held = sum(request.num_blocks for request in core.requests())
         num_free, num_reserved = core.num_free_blocks, core.num_reserved_blocks
-        if num_free >= 0 and num_free + num_held + num_reserved == self._config.num_blocks:
+        num_all = num_free + num_held(core) + num_reserved
+        if num_free >= 0 and num_all == self._config.num_blocks:
             return []
         return [
-            f"{instance_id} has {num_free} free, {num_held} held and {num_reserved} reserved "
+            f"{instance_id} has {num_free} free, {num_held(core)} held and {num_reserved} reserved "
             f"blocks of {self._config.num_blocks}"
         ]
 

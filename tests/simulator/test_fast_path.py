@@ -30,6 +30,7 @@ from tests.simulator.builders import (
     crowded_trace,
     differences,
     trace,
+    with_prefixes,
 )
 from tests.simulator.checked_simulation import simulate_checked
 
@@ -44,6 +45,7 @@ ARTIFACT = replace(
     victim=Victim.LAST_STARTED,
 )
 CHUNKED = replace(ENGINE, step_mode=StepMode.CHUNKED, keeps_block_free=False)
+CACHING = replace(CHUNKED, preemption=Preemption.LAST_ADMITTED, prefix_caching=True)
 SCALING = ScalingConfig(
     max_instances=6, low_freeness_steps=20.0, high_freeness_steps=120.0, period_s=0.6
 )
@@ -111,6 +113,25 @@ CASES = [
         crowded_trace(seed=9),
     ),
     Case(
+        "prefix cache",
+        configuration(engine=replace(CACHING, max_num_batched_tokens=64)),
+        with_prefixes(crowded_trace(seed=14, max_input=240)),
+    ),
+    Case(
+        "prefix cache, stale, large steps",
+        configuration(
+            replace(LLUMNIX, num_concurrent_migrations=3),
+            report=Report.STALE,
+            engine=replace(CACHING, watermark=0.05),
+        ),
+        with_prefixes(crowded_trace(seed=15, fraction_high=0.1)),
+    ),
+    Case(
+        "prefix cache, scaling",
+        configuration(scaling=SCALING, start_delay_s=1.0, num_instances=2, engine=CACHING),
+        with_prefixes(crowded_trace(seed=16, num_requests=150, max_input=240)),
+    ),
+    Case(
         "last admitted, few slots",
         configuration(
             replace(LLUMNIX, num_concurrent_migrations=2),
@@ -171,11 +192,23 @@ def test_compiled_engines_give_the_same_bits(case: Case) -> None:
     assert (records.num_preemptions.sum() >= 10) or not case.preempts
     assert (cluster.migrations_committed >= 10) == case.migrates
     assert (len(cluster.instances_num) > 3) == (case.config.scaling is not None)
+    if case.config.engine.prefix_caching:
+        assert records.cached_tokens is not None
+        assert records.cached_tokens.sum() > 300
 
 
 # ------------------------------------------------------------------------ any configuration
 
-engines = st.builds(
+
+def with_prefix_cache(config: EmulatedEngineConfig) -> EmulatedEngineConfig:
+    """The engine by vLLM 1's rules, with a prefix cache."""
+    preemption = config.preemption
+    if preemption is Preemption.LATEST_ARRIVED:
+        preemption = Preemption.LAST_ADMITTED
+    return replace(config, step_mode=StepMode.CHUNKED, preemption=preemption, prefix_caching=True)
+
+
+plain_engines = st.builds(
     EmulatedEngineConfig,
     num_blocks=st.integers(12, 40),
     watermark=st.sampled_from([0.0, 0.01, 0.1]),
@@ -185,6 +218,7 @@ engines = st.builds(
     preemption=st.sampled_from(Preemption),
     keeps_block_free=st.booleans(),
 )
+engines = plain_engines | plain_engines.map(with_prefix_cache)
 policies = st.builds(
     PolicyConfig,
     name=st.just("any"),
@@ -249,7 +283,10 @@ def small_runs(draw: st.DrawFn) -> tuple[Trace, SimulationConfig]:
     inputs = rng.integers(1, most // draw(st.integers(1, 6)), num_requests)
     outputs = np.minimum(rng.integers(1, 80, num_requests), most - inputs)
     arrival_s = np.sort(rng.integers(0, num_ticks, num_requests)) * 0.1
-    return trace(arrival_s, inputs, outputs, rng.random(num_requests) < fraction_high), config
+    drawn = trace(arrival_s, inputs, outputs, rng.random(num_requests) < fraction_high)
+    if config.engine.prefix_caching:
+        drawn = with_prefixes(drawn, seed=int(rng.integers(1000)))
+    return drawn, config
 
 
 def check_any(small_run: tuple[Trace, SimulationConfig]) -> None:

@@ -29,6 +29,10 @@ class Records:
             first, without the waits in between (Section 6.4).
         largest_gap_s: float64[n], its client's longest wait from one token to the next; None if it
             was not measured.
+        cached_tokens: int64[n], the tokens of its prompt that the prefix cache had when it was
+            admitted first; None without prefix caching, or if they were not counted.
+        reusable_tokens: int64[n], the tokens of its prompt that one cache would have had that knows
+            all earlier requests; None like `cached_tokens`.
     """
 
     arrival_s: NDArray[np.float64]
@@ -42,6 +46,8 @@ class Records:
     queue_s: NDArray[np.float64]
     decode_execution_s: NDArray[np.float64]
     largest_gap_s: NDArray[np.float64] | None = None
+    cached_tokens: NDArray[np.int64] | None = None
+    reusable_tokens: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.arrival_s)

@@ -66,6 +66,8 @@ class Summary:
         largest_gap_s: each client's longest wait from one token to the next.
         preempted_fraction: fraction of the requests that were preempted at least once.
         num_preemptions: preemptions of all requests together.
+        prefix_reuse: the tokens that prefix caches had, as a fraction of those that one cache would
+            have had that knows all earlier requests and forgets nothing.
         migrations_started: migrations begun by their sources.
         migrations_committed: those of them after which the destination had the request.
         migrations_aborted: those of them after which the source kept it.
@@ -92,6 +94,7 @@ class Summary:
     largest_gap_s: Distribution | None
     preempted_fraction: float | None
     num_preemptions: int | None
+    prefix_reuse: float | None
     migrations_started: int | None
     migrations_committed: int | None
     migrations_aborted: int | None
@@ -134,6 +137,7 @@ def summarize(
         largest_gap_s=None if gaps_s is None else Distribution.of(_known(gaps_s[those])),
         preempted_fraction=float((preemptions > 0).mean()) if len(preemptions) else None,
         num_preemptions=_num_preemptions(preemptions, num_requests, cluster, priority),
+        prefix_reuse=_prefix_reuse(records, those),
         migrations_started=cluster.migrations_started,
         migrations_committed=cluster.migrations_committed,
         migrations_aborted=cluster.migrations_aborted,
@@ -179,6 +183,7 @@ def latencies_json(summary: Summary) -> dict[str, Any]:
         "largest_gap_s": _json(summary.largest_gap_s),
         "preempted_fraction": summary.preempted_fraction,
         "preemptions": summary.num_preemptions,
+        "prefix_reuse": summary.prefix_reuse,
     }
 
 
@@ -217,6 +222,13 @@ def _num_preemptions(
     if len(known) == num_requests:
         return int(known.sum())
     return cluster.num_preemptions if priority is None else None
+
+
+def _prefix_reuse(records: Records, those: NDArray[np.bool_]) -> float | None:
+    if records.cached_tokens is None or records.reusable_tokens is None:
+        return None
+    num_reusable = int(records.reusable_tokens[those].sum())
+    return int(records.cached_tokens[those].sum()) / num_reusable if num_reusable else None
 
 
 def _migrating_fraction(cluster: ClusterRecord, instances_avg: float | None) -> float | None:

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 
 from sterna.engine.drains import DrainOutcome, Left, drain_outcome
 from sterna.engine.emulated.compiled import entries
 from sterna.engine.emulated.compiled.tables import (
-    ENGINE,
     LISTED,
-    NEVER,
     NONE,
     NUM_ENDED,
     NUM_STEPS,
     REPORTED,
     Tables,
+    begin_row,
     with_more_rows,
 )
 from sterna.metrics.records import Records
@@ -40,6 +40,7 @@ from sterna.types import (
     RequestStatus,
     RequestView,
 )
+from sterna.workload.block_hashes import BlockHashes
 from sterna.workload.trace import Trace
 
 
@@ -47,6 +48,19 @@ from sterna.workload.trace import Trace
 class _Reservation:
     num_blocks: int = 0
     has_slot: bool = False
+
+
+@dataclass(slots=True)
+class _Drained:
+    """What a drained request holds.
+
+    Attributes:
+        num_blocks: 0 when it was queuing.
+        cached: int32[k], the first ones of its blocks, which the prefix cache has.
+    """
+
+    num_blocks: int
+    cached: NDArray[np.int32]
 
 
 @dataclass(slots=True, eq=False)
@@ -61,8 +75,7 @@ class _Engine:
     num_incoming: int = 0
     num_reports: int = 0
     reservations: dict[MigrationId, _Reservation] = field(default_factory=dict)
-    # The number of blocks of each drained request; 0 when it was queuing.
-    drained: dict[int, int] = field(default_factory=dict)
+    drained: dict[int, _Drained] = field(default_factory=dict)
 
     def progress(self, request_id: RequestId) -> RequestPosition | None:
         index, block_size = index_of(request_id), self.tables._block_size
@@ -85,7 +98,9 @@ class _Engine:
         if isinstance(outcome, Left):
             index = index_of(drain.request_id)
             entries.drain(self.tables._places, self.row, index)
-            self.drained[index] = self.tables._blocks_held[index]
+            self.drained[index] = _Drained(
+                self.tables._blocks_held[index], self.tables.cached_blocks(index)
+            )
         return outcome
 
     def resume(self, request_id: RequestId) -> None:
@@ -95,13 +110,14 @@ class _Engine:
 
     def release(self, request_id: RequestId) -> None:
         index, row = index_of(request_id), self.row
-        num_blocks = self.drained.pop(index)
-        if num_blocks == 0:
+        drained = self.drained.pop(index)
+        if drained.num_blocks == 0:
             return
         columns, tables = self.tables._columns, self.tables._tables
+        num_others = entries.leave(self.tables._places, row, drained.cached)
         columns.num_drained[row] -= 1
-        columns.free_blocks[row] += num_blocks
-        columns.used_blocks[row] -= num_blocks
+        columns.free_blocks[row] += drained.num_blocks - num_others
+        columns.used_blocks[row] -= drained.num_blocks
         tables.counts[row, tables.requests[index]["priority"]] -= 1
 
     def reserve(
@@ -121,7 +137,7 @@ class _Engine:
                 return Reason.NO_SLOT
             columns.num_held_slots[row] += 1
             reservation.has_slot = True
-        columns.free_blocks[row] -= num_new_blocks
+        entries.take(self.tables._places, row, num_new_blocks)
         columns.reserved_blocks[row] += num_new_blocks
         reservation.num_blocks += num_new_blocks
         self.reservations[migration_id] = reservation
@@ -158,7 +174,10 @@ class FastEngines:
         self._engines: dict[int, _Engine] = {}
         self._request_ids = [request_id_of(index) for index in range(len(trace))]
         self._arrivals_s: list[float] = trace.arrival_s.tolist()
-        self._use(tables_of(trace, config))
+        self._hashes = (
+            BlockHashes.of(trace, self._block_size) if config.engine.prefix_caching else None
+        )
+        self._use(tables_of(trace, config, self._hashes))
 
     def _use(self, tables: Tables) -> None:
         self._tables = tables
@@ -183,12 +202,7 @@ class FastEngines:
         if row >= len(self._tables.rows):
             self._use(with_more_rows(self._tables, 2 * row))
         self._engines[row] = _Engine(self, row, instance_id)
-        new = np.zeros((), ENGINE)
-        new["exists"] = 1
-        new["first"] = new["last"] = NONE
-        new["next_finish"] = NEVER
-        new["free_blocks"] = self._config.engine.num_blocks
-        self._tables.rows[row] = new
+        begin_row(self._tables, row, self._config.engine.num_blocks)
         entries.take_report(self._places, REPORTED, row)
         self._list_anew(row)
 
@@ -317,7 +331,11 @@ class FastEngines:
         entries.list_requests(self._places, row, self._listed_requests)
         listed = self._listed_requests[:num_listed].tolist()
         running = [self._view_running(*each) for each in listed[:num_running]]
-        running += [self._view_drained(*each) for each in engine.drained.items() if each[1] > 0]
+        running += [
+            self._view_drained(index, drained.num_blocks)
+            for index, drained in engine.drained.items()
+            if drained.num_blocks > 0
+        ]
         return InstanceView(
             instance_id=engine.instance_id,
             total_tokens=self._total_tokens,
@@ -420,6 +438,13 @@ class FastEngines:
         # The request's row in the table is its state.
         return b""
 
+    def cached_blocks(self, index: int) -> NDArray[np.int32]:
+        """The request's blocks that the prefix cache of its engine has."""
+        request = self._tables.requests[index]
+        first = int(request["first_hash"])
+        held: NDArray[np.int32] = self._tables.held[first : first + int(request["num_cached"])]
+        return held.copy()
+
     def adopt(
         self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int
     ) -> None:
@@ -439,4 +464,6 @@ class FastEngines:
             preemption_loss_s=requests["loss_s"].copy(),
             queue_s=requests["first_scheduled_s"] - self._trace.arrival_s,
             decode_execution_s=requests["execution_ns"] / 1e9,
+            cached_tokens=requests["found_tokens"].copy() if self._hashes else None,
+            reusable_tokens=self._hashes.reusable_tokens if self._hashes else None,
         )

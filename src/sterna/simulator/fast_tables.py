@@ -19,6 +19,7 @@ from sterna.engine.emulated.compiled.tables import (
 )
 from sterna.engine.emulated.config import Preemption, StepMode
 from sterna.simulator.config import Report, SimulationConfig
+from sterna.workload.block_hashes import BlockHashes
 from sterna.workload.trace import Trace
 
 VICTIMS = {
@@ -55,9 +56,18 @@ class Columns:
         return cls(*(memoryview(tables.rows[each.name]) for each in fields(cls)))
 
 
-def tables_of(trace: Trace, config: SimulationConfig) -> Tables:
-    """Tables with a row for each request of the trace and each instance that it starts with."""
-    return make_tables(_requests(trace, config), _settings(config), config.num_instances)
+def tables_of(trace: Trace, config: SimulationConfig, known: BlockHashes | None) -> Tables:
+    """Tables with a row for each request of the trace and each instance that it starts with.
+
+    Args:
+        known: the requests' block hashes, if the engines have prefix caches.
+    """
+    requests, hashes, num_cached = _requests(trace, config), np.zeros(1, np.int64), 1
+    if known is not None:
+        hashes, num_cached = known.hashes, config.engine.num_blocks
+        requests["num_hashes"] = np.diff(known.end, prepend=0)
+        requests["first_hash"] = known.end - requests["num_hashes"]
+    return make_tables(requests, _settings(config), config.num_instances, hashes, num_cached)
 
 
 def _requests(trace: Trace, config: SimulationConfig) -> Table:
@@ -95,4 +105,5 @@ def _settings(config: SimulationConfig) -> Table:
     settings["is_by_step"] = config.report is Report.STEP
     settings["victim"] = VICTIMS[policy.victim] if policy.migrates else NO_VICTIM
     settings["has_priorities"] = policy.has_priorities
+    settings["prefix_caching"] = engine.prefix_caching
     return settings

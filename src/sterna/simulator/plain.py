@@ -16,6 +16,7 @@ from sterna.policy.load_report import load
 from sterna.simulator.config import Report, SimulationConfig
 from sterna.simulator.engines import index_of, request_id_of
 from sterna.types import InstanceId, InstanceLoad, InstanceView, MigrationId, Priority
+from sterna.workload.block_hashes import BlockHashes
 from sterna.workload.trace import Trace
 
 
@@ -55,6 +56,7 @@ class _Times:
     preempted_s: float | None = None
     num_tokens: int = 0
     execution_ns: int = 0
+    num_cached_tokens: int = 0
 
 
 class PlainEngines:
@@ -68,6 +70,11 @@ class PlainEngines:
         self._engines: dict[int, _Engine] = {}
         self._changed: set[int] = set()
         self._times = [_Times() for _ in range(len(trace))]
+        self._hashes = (
+            BlockHashes.of(trace, config.engine.block_size)
+            if config.engine.prefix_caching
+            else None
+        )
         self.num_ended = 0
         self.num_steps = 0
 
@@ -111,10 +118,11 @@ class PlainEngines:
             if times.preempted_s is None:
                 # The step that it misses would have produced its next token.
                 times.preempted_s = engine.end_s
-        for request_id in step.admitted:
+        for request_id, num_cached_tokens in zip(step.admitted, step.cached, strict=True):
             times = self._times[index_of(request_id)]
             if times.first_scheduled_s is None:
                 times.first_scheduled_s = now_s
+                times.num_cached_tokens = num_cached_tokens
         if not step.scheduled:
             # While the engine does not step, no later event would report its state.
             self._report_now(row)
@@ -226,6 +234,7 @@ class PlainEngines:
                 arrival_s=float(self._trace.arrival_s[index]),
                 scheduling_priority=priority,
                 execution_priority=priority,
+                block_hashes=self._hashes.of_request(index).tobytes() if self._hashes else b"",
             )
         )
         engine.last_dispatch = dispatch_number
@@ -260,4 +269,10 @@ class PlainEngines:
             preemption_loss_s=seconds("loss_s"),
             queue_s=seconds("first_scheduled_s") - self._trace.arrival_s,
             decode_execution_s=np.array([each.execution_ns for each in self._times]) / 1e9,
+            cached_tokens=(
+                np.array([each.num_cached_tokens for each in self._times], np.int64)
+                if self._hashes
+                else None
+            ),
+            reusable_tokens=self._hashes.reusable_tokens if self._hashes else None,
         )

@@ -7,21 +7,26 @@ from numpy.typing import NDArray
 
 from sterna.errors import ConfigurationError
 
+MOONCAKE_BLOCK_TOKENS = 512
+"""Tokens of a block in the traces of Mooncake."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixBlocks:
     """The blocks of every request's prompt, in order.
 
-    Prompts that begin with the same ids have the same tokens there. The trace decides the number of
-    tokens in a block (512 in Mooncake's).
+    Prompts that begin with the same ids have the same tokens there. Behind its last block, a prompt
+    has tokens of its own.
 
     Attributes:
         ids: int64[m], the ids of all requests, one request after the other.
         end: int64[n], the number of ids of the requests up to and including this one.
+        block_tokens: the tokens of a block; only the last one of a prompt may be cut.
     """
 
     ids: NDArray[np.int64]
     end: NDArray[np.int64]
+    block_tokens: int = MOONCAKE_BLOCK_TOKENS
 
     def __post_init__(self) -> None:
         starts_at_0 = (np.diff(self.end, prepend=0) >= 0).all()
@@ -39,4 +44,4 @@ class PrefixBlocks:
         """The blocks of these requests, in this order; a row may occur several times."""
         ids = [self.of(row) for row in rows.tolist()]
         end = np.cumsum([len(each) for each in ids], dtype=np.int64)
-        return PrefixBlocks(np.concatenate([*ids, np.zeros(0, np.int64)]), end)
+        return PrefixBlocks(np.concatenate([*ids, np.zeros(0, np.int64)]), end, self.block_tokens)

@@ -69,7 +69,7 @@ class Rows:
             num_ids = int(self.prefix_blocks.ids.max(initial=-1)) + 1
             passes_of_ids = np.repeat(passes, np.diff(prefix_blocks.end, prepend=0))
             ids = prefix_blocks.ids + passes_of_ids * num_ids
-            prefix_blocks = PrefixBlocks(ids, prefix_blocks.end)
+            prefix_blocks = PrefixBlocks(ids, prefix_blocks.end, prefix_blocks.block_tokens)
         return Rows(
             taken.input_tokens, taken.output_tokens, arrival_s, taken.priority, prefix_blocks
         )

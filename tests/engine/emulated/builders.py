@@ -110,5 +110,12 @@ def batch(core: EmulatedCore) -> list[str]:
     return [each.request_id for each in core.view(InstanceId("i0")).running]
 
 
+def num_held(core: EmulatedCore) -> int:
+    """The blocks that requests hold, those that several hold counted once."""
+    requests = list(core.requests())
+    cached = {id(block) for each in requests for block in each.cached}
+    return len(cached) + sum(each.num_blocks - len(each.cached) for each in requests)
+
+
 def names(scheduled: Iterable[tuple[RequestId, int]]) -> list[str]:
     return [request_id for request_id, _ in scheduled]

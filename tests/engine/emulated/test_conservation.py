@@ -5,7 +5,8 @@ of one engine; tokens came in order, each once. At the end, when nothing new com
 that was not aborted produces its last token.
 """
 
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,25 +18,51 @@ from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, Step
 from sterna.engine.emulated.core import EmulatedCore, Step
 from sterna.engine.emulated.requests import RequestState, decode_state
 from sterna.types import HIGH, NORMAL, InstanceId, MigrationId, RequestId
-from tests.engine.emulated.builders import STEP_TIME, drain
+from tests.engine.emulated.builders import STEP_TIME, drain, num_held
 
 BLOCK_SIZE = 4
 PICK = st.integers(0, 30)
 SIDE = st.integers(0, 1)
-REQUEST = st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 0.9), st.integers(0, 9), st.booleans())
-"""Of the usable memory, the request's share; the prompt's share of that; arrival; priority."""
+REQUEST = st.tuples(
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 0.9),
+    st.integers(0, 9),
+    st.booleans(),
+    st.tuples(st.integers(0, 1), st.integers(0, 9)),
+)
+"""Of the usable memory, the request's share; the prompt's share of that; arrival; priority; which
+prefix its prompt has, and how many blocks of it."""
+
+
+def with_prefix_cache(config: EmulatedEngineConfig, prefix_caching: bool) -> EmulatedEngineConfig:
+    """The engine with a prefix cache, if its rules allow one."""
+    has_rules = (
+        config.step_mode is StepMode.CHUNKED and config.preemption is not Preemption.LATEST_ARRIVED
+    )
+    return replace(config, prefix_caching=prefix_caching and has_rules)
+
 
 configs = st.builds(
-    EmulatedEngineConfig,
-    num_blocks=st.integers(6, 16),
-    block_size=st.just(BLOCK_SIZE),
-    watermark=st.sampled_from([0.0, 0.1, 0.2]),
-    max_num_seqs=st.integers(1, 5),
-    max_num_batched_tokens=st.sampled_from([1, 3, 8, 100]),
-    step_mode=st.sampled_from(StepMode),
-    preemption=st.sampled_from(Preemption),
-    keeps_block_free=st.booleans(),
+    with_prefix_cache,
+    st.builds(
+        EmulatedEngineConfig,
+        num_blocks=st.integers(6, 16),
+        block_size=st.just(BLOCK_SIZE),
+        watermark=st.sampled_from([0.0, 0.1, 0.2]),
+        max_num_seqs=st.integers(1, 5),
+        max_num_batched_tokens=st.sampled_from([1, 3, 8, 100]),
+        step_mode=st.sampled_from(StepMode),
+        preemption=st.sampled_from(Preemption),
+        keeps_block_free=st.booleans(),
+    ),
+    st.booleans(),
 )
+
+
+def block_hashes(prefix: int, num_shared: int, number: int, num_blocks: int) -> bytes:
+    """Those of a request that begins with so many blocks of a prefix; the rest is its own."""
+    own = range(1_000 * (2 + number) + num_shared, 1_000 * (2 + number) + num_blocks)
+    return array("q", [*range(1_000 * prefix, 1_000 * prefix + num_shared), *own]).tobytes()
 
 
 @dataclass(slots=True)
@@ -74,9 +101,11 @@ class TwoEngines(RuleBasedStateMachine):
     # --------------------------------------------------------------------------------- calls
 
     @rule(side=SIDE, requests=st.lists(REQUEST, min_size=1, max_size=5))
-    def add(self, side: int, requests: list[tuple[float, float, int, bool]]) -> None:
+    def add(
+        self, side: int, requests: list[tuple[float, float, int, bool, tuple[int, int]]]
+    ) -> None:
         """Also during a step. Each request fits into an empty engine."""
-        for share, prompt_share, arrival_s, is_high in requests:
+        for share, prompt_share, arrival_s, is_high, (prefix, num_shared) in requests:
             num_tokens = 2 + int(share * (self.config.total_tokens - 2))
             prompt_tokens = max(1, min(num_tokens - 1, int(prompt_share * num_tokens)))
             priority = HIGH if is_high else NORMAL
@@ -87,6 +116,12 @@ class TwoEngines(RuleBasedStateMachine):
                 float(arrival_s),
                 priority,
                 priority,
+                block_hashes=block_hashes(
+                    prefix,
+                    min(num_shared, prompt_tokens // BLOCK_SIZE),
+                    len(self.asked),
+                    num_tokens // BLOCK_SIZE,
+                ),
             )
             self.asked[state.request_id] = state
             self.num_tokens[state.request_id] = 0
@@ -103,6 +138,9 @@ class TwoEngines(RuleBasedStateMachine):
                 request = self.request(core, request_id)
                 assert (request.num_blocks, request.num_computed_tokens) == (0, 0)
             self.computed[request_id] = 0
+        for request_id, num_cached_tokens in zip(step.admitted, step.cached, strict=True):
+            assert num_cached_tokens < self.request(core, request_id).num_tokens
+            self.computed[request_id] = num_cached_tokens
         self.check_batch(step)
         if step.scheduled:
             assert step.duration_s > 0
@@ -233,11 +271,10 @@ class TwoEngines(RuleBasedStateMachine):
     @invariant()
     def blocks_are_conserved(self) -> None:
         for side, core in enumerate(self.cores):
-            held = sum(each.num_blocks for each in core.requests())
             reserved = sum(move.num_reserved or 0 for move in self.moves if move.source != side)
-            assert core.num_free_blocks >= 0
+            assert core.num_free_blocks >= core.num_idle_blocks >= 0
             assert core.num_reserved_blocks == reserved
-            assert core.num_free_blocks + held + reserved == self.config.num_blocks
+            assert core.num_free_blocks + num_held(core) + reserved == self.config.num_blocks
 
     @invariant()
     def every_request_is_in_one_place(self) -> None:

@@ -59,7 +59,8 @@ def _facts(summary: Summary) -> str:
     return "\n".join(
         (
             f"completed {summary.num_completed:,} of {counted(summary.num_requests, 'request')}; "
-            + _preemptions(summary),
+            + _preemptions(summary)
+            + _prefix_reuse(summary),
             _migrations(summary),
             f"fragmentation {percent(summary.fragmentation_mean)}; "
             f"instances {_known(summary.instances_avg)} on average",
@@ -72,6 +73,11 @@ def _preemptions(summary: Summary) -> str:
     if summary.preempted_fraction is not None:
         return f"{percent(summary.preempted_fraction)} preempted at least once"
     return f"preemptions: {_known(summary.num_preemptions)}"
+
+
+def _prefix_reuse(summary: Summary) -> str:
+    reuse = summary.prefix_reuse
+    return "" if reuse is None else f"; {percent(reuse)} of what prompts share was cached"
 
 
 def _migrations(summary: Summary) -> str:

@@ -35,11 +35,13 @@ class Metric:
     Attributes:
         of: its value in a run; None where the run does not have it.
         is_compared: whether less of it is better, so that a ratio is meaningful.
+        is_optional: whether it is left out if no run has it.
     """
 
     name: str
     of: Callable[[Summary], float | None]
     is_compared: bool = True
+    is_optional: bool = False
 
 
 def _of(field: str, statistic: str, scale: float = 1.0) -> Callable[[Summary], float | None]:
@@ -70,6 +72,7 @@ LATENCIES: Sequence[Metric] = (
     Metric("queue time mean, s", _of("queue_s", "mean")),
     Metric("preemption loss mean, s", _of("preemption_loss_s", "mean")),
     Metric("preempted, %", _scaled("preempted_fraction", 100.0)),
+    Metric("prefix reuse, %", _scaled("prefix_reuse", 100.0), False, is_optional=True),
 )
 """Metrics of requests, of all or of one class."""
 
@@ -163,6 +166,8 @@ def _add_metrics(
     for metric in metrics:
         found = {policy: [metric.of(each) for each in those] for policy, those in summaries.items()}
         compares = metric.is_compared
+        if metric.is_optional and all(_mean(values) is None for values in found.values()):
+            continue
         table.add_row(
             metric.name,
             *(

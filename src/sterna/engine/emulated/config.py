@@ -63,9 +63,12 @@ class EmulatedEngineConfig:
                 raise ConfigurationError(f"{option} must be at least 1, not {value!r}")
         if not 0 <= self.watermark < 1:
             raise ConfigurationError(f"watermark must be in [0, 1), not {self.watermark!r}")
-        if self.prefix_caching and self.step_mode is not StepMode.CHUNKED:
+        if self.prefix_caching and (
+            self.step_mode is not StepMode.CHUNKED or self.preemption is Preemption.LATEST_ARRIVED
+        ):
             raise ConfigurationError(
-                f"prefix_caching needs step_mode chunked, not {self.step_mode.value}"
+                "prefix_caching needs the rules of vLLM 1: step_mode chunked, and preemption "
+                "last_admitted or least_urgent"
             )
         if self.num_usable_blocks < 1:
             raise ConfigurationError(

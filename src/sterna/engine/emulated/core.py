@@ -62,6 +62,11 @@ class EmulatedCore:
         return self._num_free_blocks
 
     @property
+    def num_idle_blocks(self) -> int:
+        """Those of them whose contents the prefix cache still has."""
+        return self._prefixes.num_idle
+
+    @property
     def num_reserved_blocks(self) -> int:
         """Blocks held for incoming migrations."""
         return sum(each.num_blocks for each in self._reservations.values())

@@ -5,8 +5,8 @@ plain core, bit for bit, which the simulator's tests check. Besides compilation,
 fast: a step in which every request decodes touches no request. Their lengths grow with a counter;
 the remainders of their offsets tell how many need a block; the next one to finish is known.
 
-`tables` has the data, `queue`, `batch`, `stepping`, `reports` and `moves` what happens to it;
-`entries` has what Python calls.
+`tables` has the data, `queue`, `batch`, `prefixes`, `stepping`, `reports` and `moves` what happens
+to it; `entries` has what Python calls.
 
 Offers: entries, tables.
 Imports: engine.emulated.

@@ -2,6 +2,7 @@
 
 from numba import njit
 
+from sterna.engine.emulated.compiled.prefixes import remember
 from sterna.engine.emulated.compiled.queue import num_blocks_of
 from sterna.engine.emulated.compiled.tables import ABSENT, DECODING, NEVER, Tables
 
@@ -64,6 +65,7 @@ def end_decoding(tables: Tables, r: int, index: int) -> None:
     request.num_output_tokens = request.offset + row.counter - request.prompt_tokens
     request.num_computed_tokens = request.offset + row.counter - 1
     request.num_blocks = num_blocks
+    remember(tables, r, index, request.num_computed_tokens // block_size)
     request.execution_ns += row.execution_ns - request.execution_mark_ns
     request.state = ABSENT
     row.offset_sum -= request.offset

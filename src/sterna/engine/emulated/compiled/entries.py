@@ -1,7 +1,7 @@
 """Entry points from Python: the compiled functions, with the tables given by their addresses.
 
-Passing nine arrays takes Python several microseconds, longer than most of these functions run. So
-it passes one array of integers with the addresses and sizes of the others.
+Passing a dozen arrays takes Python several microseconds, longer than most of these functions run.
+So it passes one array of integers with the addresses and sizes of the others.
 
 The compiled code of these functions is cached for later processes; all other functions are
 compiled into them.
@@ -17,8 +17,14 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from sterna.engine.emulated.compiled import moves, reports, stepping
-from sterna.engine.emulated.compiled.tables import ENGINE, REQUEST, SETTINGS, Tables
+from sterna.engine.emulated.compiled import moves, prefixes, reports, stepping
+from sterna.engine.emulated.compiled.tables import (
+    CACHED,
+    ENGINE,
+    REQUEST,
+    SETTINGS,
+    Tables,
+)
 
 
 def _source() -> int:
@@ -46,6 +52,9 @@ def places_of(tables: Tables) -> NDArray[np.int64]:
         reported.shape[2],
         len(tables.preempted),
         len(tables.totals),
+        len(tables.hashes),
+        tables.cached.shape[1],
+        tables.buckets.shape[1],
     )
     return np.array([*(each.ctypes.data for each in tables), *sizes], np.int64)
 
@@ -63,8 +72,9 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 @njit
 def _tables(places: Any) -> Tables:
     """The tables at these places."""
-    num_rows, num_requests, max_num_seqs, block_size = places[9], places[10], places[11], places[12]
-    num_priorities, report_size = places[13], places[14]
+    num_rows, num_requests, max_num_seqs = places[13], places[14], places[15]
+    block_size, num_priorities, report_size = places[16], places[17], places[18]
+    num_hashes, num_cached, num_buckets = places[21], places[22], places[23]
     return Tables(
         carray(_pointer(places[0]), (num_rows,), ENGINE),
         carray(_pointer(places[1]), (num_requests,), REQUEST),
@@ -72,9 +82,13 @@ def _tables(places: Any) -> Tables:
         carray(_pointer(places[3]), (num_rows, block_size), np.int64),
         carray(_pointer(places[4]), (num_rows, num_priorities), np.int64),
         carray(_pointer(places[5]), (3, num_rows, report_size), np.int64),
-        carray(_pointer(places[6]), (places[15],), np.int64),
-        carray(_pointer(places[7]), (places[16],), np.int64),
+        carray(_pointer(places[6]), (places[19],), np.int64),
+        carray(_pointer(places[7]), (places[20],), np.int64),
         carray(_pointer(places[8]), (1,), SETTINGS),
+        carray(_pointer(places[9]), (num_hashes,), np.int64),
+        carray(_pointer(places[10]), (num_hashes,), np.int32),
+        carray(_pointer(places[11]), (num_rows, num_cached), CACHED),
+        carray(_pointer(places[12]), (num_rows, num_buckets), np.int32),
     )
 
 
@@ -154,3 +168,15 @@ def resume(places: Any, r: int, index: int, source: int = SOURCE) -> None:
 def adopt(places: Any, r: int, index: int, num_blocks: int, source: int = SOURCE) -> None:
     """See `moves.adopt`."""
     moves.adopt(_tables(places), r, index, num_blocks)
+
+
+@njit(cache=True)
+def take(places: Any, r: int, num_blocks: int, source: int = SOURCE) -> None:
+    """See `prefixes.take`."""
+    prefixes.take(_tables(places), r, num_blocks)
+
+
+@njit(cache=True)
+def leave(places: Any, r: int, held: Any, source: int = SOURCE) -> int:
+    """See `prefixes.leave`."""
+    return prefixes.leave(_tables(places), r, held)

@@ -8,6 +8,7 @@ from sterna.engine.emulated.compiled.batch import (
     join_batch,
     leave_batch,
 )
+from sterna.engine.emulated.compiled.prefixes import remember
 from sterna.engine.emulated.compiled.queue import enqueue, enqueue_in_front, unlink
 from sterna.engine.emulated.compiled.tables import (
     DECODING,
@@ -55,8 +56,11 @@ def adopt(tables: Tables, r: int, index: int, num_blocks: int) -> None:
     """Add a migrated request, whose blocks were taken out of its reservation."""
     row, request = tables.rows[r], tables.requests[index]
     request.num_blocks = num_blocks
+    # What its source still holds is known there.
+    request.num_cached = 0
     if num_blocks > 0:
         row.used_blocks += num_blocks
+        remember(tables, r, index, request.num_computed_tokens // tables.settings[0].block_size)
         join_batch(tables, r, index)
         begin_decoding(tables, r, index)
         return

@@ -4,6 +4,7 @@ import numpy as np
 from numba import njit
 
 from sterna.engine.emulated.compiled.batch import end_decoding, join_batch
+from sterna.engine.emulated.compiled.prefixes import find, free, remember, take, use
 from sterna.engine.emulated.compiled.queue import (
     demand_of,
     enqueue_in_front,
@@ -26,8 +27,7 @@ def preempt_last(tables: Tables, r: int) -> int:
         row.num_prefilling -= 1
     row.num_running -= 1
     tables.counts[r, request.priority] -= 1
-    row.free_blocks += request.num_blocks
-    row.used_blocks -= request.num_blocks
+    free(tables, r, index, request.num_blocks)
     request.num_blocks = 0
     request.num_computed_tokens = 0
     request.scheduled = 0
@@ -61,13 +61,14 @@ def schedule_each(tables: Tables, num_preempted: int, r: int, budget: int) -> tu
             num_preempted += 1
             if victim == index:
                 return budget, num_preempted
-        row.free_blocks -= num_new
+        take(tables, r, num_new)
         row.used_blocks += num_new
         request.scheduled = num_tokens
         if request.state == DECODING:
             row.has_decodes = 1
         else:
             request.num_blocks += num_new
+            remember(tables, r, index, (num_computed + num_tokens) // rule.block_size)
         budget -= num_tokens
         place += 1
     return budget, num_preempted
@@ -83,7 +84,7 @@ def schedule_decodes(tables: Tables, r: int, budget: int) -> bool:
     num_new = tables.remainders[r, (1 - row.counter) % rule.block_size]
     if row.free_blocks < num_new + rule.min_free_blocks:
         return False
-    row.free_blocks -= num_new
+    take(tables, r, num_new)
     row.used_blocks += num_new
     row.has_decodes = 1 if row.num_decoding > 0 else 0
     row.has_all_decodes = 1
@@ -110,20 +111,27 @@ def admit(tables: Tables, r: int, budget: int, now_s: float) -> int:
                 watermark = 0
         elif not is_first and num_tokens > budget:
             break
-        if demand_of(head, rule.block_size) + watermark > row.free_blocks:
+        num_found, num_idle = find(tables, r, index)
+        num_needed = demand_of(head, rule.block_size) - num_found + num_idle
+        if num_needed + watermark > row.free_blocks:
             break
-        if rule.is_chunked:
-            num_tokens = min(num_tokens, budget)
         unlink(tables, r, index)
+        use(tables, r, index, num_found)
         head.is_preempted = 0
         head.state = PREFILLING
-        head.num_computed_tokens = 0
-        head.num_blocks = -(-num_tokens // rule.block_size)
+        head.num_computed_tokens = num_found * rule.block_size
+        num_tokens -= head.num_computed_tokens
+        if rule.is_chunked:
+            num_tokens = min(num_tokens, budget)
+        num_computed = head.num_computed_tokens + num_tokens
+        head.num_blocks = -(-num_computed // rule.block_size)
         head.scheduled = num_tokens
         if np.isnan(head.first_scheduled_s):
             head.first_scheduled_s = now_s
-        row.free_blocks -= head.num_blocks
+            head.found_tokens = head.num_computed_tokens
+        take(tables, r, head.num_blocks - num_found)
         row.used_blocks += head.num_blocks
+        remember(tables, r, index, num_computed // rule.block_size)
         row.num_prefilling += 1
         join_batch(tables, r, index)
         budget -= num_tokens

@@ -4,6 +4,7 @@ import numpy as np
 from numba import njit
 
 from sterna.engine.emulated.compiled.batch import begin_decoding, find_next_finish
+from sterna.engine.emulated.compiled.prefixes import free, remember
 from sterna.engine.emulated.compiled.queue import enqueue, is_prefilling, num_blocks_of
 from sterna.engine.emulated.compiled.reports import take_report
 from sterna.engine.emulated.compiled.schedule import schedule
@@ -192,8 +193,10 @@ def remove_finished(tables: Tables, r: int, now_s: float) -> None:
         row.offset_sum -= request.offset
         row.num_decoding -= 1
         tables.remainders[r, request.offset % tables.settings[0].block_size] -= 1
-        row.free_blocks += num_blocks
-        row.used_blocks -= num_blocks
+        # The KV of its last token is never computed.
+        num_full_blocks = (request.offset + row.counter - 1) // tables.settings[0].block_size
+        remember(tables, r, index, num_full_blocks)
+        free(tables, r, index, num_blocks)
         request.state = ENDED
         request.num_blocks = 0
         request.end_s = now_s

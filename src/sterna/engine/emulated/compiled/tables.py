@@ -79,6 +79,12 @@ REQUEST = np.dtype(
         ("is_preempted", np.int64),
         ("before", np.int64),
         ("behind", np.int64),
+        # Its first block hash and the number of them; how many of its blocks can be found; the
+        # tokens that it found when it was admitted first.
+        ("first_hash", np.int64),
+        ("num_hashes", np.int64),
+        ("num_cached", np.int64),
+        ("found_tokens", np.int64),
     ],
     align=True,
 )
@@ -114,11 +120,30 @@ ENGINE = np.dtype(
         ("reserved_blocks", np.int64),
         ("num_preemptions", np.int64),
         ("last_dispatch", np.int64),
+        ("num_idle", np.int64),
+        ("first_idle", np.int64),
+        ("last_idle", np.int64),
+        ("first_unused", np.int64),
     ],
     align=True,
 )
 """`first` and `last` are the ends of the queue. `used_blocks` are those of running and drained
-requests."""
+requests; blocks that several hold count several times. For the prefix cache: its idle blocks, and
+the first row of `CACHED` that none of its blocks has."""
+
+CACHED = np.dtype(
+    [
+        ("block_hash", np.int64),
+        ("num_users", np.int32),
+        # The idle blocks around it; `behind` also links unused rows.
+        ("before", np.int32),
+        ("behind", np.int32),
+        # The next one of its bucket.
+        ("next", np.int32),
+    ],
+    align=True,
+)
+"""A block whose content can be found."""
 
 
 SETTINGS = np.dtype(
@@ -141,6 +166,7 @@ SETTINGS = np.dtype(
         ("is_by_step", np.int64),
         ("victim", np.int64),
         ("has_priorities", np.int64),
+        ("prefix_caching", np.int64),
     ],
     align=True,
 )
@@ -160,6 +186,11 @@ class Tables(NamedTuple):
         preempted: int64[k], room for the requests that are preempted as a step begins.
         totals: int64[2], requests ended and steps begun.
         settings: SETTINGS[1].
+        hashes: int64[m], the block hashes of all requests.
+        held: int32[m], for the same blocks the rows of `CACHED` that the requests hold.
+        cached: CACHED[num_rows, num_blocks], the contents of each engine's blocks.
+        buckets: int32[num_rows, power of 2], the first row of `CACHED` in each bucket, which has
+            the hashes with the same last bits.
     """
 
     rows: Table
@@ -171,10 +202,21 @@ class Tables(NamedTuple):
     preempted: Any
     totals: Any
     settings: Table
+    hashes: Any
+    held: Any
+    cached: Table
+    buckets: Any
 
 
-def make_tables(requests: Table, settings: Table, num_rows: int) -> Tables:
-    """Tables for `num_rows` engines, none of which exists yet."""
+def make_tables(
+    requests: Table, settings: Table, num_rows: int, hashes: Any, num_cached: int
+) -> Tables:
+    """Tables for `num_rows` engines, none of which exists yet.
+
+    Args:
+        hashes: int64[m], the block hashes of all requests.
+        num_cached: blocks of an engine with prefix caching, else 1.
+    """
     block_size, max_num_seqs = int(settings[0]["block_size"]), int(settings[0]["max_num_seqs"])
     num_priorities = int(requests["priority"].max(initial=0)) + 1
     return Tables(
@@ -187,14 +229,33 @@ def make_tables(requests: Table, settings: Table, num_rows: int) -> Tables:
         preempted=np.zeros(2 * max_num_seqs, np.int64),
         totals=np.zeros(2, np.int64),
         settings=settings,
+        hashes=hashes,
+        held=np.zeros(len(hashes), np.int32),
+        cached=np.zeros((num_rows, num_cached), CACHED),
+        buckets=np.zeros((num_rows, 1 << num_cached.bit_length()), np.int32),
     )
 
 
 def with_more_rows(tables: Tables, num_rows: int) -> Tables:
     """The same tables with room for more engines."""
-    more = make_tables(tables.requests, tables.settings, num_rows)
+    num_cached = tables.cached.shape[1]
+    more = make_tables(tables.requests, tables.settings, num_rows, tables.hashes, num_cached)
     num_old = len(tables.rows)
-    for name in ("rows", "running", "remainders", "counts"):
+    for name in ("rows", "running", "remainders", "counts", "cached", "buckets"):
         getattr(more, name)[:num_old] = getattr(tables, name)
     more.reports[:, :num_old] = tables.reports
-    return more._replace(totals=tables.totals)
+    return more._replace(totals=tables.totals, held=tables.held)
+
+
+def begin_row(tables: Tables, r: int, num_blocks: int) -> None:
+    """Make the row that of a new engine with this number of blocks, all of them free."""
+    row = np.zeros((), ENGINE)
+    row["exists"] = 1
+    row["first"] = row["last"] = NONE
+    row["next_finish"] = NEVER
+    row["free_blocks"] = num_blocks
+    row["first_idle"] = row["last_idle"] = NONE
+    tables.rows[r] = row
+    tables.buckets[r] = NONE
+    # Each unused row leads to the next one. There are as many as blocks, so that none lacks.
+    tables.cached[r]["behind"] = np.arange(1, tables.cached.shape[1] + 1)

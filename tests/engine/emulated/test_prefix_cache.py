@@ -1,0 +1,192 @@
+"""Requests find the blocks of their prefixes, and blocks keep contents as long as they can."""
+
+from array import array
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from sterna.engine.emulated.config import Preemption
+from sterna.engine.emulated.core import EmulatedCore
+from sterna.engine.emulated.prefix_cache import PrefixCache, num_free
+from sterna.engine.emulated.requests import RequestState
+from sterna.errors import ConfigurationError
+from sterna.types import MigrationId, RequestId
+from tests.engine.emulated.builders import add, chunked, drain, engine, named, request, step, steps
+
+
+def caching(num_blocks: int = 20, **options: object) -> EmulatedCore:
+    return chunked(
+        num_blocks,
+        watermark=0.0,
+        keeps_block_free=False,
+        preemption=Preemption.LAST_ADMITTED,
+        prefix_caching=True,
+        **options,
+    )
+
+
+def asking(
+    name: str, contents: Sequence[int], prompt_tokens: int, output_tokens: int = 1
+) -> RequestState:
+    """A request with these block hashes."""
+    state = request(name, prompt_tokens, output_tokens)
+    return structs.replace(state, block_hashes=array("q", contents).tobytes())
+
+
+def ask(core: EmulatedCore, *requests: RequestState) -> list[int]:
+    """The numbers of tokens that the requests, which come now, find."""
+    add(core, *requests)
+    return list(step(core).cached)
+
+
+def test_a_prompt_is_computed_from_where_the_cache_ends() -> None:
+    core = caching()
+    assert ask(core, asking("a", [1, 2, 3], 12)) == [0]
+    add(core, asking("b", [1, 2, 4], 13))
+    begun = core.begin_step()
+    assert (begun.scheduled, begun.cached) == ((("b", 5),), (8,))
+    assert named(core, "b").num_blocks == 4
+
+
+def test_the_block_of_the_last_token_is_computed_again() -> None:
+    """ "When all tokens hit the cache, we must recompute the last token" (vLLM)."""
+    core = caching()
+    assert ask(core, asking("a", [1, 2, 3], 12)) == [0]
+    assert ask(core, asking("b", [1, 2, 3], 12)) == [8]
+    assert ask(core, asking("c", [1, 2, 3], 13)) == [12]
+
+
+def test_requests_of_the_same_step_share_what_it_computes() -> None:
+    core = caching()
+    assert ask(core, asking("a", [1, 2, 3], 12), asking("b", [1, 2, 5], 12)) == [0, 8]
+
+
+def test_shared_blocks_are_held_once() -> None:
+    core = caching(10)
+    add(core, asking("a", [1, 2, 3], 13, 50), asking("b", [1, 2, 3], 13, 50))
+    step(core)
+    assert core.num_free_blocks == 10 - 3 - 2
+    core.abort(RequestId("a"))
+    assert core.num_free_blocks == 10 - 4
+    core.abort(RequestId("b"))
+    assert (core.num_free_blocks, core.num_idle_blocks) == (10, 3)
+
+
+def test_blocks_without_content_are_taken_first_and_then_what_was_used_longest_ago() -> None:
+    """A request's last blocks before its first ones."""
+    core = caching(8)
+    ask(core, asking("a", [1, 2, 3], 12))
+    ask(core, asking("b", [4, 5, 6], 12))
+    assert core.num_idle_blocks == 6
+    ask(core, asking("c", [7], 8))
+    assert set(core.cached_hashes()) == {1, 2, 3, 4, 5, 6, 7}
+    # Of eight free blocks, seven have contents.
+    ask(core, asking("d", [10, 11, 12], 12))
+    assert set(core.cached_hashes()) == {1, 4, 5, 6, 7, 10, 11, 12}
+    assert ask(core, asking("e", [1, 2, 3], 5)) == [4]
+
+
+def test_a_preempted_request_finds_what_is_left_of_its_own() -> None:
+    """Prompt and outputs."""
+    core = caching(9)
+    first = asking("a", range(10, 17), 12, 16)
+    second = asking("b", range(20, 27), 12, 16)
+    add(core, first, second)
+    preempted = []
+    while not preempted:
+        preempted = list(step(core).preempted)
+    assert preempted == ["b"]
+    found: list[int] = []
+    while not found:
+        found = list(step(core).cached)
+    # Four of its blocks were full; `a` has taken the last two of them since.
+    assert found == [8]
+
+
+def test_adopted_blocks_are_found_and_those_that_leave_stay() -> None:
+    source, destination = caching(), caching()
+    add(source, asking("a", [1, 2, 3, 4, 5], 14, 6))
+    steps(source, 3)
+    drain(source, "a")
+    migration = MigrationId("m")
+    assert destination.reserve(migration, 4, needs_slot=True) is None
+    destination.adopt(migration, source.export(RequestId("a")), 4)
+    assert set(destination.cached_hashes()) == {1, 2, 3, 4}
+    source.release(RequestId("a"))
+    assert (source.num_free_blocks, source.num_idle_blocks) == (20, 4)
+    assert ask(destination, asking("b", [1, 2, 3], 13)) == [12]
+
+
+def test_a_reservation_takes_the_memory_of_contents() -> None:
+    core = caching(4)
+    ask(core, asking("a", [1, 2, 3], 12))
+    assert core.reserve(MigrationId("m"), 3, needs_slot=True) is None
+    assert set(core.cached_hashes()) == {1}
+    core.free_reservation(MigrationId("m"))
+    assert (core.num_free_blocks, core.num_idle_blocks) == (4, 1)
+
+
+def test_what_it_finds_need_not_be_free_for_a_request_to_be_admitted() -> None:
+    core = caching(6)
+    add(core, asking("a", [1, 2, 3, 4], 17, 50))
+    step(core)
+    # Five blocks, of which four are there; but a request of its own content waits.
+    assert ask(core, asking("b", [1, 2, 3, 4], 17, 2)) == [16]
+    add(core, asking("c", [9, 10], 8, 2))
+    assert step(core).admitted == ()
+
+
+def test_an_idle_block_that_is_found_counts_as_needed() -> None:
+    core = caching(5)
+    ask(core, asking("a", [1, 2], 9))
+    add(core, asking("b", [5, 6, 7], 12, 50))
+    step(core)
+    # Two of its three blocks are there, in the only free ones.
+    add(core, asking("c", [1, 2], 12, 2))
+    assert step(core).admitted == ()
+
+
+def test_without_prefix_caching_nothing_is_found() -> None:
+    core = engine(20)
+    assert ask(core, asking("a", [1, 2, 3], 12)) == [0]
+    assert ask(core, asking("b", [1, 2, 3], 12)) == [0]
+    assert core.num_idle_blocks == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"preemption": Preemption.LAST_ADMITTED}], ids=["chunks", "whole"]
+)
+def test_prefix_caching_needs_the_rules_of_vllm_1(options: dict[str, object]) -> None:
+    make = engine if options else chunked
+    with pytest.raises(ConfigurationError, match="prefix_caching needs the rules of vLLM 1"):
+        make(20, prefix_caching=True, **options)
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 3), max_size=4), st.integers(0, 6)), max_size=20))
+def test_of_the_same_contents_the_first_one_is_found(
+    calls: list[tuple[list[int], int]],
+) -> None:
+    """Against a list of all blocks, in the order in which they got their contents."""
+    cache = PrefixCache()
+    known = []
+    for contents, num_free_blocks in calls:
+        found = cache.find(contents, 3)
+        for block, content in zip(found, contents, strict=False):
+            assert block is next(each for each in known if each.block_hash == content)
+        assert len(found) in (3, len(contents)) or contents[len(found)] not in {
+            each.block_hash for each in known
+        }
+        num_idle = cache.num_idle
+        assert cache.use(found) == num_idle - cache.num_idle
+        mine = [*found, *(cache.add(content) for content in contents[len(found) :])]
+        known += mine[len(found) :]
+        assert cache.leave(mine) == len(set(mine))
+        assert num_free(known) == len(known) == cache.num_idle
+        idle = list(cache._idle)
+        cache.shrink(num_free_blocks)
+        assert list(cache._idle) == idle[-num_free_blocks:] if num_free_blocks else not cache._idle
+        known = [each for each in known if each in cache._idle]
+        assert set(cache.hashes()) == {each.block_hash for each in known}
