@@ -25,6 +25,7 @@ from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     AdminReply,
+    CallUtility,
     FrontendMember,
     InstanceMember,
     LoadReport,
@@ -33,6 +34,7 @@ from sterna.messages.actors import (
     RequestsMoved,
     SetDestination,
     TokenBatch,
+    UtilityResult,
     WireMessage,
 )
 from sterna.messaging.mailbox import Mailbox
@@ -84,11 +86,13 @@ def payload(
     priority: int = 0,
     arrival_s: float = 0.0,
     mm_features: object = None,
+    cache_salt: str | None = None,
     **params: object,
 ) -> bytes:
     """A request in vLLM's encoding, its fields in vLLM's order."""
     fields = [request_id, list(prompt), mm_features, params, None, arrival_s]
-    return msgspec.msgpack.encode([*fields, None, None, None, None, None, 0, 0, priority])
+    more = [None, cache_salt, None, None, None, 0, 0, priority]
+    return msgspec.msgpack.encode([*fields, *more])
 
 
 def expected_tokens(prompt: Sequence[int], num_tokens: int, seed: int | None = None) -> list[int]:
@@ -103,6 +107,7 @@ class Answer:
 
     Attributes:
         times_s: when the engine sent each output.
+        num_cached_tokens: of its prompt, as the engine said with the first token.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -110,6 +115,7 @@ class Answer:
     finish_reason: engine_messages.FinishReason | None = None
     stop_reason: int | None = None
     events: list[engine_messages.EventType] = field(default_factory=list)
+    num_cached_tokens: int | None = None
 
 
 class EmulatedCluster:
@@ -130,6 +136,7 @@ class EmulatedCluster:
         self.answers: dict[str, Answer] = {}
         self.owners: dict[str, InstanceId] = {}
         self.replies: dict[int, AdminReply] = {}
+        self.results: dict[int, object] = {}
 
     async def start(self, num_instances: int) -> None:
         for number in range(num_instances):
@@ -182,6 +189,13 @@ class EmulatedCluster:
         """The client goes away."""
         self._streams.close(RequestId(request_id))
         self._tell(self.owners[request_id], AbortRequests((RequestId(request_id),)))
+
+    async def call_utility(self, instance: str, method: str) -> object:
+        """The result of a method of the engine."""
+        call_id = next(self._numbers)
+        self._tell(instance, CallUtility(FRONTEND, call_id, method), msgspec.msgpack.encode(()))
+        await self.until(lambda: call_id in self.results)
+        return self.results[call_id]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until the condition holds; it is asked whenever something was said."""
@@ -254,6 +268,11 @@ class EmulatedCluster:
                         self.owners.update(dict.fromkeys(request_ids, instance_id))
                     case AdminReply(query_id):
                         self.replies[query_id] = message
+                    case UtilityResult(_, call_id):
+                        outputs = msgspec.msgpack.decode(frames[0], type=engine_messages.Outputs)
+                        assert outputs.utility_output is not None
+                        assert outputs.utility_output.result is not None
+                        self.results[call_id] = outputs.utility_output.result[1]
                 self._changed.notify_all()
 
     def _take(self, spans: Sequence[Any], frames: Sequence[bytes]) -> None:
@@ -269,6 +288,8 @@ class EmulatedCluster:
             answer.finish_reason = output.finish_reason
             answer.stop_reason = output.stop_reason
             answer.events += [event.type for event in output.events or ()]
+            if output.prefill_stats is not None:
+                answer.num_cached_tokens = output.prefill_stats.num_cached_tokens
 
 
 @asynccontextmanager

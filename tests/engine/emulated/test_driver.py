@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
-from sterna.engine.emulated.config import StepMode
+from sterna.engine.emulated.config import Preemption, StepMode
 from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.emulated_engine import MAX_LAG_S
 from sterna.engine.emulated.engine_messages import EventType, FinishReason
-from sterna.engine.emulated.tokens import Vocabulary, first_stop, stream_key, token_at
+from sterna.engine.emulated.tokens import (
+    Vocabulary,
+    block_hashes,
+    first_stop,
+    stream_key,
+    token_at,
+)
 from sterna.types import InstanceId
 from tests.engine.emulated.clusters import (
     VOCABULARY,
@@ -30,6 +36,12 @@ DOCUMENTED = [2278, 2088, 2106, 2322]
 ROOMY = 10_000
 LONG = 5_000
 """Tokens of a request that does not end during a test; that many fit into a roomy engine."""
+
+PREFIX_CACHING = {
+    "step_mode": StepMode.CHUNKED,
+    "preemption": Preemption.LAST_ADMITTED,
+    "prefix_caching": True,
+}
 
 Test = Callable[[EmulatedCluster], Coroutine[Any, Any, None]]
 
@@ -53,6 +65,18 @@ def test_tokens_are_those_that_the_documentation_gives() -> None:
     assert [token_at(key, i, Vocabulary(1928, 439)) for i in range(4)] == DOCUMENTED
     assert stream_key([1, 2, 3], 7) != key
     assert stream_key([1, 2], None) != key
+
+
+def test_block_hashes_are_the_same_where_all_tokens_and_the_salt_are() -> None:
+    key = stream_key(PROMPT, None)
+    hashes = block_hashes(PROMPT, key, 9, VOCABULARY, 4)
+    assert len(hashes) == 3 * 8
+    # A prompt that goes on where the answer ended.
+    longer = [*PROMPT, *expected_tokens(PROMPT, 9), 1, 2, 3]
+    assert block_hashes(longer, stream_key(longer, 5), 1, VOCABULARY, 4)[:24] == hashes
+    other = block_hashes([6, *PROMPT[1:]], key, 9, VOCABULARY, 4)
+    salted = block_hashes(PROMPT, key, 9, VOCABULARY, 4, "tenant")
+    assert len({each[n : n + 8] for each in (hashes, other, salted) for n in (0, 8, 16)}) == 9
 
 
 def test_tokens_lie_in_the_vocabulary_and_all_of_it_is_used() -> None:
@@ -126,6 +150,42 @@ def test_what_cannot_be_served_ends_with_an_error(request_with: dict[str, Any]) 
         assert cluster.answers["r1"].token_ids == []
 
     run(test, num_instances=1, engine_options=options(max_model_len=40))
+
+
+def test_the_next_turn_finds_the_turn_before_where_that_has_moved() -> None:
+    """Prompt and answer, but with the same salt only."""
+
+    async def test(cluster: EmulatedCluster) -> None:
+        cluster.send("i0", "turn1", PROMPT, max_tokens=100)
+        await cluster.until(lambda: len(cluster.answers["turn1"].token_ids) >= 10)
+        assert (await cluster.migrate("turn1", "i1")).error is None
+        await cluster.until_finished()
+        prompt = [*PROMPT, *cluster.answers["turn1"].token_ids, 7, 7]
+        cluster.send("i1", "turn2", prompt, max_tokens=3)
+        cluster.send("i1", "stranger", prompt, max_tokens=3, cache_salt="tenant")
+        await cluster.until_finished()
+        answers = cluster.answers
+        assert answers["turn1"].num_cached_tokens == answers["stranger"].num_cached_tokens == 0
+        # The KV of the last token of an answer is not computed: 104 of 105.
+        assert answers["turn2"].num_cached_tokens == 104
+        assert answers["turn2"].token_ids == expected_tokens(prompt, 3)
+
+    run(test, engine_options=options(200, **PREFIX_CACHING))
+
+
+def test_a_prefix_cache_is_emptied_while_no_request_uses_it() -> None:
+    async def test(cluster: EmulatedCluster) -> None:
+        engine = cluster.engines[INSTANCE]
+        cluster.send("i0", "r1", PROMPT, max_tokens=LONG)
+        await cluster.until(lambda: len(cluster.answers["r1"].token_ids) >= 10)
+        assert await cluster.call_utility("i0", "reset_prefix_cache") is False
+        cluster.abort("r1")
+        await cluster.until_empty()
+        assert list(engine._core.cached_hashes())
+        assert await cluster.call_utility("i0", "reset_prefix_cache") is True
+        assert not list(engine._core.cached_hashes())
+
+    run(test, num_instances=1, engine_options=options(ROOMY, **PREFIX_CACHING))
 
 
 def test_an_aborted_request_gives_its_memory_back_and_others_go_on() -> None:

@@ -34,7 +34,7 @@ def vllm_request(**changes: object) -> EngineCoreRequest:
         "pooling_params": None,
         "arrival_time": 17.5,
         "lora_request": None,
-        "cache_salt": None,
+        "cache_salt": "tenant",
         "data_parallel_rank": None,
         "client_index": 3,
         "priority": -2,
@@ -49,6 +49,7 @@ def test_vllms_requests_are_read() -> None:
     assert request.request_id == "cmpl-1"
     assert request.prompt_token_ids == [1, 2, 3]
     assert request.arrival_time == 17.5
+    assert request.cache_salt == "tenant"
     assert request.client_index == 3
     assert request.priority == -2
     params = request.sampling_params
@@ -123,7 +124,7 @@ def test_vllm_reads_outputs() -> None:
         finish_reason=engine_messages.FinishReason.STOP,
         stop_reason=7,
         events=[engine_messages.Event(engine_messages.EventType.SCHEDULED, 2.5)],
-        prefill_stats=engine_messages.PrefillStats(12, 12),
+        prefill_stats=engine_messages.PrefillStats(12, 8, 4, 4),
     )
     blob = engine_messages.encode_outputs(engine_messages.Outputs(outputs=[output], timestamp=4.5))
     (merged,) = merge_outputs([blob])
@@ -133,8 +134,9 @@ def test_vllm_reads_outputs() -> None:
         assert (read.finish_reason, read.stop_reason) == (FinishReason.STOP, 7)
         (event,) = read.events
         assert (event.type, event.timestamp) == (EngineCoreEventType.SCHEDULED, 2.5)
-        assert read.prefill_stats.num_prompt_tokens == 12
-        assert read.prefill_stats.num_cached_tokens == 0
+        stats = read.prefill_stats
+        assert (stats.num_prompt_tokens, stats.num_computed_tokens) == (12, 8)
+        assert (stats.num_cached_tokens, stats.num_local_cached_tokens) == (4, 4)
     assert decode_outputs(blob).timestamp == 4.5
 
 

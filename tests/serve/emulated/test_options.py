@@ -41,9 +41,16 @@ def test_vllms_options_change_the_profiles_engine_and_are_kept_from_the_front_en
     assert args.emulated.max_model_len == (40 - 1) * 32
 
 
+def test_engines_with_the_rules_of_vllm_1_may_have_a_prefix_cache() -> None:
+    new = ("--profile", "rtx4090-llama-3.1-8b")
+    assert options(*new, "--enable-prefix-caching").emulated.engine.prefix_caching
+    assert not options(*new, "--no-enable-prefix-caching").emulated.engine.prefix_caching
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
+        (["--enable-prefix-caching"], "prefix_caching needs the rules of vLLM 1"),
         (["--enable-lora"], "--enable-lora: an emulated engine has no such thing"),
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size: an emulated engine has no"),
         (["--profile", "h900-gpt"], "h900-gpt"),

@@ -25,6 +25,7 @@ _CHANGES: Mapping[str, str] = MappingProxyType(
         "num_gpu_blocks_override": "num_blocks",
         "max_num_seqs": "max_num_seqs",
         "max_num_batched_tokens": "max_num_batched_tokens",
+        "enable_prefix_caching": "prefix_caching",
     }
 )
 """vLLM's options that change the profile's engine, and what they change."""
@@ -64,7 +65,6 @@ def emulated_options(args: Namespace) -> EmulatedOptions:
 def _refuse_unsupported(args: Namespace) -> None:
     asked = {
         "--enable-lora": args.enable_lora,
-        "--enable-prefix-caching": args.enable_prefix_caching,
         "--enable-prompt-embeds": args.enable_prompt_embeds,
         "--kv-cache-memory-bytes": args.kv_cache_memory_bytes is not None,
         "--kv-transfer-config": args.kv_transfer_config is not None,

@@ -90,6 +90,13 @@ class EmulatedCore:
         """The block hashes of the contents that the prefix cache has."""
         return self._prefixes.hashes()
 
+    def forget_prefixes(self) -> bool:
+        """Empty the prefix cache; returns whether it could be done: only while no block is held."""
+        if self._num_free_blocks < self._config.num_blocks:
+            return False
+        self._prefixes = PrefixCache()
+        return True
+
     def requests(self) -> Iterable[EmulatedRequest]:
         """All requests that hold memory, queue or are drained."""
         return self._requests.values()

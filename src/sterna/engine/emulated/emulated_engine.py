@@ -28,7 +28,13 @@ from sterna.engine.emulated.core import EmulatedCore
 from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.engine.emulated.requests import RequestState, decode_state
 from sterna.engine.emulated.steps import Step, Token
-from sterna.engine.emulated.tokens import Vocabulary, first_stop, stream_key, token_at
+from sterna.engine.emulated.tokens import (
+    Vocabulary,
+    block_hashes,
+    first_stop,
+    stream_key,
+    token_at,
+)
 from sterna.engine.interface import EngineActivity, EngineFacts, EngineListener, EngineReady
 from sterna.engine.kv_memory import one_group
 from sterna.errors import UNREADABLE
@@ -63,9 +69,8 @@ UTILITY_RESULTS: dict[str, object] = {
     "list_loras": [],
     "reset_encoder_cache": None,
     "reset_mm_cache": None,
-    "reset_prefix_cache": True,
 }
-"""Results of vLLM's methods for an engine without model, adapters and caches."""
+"""Results of vLLM's methods for an engine without model and adapters."""
 
 T = TypeVar("T")
 
@@ -108,6 +113,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 class _Stream:
     origin: Origin
     events: list[engine_messages.Event] = field(default_factory=list)
+    num_cached_tokens: int = 0
 
 
 class EmulatedEngine:
@@ -214,13 +220,21 @@ class EmulatedEngine:
             key, params.stop_token_ids or (), params.min_tokens, max_tokens, vocabulary
         )
         its_class = self._options.classes.of_vllm_priority(request.priority)
+        num_outputs = max_tokens if stop is None else stop + 1
+        hashes = b""
+        if self._options.engine.prefix_caching:
+            block_size = self._options.engine.block_size
+            hashes = block_hashes(
+                prompt, key, num_outputs, vocabulary, block_size, request.cache_salt
+            )
         state = RequestState(
             request_id=RequestId(request.request_id),
             prompt_tokens=len(prompt),
-            output_tokens=max_tokens if stop is None else stop + 1,
+            output_tokens=num_outputs,
             arrival_s=request.arrival_time,
             scheduling_priority=its_class.scheduling_priority,
             execution_priority=its_class.execution_priority,
+            block_hashes=hashes,
         )
         stop_token_id = None if stop is None else token_at(key, stop, vocabulary)
         return state, Origin(frontend_id, len(prompt), key, stop_token_id)
@@ -255,16 +269,19 @@ class EmulatedEngine:
     def call_utility(
         self, frontend_id: FrontendId, call_id: int, method: str, payload: bytes
     ) -> None:
-        if method in UTILITY_RESULTS:
-            output = engine_messages.UtilityOutput(call_id, None, (None, UTILITY_RESULTS[method]))
-        else:
-            output = engine_messages.UtilityOutput(
-                call_id, f"the emulated engine has no {method}", None
+        def answer(failure: str | None, result: tuple[None, object] | None) -> None:
+            output = engine_messages.UtilityOutput(call_id, failure, result)
+            payload = engine_messages.encode_outputs(
+                engine_messages.Outputs(timestamp=_now_s(), utility_output=output)
             )
-        payload = engine_messages.encode_outputs(
-            engine_messages.Outputs(timestamp=_now_s(), utility_output=output)
-        )
-        self._loop.call_soon(self._listener.on_utility_result, frontend_id, call_id, payload)
+            self._loop.call_soon(self._listener.on_utility_result, frontend_id, call_id, payload)
+
+        if method == "reset_prefix_cache":
+            self._do(lambda: answer(None, (None, self._core.forget_prefixes())))
+        elif method in UTILITY_RESULTS:
+            answer(None, (None, UTILITY_RESULTS[method]))
+        else:
+            answer(f"the emulated engine has no {method}", None)
 
     # ------------------------------------------------------------------------------- source
 
@@ -416,6 +433,8 @@ class EmulatedEngine:
         ):
             for request_id in request_ids:
                 self._streams[request_id].events.append(_event(kind))
+        for request_id, num_tokens in zip(step.admitted, step.cached, strict=True):
+            self._streams[request_id].num_cached_tokens = num_tokens
 
     def _deliver(self, tokens: Sequence[Token]) -> None:
         """Send the tokens to their front ends, one batch each."""
@@ -434,8 +453,12 @@ class EmulatedEngine:
         token_id = token_at(origin.key, token.index, self._options.vocabulary)
         output = engine_messages.Output(token.request_id, [token_id])
         if token.index == 0:
+            num_cached_tokens = stream.num_cached_tokens
             output.prefill_stats = engine_messages.PrefillStats(
-                origin.prompt_tokens, origin.prompt_tokens
+                origin.prompt_tokens,
+                origin.prompt_tokens - num_cached_tokens,
+                num_cached_tokens,
+                num_cached_tokens,
             )
         if stream.events:
             output.events, stream.events = stream.events, []

@@ -52,7 +52,7 @@ class Request(msgspec.Struct, array_like=True):
     pooling_params: msgspec.Raw
     arrival_time: float
     lora_request: msgspec.Raw
-    cache_salt: msgspec.Raw
+    cache_salt: str | None
     data_parallel_rank: msgspec.Raw
     prompt_embeds: msgspec.Raw = _NIL
     prompt_is_token_ids: msgspec.Raw = _NIL
@@ -82,10 +82,12 @@ class Event(msgspec.Struct):
 
 
 class PrefillStats(msgspec.Struct):
-    """vLLM's PrefillStats, which come with the first token; there is no prefix cache."""
+    """vLLM's PrefillStats, which come with the first token."""
 
     num_prompt_tokens: int
     num_computed_tokens: int
+    num_cached_tokens: int
+    num_local_cached_tokens: int
 
 
 class Output(msgspec.Struct, array_like=True, omit_defaults=True):

@@ -67,6 +67,27 @@ def first_stop(
     return next((i for i in indexes if token_at(key, i, vocabulary) in stops), None)
 
 
+def block_hashes(
+    prompt_token_ids: Sequence[int],
+    key: bytes,
+    num_outputs: int,
+    vocabulary: Vocabulary,
+    block_size: int,
+    cache_salt: str | None = None,
+) -> bytes:
+    """For each full block of a request's prompt and outputs, 8 bytes that stand for all tokens up
+    to its end, and for the salt: requests with different salts share no block."""
+    outputs = (token_at(key, index, vocabulary) for index in range(num_outputs))
+    token_ids = [*prompt_token_ids, *outputs]
+    chain = blake2b((cache_salt or "").encode(), digest_size=8).digest()
+    hashes = []
+    for end in range(block_size, len(token_ids) + 1, block_size):
+        block = _little_endian(token_ids[end - block_size : end])
+        chain = blake2b(block, digest_size=8, key=chain).digest()
+        hashes.append(chain)
+    return b"".join(hashes)
+
+
 def _little_endian(token_ids: Sequence[int]) -> bytes:
     ids = array("I", token_ids)
     if ids.itemsize != 4:
