@@ -4,7 +4,7 @@ They say the same wherever they move, and where the instance dies that has them.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,13 @@ class Case:
 
     Attributes:
         short_prompt_of: of a prompt of few tokens.
+        is_alone: whether tokens depend on the batch, without any migration (`bench.kinds.cases`).
     """
 
     model: str
     prepare: Callable[[Path], dict[str, Any]] = nothing_more
     short_prompt_of: Callable[[list[int]], Any] = list
+    is_alone: bool = False
 
     def prompt(self, num_tokens: int) -> Any:
         token_ids = prompt_of(num_tokens, num_tokens)
@@ -45,9 +47,9 @@ class Case:
 
 
 CASES = {
-    "ngram": Case("gemma3", drafts.ngram),
-    "draft_model": Case("llama", drafts.draft_model),
-    "eagle": Case("llama", drafts.eagle),
+    "ngram": Case("gemma3", drafts.ngram, is_alone=True),
+    "draft_model": Case("llama", drafts.draft_model, is_alone=True),
+    "eagle": Case("llama", drafts.eagle, is_alone=True),
     "image": Case("qwen2_vl", short_prompt_of=image_prompt),
 }
 
@@ -73,13 +75,13 @@ def pair(
     run(made.close())
 
 
-def test_requests_move_to_and_fro_beside_others(pair: InstancePair, run: Run, case: Case) -> None:
-    lengths = (30, 230)
+def test_requests_move_to_and_fro(pair: InstancePair, run: Run, case: Case) -> None:
+    """Beside each other, where tokens do not depend on that."""
 
-    def requests() -> list[Any]:
-        return [pair.build(case.prompt(n), **SAMPLING) for n in lengths]
+    async def together(lengths: Sequence[int]) -> None:
+        def requests() -> list[Any]:
+            return [pair.build(case.prompt(n), **SAMPLING) for n in lengths]
 
-    async def together() -> None:
         expected = await asyncio.gather(*map(pair.generate, requests()))
         moved = await asyncio.gather(
             *(pair.generate_moving(each, [3, 45, 90]) for each in requests())
@@ -89,7 +91,8 @@ def test_requests_move_to_and_fro_beside_others(pair: InstancePair, run: Run, ca
             assert_same(found, wanted)
             assert found.moves == ["i1", "i0", "i1"]
 
-    run(together())
+    for lengths in ((30,), (230,)) if case.is_alone else ((30, 230),):
+        run(together(lengths))
     run(pair.until_idle())
 
 

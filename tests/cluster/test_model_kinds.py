@@ -150,7 +150,8 @@ def test_without_the_pages_of_any_group_a_request_says_something_else(
         # Other pages than the right ones, instead of what an earlier request may have left.
         await pair.generate(pair.build(prompt_of(600, 3), max_tokens=60, ignore_eos=True), "i1")
         await pair.actors["i1"].leave_out.remote(f"group {group}")
-        found = await pair.generate_moving(pair.build(prompt_of(230), **asked), [40])
+        request = pair.build(prompt_of(230), **asked)
+        found = await pair.generate_moving(request, [40], is_exact=True)
         await pair.actors["i1"].repair.remote()
         return found
 
