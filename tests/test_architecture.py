@@ -36,7 +36,6 @@ MIN_LINES = 40
 
 SHORT_MODULES = {
     "sterna.cli.checkout": "asked by two commands",
-    "sterna.engine.emulated.steps": "values of the plain core and of those who drive it",
     "sterna.folders": "of the processes of several rooms",
     "sterna.log_throttle": "of the logs of several rooms",
     "sterna.messaging.send_effects": "the vocabulary of all actors' cores",

@@ -36,7 +36,7 @@ def run_json(name: str, done: "Measured") -> dict[str, Any]:
     Raises:
         ConfigurationError: no request of the run ended.
     """
-    from bench.serving.filling import fillings_of
+    from bench.autoscaling.filling import fillings_of
     from bench.serving.measured import distribution_json
     from bench.serving.timeline import timeline_json, timeline_of
 

@@ -1,6 +1,7 @@
 """Sends the requests of a trace to an OpenAI-compatible server, each when it is due.
 
-The loop is open: it does not wait for answers, so that a slow server gets no fewer requests.
+The loop is open: it does not wait for answers, so that a slow server gets no fewer requests. Within
+a session it is closed: the next turn, which has the answer in its prompt, comes some time after it.
 Requests are streaming completions of prompts of random tokens; the trace gives the number of
 generated tokens.
 """
@@ -8,8 +9,8 @@ generated tokens.
 import asyncio
 import contextlib
 import resource
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from math import nan
 from typing import Any
@@ -18,12 +19,11 @@ import aiohttp
 import msgspec
 import numpy as np
 
+from bench.serving.prompts import prompt_of
 from bench.serving.target import Target, refusal
 from sterna.types import NORMAL, Priority
 from sterna.workload.trace import Trace
-
-PROMPT_TOKEN_IDS = (1_000, 30_000)
-"""The ids from which prompts are drawn: plain tokens in nearly all vocabularies."""
+from sterna.workload.turns import NONE
 
 DEFAULT_TIMEOUT_S = 600.0
 
@@ -61,6 +61,7 @@ class Outcome:
         error: the reason of the failure; None for a complete answer.
         tokens: the generated ids, where they are kept.
         gaps_s: every time from one token to the next, where tokens are kept.
+        due_s: when it was to be sent; NaN where its session failed before.
     """
 
     sent_s: float = nan
@@ -71,6 +72,7 @@ class Outcome:
     error: str | None = None
     tokens: list[int] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
+    due_s: float = nan
 
     def on_token(self, now_s: float) -> None:
         """A piece of the answer came; it may have been several tokens at once."""
@@ -113,12 +115,43 @@ async def replay(
         on_ended: called whenever a request has ended, well or not.
     """
 
-    def tell(sending: asyncio.Task[None]) -> None:
-        # A request that is given up along with the whole run has not ended.
-        if on_ended is not None and not sending.cancelled():
-            on_ended()
+    turns = trace.turns
+    following = None if turns is None else turns.next()
+    if turns is not None:
+        # The next prompts have them.
+        config = replace(config, keeps_tokens=True)
+
+    async def send_turns(sender: "_Sender", index: int) -> None:
+        """Send a request and, after its answer, the later turns of its session."""
+        due_s, before = float(trace.arrival_s[index]), list[int]()
+        while True:
+            outcome = outcomes[index]
+            outcome.due_s = due_s
+            body = body_of(target.model, trace, index, config, before)
+            await sender.send(body, int(trace.output_tokens[index]), outcome)
+            if on_ended is not None:
+                on_ended()
+            if turns is None or following is None or following[index] == NONE:
+                return
+            index = int(following[index])
+            if outcome.error is not None:
+                give_up(index)
+                return
+            before = [*body["prompt"], *outcome.tokens]
+            due_s = outcome.last_token_s + float(turns.think_s[index])
+            await asyncio.sleep(max(0.0, begin_s + due_s - loop.time()))
+
+    def give_up(index: int) -> None:
+        """Fail this turn of a session, and all later ones."""
+        while index != NONE:
+            outcomes[index].error = "a turn before it failed"
+            if on_ended is not None:
+                on_ended()
+            assert following is not None
+            index = int(following[index])
 
     allow_files(len(trace) + NUM_SPARE_FILES)
+    loop = asyncio.get_running_loop()
     outcomes = [Outcome() for _ in range(len(trace))]
     timeout = aiohttp.ClientTimeout(
         total=None, sock_connect=config.timeout_s, sock_read=config.timeout_s
@@ -128,26 +161,20 @@ async def replay(
         asyncio.TaskGroup() as group,
     ):
         sender = _Sender(session, target, config, begin_s)
-        loop = asyncio.get_running_loop()
         for index, arrival_s in enumerate(trace.arrival_s.tolist()):
-            await asyncio.sleep(max(0.0, begin_s + arrival_s - loop.time()))
-            body = body_of(target.model, trace, index, config)
-            num_tokens = int(trace.output_tokens[index])
-            sending = group.create_task(sender.send(body, num_tokens, outcomes[index]))
-            sending.add_done_callback(tell)
+            if turns is None or turns.is_first[index]:
+                await asyncio.sleep(max(0.0, begin_s + arrival_s - loop.time()))
+                group.create_task(send_turns(sender, index))
     return outcomes
 
 
-def body_of(model: str, trace: Trace, index: int, config: ClientConfig) -> dict[str, Any]:
-    """The completion for the trace's request with this index.
-
-    Prompts are random and differ, so that no prefix cache shortens them.
-    """
-    num_tokens = int(trace.input_tokens[index])
-    draws = np.random.default_rng([config.seed, index])
+def body_of(
+    model: str, trace: Trace, index: int, config: ClientConfig, before: Sequence[int] = ()
+) -> dict[str, Any]:
+    """The completion for the trace's request with this index; `before` as in `prompt_of`."""
     return {
         "model": model,
-        "prompt": draws.integers(*PROMPT_TOKEN_IDS, num_tokens).tolist(),
+        "prompt": prompt_of(trace, index, config.seed, before),
         "max_tokens": int(trace.output_tokens[index]),
         "ignore_eos": True,
         "temperature": 0.0,

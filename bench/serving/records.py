@@ -19,11 +19,13 @@ PENDING = "pending"
 
 
 def records_of(trace: Trace, outcomes: Sequence[Outcome]) -> Records:
-    """The trace's requests. A failed one has no end; it arrived when it was due."""
+    """The trace's requests. They arrived when they were due; a failed one has no end, and one whose
+    session failed before it no arrival either."""
     unknown = np.full(len(trace), np.nan)
     end_s = [each.last_token_s if each.error is None else np.nan for each in outcomes]
+    due_s = np.array([each.due_s for each in outcomes], np.float64)
     return Records(
-        arrival_s=trace.arrival_s,
+        arrival_s=trace.arrival_s if trace.turns is None else due_s,
         first_token_s=np.array([each.first_token_s for each in outcomes], np.float64),
         end_s=np.array(end_s, np.float64),
         input_tokens=trace.input_tokens,

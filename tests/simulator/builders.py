@@ -13,6 +13,7 @@ from sterna.policy.presets import LLUMNIX
 from sterna.simulator import SimulationConfig
 from sterna.workload.prefix import PrefixBlocks
 from sterna.workload.trace import Trace
+from sterna.workload.turns import NONE, Turns
 from tests.simulator.checked_simulation import simulate_checked
 
 ENGINE = EmulatedEngineConfig(num_blocks=60, max_num_seqs=32, max_num_batched_tokens=512)
@@ -69,6 +70,18 @@ def with_prefixes(trace: Trace, seed: int = 1, block_tokens: int = 20) -> Trace:
     ids = np.concatenate([np.array(each, np.int64) for each in prompts])
     end = np.cumsum([len(each) for each in prompts])
     return replace(trace, prefix_blocks=PrefixBlocks(ids, end, block_tokens))
+
+
+def with_sessions(trace: Trace, seed: int = 1) -> Trace:
+    """The trace with every request following one of the three before it, if none does so yet."""
+    rng = np.random.default_rng(seed)
+    previous = np.full(len(trace), NONE, np.int64)
+    for row in range(1, len(trace)):
+        candidate = row - rng.integers(1, 4)
+        if rng.random() < 0.7 and candidate >= 0 and candidate not in previous:
+            previous[row] = candidate
+    think_s = rng.choice([0.0, 0.1, 0.033, 2.5], len(trace))
+    return replace(trace, turns=Turns(previous, np.where(previous == NONE, 0.0, think_s)))
 
 
 def trace(arrival_s: object, input_tokens: object, output_tokens: object, is_high: object) -> Trace:

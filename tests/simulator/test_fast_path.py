@@ -31,6 +31,7 @@ from tests.simulator.builders import (
     differences,
     trace,
     with_prefixes,
+    with_sessions,
 )
 from tests.simulator.checked_simulation import simulate_checked
 
@@ -130,6 +131,21 @@ CASES = [
         "prefix cache, scaling",
         configuration(scaling=SCALING, start_delay_s=1.0, num_instances=2, engine=CACHING),
         with_prefixes(crowded_trace(seed=16, num_requests=150, max_input=240)),
+    ),
+    Case(
+        "sessions",
+        configuration(),
+        with_sessions(crowded_trace(seed=17, rate=40.0)),
+    ),
+    Case(
+        "sessions, prefix cache, scaling",
+        configuration(
+            scaling=SCALING,
+            num_instances=2,
+            report=Report.STALE,
+            engine=replace(CACHING, max_num_batched_tokens=64),
+        ),
+        with_sessions(with_prefixes(crowded_trace(seed=18, rate=40.0, fraction_high=0.1))),
     ),
     Case(
         "last admitted, few slots",
@@ -286,7 +302,9 @@ def small_runs(draw: st.DrawFn) -> tuple[Trace, SimulationConfig]:
     drawn = trace(arrival_s, inputs, outputs, rng.random(num_requests) < fraction_high)
     if config.engine.prefix_caching:
         drawn = with_prefixes(drawn, seed=int(rng.integers(1000)))
-    return drawn, config
+    return with_sessions(drawn, seed=int(rng.integers(1000))) if draw(
+        st.booleans()
+    ) else drawn, config
 
 
 def check_any(small_run: tuple[Trace, SimulationConfig]) -> None:

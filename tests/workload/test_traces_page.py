@@ -32,7 +32,7 @@ def run(command: str) -> Trace:
     words = shlex.split(command)[2:]
     options = dict(zip(words[::2], words[1::2], strict=True))
     known = {"--trace", "--rate", "--arrivals", "--requests", "--seed", "--high-fraction"}
-    assert options.keys() <= known
+    assert options.keys() <= known | {"--divide-lengths"}
     return build_trace(
         Workload(
             options["--trace"],
@@ -41,6 +41,7 @@ def run(command: str) -> Trace:
             options.get("--arrivals"),
             int(options.get("--seed", 0xCADE)),
             {HIGH: float(options.get("--high-fraction", 0.0))},
+            divisor=int(options.get("--divide-lengths", 1)),
         )
     )
 

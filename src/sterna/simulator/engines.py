@@ -48,6 +48,10 @@ class Engines(Protocol):
     def advance(self, until_s: float) -> None:
         """Run all steps that end by this time."""
 
+    def turns_ended(self, until_s: float) -> list[tuple[int, float]]:
+        """Requests that ended, and when, whose sessions go on: of the first step by this time in
+        which one ended. Engines that step by themselves run up to that step, or this time."""
+
     def step_end_s(self, row: int, now_s: float) -> float | None:
         """The end of the step that is under way at this moment, or None between two steps."""
 
@@ -84,6 +88,9 @@ class Engines(Protocol):
         because they do not fit, and the total memory; in tokens."""
 
     # ---------------------------------------------------------------------------- requests
+
+    def set_arrival(self, index: int, arrival_s: float) -> None:
+        """Set when a later turn of a session came."""
 
     def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
         """Queue a request of the trace."""

@@ -216,6 +216,11 @@ class FastEngines:
     def advance(self, until_s: float) -> None:
         entries.advance(self._places, until_s)
 
+    def turns_ended(self, until_s: float) -> list[tuple[int, float]]:
+        num_ended = entries.advance_to_turn(self._places, until_s)
+        ended: list[int] = self._tables.turns_ended[:num_ended].tolist()
+        return [(index, float(self._tables.requests["end_s"][index])) for index in ended]
+
     def step_end_s(self, row: int, now_s: float) -> float | None:
         entries.advance_row(self._places, row, now_s)
         return self._columns.step_end_s[row] if self._columns.is_stepping[row] else None
@@ -428,6 +433,10 @@ class FastEngines:
 
     # ---------------------------------------------------------------------------- requests
 
+    def set_arrival(self, index: int, arrival_s: float) -> None:
+        self._arrivals_s[index] = arrival_s
+        self._tables.requests["arrival_s"][index] = arrival_s
+
     def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
         entries.add(self._places, row, index, dispatch_number, now_s)
 
@@ -454,7 +463,7 @@ class FastEngines:
     def records(self) -> Records:
         requests = self._tables.requests
         return Records(
-            arrival_s=self._trace.arrival_s,
+            arrival_s=requests["arrival_s"].copy(),
             first_token_s=requests["first_token_s"].copy(),
             end_s=requests["end_s"].copy(),
             input_tokens=self._trace.input_tokens,
@@ -462,7 +471,7 @@ class FastEngines:
             priority=self._trace.priority,
             num_preemptions=requests["num_preemptions"].copy(),
             preemption_loss_s=requests["loss_s"].copy(),
-            queue_s=requests["first_scheduled_s"] - self._trace.arrival_s,
+            queue_s=requests["first_scheduled_s"] - requests["arrival_s"],
             decode_execution_s=requests["execution_ns"] / 1e9,
             cached_tokens=requests["found_tokens"].copy() if self._hashes else None,
             reusable_tokens=self._hashes.reusable_tokens if self._hashes else None,

@@ -80,6 +80,8 @@ def _requests(trace: Trace, config: SimulationConfig) -> Table:
     if config.policy.has_priorities:
         requests["priority"] = trace.priority
     requests["before"] = requests["behind"] = NONE
+    if trace.turns is not None:
+        requests["has_next"] = trace.turns.next() != NONE
     return requests
 
 

@@ -18,6 +18,7 @@ from sterna.simulator.engines import index_of, request_id_of
 from sterna.types import InstanceId, InstanceLoad, InstanceView, MigrationId, Priority
 from sterna.workload.block_hashes import BlockHashes
 from sterna.workload.trace import Trace
+from sterna.workload.turns import NONE
 
 
 @dataclass(slots=True)
@@ -70,6 +71,9 @@ class PlainEngines:
         self._engines: dict[int, _Engine] = {}
         self._changed: set[int] = set()
         self._times = [_Times() for _ in range(len(trace))]
+        self._arrival_s = trace.arrival_s.copy()
+        self._next_turns = None if trace.turns is None else trace.turns.next()
+        self._turns_ended: list[tuple[int, float]] = []
         self._hashes = (
             BlockHashes.of(trace, config.engine.block_size)
             if config.engine.prefix_caching
@@ -100,6 +104,10 @@ class PlainEngines:
 
     def advance(self, until_s: float) -> None:
         pass
+
+    def turns_ended(self, until_s: float) -> list[tuple[int, float]]:
+        ended, self._turns_ended = self._turns_ended, []
+        return ended
 
     def step_end_s(self, row: int, now_s: float) -> float | None:
         engine = self._engines[row]
@@ -155,6 +163,9 @@ class PlainEngines:
                 assert times.end_s is None
                 times.end_s = now_s
                 self.num_ended += 1
+                index = index_of(token.request_id)
+                if self._next_turns is not None and self._next_turns[index] != NONE:
+                    self._turns_ended.append((index, now_s))
         engine.step = None
         engine.reported = engine.begun
         self._changed.add(row)
@@ -223,6 +234,9 @@ class PlainEngines:
 
     # ---------------------------------------------------------------------------- requests
 
+    def set_arrival(self, index: int, arrival_s: float) -> None:
+        self._arrival_s[index] = arrival_s
+
     def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
         engine = self._engines[row]
         priority = self._config.policy.counts_as(Priority(int(self._trace.priority[index])))
@@ -231,7 +245,7 @@ class PlainEngines:
                 request_id=request_id_of(index),
                 prompt_tokens=int(self._trace.input_tokens[index]),
                 output_tokens=int(self._trace.output_tokens[index]),
-                arrival_s=float(self._trace.arrival_s[index]),
+                arrival_s=float(self._arrival_s[index]),
                 scheduling_priority=priority,
                 execution_priority=priority,
                 block_hashes=self._hashes.of_request(index).tobytes() if self._hashes else b"",
@@ -259,7 +273,7 @@ class PlainEngines:
             return np.array([nan if value is None else value for value in values], np.float64)
 
         return Records(
-            arrival_s=self._trace.arrival_s,
+            arrival_s=self._arrival_s,
             first_token_s=seconds("first_token_s"),
             end_s=seconds("end_s"),
             input_tokens=self._trace.input_tokens,
@@ -267,7 +281,7 @@ class PlainEngines:
             priority=self._trace.priority,
             num_preemptions=np.array([each.num_preemptions for each in self._times], np.int64),
             preemption_loss_s=seconds("loss_s"),
-            queue_s=seconds("first_scheduled_s") - self._trace.arrival_s,
+            queue_s=seconds("first_scheduled_s") - self._arrival_s,
             decode_execution_s=np.array([each.execution_ns for each in self._times]) / 1e9,
             cached_tokens=(
                 np.array([each.num_cached_tokens for each in self._times], np.int64)

@@ -10,6 +10,7 @@ configuration give the same records, bit for bit, in every process.
 
 import math
 import time
+from collections import deque
 from functools import partial
 
 import numpy as np
@@ -73,8 +74,13 @@ class Simulation:
         self._instances: dict[InstanceId, SimulatedInstance] = {}
         self._rows: dict[int, SimulatedInstance] = {}
         self._num_started = 0
-        self._next_arrival = 0
         self._arrivals_s: list[float] = trace.arrival_s.tolist()
+        # Later turns of sessions come after answers: `_plan_turns`.
+        self._coming = deque(range(len(trace)))
+        if trace.turns is not None:
+            self._coming = deque(np.flatnonzero(trace.turns.is_first).tolist())
+            self._next_turns: list[int] = trace.turns.next().tolist()
+            self._think_s: list[float] = trace.turns.think_s.tolist()
         self._demands_tokens = _demands_tokens(trace, config)
         self._priorities: list[int] = trace.priority.tolist()
         # The ends of steps that are events even with engines that step by themselves.
@@ -94,11 +100,12 @@ class Simulation:
         num_requests = len(self._trace)
         while not self._is_over:
             event = self._events.next
-            if self._next_arrival < num_requests:
-                arrival = (self._arrivals_s[self._next_arrival], Rank.ARRIVAL)
-                if event is None or arrival < event:
-                    self._arrive(arrival[0])
-                    continue
+            arrival = (self._arrivals_s[self._coming[0]], Rank.ARRIVAL) if self._coming else None
+            if self._trace.turns is not None and self._plan_turns(event, arrival):
+                continue
+            if arrival is not None and (event is None or arrival < event):
+                self._ask(self._coming.popleft(), arrival[0])
+                continue
             if event is None:
                 # No round and no sample will follow either.
                 self._engines.advance(math.inf)
@@ -136,9 +143,22 @@ class Simulation:
 
     # ----------------------------------------------------------------------- dispatch, rounds
 
-    def _arrive(self, now_s: float) -> None:
-        index = self._next_arrival
-        self._next_arrival += 1
+    def _plan_turns(
+        self, event: tuple[float, int] | None, arrival: tuple[float, int] | None
+    ) -> bool:
+        """Plan the turns that follow answers which end before anything else happens; returns
+        whether there are any."""
+        until_s = min(math.inf if each is None else each[0] for each in (event, arrival))
+        ended = self._engines.turns_ended(until_s)
+        for index, end_s in ended:
+            turn = self._next_turns[index]
+            action = partial(self._begin_turn, turn)
+            self._events.push(end_s + self._think_s[turn], Rank.ARRIVAL, action)
+        return bool(ended)
+
+    def _begin_turn(self, index: int, now_s: float) -> None:
+        self._arrivals_s[index] = now_s
+        self._engines.set_arrival(index, now_s)
         self._ask(index, now_s)
 
     def _ask(self, index: int, now_s: float) -> None:

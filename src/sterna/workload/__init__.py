@@ -5,6 +5,6 @@ and `arrivals` (pure, given a stream of random numbers), `class_mix`, and the ro
 reads them, `formats` parses their lines, `rows` holds them. `block_hashes` has what an engine with
 prefix caching knows of their contents. docs/traces.md is the user's page.
 
-Offers: block_hashes, catalog, seeds, trace.
+Offers: block_hashes, catalog, seeds, trace, turns.
 Imports: errors, types.
 """

@@ -37,7 +37,7 @@ class BlockHashes:
 
     @classmethod
     def of(cls, trace: Trace, block_size: int) -> "BlockHashes":
-        """The hashes of the trace's requests, in blocks of so many tokens."""
+        """The hashes of the trace's requests, in blocks of this number of tokens."""
         prefixes = trace.prefix_blocks
         if prefixes is None:
             nothing = np.zeros(0, np.int64)
@@ -49,7 +49,8 @@ class BlockHashes:
         # Of each block, the number of tokens from the request's first one to its end.
         num_tokens = (np.arange(len(row)) - (end - num_blocks)[row] + 1) * block_size
         num_ids = np.diff(prefixes.end, prepend=0)
-        num_shared_tokens = np.minimum(trace.input_tokens, num_ids * prefixes.block_tokens)
+        covered = trace.input_tokens if prefixes.num_tokens is None else prefixes.num_tokens
+        num_shared_tokens = np.minimum(covered, num_ids * prefixes.block_tokens)
         # Where the ids reach that far, the chain that ends with the last of them.
         is_shared = num_tokens <= num_shared_tokens[row]
         last = (prefixes.end - num_ids)[row] + (num_tokens - 1) // prefixes.block_tokens

@@ -40,6 +40,7 @@ _PACKAGED = {
     "azure-conv": "azure_llm_2023/conv.csv.gz",
     "mooncake-conversation": "mooncake_fast25/conversation.csv.gz",
     "mooncake-arxiv": "mooncake_fast25/arxiv_first1000.csv.gz",
+    "agentic-code": "agentic_code/sessions.csv.gz",
 }
 
 TRACES: Mapping[str, str] = MappingProxyType(
@@ -56,6 +57,7 @@ TRACES: Mapping[str, str] = MappingProxyType(
         "azure-conv": "an hour of Azure's conversations in 2023, with arrivals",
         "mooncake-conversation": "an hour of Mooncake's conversations, with arrivals and prefixes",
         "mooncake-arxiv": "1,000 requests of Mooncake's arXiv service, with arrivals and prefixes",
+        "agentic-code": "200 sessions of coding agents (synthetic), each turn after an answer",
     }
 )
 """The names of the catalog, with a line of description each."""
@@ -78,7 +80,8 @@ class Workload:
         trace: a name of TRACES or PATTERNS, in upper or lower case, or a file's path.
         num_requests: the first requests of the trace, which is repeated if it has fewer. None: all
             of a file, 10,000 of the traces that are drawn.
-        rate: mean requests a second. None: as recorded, or as in the steps of `arrivals`.
+        rate: mean requests a second; of a trace of sessions, mean sessions a second. None: as
+            recorded, or as in the steps of `arrivals`.
         arrivals: see `sterna.workload.arrivals`. None: as recorded if the trace has arrivals and no
             rate is given, otherwise Poisson.
         seed: seed of everything that is drawn, from 0 to 2**32 - 1; the default is the paper's.
@@ -86,6 +89,7 @@ class Workload:
             normal. Empty: as in the file, or all normal.
         max_total_tokens: limit of input and output together. Longer requests are drawn again if
             the trace has drawn lengths (see `has_drawn_lengths`), and otherwise left out.
+        divisor: all lengths of a trace that is not drawn are divided by it.
 
     Raises:
         ConfigurationError: a value is invalid, whatever the trace.
@@ -98,6 +102,7 @@ class Workload:
     seed: int = PAPER_SEED
     class_fractions: Mapping[Priority, float] = field(default_factory=dict, hash=False)
     max_total_tokens: int | None = None
+    divisor: int = 1
 
     def __post_init__(self) -> None:
         if self.num_requests is not None and self.num_requests < 1:
@@ -110,6 +115,8 @@ class Workload:
             raise ConfigurationError(
                 f"max_total_tokens must be at least 2, not {self.max_total_tokens}"
             )
+        if self.divisor < 1:
+            raise ConfigurationError(f"divisor must be at least 1, not {self.divisor}")
         if self.arrivals is not None:
             parse_arrivals(self.arrivals)
         require_fractions(self.class_fractions)
@@ -130,18 +137,31 @@ def build_trace(workload: Workload) -> Trace:
     """
     draws = np.random.RandomState(workload.seed)
     name, rows = _rows(workload, draws)
+    if workload.divisor != 1:
+        if has_drawn_lengths(workload.trace):
+            raise ConfigurationError(
+                f"trace {name} has lengths that are drawn: choose smaller means, as in "
+                "zipf:256-128, instead of dividing them"
+            )
+        rows = rows.divided(workload.divisor)
     if workload.max_total_tokens is not None:
         rows = _short_enough(workload, rows, workload.max_total_tokens)
     num_requests = workload.num_requests or len(rows)
     rows = rows.repeated_to(num_requests)
-    arrival_s = _arrivals_s(workload, name, rows, draws)
+    arrival_s = _arrivals_of_sessions_s(workload, name, rows, draws)
     if workload.class_fractions or rows.priority is None:
         class_draws = np.random.RandomState([workload.seed, 1])
         priority = mix_priorities(workload.class_fractions, num_requests, class_draws)
     else:
         priority = rows.priority
     return Trace(
-        name, arrival_s, rows.input_tokens, rows.output_tokens, priority, rows.prefix_blocks
+        name,
+        arrival_s,
+        rows.input_tokens,
+        rows.output_tokens,
+        priority,
+        rows.prefix_blocks,
+        rows.turns,
     )
 
 
@@ -246,6 +266,18 @@ def _unknown(text: str) -> ConfigurationError:
 # ---------------------------------------------------------------------------- arrivals
 
 
+def _arrivals_of_sessions_s(
+    workload: Workload, name: str, rows: Rows, draws: Draws
+) -> NDArray[np.float64]:
+    """The arrivals of all requests; those of a session have the arrival of its first turn."""
+    if rows.turns is None:
+        return _arrivals_s(workload, name, rows, draws)
+    firsts = np.flatnonzero(rows.turns.is_first)
+    arrival_s = np.zeros(len(rows))
+    arrival_s[firsts] = _arrivals_s(workload, name, rows.taken(firsts), draws)
+    return arrival_s[rows.turns.first()]
+
+
 def _arrivals_s(workload: Workload, name: str, rows: Rows, draws: Draws) -> NDArray[np.float64]:
     rate, process = workload.rate, _process(workload, rows)
     match process:
@@ -290,6 +322,6 @@ def _rate_is_missing(workload: Workload, name: str, rows: Rows) -> Configuration
         own_rate = daily_curve(process.model).mean_rate
         own = f"; {short_name(process.model)}'s own is {own_rate:.0f}"
     return ConfigurationError(
-        f"trace {name} with {workload.arrivals or 'poisson'} arrivals needs a rate, in requests a "
-        f"second{own}"
+        f"trace {name} with {workload.arrivals or 'poisson'} arrivals needs a rate, in "
+        f"{'requests' if rows.turns is None else 'sessions'} a second{own}"
     )

@@ -7,6 +7,8 @@ Each has columns for the lengths of input and output, and may have one for the a
         prefix_blocks (ids and runs A-B, separated by spaces)
     input_length, output_length, timestamp (in ms), hash_ids           Mooncake's
     ContextTokens, GeneratedTokens, TIMESTAMP (a date)                 Azure's
+    new_input_tokens, output_tokens, session, turn, delay_ms,          sessions
+        new_prefix_blocks
 
 Other columns are ignored. Every error message names the file and, if one is wrong, its line.
 """
@@ -14,7 +16,7 @@ Other columns are ignored. Every error message names the file and, if one is wro
 import csv
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -23,6 +25,7 @@ import numpy as np
 from sterna.errors import ConfigurationError
 from sterna.workload.prefix import PrefixBlocks
 from sterna.workload.rows import Rows
+from sterna.workload.turns import SessionTurns
 
 MAX_WHOLE = 10**9
 """A larger number of tokens is a mistake in the file; it also keeps sums within int64."""
@@ -106,6 +109,7 @@ def _parse(records: Iterator[_Record], name: str) -> Rows:
     columns: dict[str, _Column] = {}
     values: dict[str, list[float]] = {}
     ids: list[int] = []
+    sessions: set[float] = set()
     for line, record in records:
         if not columns:
             columns = _format_of(record.keys(), name, line)
@@ -128,17 +132,55 @@ def _parse(records: Iterator[_Record], name: str) -> Rows:
             raise _error(
                 name, line, f"{arrival} is earlier than on the line before; sort the file by it"
             )
+        if "turn" in values:
+            _require_next_turn(values["session"], values["turn"], sessions, name, line)
     if not columns:
         raise ConfigurationError(f"{name} has no requests, only the names of its columns")
+    output_tokens = np.array(values["output_tokens"], np.int64)
+    prefix_blocks = None
+    if "prefix_blocks" in values:
+        end = np.array(values["prefix_blocks"], np.int64)
+        prefix_blocks = PrefixBlocks(np.array(ids, np.int64), end)
+    if "turn" in values:
+        added = SessionTurns(
+            np.array(values["session"], np.int64),
+            np.array(values["new_input_tokens"], np.int64),
+            output_tokens,
+            np.array(values["think_s"], np.float64),
+            prefix_blocks,
+        )
+        return Rows(
+            added.input_tokens,
+            output_tokens,
+            prefix_blocks=added.prefix_blocks,
+            turns=added.turns,
+        )
     return Rows(
         np.array(values["input_tokens"], np.int64),
-        np.array(values["output_tokens"], np.int64),
+        output_tokens,
         np.array(values["arrival_s"], np.float64) if "arrival_s" in values else None,
         np.array(values["priority"], np.int64) if "priority" in values else None,
-        PrefixBlocks(np.array(ids, np.int64), np.array(values["prefix_blocks"], np.int64))
-        if "prefix_blocks" in values
-        else None,
+        prefix_blocks,
     )
+
+
+def _require_next_turn(
+    sessions: Sequence[float], turns: Sequence[float], known: set[float], name: str, line: int
+) -> None:
+    """Require that the last turn is the next one of its session, or the first one of a session that
+    is not known yet; it is from then on."""
+    is_first = len(sessions) < 2 or sessions[-1] != sessions[-2]
+    expected = 0 if is_first else turns[-2] + 1
+    if turns[-1] != expected:
+        raise _error(
+            name,
+            line,
+            f"turn {turns[-1]:g} of session {sessions[-1]:g}, where its turn {expected:g} must "
+            "be; list the turns of a session one after the other, from 0 on",
+        )
+    if is_first and sessions[-1] in known:
+        raise _error(name, line, f"session {sessions[-1]:g} has ended further up")
+    known.add(sessions[-1])
 
 
 def _error(name: str, line: int, what: str) -> ConfigurationError:
@@ -212,10 +254,14 @@ def _tokens(name: str, field: str) -> _Column:
     return _Column(name, field, lambda value: _whole(value, 1), "a whole number from 1 on")
 
 
-def _milliseconds(name: str) -> _Column:
+def _whole_from_0(name: str) -> _Column:
+    return _Column(name, name, lambda value: _whole(value, 0), "a whole number from 0 on")
+
+
+def _milliseconds(name: str, field: str = "arrival_s") -> _Column:
     return _Column(
         name,
-        "arrival_s",
+        field,
         lambda value: _decimal(value) / 1e3,
         "a number of milliseconds, at least 0",
     )
@@ -251,19 +297,37 @@ _FORMATS: tuple[tuple[_Column, ...], ...] = (
         _tokens("GeneratedTokens", "output_tokens"),
         _Column("TIMESTAMP", "arrival_s", _date_s, "a date, as in 2023-11-16 18:15:46.680590"),
     ),
+    (
+        _tokens("new_input_tokens", "new_input_tokens"),
+        _tokens("output_tokens", "output_tokens"),
+        _whole_from_0("session"),
+        _whole_from_0("turn"),
+        _milliseconds("delay_ms", "think_s"),
+        _Column(
+            "new_prefix_blocks",
+            "prefix_blocks",
+            _blocks,
+            "whole numbers and runs A-B, separated by spaces",
+        ),
+    ),
 )
+
+_SESSIONS = _FORMATS[-1]
 
 _ALL_COLUMNS = {column.name for columns in _FORMATS for column in columns}
 
 
 def _format_of(names: Collection[str], name: str, line: int) -> dict[str, _Column]:
-    """The columns to read, by field: those of the first format of which the file has a length."""
-    for columns in _FORMATS:
-        if any(column.name in names for column in columns[:2]):
+    """The columns to read, by field: those of the first format of which the file has a length, that
+    of the input before that of the output."""
+    for place in (0, 1):
+        found_formats = [each for each in _FORMATS if each[place].name in names]
+        if found_formats:
             break
-    else:
-        columns = _FORMATS[0]
-    for column in columns[:2]:
+    columns = found_formats[0] if found_formats else _FORMATS[0]
+    for column in columns if columns is _SESSIONS else columns[:2]:
+        if column.name == "new_prefix_blocks":
+            continue
         if column.name not in names:
             listed = ", ".join(sorted(names))
             raise _error(name, line, f"no column {column.name!r}; there are: {listed}")

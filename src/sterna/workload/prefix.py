@@ -22,11 +22,15 @@ class PrefixBlocks:
         ids: int64[m], the ids of all requests, one request after the other.
         end: int64[n], the number of ids of the requests up to and including this one.
         block_tokens: the tokens of a block; only the last one of a prompt may be cut.
+        num_tokens: int64[n], the tokens of each request, from the first one on, that its blocks
+            cover at most: of the prompt and, where a later request goes on behind it, of the
+            answer. None: the prompt.
     """
 
     ids: NDArray[np.int64]
     end: NDArray[np.int64]
     block_tokens: int = MOONCAKE_BLOCK_TOKENS
+    num_tokens: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         starts_at_0 = (np.diff(self.end, prepend=0) >= 0).all()
@@ -44,4 +48,6 @@ class PrefixBlocks:
         """The blocks of these requests, in this order; a row may occur several times."""
         ids = [self.of(row) for row in rows.tolist()]
         end = np.cumsum([len(each) for each in ids], dtype=np.int64)
-        return PrefixBlocks(np.concatenate([*ids, np.zeros(0, np.int64)]), end, self.block_tokens)
+        num_tokens = None if self.num_tokens is None else self.num_tokens[rows]
+        taken = np.concatenate([*ids, np.zeros(0, np.int64)])
+        return PrefixBlocks(taken, end, self.block_tokens, num_tokens)

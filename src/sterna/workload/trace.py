@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from sterna.errors import ConfigurationError
 from sterna.workload.prefix import PrefixBlocks
+from sterna.workload.turns import Turns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -15,11 +16,13 @@ class Trace:
 
     Attributes:
         name: its name in reports.
-        arrival_s: float64[n], ascending, from 0 on.
+        arrival_s: float64[n], ascending, from 0 on; for a later turn of a session, the arrival of
+            its first one.
         input_tokens: int64[n], at least 1.
         output_tokens: int64[n], at least 1: the number of tokens that the model will produce.
         priority: int64[n], the execution priority, which is also the scheduling priority.
         prefix_blocks: the blocks of every prompt; None if the trace does not have them.
+        turns: which requests follow answers to others; None if all come by themselves.
 
     Raises:
         ConfigurationError: the arrays do not fit together; the message has the row.
@@ -31,6 +34,7 @@ class Trace:
     output_tokens: NDArray[np.int64]
     priority: NDArray[np.int64]
     prefix_blocks: PrefixBlocks | None = None
+    turns: Turns | None = None
 
     def __post_init__(self) -> None:
         for field, is_valid, rule in (
@@ -46,11 +50,11 @@ class Trace:
             if not is_valid.all():
                 row = int(np.argmin(is_valid))
                 raise ConfigurationError(f"trace {self.name}: {field} of row {row} must be {rule}")
-        if self.prefix_blocks is not None and len(self.prefix_blocks) != len(self):
-            raise ConfigurationError(
-                f"trace {self.name}: prefix_blocks has {len(self.prefix_blocks)} entries, "
-                f"not {len(self)}"
-            )
+        for field, part in (("prefix_blocks", self.prefix_blocks), ("turns", self.turns)):
+            if part is not None and len(part) != len(self):
+                raise ConfigurationError(
+                    f"trace {self.name}: {field} has {len(part)} entries, not {len(self)}"
+                )
 
     def __len__(self) -> int:
         return len(self.arrival_s)

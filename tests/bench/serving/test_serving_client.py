@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.serving.client import (
-    PROMPT_TOKEN_IDS,
     ClientConfig,
     EventReader,
     Outcome,
@@ -20,8 +19,11 @@ from bench.serving.client import (
     body_of,
     replay,
 )
+from bench.serving.prompts import PROMPT_TOKEN_IDS, prompt_of
 from sterna.types import HIGH, NORMAL
+from sterna.workload.prefix import PrefixBlocks
 from sterna.workload.trace import Trace
+from sterna.workload.turns import Turns
 from tests.bench.serving.sse_server import (
     Answer,
     Body,
@@ -101,6 +103,69 @@ def test_prompts_are_the_seeds_and_differ() -> None:
     assert prompts[0] != prompts[1][:3]
     low, high = PROMPT_TOKEN_IDS
     assert all(low <= token_id < high for prompt in prompts for token_id in prompt)
+
+
+def test_prompts_begin_alike_where_the_trace_has_the_same_blocks() -> None:
+    trace = replace(
+        trace_of(1, 1, 1),
+        input_tokens=np.array([20, 25, 6]),
+        prefix_blocks=PrefixBlocks(np.array([4, 5, 4, 6, 4]), np.array([2, 4, 5]), 8),
+    )
+    first, second, short = (prompt_of(trace, index, 7) for index in range(3))
+    assert (len(first), len(second), len(short)) == (20, 25, 6)
+    assert first[:8] == second[:8]
+    assert short == first[:6]
+    assert not set(first[8:]) & set(second[8:])
+
+
+def session_of(*think_s: float) -> Trace:
+    """One session, whose turns add as much to their prompts as they can."""
+    num_turns = 1 + len(think_s)
+    turns = Turns(np.arange(-1, num_turns - 1), np.array([0.0, *think_s]))
+    return replace(
+        trace_of(*[4] * num_turns), input_tokens=10 * np.arange(1, num_turns + 1), turns=turns
+    )
+
+
+def test_a_turn_has_the_prompt_and_the_answer_before_it_and_comes_after_it() -> None:
+    async def answer(stream: web.StreamResponse, body: Body) -> None:
+        assert body["return_token_ids"] is True
+        for number in range(body["max_tokens"]):
+            await token(stream, token_ids=[len(body["prompt"]) + number])
+        await finish(stream, body["max_tokens"])
+
+    outcomes, server = outcomes_of(session_of(0.05, 0.0), answer)
+    prompts = [body["prompt"] for body in server.bodies]
+    assert [len(each) for each in prompts] == [10, 20, 30]
+    for before, after, outcome in zip(prompts, prompts[1:], outcomes, strict=False):
+        assert outcome.tokens == [len(before) + number for number in range(4)]
+        assert after[: len(before) + 4] == [*before, *outcome.tokens]
+    assert outcomes[1].due_s == outcomes[0].last_token_s + 0.05
+    assert outcomes[1].sent_s >= outcomes[1].due_s
+    assert [each.error for each in outcomes] == [None] * 3
+
+
+def test_a_session_ends_with_a_turn_that_fails() -> None:
+    async def answer(stream: web.StreamResponse, body: Body) -> None:
+        await token(stream)
+
+    num_ended = 0
+
+    def on_ended() -> None:
+        nonlocal num_ended
+        num_ended += 1
+
+    async def run() -> list[Outcome]:
+        async with running(CompletionsServer(answer)) as target:
+            begin_s = asyncio.get_running_loop().time()
+            return await replay(
+                target, session_of(0.0, 0.0), CONFIG, begin_s=begin_s, on_ended=on_ended
+            )
+
+    outcomes = asyncio.run(run())
+    assert outcomes[0].error is not None
+    assert [each.error for each in outcomes[1:]] == ["a turn before it failed"] * 2
+    assert num_ended == 3
 
 
 def test_the_urgency_can_be_asked_for_by_either_field() -> None:

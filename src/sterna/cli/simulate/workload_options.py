@@ -27,7 +27,9 @@ def add_workload_options(group: Any, *, longest: str, has_several_seeds: bool) -
         "--trace", default="M-M", help="a name (`sterna simulate --list` has them) or a CSV or "
         "JSONL file (default: M-M)"
     )  # fmt: skip
-    group.add_argument("--rate", type=positive, metavar="R", help="requests per second")
+    group.add_argument(
+        "--rate", type=positive, metavar="R", help="requests per second; of sessions, sessions"
+    )
     group.add_argument(
         "--arrivals",
         metavar="HOW",
@@ -43,6 +45,13 @@ def add_workload_options(group: Any, *, longest: str, has_several_seeds: bool) -
         metavar="N",
         help="leave longer requests out, input and output counted, or draw them again where "
         f"lengths are drawn (default: {longest})",
+    )
+    group.add_argument(
+        "--divide-lengths",
+        type=count,
+        default=1,
+        metavar="N",
+        help="divide all lengths of a recorded trace, for engines with little memory (default: 1)",
     )
     group.add_argument(
         "--high-fraction",
@@ -83,6 +92,7 @@ def workload_of(args: argparse.Namespace, seed: int, max_total_tokens: int) -> "
         seed=seed,
         class_fractions=classes,
         max_total_tokens=max_total_tokens,
+        divisor=args.divide_lengths,
     )
 
 

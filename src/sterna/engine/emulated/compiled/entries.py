@@ -72,9 +72,9 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 @njit
 def _tables(places: Any) -> Tables:
     """The tables at these places."""
-    num_rows, num_requests, max_num_seqs = places[13], places[14], places[15]
-    block_size, num_priorities, report_size = places[16], places[17], places[18]
-    num_hashes, num_cached, num_buckets = places[21], places[22], places[23]
+    num_rows, num_requests, max_num_seqs = places[14], places[15], places[16]
+    block_size, num_priorities, report_size = places[17], places[18], places[19]
+    num_hashes, num_cached, num_buckets = places[22], places[23], places[24]
     return Tables(
         carray(_pointer(places[0]), (num_rows,), ENGINE),
         carray(_pointer(places[1]), (num_requests,), REQUEST),
@@ -82,13 +82,14 @@ def _tables(places: Any) -> Tables:
         carray(_pointer(places[3]), (num_rows, block_size), np.int64),
         carray(_pointer(places[4]), (num_rows, num_priorities), np.int64),
         carray(_pointer(places[5]), (3, num_rows, report_size), np.int64),
-        carray(_pointer(places[6]), (places[19],), np.int64),
-        carray(_pointer(places[7]), (places[20],), np.int64),
+        carray(_pointer(places[6]), (places[20],), np.int64),
+        carray(_pointer(places[7]), (places[21],), np.int64),
         carray(_pointer(places[8]), (1,), SETTINGS),
         carray(_pointer(places[9]), (num_hashes,), np.int64),
         carray(_pointer(places[10]), (num_hashes,), np.int32),
         carray(_pointer(places[11]), (num_rows, num_cached), CACHED),
         carray(_pointer(places[12]), (num_rows, num_buckets), np.int32),
+        carray(_pointer(places[13]), (max_num_seqs,), np.int64),
     )
 
 
@@ -104,6 +105,12 @@ def advance_and_list(places: Any, until_s: float, listed: Any, source: int = SOU
     tables = _tables(places)
     stepping.advance(tables, until_s)
     return reports.list_changed(tables, listed)
+
+
+@njit(cache=True)
+def advance_to_turn(places: Any, until_s: float, source: int = SOURCE) -> int:
+    """See `stepping.advance_to_turn`."""
+    return stepping.advance_to_turn(_tables(places), until_s)
 
 
 @njit(cache=True)

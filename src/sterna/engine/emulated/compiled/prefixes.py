@@ -1,7 +1,7 @@
 """The prefix cache of an engine: the same as `engine.emulated.prefix_cache`, in tables.
 
 Output blocks of a decoding request are put into the cache when it leaves the batch, by `remember`,
-not one by one: nobody else looks for them before.
+not one by one: no other request looks for them before.
 """
 
 from typing import Any

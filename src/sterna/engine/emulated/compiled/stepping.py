@@ -13,8 +13,10 @@ from sterna.engine.emulated.compiled.tables import (
     DECODING,
     ENDED,
     NEVER,
+    NONE,
     NUM_ENDED,
     NUM_STEPS,
+    NUM_TURNS,
     PREFILLING,
     REPORTED,
     Tables,
@@ -202,6 +204,9 @@ def remove_finished(tables: Tables, r: int, now_s: float) -> None:
         request.end_s = now_s
         tables.counts[r, request.priority] -= 1
         tables.totals[NUM_ENDED] += 1
+        if request.has_next:
+            tables.turns_ended[tables.totals[NUM_TURNS]] = index
+            tables.totals[NUM_TURNS] += 1
     row.num_running = num_kept
     row.next_finish = next_finish
 
@@ -223,6 +228,29 @@ def advance(tables: Tables, until_s: float) -> None:
     for r in range(tables.rows.shape[0]):
         if tables.rows[r].exists:
             advance_row(tables, r, until_s)
+
+
+@njit
+def advance_to_turn(tables: Tables, until_s: float) -> int:
+    """Carry out the steps of all engines that end by `until_s`, in the order of their ends, up to
+    the first one that ends requests whose sessions go on; returns the number of these."""
+    while tables.totals[NUM_TURNS] == 0:
+        first = NONE
+        for r in range(tables.rows.shape[0]):
+            row = tables.rows[r]
+            if row.exists == 0 or row.is_stepping == 0 or row.step_end_s > until_s:
+                continue
+            if first == NONE or row.step_end_s < tables.rows[first].step_end_s:
+                first = r
+        if first == NONE:
+            return 0
+        end_step(tables, first)
+        row = tables.rows[first]
+        if row.is_held == 0:
+            begin_step(tables, first, row.step_end_s)
+    num_ended = tables.totals[NUM_TURNS]
+    tables.totals[NUM_TURNS] = 0
+    return num_ended
 
 
 @njit

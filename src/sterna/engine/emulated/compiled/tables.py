@@ -41,7 +41,7 @@ the running requests of each priority. PREFILL_BLOCKS are blocks that prompts in
 MOVE_BLOCKS and MOVE_PRIORITY belong to the running request that would move first; NONE when none
 can move."""
 
-NUM_ENDED, NUM_STEPS = range(2)
+NUM_ENDED, NUM_STEPS, NUM_TURNS = range(3)
 """Indices in `Tables.totals`."""
 
 NO_VICTIM, SHORTEST, LONGEST, LAST_STARTED = range(4)
@@ -85,6 +85,8 @@ REQUEST = np.dtype(
         ("num_hashes", np.int64),
         ("num_cached", np.int64),
         ("found_tokens", np.int64),
+        # Whether its session goes on behind it.
+        ("has_next", np.int64),
     ],
     align=True,
 )
@@ -184,13 +186,15 @@ class Tables(NamedTuple):
         counts: int64[num_rows, num_priorities], running and drained requests by priority.
         reports: int64[3, num_rows, BY_PRIORITY + num_priorities], the reports of each engine.
         preempted: int64[k], room for the requests that are preempted as a step begins.
-        totals: int64[2], requests ended and steps begun.
+        totals: int64[3], requests ended, steps begun, and entries of `turns_ended`.
         settings: SETTINGS[1].
         hashes: int64[m], the block hashes of all requests.
         held: int32[m], for the same blocks the rows of `CACHED` that the requests hold.
         cached: CACHED[num_rows, num_blocks], the contents of each engine's blocks.
         buckets: int32[num_rows, power of 2], the first row of `CACHED` in each bucket, which has
             the hashes with the same last bits.
+        turns_ended: int64[max_num_seqs], the requests that ended in a step and whose sessions go
+            on.
     """
 
     rows: Table
@@ -206,6 +210,7 @@ class Tables(NamedTuple):
     held: Any
     cached: Table
     buckets: Any
+    turns_ended: Any
 
 
 def make_tables(
@@ -227,12 +232,13 @@ def make_tables(
         counts=np.zeros((num_rows, num_priorities), np.int64),
         reports=np.zeros((3, num_rows, BY_PRIORITY + num_priorities), np.int64),
         preempted=np.zeros(2 * max_num_seqs, np.int64),
-        totals=np.zeros(2, np.int64),
+        totals=np.zeros(3, np.int64),
         settings=settings,
         hashes=hashes,
         held=np.zeros(len(hashes), np.int32),
         cached=np.zeros((num_rows, num_cached), CACHED),
         buckets=np.zeros((num_rows, 1 << num_cached.bit_length()), np.int32),
+        turns_ended=np.zeros(max_num_seqs, np.int64),
     )
 
 

@@ -1,6 +1,6 @@
 """How soon an instance that comes up has its share of the load."""
 
-from bench.serving.filling import Filling, fillings_of
+from bench.autoscaling.filling import Filling, fillings_of
 from bench.serving.observer import ClusterSample, InstanceSample
 
 
