@@ -268,8 +268,8 @@ class Fleet:
         another one that is up. Those that are no members came up after the last announcement; their
         names are not used again.
         """
-        unknown = [int(each.removeprefix("i")) for each in found if each not in self.members]
-        self._num_begun = max([self._num_begun, *(number + 1 for number in unknown)])
+        numbers = [int(each.removeprefix("i")) for each in found]
+        self._num_begun = max([self._num_begun, *(number + 1 for number in numbers)])
         self.members = {each: self.members[each] for each in self.members if each in found}
         for instance_id in self.in_phase(Phase.STARTING):
             self._set_up(instance_id)
@@ -372,8 +372,8 @@ class Fleet:
         cancelled = self._pending()[::-1][: max(0, num_surplus)]
         for instance_id in cancelled:
             del self.members[instance_id]
-        num_surplus -= len(cancelled)
-        spares = self.in_phase(Phase.SPARE)[self.num_spares :][: max(0, num_surplus)]
+        # Those that are needed to serve have been promoted.
+        spares = self.in_phase(Phase.SPARE)[self.num_spares :]
         for instance_id in spares:
             member = self.members[instance_id]
             member.phase, member.cause = Phase.CLOSING, Cause.SCALING
@@ -415,10 +415,7 @@ class Fleet:
         return self.wanted + (1 if is_outdated and has_surge else 0)
 
     def _num_being_replaced(self) -> int:
-        return sum(
-            member.cause is Cause.RESTART and member.phase in (Phase.TERMINATING, Phase.CLOSING)
-            for member in self.members.values()
-        )
+        return sum(member.cause is Cause.RESTART for member in self.members.values())
 
     def _at_most(self, wanted: int) -> int:
         return wanted if self.max_instances is None else min(wanted, self.max_instances)
