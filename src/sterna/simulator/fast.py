@@ -335,6 +335,9 @@ class FastEngines:
             self._listed_requests = np.zeros((2 * num_listed, 7), np.int64)
         entries.list_requests(self._places, row, self._listed_requests)
         listed = self._listed_requests[:num_listed].tolist()
+        num_used_blocks = (
+            self._config.engine.num_blocks - columns.free_blocks[row] - columns.reserved_blocks[row]
+        )
         running = [self._view_running(*each) for each in listed[:num_running]]
         running += [
             self._view_drained(index, drained.num_blocks)
@@ -350,6 +353,7 @@ class FastEngines:
             reserved_tokens=columns.reserved_blocks[row] * self._block_size,
             num_preemptions=columns.num_preemptions[row],
             is_terminating=engine.is_terminating,
+            shared_tokens=(columns.used_blocks[row] - num_used_blocks) * self._block_size,
         )
 
     def _view_running(

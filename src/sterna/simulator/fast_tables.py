@@ -98,7 +98,13 @@ def _settings(config: SimulationConfig) -> Table:
         "decode_token_s",
     ):
         settings[name] = getattr(step_time, name)
-    for name in ("block_size", "watermark_blocks", "max_num_seqs", "max_num_batched_tokens"):
+    for name in (
+        "num_blocks",
+        "block_size",
+        "watermark_blocks",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+    ):
         settings[name] = getattr(engine, name)
     settings["is_chunked"] = engine.step_mode is StepMode.CHUNKED
     settings["is_by_arrival"] = engine.preemption is Preemption.LATEST_ARRIVED

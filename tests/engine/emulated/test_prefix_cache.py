@@ -13,7 +13,7 @@ from sterna.engine.emulated.core import EmulatedCore
 from sterna.engine.emulated.prefix_cache import PrefixCache, num_free
 from sterna.engine.emulated.requests import RequestState
 from sterna.errors import ConfigurationError
-from sterna.types import MigrationId, RequestId
+from sterna.types import InstanceId, MigrationId, RequestId
 from tests.engine.emulated.builders import add, chunked, drain, engine, named, request, step, steps
 
 
@@ -69,6 +69,9 @@ def test_shared_blocks_are_held_once() -> None:
     add(core, asking("a", [1, 2, 3], 13, 50), asking("b", [1, 2, 3], 13, 50))
     step(core)
     assert core.num_free_blocks == 10 - 3 - 2
+    view = core.view(InstanceId("i0"))
+    assert [each.physical_usage_tokens for each in view.running] == [16, 16]
+    assert view.shared_tokens == 12
     core.abort(RequestId("a"))
     assert core.num_free_blocks == 10 - 4
     core.abort(RequestId("b"))

@@ -117,7 +117,15 @@ class EmulatedCore:
             reserved_tokens=self.num_reserved_blocks * self._config.block_size,
             num_preemptions=self._num_preemptions,
             is_terminating=is_terminating,
+            shared_tokens=self._num_shared_blocks * self._config.block_size,
         )
+
+    @property
+    def _num_shared_blocks(self) -> int:
+        """How often requests hold blocks more than the number of blocks that they hold."""
+        num_held = sum(each.num_blocks for each in self._requests.values())
+        num_used = self._config.num_blocks - self._num_free_blocks - self.num_reserved_blocks
+        return num_held - num_used
 
     def _view(self, request: EmulatedRequest, status: RequestStatus) -> RequestView:
         is_awaiting = status is RequestStatus.QUEUING or request.is_prefilling

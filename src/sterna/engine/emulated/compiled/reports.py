@@ -43,7 +43,8 @@ from sterna.engine.emulated.compiled.tables import (
 def take_report(tables: Tables, which: int, r: int) -> None:
     """Store the sums of the engine's state."""
     row, report, rule = tables.rows[r], tables.reports[which, r], tables.settings[0]
-    report[USED_BLOCKS] = row.used_blocks
+    # Blocks that several requests hold count once.
+    report[USED_BLOCKS] = rule.num_blocks - row.free_blocks - row.reserved_blocks
     report[RESERVED_BLOCKS] = row.reserved_blocks
     report[PREFILL_BLOCKS] = prefill_blocks_of(tables, r)
     report[NUM_RUNNING] = row.num_running + row.num_drained

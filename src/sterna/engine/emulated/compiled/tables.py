@@ -157,6 +157,7 @@ SETTINGS = np.dtype(
         ("decode_s", np.float64),
         ("decode_request_s", np.float64),
         ("decode_token_s", np.float64),
+        ("num_blocks", np.int64),
         ("block_size", np.int64),
         ("watermark_blocks", np.int64),
         ("max_num_seqs", np.int64),
