@@ -42,6 +42,10 @@ class DispatchRule(Enum):
 
     FREEST = "freest"
     ROUND_ROBIN = "round_robin"
+    POWER_OF_TWO = "power_of_two"
+    """Of two instances that are drawn, the one with fewer requests."""
+    VLLM_DP = "vllm_dp"
+    """That of vLLM's own data parallelism: requests, and those that wait where memory is short."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,17 @@ from hypothesis import strategies as st
 
 from sterna.config import PolicyConfig
 from sterna.policy.dispatch import choose, real_load_tokens
-from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, PRESETS, ROUND_ROBIN
+from sterna.policy.presets import (
+    INFAAS_PP,
+    LLUMNIX,
+    LLUMNIX_BASE,
+    POWER_OF_TWO,
+    PRESETS,
+    ROUND_ROBIN,
+    VLLM_DP,
+)
 from sterna.policy.virtual_usage import Candidate, NewRequest
-from sterna.types import HIGH, InstanceView
+from sterna.types import HIGH, InstanceId, InstanceLoad, InstanceView
 from tests.policy.builders import (
     candidate,
     clusters,
@@ -285,3 +293,71 @@ def test_a_normal_request_never_goes_to_an_instance_when_another_is_freer(
     freeness = {each.instance_id: each.freeness for each in candidates}
     assert chosen is not None
     assert freeness[chosen] == max(freeness.values())
+
+
+# ------------------------------------------------------------------------- other systems' rules
+
+
+def with_requests(*numbers: int) -> list[Candidate]:
+    """Instances with these numbers of running requests."""
+    return [
+        candidate(evenly_loaded(f"i{place}", 1_000, number)) for place, number in enumerate(numbers)
+    ]
+
+
+def test_of_two_that_are_drawn_the_one_with_fewer_requests_is_chosen() -> None:
+    """Never the most loaded one, and the least loaded one whenever it is drawn: in a half of all
+    pairs of four."""
+    chosen = Counter(
+        choose(
+            new_request(),
+            [replace(each, num_dispatched=number) for each in with_requests(9, 3, 5, 7)],
+            POWER_OF_TWO,
+        )
+        for number in range(600)
+    )
+    assert chosen["i0"] == 0
+    assert 240 < chosen["i1"] < 360
+    assert 140 < chosen["i2"] < 260
+    assert 50 < chosen["i3"] < 150
+
+
+@pytest.mark.parametrize("policy", [POWER_OF_TWO, VLLM_DP], ids=lambda each: each.name)
+def test_what_no_report_shows_counts(policy: PolicyConfig) -> None:
+    chosen = dispatch_all([new_request()] * 6, with_requests(1, 1), policy)
+    assert Counter(chosen) == {"i0": 3, "i1": 3}
+
+
+@pytest.mark.parametrize("policy", [POWER_OF_TWO, VLLM_DP], ids=lambda each: each.name)
+def test_one_instance_gets_all(policy: PolicyConfig) -> None:
+    assert dispatch_all([new_request()] * 2, with_requests(3), policy) == ["i0", "i0"]
+
+
+def test_vllms_data_parallelism_takes_the_rank_with_the_fewest_requests() -> None:
+    assert choose(new_request(), with_requests(5, 3, 4), VLLM_DP) == "i1"
+
+
+def test_vllms_data_parallelism_shuns_queues_where_memory_is_short() -> None:
+    """Three requests each. A queue of two on a full instance counts 2 * 6 * 0.5 more; on a half
+    full one it does not count."""
+
+    def with_queue(instance_id: str, used_tokens: int, num_running: int) -> Candidate:
+        name = InstanceId(instance_id)
+        return Candidate(InstanceLoad(name, 1, 1_000, used_tokens, 0, 0, num_running, 2))
+
+    full, half = with_queue("i0", 1_000, 1), with_queue("i1", 500, 2)
+    assert choose(new_request(), [full, half], VLLM_DP) == "i1"
+    emptier = with_queue("i1", 500, 8)
+    assert choose(new_request(), [full, emptier], VLLM_DP) == "i0"
+
+
+def test_ties_of_vllms_data_parallelism_go_round() -> None:
+    candidates = with_requests(2, 2, 2)
+    found = []
+    for _ in range(4):
+        found.append(choose(new_request(), candidates, VLLM_DP))
+        candidates = [
+            replace(each, num_dispatched=each.num_dispatched + (each.instance_id == found[-1]))
+            for each in candidates
+        ]
+    assert found == ["i0", "i1", "i2", "i0"]

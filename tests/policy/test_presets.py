@@ -9,9 +9,11 @@ from sterna.policy.presets import (
     INFAAS_PP,
     LLUMNIX,
     LLUMNIX_BASE,
+    POWER_OF_TWO,
     PRESETS,
     ROUND_ROBIN,
     STERNA,
+    VLLM_DP,
     preset,
 )
 from tests.policy.builders import candidate, evenly_loaded, instance
@@ -24,6 +26,8 @@ from tests.policy.builders import candidate, evenly_loaded, instance
         ("llumnix-base", LLUMNIX_BASE),
         ("infaas++", INFAAS_PP),
         ("round-robin", ROUND_ROBIN),
+        ("power-of-two", POWER_OF_TWO),
+        ("vllm-dp", VLLM_DP),
         ("sterna", STERNA),
     ],
 )
@@ -54,6 +58,8 @@ def test_the_baselines_do_not_migrate() -> None:
     assert [each.name for each in PRESETS.values() if not each.migrates] == [
         "infaas++",
         "round-robin",
+        "power-of-two",
+        "vllm-dp",
     ]
     assert not INFAAS_PP.has_priorities
     assert not ROUND_ROBIN.has_priorities

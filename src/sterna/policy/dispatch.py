@@ -24,6 +24,12 @@ def choose(
     match policy.dispatch:
         case DispatchRule.ROUND_ROBIN:
             chosen = min(eligible, key=lambda each: (each.num_dispatched, each.instance_id))
+        case DispatchRule.POWER_OF_TWO:
+            chosen = min(_two_drawn(eligible), key=_tie_break)
+        case DispatchRule.VLLM_DP:
+            # vLLM begins to look one instance further with each request: ties go round.
+            ranks, first = _by_id(eligible), _num_dispatched(eligible) % len(eligible)
+            chosen = min([*ranks[first:], *ranks[:first]], key=_vllm_dp_score)
         case DispatchRule.FREEST:
             if _has_headroom(request, policy):
                 chosen = _for_high_priority(request, eligible, policy)
@@ -46,6 +52,46 @@ def real_load_tokens(candidate: Candidate) -> int:
     in_flight_tokens = sum(request.demand_tokens for request in candidate.in_flight)
     running_tokens = load.used_tokens + load.prefill_demand_tokens
     return running_tokens + load.queued_demand_tokens + in_flight_tokens
+
+
+def _two_drawn(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Two of the instances: others for each request, and the same ones in each run."""
+    if len(candidates) < 3:
+        return candidates
+    first = _scattered(2 * _num_dispatched(candidates)) % len(candidates)
+    further = _scattered(2 * _num_dispatched(candidates) + 1) % (len(candidates) - 1)
+    second = (first + 1 + further) % len(candidates)
+    ordered = _by_id(candidates)
+    return ordered[first], ordered[second]
+
+
+def _scattered(number: int) -> int:
+    """A number of 64 bits that looks drawn (the finalizer of SplitMix64)."""
+    number = (number + 1) * 0x9E3779B97F4A7C15 % 2**64
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
+    return number ^ number >> 31
+
+
+def _vllm_dp_score(candidate: Candidate) -> float:
+    """vLLM 0.32's score of a data parallel rank (`DPLBAsyncMPClient`): its requests, and each that
+    waits again, up to three times as the KV cache fills from one half on.
+
+    vLLM's clients learn of the ranks every 100 ms and count what they have sent since as waiting;
+    here instances report more often, and what no report shows counts in the same way.
+    """
+    load = candidate.load
+    num_waiting = load.num_queuing + len(candidate.in_flight)
+    usage = load.used_tokens / load.total_tokens
+    return load.num_running + num_waiting + 6.0 * num_waiting * max(0.0, usage - 0.5)
+
+
+def _by_id(candidates: Iterable[Candidate]) -> list[Candidate]:
+    return sorted(candidates, key=lambda each: each.instance_id)
+
+
+def _num_dispatched(candidates: Iterable[Candidate]) -> int:
+    return sum(each.num_dispatched for each in candidates)
 
 
 def _for_high_priority(

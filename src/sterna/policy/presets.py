@@ -28,13 +28,19 @@ ROUND_ROBIN = PolicyConfig(
 )
 """Spreads requests evenly, blind to load (Section 6.1, round-robin dispatching)."""
 
+POWER_OF_TWO = replace(ROUND_ROBIN, name="power-of-two", dispatch=DispatchRule.POWER_OF_TWO)
+"""Balances by the number of requests, with a look at two instances only (Mitzenmacher, 2001)."""
+
+VLLM_DP = replace(ROUND_ROBIN, name="vllm-dp", dispatch=DispatchRule.VLLM_DP)
+"""The balance of vLLM's own `--data-parallel-size`."""
+
 STERNA = replace(LLUMNIX, name="sterna", shares_headroom=True)
 """Sterna's own policy: the rules that are measured to be better than Llumnix's. Its headrooms are
 no larger than the other instances can bear (`policy.headroom`)."""
 
-PRESETS: Mapping[str, PolicyConfig] = MappingProxyType(
-    {policy.name: policy for policy in (LLUMNIX, LLUMNIX_BASE, INFAAS_PP, ROUND_ROBIN, STERNA)}
-)
+POLICIES = (LLUMNIX, LLUMNIX_BASE, INFAAS_PP, ROUND_ROBIN, POWER_OF_TWO, VLLM_DP, STERNA)
+
+PRESETS: Mapping[str, PolicyConfig] = MappingProxyType({policy.name: policy for policy in POLICIES})
 
 
 def preset(name: str) -> PolicyConfig:
