@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from sterna.engine.drains import DrainOutcome, Left, drain_outcome
 from sterna.engine.emulated.compiled import entries
 from sterna.engine.emulated.compiled.tables import (
+    FIRST_TURN,
     LISTED,
     NONE,
     NUM_ENDED,
     NUM_STEPS,
     REPORTED,
+    Contents,
     Tables,
     begin_row,
     with_more_rows,
@@ -137,7 +139,8 @@ class _Engine:
                 return Reason.NO_SLOT
             columns.num_held_slots[row] += 1
             reservation.has_slot = True
-        entries.take(self.tables._places, row, num_new_blocks)
+        columns.free_blocks[row] -= num_new_blocks
+        entries.forget(self.tables._places, row)
         columns.reserved_blocks[row] += num_new_blocks
         reservation.num_blocks += num_new_blocks
         self.reservations[migration_id] = reservation
@@ -177,13 +180,14 @@ class FastEngines:
         self._hashes = (
             BlockHashes.of(trace, self._block_size) if config.engine.prefix_caching else None
         )
-        self._use(tables_of(trace, config, self._hashes))
+        self._use(*tables_of(trace, config, self._hashes))
 
-    def _use(self, tables: Tables) -> None:
+    def _use(self, tables: Tables, contents: Contents) -> None:
         self._tables = tables
+        self._contents = contents
         self._places = entries.places_of(tables)
         self._columns = Columns.of(tables)
-        self._totals = memoryview(tables.totals)
+        self._notes = memoryview(tables.notes)
         self._blocks_held = memoryview(tables.requests["num_blocks"])
         self._listed_reports = np.zeros((len(tables.rows), 1 + tables.reports.shape[2]), np.int64)
         self._listed_requests = np.zeros((2 * tables.running.shape[1], 7), np.int64)
@@ -191,18 +195,18 @@ class FastEngines:
     @property
     def num_ended(self) -> int:
         """Number of requests that have produced their last token."""
-        return self._totals[NUM_ENDED]
+        return self._notes[NUM_ENDED]
 
     @property
     def num_steps(self) -> int:
         """Number of steps begun."""
-        return self._totals[NUM_STEPS]
+        return self._notes[NUM_STEPS]
 
     def start(self, row: int, instance_id: InstanceId) -> None:
         if row >= len(self._tables.rows):
-            self._use(with_more_rows(self._tables, 2 * row))
+            self._use(*with_more_rows(self._tables, self._contents, 2 * row))
         self._engines[row] = _Engine(self, row, instance_id)
-        begin_row(self._tables, row, self._config.engine.num_blocks)
+        begin_row(self._tables, self._contents, row)
         entries.take_report(self._places, REPORTED, row)
         self._list_anew(row)
 
@@ -218,7 +222,7 @@ class FastEngines:
 
     def turns_ended(self, until_s: float) -> list[tuple[int, float]]:
         num_ended = entries.advance_to_turn(self._places, until_s)
-        ended: list[int] = self._tables.turns_ended[:num_ended].tolist()
+        ended: list[int] = self._tables.notes[FIRST_TURN : FIRST_TURN + num_ended].tolist()
         return [(index, float(self._tables.requests["end_s"][index])) for index in ended]
 
     def step_end_s(self, row: int, now_s: float) -> float | None:
@@ -455,7 +459,7 @@ class FastEngines:
         """The request's blocks that the prefix cache of its engine has."""
         request = self._tables.requests[index]
         first = int(request["first_hash"])
-        held: NDArray[np.int32] = self._tables.held[first : first + int(request["num_cached"])]
+        held: NDArray[np.int32] = self._contents.held[first : first + int(request["num_cached"])]
         return held.copy()
 
     def adopt(

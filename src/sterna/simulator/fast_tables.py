@@ -13,8 +13,10 @@ from sterna.engine.emulated.compiled.tables import (
     REQUEST,
     SETTINGS,
     SHORTEST,
+    Contents,
     Table,
     Tables,
+    make_contents,
     make_tables,
 )
 from sterna.engine.emulated.config import Preemption, StepMode
@@ -56,18 +58,21 @@ class Columns:
         return cls(*(memoryview(tables.rows[each.name]) for each in fields(cls)))
 
 
-def tables_of(trace: Trace, config: SimulationConfig, known: BlockHashes | None) -> Tables:
+def tables_of(
+    trace: Trace, config: SimulationConfig, known: BlockHashes | None
+) -> tuple[Tables, Contents]:
     """Tables with a row for each request of the trace and each instance that it starts with.
 
     Args:
         known: the requests' block hashes, if the engines have prefix caches.
     """
-    requests, hashes, num_cached = _requests(trace, config), np.zeros(1, np.int64), 1
+    requests, hashes = _requests(trace, config), np.zeros(0, np.int64)
     if known is not None:
-        hashes, num_cached = known.hashes, config.engine.num_blocks
+        hashes = known.hashes
         requests["num_hashes"] = np.diff(known.end, prepend=0)
         requests["first_hash"] = known.end - requests["num_hashes"]
-    return make_tables(requests, _settings(config), config.num_instances, hashes, num_cached)
+    tables = make_tables(requests, _settings(config), config.num_instances)
+    return tables, make_contents(tables, hashes)
 
 
 def _requests(trace: Trace, config: SimulationConfig) -> Table:

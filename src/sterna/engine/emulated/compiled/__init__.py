@@ -6,7 +6,7 @@ fast: a step in which every request decodes touches no request. Their lengths gr
 the remainders of their offsets tell how many need a block; the next one to finish is known.
 
 `tables` has the data, `queue`, `batch`, `prefixes`, `stepping`, `reports` and `moves` what happens
-to it; `entries` has what Python calls.
+to it; `entries` has what Python calls, and finds the tables by their `pointers`.
 
 Offers: entries, tables.
 Imports: engine.emulated.

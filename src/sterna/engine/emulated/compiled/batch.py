@@ -65,7 +65,8 @@ def end_decoding(tables: Tables, r: int, index: int) -> None:
     request.num_output_tokens = request.offset + row.counter - request.prompt_tokens
     request.num_computed_tokens = request.offset + row.counter - 1
     request.num_blocks = num_blocks
-    remember(tables, r, index, request.num_computed_tokens // block_size)
+    if tables.settings[0].prefix_caching:
+        remember(tables, r, index, request.num_computed_tokens // block_size)
     request.execution_ns += row.execution_ns - request.execution_mark_ns
     request.state = ABSENT
     row.offset_sum -= request.offset

@@ -60,7 +60,9 @@ def adopt(tables: Tables, r: int, index: int, num_blocks: int) -> None:
     request.num_cached = 0
     if num_blocks > 0:
         row.used_blocks += num_blocks
-        remember(tables, r, index, request.num_computed_tokens // tables.settings[0].block_size)
+        rule = tables.settings[0]
+        if rule.prefix_caching:
+            remember(tables, r, index, request.num_computed_tokens // rule.block_size)
         join_batch(tables, r, index)
         begin_decoding(tables, r, index)
         return

@@ -4,7 +4,7 @@ import numpy as np
 from numba import njit
 
 from sterna.engine.emulated.compiled.batch import end_decoding, join_batch
-from sterna.engine.emulated.compiled.prefixes import find, free, remember, take, use
+from sterna.engine.emulated.compiled.prefixes import find, forget, free, remember, use
 from sterna.engine.emulated.compiled.queue import (
     demand_of,
     enqueue_in_front,
@@ -12,7 +12,13 @@ from sterna.engine.emulated.compiled.queue import (
     num_tokens_of,
     unlink,
 )
-from sterna.engine.emulated.compiled.tables import DECODING, NONE, PREFILLING, Tables
+from sterna.engine.emulated.compiled.tables import (
+    DECODING,
+    FIRST_TURN,
+    NONE,
+    PREFILLING,
+    Tables,
+)
 
 
 @njit
@@ -57,18 +63,21 @@ def schedule_each(tables: Tables, num_preempted: int, r: int, budget: int) -> tu
         num_new = -(-(num_computed + num_tokens) // rule.block_size) - num_held
         while row.free_blocks < max(num_new, rule.min_free_blocks):
             victim = preempt_last(tables, r)
-            tables.preempted[num_preempted] = victim
+            tables.notes[FIRST_TURN + rule.max_num_seqs + num_preempted] = victim
             num_preempted += 1
             if victim == index:
                 return budget, num_preempted
-        take(tables, r, num_new)
+        row.free_blocks -= num_new
+        if row.num_idle > row.free_blocks:
+            forget(tables, r)
         row.used_blocks += num_new
         request.scheduled = num_tokens
         if request.state == DECODING:
             row.has_decodes = 1
         else:
             request.num_blocks += num_new
-            remember(tables, r, index, (num_computed + num_tokens) // rule.block_size)
+            if rule.prefix_caching:
+                remember(tables, r, index, (num_computed + num_tokens) // rule.block_size)
         budget -= num_tokens
         place += 1
     return budget, num_preempted
@@ -84,7 +93,9 @@ def schedule_decodes(tables: Tables, r: int, budget: int) -> bool:
     num_new = tables.remainders[r, (1 - row.counter) % rule.block_size]
     if row.free_blocks < num_new + rule.min_free_blocks:
         return False
-    take(tables, r, num_new)
+    row.free_blocks -= num_new
+    if row.num_idle > row.free_blocks:
+        forget(tables, r)
     row.used_blocks += num_new
     row.has_decodes = 1 if row.num_decoding > 0 else 0
     row.has_all_decodes = 1
@@ -111,12 +122,15 @@ def admit(tables: Tables, r: int, budget: int, now_s: float) -> int:
                 watermark = 0
         elif not is_first and num_tokens > budget:
             break
-        num_found, num_idle = find(tables, r, index)
+        num_found = num_idle = 0
+        if rule.prefix_caching:
+            num_found, num_idle = find(tables, r, index)
         num_needed = demand_of(head, rule.block_size) - num_found + num_idle
         if num_needed + watermark > row.free_blocks:
             break
         unlink(tables, r, index)
-        use(tables, r, index, num_found)
+        if num_found > 0:
+            use(tables, r, index, num_found)
         head.is_preempted = 0
         head.state = PREFILLING
         head.num_computed_tokens = num_found * rule.block_size
@@ -129,9 +143,11 @@ def admit(tables: Tables, r: int, budget: int, now_s: float) -> int:
         if np.isnan(head.first_scheduled_s):
             head.first_scheduled_s = now_s
             head.found_tokens = head.num_computed_tokens
-        take(tables, r, head.num_blocks - num_found)
+        row.free_blocks -= head.num_blocks - num_found
         row.used_blocks += head.num_blocks
-        remember(tables, r, index, num_computed // rule.block_size)
+        if rule.prefix_caching:
+            forget(tables, r)
+            remember(tables, r, index, num_computed // rule.block_size)
         row.num_prefilling += 1
         join_batch(tables, r, index)
         budget -= num_tokens

@@ -12,6 +12,7 @@ from sterna.engine.emulated.compiled.tables import (
     BEGUN,
     DECODING,
     ENDED,
+    FIRST_TURN,
     NEVER,
     NONE,
     NUM_ENDED,
@@ -77,8 +78,9 @@ def begin_step(tables: Tables, r: int, now_s: float) -> bool:
     end_s = now_s
     if is_any:
         end_s = now_s + duration_of(tables, r)
-    for place in range(num_preempted):
-        request = tables.requests[tables.preempted[place]]
+    first = FIRST_TURN + tables.settings[0].max_num_seqs
+    for place in range(first, first + num_preempted):
+        request = tables.requests[tables.notes[place]]
         if np.isnan(request.preempted_s):
             request.preempted_s = end_s
     if not is_any:
@@ -88,7 +90,7 @@ def begin_step(tables: Tables, r: int, now_s: float) -> bool:
     row.is_stepping = 1
     row.step_end_s = end_s
     row.step_ns = nanoseconds(end_s - now_s)
-    tables.totals[NUM_STEPS] += 1
+    tables.notes[NUM_STEPS] += 1
     if not tables.settings[0].is_live:
         take_report(tables, BEGUN, r)
     if tables.settings[0].is_by_step:
@@ -176,7 +178,7 @@ def end_prefills(tables: Tables, r: int, now_s: float) -> bool:
 @njit
 def remove_finished(tables: Tables, r: int, now_s: float) -> None:
     """Free the requests that have produced their last token."""
-    row = tables.rows[r]
+    row, rule = tables.rows[r], tables.settings[0]
     num_kept = 0
     next_finish = NEVER
     for place in range(row.num_running):
@@ -189,24 +191,25 @@ def remove_finished(tables: Tables, r: int, now_s: float) -> None:
                 next_finish = min(next_finish, request.finish_at)
             continue
         # Its blocks as `num_blocks_of` counts them between two steps.
-        num_blocks = num_blocks_of(row, request, tables.settings[0].block_size)
+        num_blocks = num_blocks_of(row, request, rule.block_size)
         request.num_output_tokens = request.output_tokens
         request.execution_ns += row.execution_ns - request.execution_mark_ns
         row.offset_sum -= request.offset
         row.num_decoding -= 1
-        tables.remainders[r, request.offset % tables.settings[0].block_size] -= 1
-        # The KV of its last token is never computed.
-        num_full_blocks = (request.offset + row.counter - 1) // tables.settings[0].block_size
-        remember(tables, r, index, num_full_blocks)
+        tables.remainders[r, request.offset % rule.block_size] -= 1
+        if rule.prefix_caching:
+            # The KV of its last token is never computed.
+            num_full_blocks = (request.offset + row.counter - 1) // rule.block_size
+            remember(tables, r, index, num_full_blocks)
         free(tables, r, index, num_blocks)
         request.state = ENDED
         request.num_blocks = 0
         request.end_s = now_s
         tables.counts[r, request.priority] -= 1
-        tables.totals[NUM_ENDED] += 1
+        tables.notes[NUM_ENDED] += 1
         if request.has_next:
-            tables.turns_ended[tables.totals[NUM_TURNS]] = index
-            tables.totals[NUM_TURNS] += 1
+            tables.notes[FIRST_TURN + tables.notes[NUM_TURNS]] = index
+            tables.notes[NUM_TURNS] += 1
     row.num_running = num_kept
     row.next_finish = next_finish
 
@@ -234,7 +237,7 @@ def advance(tables: Tables, until_s: float) -> None:
 def advance_to_turn(tables: Tables, until_s: float) -> int:
     """Carry out the steps of all engines that end by `until_s`, in the order of their ends, up to
     the first one that ends requests whose sessions go on; returns the number of these."""
-    while tables.totals[NUM_TURNS] == 0:
+    while tables.notes[NUM_TURNS] == 0:
         first = NONE
         for r in range(tables.rows.shape[0]):
             row = tables.rows[r]
@@ -248,8 +251,8 @@ def advance_to_turn(tables: Tables, until_s: float) -> int:
         row = tables.rows[first]
         if row.is_held == 0:
             begin_step(tables, first, row.step_end_s)
-    num_ended = tables.totals[NUM_TURNS]
-    tables.totals[NUM_TURNS] = 0
+    num_ended = tables.notes[NUM_TURNS]
+    tables.notes[NUM_TURNS] = 0
     return num_ended
 
 

@@ -41,8 +41,8 @@ the running requests of each priority. PREFILL_BLOCKS are blocks that prompts in
 MOVE_BLOCKS and MOVE_PRIORITY belong to the running request that would move first; NONE when none
 can move."""
 
-NUM_ENDED, NUM_STEPS, NUM_TURNS = range(3)
-"""Indices in `Tables.totals`."""
+NUM_ENDED, NUM_STEPS, NUM_TURNS, FIRST_TURN = range(4)
+"""Indices in `Tables.notes`."""
 
 NO_VICTIM, SHORTEST, LONGEST, LAST_STARTED = range(4)
 """Rules for the request that a report names as the next to move."""
@@ -170,13 +170,24 @@ SETTINGS = np.dtype(
         ("victim", np.int64),
         ("has_priorities", np.int64),
         ("prefix_caching", np.int64),
+        # Addresses and sizes of `Contents`.
+        ("hashes_at", np.int64),
+        ("held_at", np.int64),
+        ("cached_at", np.int64),
+        ("buckets_at", np.int64),
+        ("num_hashes", np.int64),
+        ("num_cached", np.int64),
+        ("num_buckets", np.int64),
     ],
     align=True,
 )
 
 
 class Tables(NamedTuple):
-    """All tables of one simulation.
+    """The tables of one simulation that every step needs.
+
+    A call of a compiled function passes each of them as several numbers, whether it needs it or
+    not: one table more is felt in the time of all steps.
 
     Attributes:
         rows: ENGINE[num_rows].
@@ -186,16 +197,10 @@ class Tables(NamedTuple):
         remainders: int64[num_rows, block_size], decoding requests by offset % block_size.
         counts: int64[num_rows, num_priorities], running and drained requests by priority.
         reports: int64[3, num_rows, BY_PRIORITY + num_priorities], the reports of each engine.
-        preempted: int64[k], room for the requests that are preempted as a step begins.
-        totals: int64[3], requests ended, steps begun, and entries of `turns_ended`.
+        notes: int64[3 + 3 * max_num_seqs], requests ended, steps begun, the number of requests
+            that ended in a step and whose sessions go on; then these requests; then room for those
+            that are preempted as a step begins.
         settings: SETTINGS[1].
-        hashes: int64[m], the block hashes of all requests.
-        held: int32[m], for the same blocks the rows of `CACHED` that the requests hold.
-        cached: CACHED[num_rows, num_blocks], the contents of each engine's blocks.
-        buckets: int32[num_rows, power of 2], the first row of `CACHED` in each bucket, which has
-            the hashes with the same last bits.
-        turns_ended: int64[max_num_seqs], the requests that ended in a step and whose sessions go
-            on.
     """
 
     rows: Table
@@ -204,25 +209,29 @@ class Tables(NamedTuple):
     remainders: Any
     counts: Any
     reports: Any
-    preempted: Any
-    totals: Any
+    notes: Any
     settings: Table
+
+
+class Contents(NamedTuple):
+    """The tables of prefix caches, found by their addresses in the settings.
+
+    Attributes:
+        hashes: int64[m], the block hashes of all requests.
+        held: int32[m], for the same blocks the rows of `CACHED` that the requests hold.
+        cached: CACHED[num_rows, num_blocks], the contents of each engine's blocks.
+        buckets: int32[num_rows, power of 2], the first row of `CACHED` in each bucket, which has
+            the hashes with the same last bits.
+    """
+
     hashes: Any
     held: Any
     cached: Table
     buckets: Any
-    turns_ended: Any
 
 
-def make_tables(
-    requests: Table, settings: Table, num_rows: int, hashes: Any, num_cached: int
-) -> Tables:
-    """Tables for `num_rows` engines, none of which exists yet.
-
-    Args:
-        hashes: int64[m], the block hashes of all requests.
-        num_cached: blocks of an engine with prefix caching, else 1.
-    """
+def make_tables(requests: Table, settings: Table, num_rows: int) -> Tables:
+    """Tables for `num_rows` engines, none of which exists yet."""
     block_size, max_num_seqs = int(settings[0]["block_size"]), int(settings[0]["max_num_seqs"])
     num_priorities = int(requests["priority"].max(initial=0)) + 1
     return Tables(
@@ -232,37 +241,60 @@ def make_tables(
         remainders=np.zeros((num_rows, block_size), np.int64),
         counts=np.zeros((num_rows, num_priorities), np.int64),
         reports=np.zeros((3, num_rows, BY_PRIORITY + num_priorities), np.int64),
-        preempted=np.zeros(2 * max_num_seqs, np.int64),
-        totals=np.zeros(3, np.int64),
+        notes=np.zeros(FIRST_TURN + 3 * max_num_seqs, np.int64),
         settings=settings,
+    )
+
+
+def make_contents(tables: Tables, hashes: Any) -> Contents:
+    """Contents of the engines of these tables, in whose settings they are found from now on.
+
+    Args:
+        hashes: int64[m], the block hashes of all requests; without any, there is no prefix cache.
+    """
+    settings, num_rows = tables.settings[0], len(tables.rows)
+    num_cached = int(settings["num_blocks"]) if len(hashes) else 1
+    contents = Contents(
         hashes=hashes,
         held=np.zeros(len(hashes), np.int32),
         cached=np.zeros((num_rows, num_cached), CACHED),
         buckets=np.zeros((num_rows, 1 << num_cached.bit_length()), np.int32),
-        turns_ended=np.zeros(max_num_seqs, np.int64),
     )
+    _place(contents, settings)
+    return contents
 
 
-def with_more_rows(tables: Tables, num_rows: int) -> Tables:
+def _place(contents: Contents, settings: Any) -> None:
+    for name, table in contents._asdict().items():
+        settings[f"{name}_at"] = table.ctypes.data
+    settings["num_hashes"] = len(contents.hashes)
+    settings["num_cached"] = contents.cached.shape[1]
+    settings["num_buckets"] = contents.buckets.shape[1]
+
+
+def with_more_rows(tables: Tables, contents: Contents, num_rows: int) -> tuple[Tables, Contents]:
     """The same tables with room for more engines."""
-    num_cached = tables.cached.shape[1]
-    more = make_tables(tables.requests, tables.settings, num_rows, tables.hashes, num_cached)
+    more = make_tables(tables.requests, tables.settings, num_rows)
+    more_contents = make_contents(more, contents.hashes)._replace(held=contents.held)
+    _place(more_contents, more.settings[0])
     num_old = len(tables.rows)
-    for name in ("rows", "running", "remainders", "counts", "cached", "buckets"):
+    for name in ("rows", "running", "remainders", "counts"):
         getattr(more, name)[:num_old] = getattr(tables, name)
+    for name in ("cached", "buckets"):
+        getattr(more_contents, name)[:num_old] = getattr(contents, name)
     more.reports[:, :num_old] = tables.reports
-    return more._replace(totals=tables.totals, held=tables.held)
+    return more._replace(notes=tables.notes), more_contents
 
 
-def begin_row(tables: Tables, r: int, num_blocks: int) -> None:
-    """Make the row that of a new engine with this number of blocks, all of them free."""
+def begin_row(tables: Tables, contents: Contents, r: int) -> None:
+    """Make the row that of a new engine, whose blocks are all free."""
     row = np.zeros((), ENGINE)
     row["exists"] = 1
     row["first"] = row["last"] = NONE
     row["next_finish"] = NEVER
-    row["free_blocks"] = num_blocks
+    row["free_blocks"] = tables.settings[0]["num_blocks"]
     row["first_idle"] = row["last_idle"] = NONE
     tables.rows[r] = row
-    tables.buckets[r] = NONE
+    contents.buckets[r] = NONE
     # Each unused row leads to the next one. There are as many as blocks, so that none lacks.
-    tables.cached[r]["behind"] = np.arange(1, tables.cached.shape[1] + 1)
+    contents.cached[r]["behind"] = np.arange(1, contents.cached.shape[1] + 1)
