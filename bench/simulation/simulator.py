@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ from bench.common import results_io
 from bench.common.command import ended, positive
 from bench.common.machine import ForeignLoad
 from bench.common.pages import write_marked
-from sterna.policy.presets import LLUMNIX
+from sterna.engine.emulated.profiles import RTX4090_LLAMA_31_8B
+from sterna.policy.presets import LLUMNIX, ROUND_ROBIN
 from sterna.simulator import SimulationConfig, simulate
 from sterna.simulator.paper import paper_config, shipped_config
 from sterna.workload.catalog import Workload, build_trace
@@ -50,7 +51,8 @@ class Case:
 
     Attributes:
         rules: "paper": its artifact's, with stale load reports; "own": ours, with live reports and
-            sampled fragmentation.
+            sampled fragmentation; "prefix": engines of vLLM 1 with prefix caches, requests spread
+            evenly.
         goal_s: largest time of a run on one core.
     """
 
@@ -68,10 +70,22 @@ class Case:
         return f"{self.trace} {self.rate:g}/s{instances}, {self.rules}"
 
     def workload(self, num_requests: int) -> Workload:
-        return Workload(self.trace, num_requests, self.rate, seed=PAPER_SEED)
+        limit = self.config().engine.total_tokens if self.rules == "prefix" else None
+        return Workload(
+            self.trace, num_requests, self.rate, seed=PAPER_SEED, max_total_tokens=limit
+        )
 
     def config(self) -> SimulationConfig:
         num_instances = self.num_instances
+        if self.rules == "prefix":
+            chosen = RTX4090_LLAMA_31_8B
+            return SimulationConfig(
+                engine=replace(chosen.engine, prefix_caching=True),
+                step_time=chosen.step_time,
+                copy_time=chosen.copy_time,
+                policy=ROUND_ROBIN,
+                num_instances=num_instances,
+            )
         if self.rules == "paper":
             return paper_config("llumnix", self.trace, num_instances=num_instances)
         return shipped_config(
@@ -93,6 +107,7 @@ CASES = (
     Case("S-L", 4.3),
     Case("L-S", 10.0),
     Case("L-S", 18.0),
+    Case("mooncake-conversation", 6.0, "prefix"),
     Case("fixed:64-64", 400.0, num_instances=64, num_requests=100_000, goal_s=15.0),
     Case("fixed:64-64", 400.0, "own", num_instances=64, num_requests=100_000, goal_s=15.0),
 )
