@@ -10,6 +10,7 @@ import pytest
 
 from sterna.metrics.summary import (
     Distribution,
+    Objective,
     as_json,
     latencies_json,
     summarize,
@@ -162,6 +163,11 @@ def test_a_class_without_requests_has_nothing_rather_than_nan() -> None:
         "queue_s": None,
         "preemption_loss_s": None,
         "largest_gap_s": None,
+        "interactivity": None,
+        "goodput": [
+            {"ttft_s": 1.0, "tpot_s": 0.2, "fraction": None, "requests_per_s": 0.0},
+            {"ttft_s": 10.0, "tpot_s": 0.05, "fraction": None, "requests_per_s": 0.0},
+        ],
         "preempted_fraction": None,
         "preemptions": 0,
         "prefix_reuse": None,
@@ -184,6 +190,31 @@ def test_prefix_reuse_is_a_fraction_of_what_an_endless_cache_would_have() -> Non
     assert summarize(run, cluster(), priority=HIGH).prefix_reuse == 0.75
     nothing = replace(run, reusable_tokens=np.zeros(3, np.int64))
     assert summarize(nothing, cluster()).prefix_reuse is None
+
+
+def test_goodput_counts_the_requests_that_keep_to_both_limits() -> None:
+    """The first one is quick at both, the second late, the third slow, the fourth never ends, and
+    the fifth has one token."""
+    run = records(
+        arrival_s=[0.0, 0.0, 0.0, 0.0, 2.0],
+        first_token_s=[0.5, 4.0, 1.0, 0.5, 2.5],
+        end_s=[0.9, 4.4, 2.2, nan, 2.5],
+        output_tokens=[11, 11, 11, 11, 1],
+    )
+    summary = summarize(run, cluster(simulated_s=10.0))
+    quick_start, quick_stream = summary.goodput
+    assert (quick_start.fraction, quick_start.requests_per_s) == (0.6, 0.3)
+    assert (quick_stream.fraction, quick_stream.requests_per_s) == (0.6, 0.3)
+    assert quick_stream.objective == Objective(10.0, 0.05)
+
+
+def test_interactivity_is_the_rate_of_an_answer_with_its_wait() -> None:
+    run = records(
+        arrival_s=[1.0, 0.0], first_token_s=[2.0, 1.0], end_s=[6.0, nan], output_tokens=[20, 9]
+    )
+    interactivity = summarize(run, cluster()).interactivity
+    assert interactivity is not None
+    assert interactivity.mean == interactivity.max == 4.0
 
 
 def test_an_empty_run_has_no_nan_either() -> None:

@@ -47,6 +47,37 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
+class Objective:
+    """What a request must keep to in order to count: a service level objective.
+
+    Attributes:
+        ttft_s: its time to first token at most.
+        tpot_s: its time per output token at most; a request of one token has none.
+    """
+
+    ttft_s: float
+    tpot_s: float
+
+
+OBJECTIVES = (Objective(1.0, 0.2), Objective(10.0, 0.05))
+"""The two corners: a quick first token, as in a chat, and a quick stream, as for an agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """Requests that kept to an objective.
+
+    Attributes:
+        fraction: of all requests; None without any.
+        requests_per_s: until the last request ended; None for a run without duration.
+    """
+
+    objective: Objective
+    fraction: float | None
+    requests_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """One run, or one class of its requests.
 
@@ -64,6 +95,8 @@ class Summary:
             requests)" that preemptions cost (Section 6.3); 0 for a request that was never
             preempted.
         largest_gap_s: each client's longest wait from one token to the next.
+        interactivity: the tokens of an answer over the request latency, in tokens a second.
+        goodput: for each of `OBJECTIVES`.
         preempted_fraction: fraction of the requests that were preempted at least once.
         num_preemptions: preemptions of all requests together.
         prefix_reuse: the tokens that prefix caches had, as a fraction of those that one cache would
@@ -92,6 +125,8 @@ class Summary:
     queue_s: Distribution | None
     preemption_loss_s: Distribution | None
     largest_gap_s: Distribution | None
+    interactivity: Distribution | None
+    goodput: tuple[Goodput, ...]
     preempted_fraction: float | None
     num_preemptions: int | None
     prefix_reuse: float | None
@@ -135,6 +170,8 @@ def summarize(
         queue_s=Distribution.of(_known(records.queue_s[those])),
         preemption_loss_s=Distribution.of(_known(records.preemption_loss_s[those])),
         largest_gap_s=None if gaps_s is None else Distribution.of(_known(gaps_s[those])),
+        interactivity=Distribution.of(_known(_interactivity(records)[those])),
+        goodput=tuple(_goodput(records, cluster, those, each) for each in OBJECTIVES),
         preempted_fraction=float((preemptions > 0).mean()) if len(preemptions) else None,
         num_preemptions=_num_preemptions(preemptions, num_requests, cluster, priority),
         prefix_reuse=_prefix_reuse(records, those),
@@ -181,6 +218,15 @@ def latencies_json(summary: Summary) -> dict[str, Any]:
         "queue_s": _json(summary.queue_s),
         "preemption_loss_s": _json(summary.preemption_loss_s),
         "largest_gap_s": _json(summary.largest_gap_s),
+        "interactivity": _json(summary.interactivity),
+        "goodput": [
+            {
+                **asdict(each.objective),
+                "fraction": each.fraction,
+                "requests_per_s": each.requests_per_s,
+            }
+            for each in summary.goodput
+        ],
         "preempted_fraction": summary.preempted_fraction,
         "preemptions": summary.num_preemptions,
         "prefix_reuse": summary.prefix_reuse,
@@ -248,6 +294,27 @@ def _latencies_to_the_end(
     num_intervals = records.output_tokens[decoded] - 1
     tpot_s = (records.end_s - records.first_token_s)[decoded] / num_intervals
     return request_s, tpot_s, _known(records.decode_execution_s[decoded] / num_intervals)
+
+
+def _interactivity(records: Records) -> Values:
+    """Tokens a second of each request; NaN for one that never ended."""
+    rates: Values = records.output_tokens / (records.end_s - records.arrival_s)
+    return rates
+
+
+def _goodput(
+    records: Records, cluster: ClusterRecord, those: NDArray[np.bool_], objective: Objective
+) -> Goodput:
+    # Comparisons with NaN do not hold: a request that never ended does not count.
+    num_intervals = np.maximum(1, records.output_tokens - 1)
+    tpot_s = (records.end_s - records.first_token_s) / num_intervals
+    is_quick = records.first_token_s - records.arrival_s <= objective.ttft_s
+    num_good = int((those & is_quick & (tpot_s <= objective.tpot_s)).sum())
+    return Goodput(
+        objective,
+        num_good / int(those.sum()) if those.any() else None,
+        num_good / cluster.simulated_s if cluster.simulated_s > 0.0 else None,
+    )
 
 
 def _instances_avg(cluster: ClusterRecord) -> float | None:
