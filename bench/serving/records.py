@@ -72,6 +72,7 @@ def cluster_of(samples: Sequence[ClusterSample], end_s: float, wall_s: float) ->
         blocked_demands_tokens=tuple(_blocked_demands_tokens(each) for each in memory),
         room_tokens=np.array([sum(_rooms_tokens(each)) for each in memory], np.int64),
         num_preemptions=_counted(samples, lambda each: each.preemptions),
+        imbalance=np.array([_imbalance(each) for each in memory], np.float64),
     )
 
 
@@ -155,6 +156,11 @@ def _blocked_demands_tokens(sample: ClusterSample) -> tuple[int, ...]:
         for each, room_tokens in zip(sample.instances, rooms_tokens, strict=True)
         if each.head_demand_tokens is not None and each.head_demand_tokens > room_tokens
     )
+
+
+def _imbalance(sample: ClusterSample) -> float:
+    used_tokens = [each.used_tokens for each in sample.instances]
+    return max(used_tokens) * len(used_tokens) / sum(used_tokens) if any(used_tokens) else np.nan
 
 
 def _fragmentation(sample: ClusterSample) -> float:

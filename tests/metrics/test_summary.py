@@ -217,6 +217,12 @@ def test_interactivity_is_the_rate_of_an_answer_with_its_wait() -> None:
     assert interactivity.mean == interactivity.max == 4.0
 
 
+def test_imbalance_is_the_mean_of_the_samples_in_which_memory_was_in_use() -> None:
+    run = replace(cluster(), imbalance=np.array([1.0, nan, 2.0]))
+    assert summarize(records(), run).imbalance_mean == 1.5
+    assert summarize(records(), replace(run, imbalance=np.array([nan]))).imbalance_mean is None
+
+
 def test_an_empty_run_has_no_nan_either() -> None:
     summary = summarize(records(), cluster(simulated_s=0.0, instances=[(0.0, 3)]))
     assert summary.instances_avg == 3.0

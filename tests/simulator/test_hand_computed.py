@@ -5,6 +5,7 @@ Every decode step takes 0.1 s, whatever it computes; how long prefills take is s
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from sterna.config import DispatchRule
@@ -125,3 +126,19 @@ def test_heads_are_blocked_and_served_by_what_the_watermarks_leave(
         assert cluster.room_tokens[0] == 2 * (90 - num_held_blocks) * 16
     assert cluster.blocked_demands_tokens[0] == (256,) * num_blocking
     assert cluster.fragmentation_proportion[0] == num_fragmented_blocks / 200
+
+
+def test_the_imbalance_is_the_largest_memory_in_use_over_the_mean(is_fast: bool) -> None:
+    """One of two instances has 10 blocks in use and the other 30: 30 / 20. Later both are empty."""
+    config = configuration(
+        INFAAS_PP,
+        num_instances=2,
+        engine=EmulatedEngineConfig(num_blocks=100),
+        step_time=steps_of(0.1),
+        fragmentation_interval_s=0.5,
+        is_fast=is_fast,
+    )
+    trace = requests((0.0, 145, 8), (0.001, 465, 8), (3.0, 16, 1))
+    _, cluster = simulate(trace, config)
+    assert cluster.imbalance[0] == 1.5
+    assert np.isnan(cluster.imbalance[3])

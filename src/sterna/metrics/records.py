@@ -57,6 +57,10 @@ def _none() -> NDArray[np.int64]:
     return np.zeros(0, np.int64)
 
 
+def _no_proportions() -> NDArray[np.float64]:
+    return np.zeros(0, np.float64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterRecord:
     """Records of the cluster as a whole.
@@ -87,6 +91,8 @@ class ClusterRecord:
         room_tokens: int64[k], the free memory less each instance's watermark, into which requests
             may be admitted. The fragmented memory is a part of this.
         num_preemptions: preemptions of all requests together, if they are not counted by request.
+        imbalance: float64[k], at these times the memory in use on the instance that uses most, over
+            the mean of all instances; NaN while none is in use.
     """
 
     migrations_started: int | None
@@ -106,3 +112,4 @@ class ClusterRecord:
     blocked_demands_tokens: tuple[tuple[int, ...], ...] = ()
     room_tokens: NDArray[np.int64] = field(default_factory=_none)
     num_preemptions: int | None = None
+    imbalance: NDArray[np.float64] = field(default_factory=_no_proportions)

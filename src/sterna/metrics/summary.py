@@ -109,6 +109,7 @@ class Summary:
             (Section 6.2, "the average fraction of time span with ongoing migration for each
             instance").
         fragmentation_mean: mean fragmented memory over the total memory (Section 6.3).
+        imbalance_mean: mean over time of the largest memory in use on an instance over the mean.
         instances_avg: mean number of instances, weighted by time: the cost of the run
             (Section 6.5).
         simulated_s: when the last request ended.
@@ -136,6 +137,7 @@ class Summary:
     downtime_s: Distribution | None
     migrating_fraction: float | None
     fragmentation_mean: float | None
+    imbalance_mean: float | None
     instances_avg: float | None
     simulated_s: float
     wall_s: float
@@ -159,7 +161,7 @@ def summarize(
     instances_avg = _instances_avg(cluster)
     gaps_s = records.largest_gap_s
     preemptions = _known(records.num_preemptions[those])
-    proportions = cluster.fragmentation_proportion
+    proportions, imbalances = cluster.fragmentation_proportion, _known(cluster.imbalance)
     return Summary(
         num_requests=num_requests,
         num_completed=len(request_s),
@@ -181,6 +183,7 @@ def summarize(
         downtime_s=Distribution.of(cluster.downtime_s),
         migrating_fraction=_migrating_fraction(cluster, instances_avg),
         fragmentation_mean=float(proportions.mean()) if len(proportions) else None,
+        imbalance_mean=float(imbalances.mean()) if len(imbalances) else None,
         instances_avg=instances_avg,
         simulated_s=cluster.simulated_s,
         wall_s=cluster.wall_s,
@@ -245,6 +248,7 @@ def as_json(summary: Summary) -> dict[str, Any]:
             "time_fraction": summary.migrating_fraction,
         },
         "fragmentation": {"mean": summary.fragmentation_mean},
+        "imbalance": {"mean": summary.imbalance_mean},
         "instances_avg": summary.instances_avg,
         "simulated_s": summary.simulated_s,
         "wall_s": summary.wall_s,

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from sterna.engine.emulated.outcomes import Core
 from sterna.metrics.records import Records
+from sterna.simulator.recorder import MemorySample
 from sterna.types import InstanceId, InstanceLoad, InstanceView, MigrationId, RequestId
 
 
@@ -82,10 +83,8 @@ class Engines(Protocol):
     def is_empty(self, row: int) -> bool:
         """Whether there are neither requests nor reservations."""
 
-    def fragmented_tokens(self) -> tuple[int, int, list[int], int]:
-        """Free memory of all instances, the part of it in which they may admit requests (without
-        each instance's watermark), the demands of the requests that block the head of a queue
-        because they do not fit, and the total memory; in tokens."""
+    def memory(self) -> MemorySample:
+        """The memory of all instances at this moment."""
 
     # ---------------------------------------------------------------------------- requests
 

@@ -30,6 +30,7 @@ from sterna.policy.virtual_usage import free_tokens_of, is_source_by_memory, low
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.engines import index_of, request_id_of
 from sterna.simulator.fast_tables import Columns, tables_of
+from sterna.simulator.recorder import MemorySample
 from sterna.types import (
     NORMAL,
     Immovable,
@@ -429,14 +430,18 @@ class FastEngines:
         num_requests = columns.num_running[row] + columns.num_queuing[row]
         return not (num_requests or engine.drained or engine.reservations)
 
-    def fragmented_tokens(self) -> tuple[int, int, list[int], int]:
-        listed = np.zeros(len(self._tables.rows), np.int64)
-        num_blocking, num_free, num_room, num_engines = entries.list_blocking(self._places, listed)
-        return (
-            num_free * self._block_size,
-            num_room * self._block_size,
-            (listed[:num_blocking] * self._block_size).tolist(),
-            num_engines * self._config.engine.num_blocks * self._block_size,
+    def memory(self) -> MemorySample:
+        listed, block_size = np.zeros(len(self._tables.rows), np.int64), self._block_size
+        num_blocking, num_free, num_room, num_used_most, num_engines = entries.list_blocking(
+            self._places, listed
+        )
+        return MemorySample(
+            free_tokens=num_free * block_size,
+            room_tokens=num_room * block_size,
+            demands_tokens=(listed[:num_blocking] * block_size).tolist(),
+            total_tokens=num_engines * self._config.engine.num_blocks * block_size,
+            largest_used_tokens=num_used_most * block_size,
+            num_instances=num_engines,
         )
 
     # ---------------------------------------------------------------------------- requests

@@ -15,6 +15,7 @@ from sterna.metrics.records import Records
 from sterna.policy.load_report import load
 from sterna.simulator.config import Report, SimulationConfig
 from sterna.simulator.engines import index_of, request_id_of
+from sterna.simulator.recorder import MemorySample
 from sterna.types import InstanceId, InstanceLoad, InstanceView, MigrationId, Priority
 from sterna.workload.block_hashes import BlockHashes
 from sterna.workload.trace import Trace
@@ -209,20 +210,28 @@ class PlainEngines:
     def is_empty(self, row: int) -> bool:
         return self._engines[row].core.is_empty
 
-    def fragmented_tokens(self) -> tuple[int, int, list[int], int]:
+    def memory(self) -> MemorySample:
         config = self._config.engine
-        free_tokens = room_tokens = 0
+        free_tokens = room_tokens = largest_used_tokens = 0
         demands_tokens = []
         for row in sorted(self._engines):
             core = self._engines[row].core
             room_blocks = max(0, core.num_free_blocks - config.watermark_blocks)
             free_tokens += core.num_free_blocks * config.block_size
             room_tokens += room_blocks * config.block_size
+            num_used_blocks = config.num_blocks - core.num_free_blocks
+            largest_used_tokens = max(largest_used_tokens, num_used_blocks * config.block_size)
             queuing = self._view(self._engines[row]).queuing
             if queuing and queuing[0].demand_tokens > room_blocks * config.block_size:
                 demands_tokens.append(queuing[0].demand_tokens)
-        total_tokens = len(self._engines) * config.num_blocks * config.block_size
-        return free_tokens, room_tokens, demands_tokens, total_tokens
+        return MemorySample(
+            free_tokens=free_tokens,
+            room_tokens=room_tokens,
+            demands_tokens=demands_tokens,
+            total_tokens=len(self._engines) * config.num_blocks * config.block_size,
+            largest_used_tokens=largest_used_tokens,
+            num_instances=len(self._engines),
+        )
 
     def _snapshot(self, engine: _Engine) -> _Snapshot:
         return _Snapshot(engine.core.view(engine.instance_id), engine.last_dispatch)

@@ -6,6 +6,37 @@ from sterna.metrics.summary import fragmentation_proportion
 from sterna.types import InstanceId, MigrationId
 
 
+@dataclass(frozen=True, slots=True)
+class MemorySample:
+    """Memory of all instances at one moment, in tokens.
+
+    Attributes:
+        free_tokens: free memory.
+        room_tokens: the part of it in which they may admit requests: without each instance's
+            watermark.
+        demands_tokens: demands of the requests that block the head of a queue because they do not
+            fit.
+        total_tokens: all of it.
+        largest_used_tokens: memory in use on the instance that uses most.
+        num_instances: those that are up.
+    """
+
+    free_tokens: int
+    room_tokens: int
+    demands_tokens: list[int]
+    total_tokens: int
+    largest_used_tokens: int
+    num_instances: int
+
+    @property
+    def imbalance(self) -> float:
+        """The largest memory in use over the mean; NaN while none is."""
+        used_tokens = self.total_tokens - self.free_tokens
+        if not used_tokens:
+            return float("nan")
+        return self.largest_used_tokens * self.num_instances / used_tokens
+
+
 @dataclass(slots=True)
 class Recorder:
     """Times, counts and samples, in the order in which they happen."""
@@ -20,27 +51,24 @@ class Recorder:
     room_tokens: list[int] = field(default_factory=list)
     total_tokens: list[int] = field(default_factory=list)
     blocked_demands_tokens: list[tuple[int, ...]] = field(default_factory=list)
+    imbalance: list[float] = field(default_factory=list)
     instances_s: list[float] = field(default_factory=list)
     num_instances: list[int] = field(default_factory=list)
     migrating_since_s: dict[InstanceId, float] = field(default_factory=dict)
     migrating_s: float = 0.0
 
-    def sample(
-        self,
-        now_s: float,
-        free_tokens: int,
-        room_tokens: int,
-        demands_tokens: list[int],
-        total_tokens: int,
-    ) -> None:
-        """Add a sample of the memory, with the demands of requests that do not fit."""
-        proportion = fragmentation_proportion(room_tokens, demands_tokens, total_tokens)
+    def sample(self, now_s: float, memory: MemorySample) -> None:
+        """Add a sample of the memory."""
+        proportion = fragmentation_proportion(
+            memory.room_tokens, memory.demands_tokens, memory.total_tokens
+        )
         self.sample_s.append(now_s)
         self.proportions.append(proportion)
-        self.free_tokens.append(free_tokens)
-        self.room_tokens.append(room_tokens)
-        self.total_tokens.append(total_tokens)
-        self.blocked_demands_tokens.append(tuple(demands_tokens))
+        self.free_tokens.append(memory.free_tokens)
+        self.room_tokens.append(memory.room_tokens)
+        self.total_tokens.append(memory.total_tokens)
+        self.blocked_demands_tokens.append(tuple(memory.demands_tokens))
+        self.imbalance.append(memory.imbalance)
 
     def set_num_instances(self, now_s: float, num_instances: int) -> None:
         """Record the number of instances from now on."""

@@ -139,6 +139,7 @@ class Simulation:
             total_tokens=np.array(recorded.total_tokens, np.int64),
             blocked_demands_tokens=tuple(recorded.blocked_demands_tokens),
             room_tokens=np.array(recorded.room_tokens, np.int64),
+            imbalance=np.array(recorded.imbalance, np.float64),
         )
 
     # ----------------------------------------------------------------------- dispatch, rounds
@@ -433,7 +434,7 @@ class Simulation:
         self._engines.advance(now_s)
         if self._note_end():
             return
-        self._recorder.sample(now_s, *self._engines.fragmented_tokens())
+        self._recorder.sample(now_s, self._engines.memory())
         self._plan_sample(now_s)
 
 

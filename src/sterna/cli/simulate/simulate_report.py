@@ -78,6 +78,7 @@ LATENCIES: Sequence[Metric] = (
 
 CLUSTER: Sequence[Metric] = (
     Metric("fragmentation mean, %", _scaled("fragmentation_mean", 100.0)),
+    Metric("largest over mean load", _scaled("imbalance_mean"), is_optional=True),
     Metric("migrations", _scaled("migrations_committed"), False),
     Metric("time with migrations, %", _scaled("migrating_fraction", 100.0), False),
     Metric("instances", _scaled("instances_avg")),

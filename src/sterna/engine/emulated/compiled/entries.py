@@ -101,7 +101,7 @@ def list_requests(places: Any, r: int, listed: Any, source: int = SOURCE) -> int
 
 
 @njit(cache=True)
-def list_blocking(places: Any, listed: Any, source: int = SOURCE) -> tuple[int, int, int, int]:
+def list_blocking(places: Any, listed: Any, source: int = SOURCE) -> tuple[int, int, int, int, int]:
     """See `reports.list_blocking`."""
     return reports.list_blocking(tables_at(places), listed)
 
