@@ -44,6 +44,8 @@ class DispatchRule(Enum):
     ROUND_ROBIN = "round_robin"
     POWER_OF_TWO = "power_of_two"
     """Of two instances that are drawn, the one with fewer requests."""
+    SESSION_HASH = "session_hash"
+    """Requests of a session to one instance, by a hash; others to the one with fewest requests."""
     VLLM_DP = "vllm_dp"
     """That of vLLM's own data parallelism: requests, and those that wait where memory is short."""
 

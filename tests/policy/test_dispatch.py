@@ -17,6 +17,7 @@ from sterna.policy.presets import (
     POWER_OF_TWO,
     PRESETS,
     ROUND_ROBIN,
+    SESSION_HASH,
     VLLM_DP,
 )
 from sterna.policy.virtual_usage import Candidate, NewRequest
@@ -361,3 +362,29 @@ def test_ties_of_vllms_data_parallelism_go_round() -> None:
             for each in candidates
         ]
     assert found == ["i0", "i1", "i2", "i0"]
+
+
+def in_session(session: str) -> NewRequest:
+    return replace(new_request(), session=session)
+
+
+def test_a_session_stays_on_its_instance_whatever_the_load() -> None:
+    sessions = [str(number) for number in range(300)]
+    candidates = with_requests(1, 1, 1)
+    chosen = {each: choose(in_session(each), candidates, SESSION_HASH) for each in sessions}
+    assert all(70 < number < 130 for number in Counter(chosen.values()).values())
+    loaded = with_requests(50, 1, 20)
+    assert {each: choose(in_session(each), loaded, SESSION_HASH) for each in sessions} == chosen
+
+
+def test_only_the_sessions_of_an_instance_that_goes_go_elsewhere() -> None:
+    candidates = with_requests(1, 1, 1, 1)
+    for number in range(100):
+        request = in_session(f"session {number}")
+        before = choose(request, candidates, SESSION_HASH)
+        after = choose(request, candidates[1:], SESSION_HASH)
+        assert after == before or before == "i0"
+
+
+def test_a_request_without_a_session_goes_where_there_are_fewest() -> None:
+    assert choose(new_request(), with_requests(4, 2, 3), SESSION_HASH) == "i1"

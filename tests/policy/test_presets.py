@@ -12,6 +12,7 @@ from sterna.policy.presets import (
     POWER_OF_TWO,
     PRESETS,
     ROUND_ROBIN,
+    SESSION_HASH,
     STERNA,
     VLLM_DP,
     preset,
@@ -27,6 +28,7 @@ from tests.policy.builders import candidate, evenly_loaded, instance
         ("infaas++", INFAAS_PP),
         ("round-robin", ROUND_ROBIN),
         ("power-of-two", POWER_OF_TWO),
+        ("session-hash", SESSION_HASH),
         ("vllm-dp", VLLM_DP),
         ("sterna", STERNA),
     ],
@@ -59,6 +61,7 @@ def test_the_baselines_do_not_migrate() -> None:
         "infaas++",
         "round-robin",
         "power-of-two",
+        "session-hash",
         "vllm-dp",
     ]
     assert not INFAAS_PP.has_priorities

@@ -26,6 +26,7 @@ class DispatchRequest(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         demand_tokens: memory needed to admit it, in tokens of whole blocks.
         arrival_s: when it reached the front end, in seconds of the wall clock.
+        session: what its client calls its session; "" without one.
     """
 
     frontend_id: FrontendId
@@ -34,6 +35,7 @@ class DispatchRequest(msgspec.Struct, frozen=True, tag=True):
     arrival_s: float
     scheduling_priority: Priority
     execution_priority: Priority
+    session: str = ""
 
 
 class Dispatched(msgspec.Struct, frozen=True, tag=True):

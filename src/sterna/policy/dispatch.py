@@ -1,6 +1,7 @@
 """Dispatch: the choice of an instance for a new request (Section 4.4.3, dispatching). Pure."""
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import assert_never
 
 from sterna.config import DispatchRule, PolicyConfig
@@ -26,6 +27,11 @@ def choose(
             chosen = min(eligible, key=lambda each: (each.num_dispatched, each.instance_id))
         case DispatchRule.POWER_OF_TWO:
             chosen = min(_two_drawn(eligible), key=_tie_break)
+        case DispatchRule.SESSION_HASH:
+            if request.session:
+                chosen = max(eligible, key=lambda each: _weight(request.session, each.instance_id))
+            else:
+                chosen = min(eligible, key=_tie_break)
         case DispatchRule.VLLM_DP:
             # vLLM begins to look one instance further with each request: ties go round.
             ranks, first = _by_id(eligible), _num_dispatched(eligible) % len(eligible)
@@ -63,6 +69,20 @@ def _two_drawn(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
     second = (first + 1 + further) % len(candidates)
     ordered = _by_id(candidates)
     return ordered[first], ordered[second]
+
+
+def _weight(session: str, instance_id: InstanceId) -> int:
+    """Rendezvous hashing: when an instance goes, its sessions alone go elsewhere."""
+    return _scattered(_hash(session) ^ _hash(instance_id))
+
+
+@lru_cache(maxsize=10_000)
+def _hash(name: str) -> int:
+    """FNV-1a over the letters, the same in every process."""
+    value = 0xCBF29CE484222325
+    for letter in name:
+        value = (value ^ ord(letter)) * 0x100000001B3 % 2**64
+    return value
 
 
 def _scattered(number: int) -> int:

@@ -31,6 +31,9 @@ ROUND_ROBIN = PolicyConfig(
 POWER_OF_TWO = replace(ROUND_ROBIN, name="power-of-two", dispatch=DispatchRule.POWER_OF_TWO)
 """Balances by the number of requests, with a look at two instances only (Mitzenmacher, 2001)."""
 
+SESSION_HASH = replace(ROUND_ROBIN, name="session-hash", dispatch=DispatchRule.SESSION_HASH)
+"""Sends every session to one instance, whatever its load."""
+
 VLLM_DP = replace(ROUND_ROBIN, name="vllm-dp", dispatch=DispatchRule.VLLM_DP)
 """The balance of vLLM's own `--data-parallel-size`."""
 
@@ -38,7 +41,16 @@ STERNA = replace(LLUMNIX, name="sterna", shares_headroom=True)
 """Sterna's own policy: the rules that are measured to be better than Llumnix's. Its headrooms are
 no larger than the other instances can bear (`policy.headroom`)."""
 
-POLICIES = (LLUMNIX, LLUMNIX_BASE, INFAAS_PP, ROUND_ROBIN, POWER_OF_TWO, VLLM_DP, STERNA)
+POLICIES = (
+    LLUMNIX,
+    LLUMNIX_BASE,
+    INFAAS_PP,
+    ROUND_ROBIN,
+    POWER_OF_TWO,
+    SESSION_HASH,
+    VLLM_DP,
+    STERNA,
+)
 
 PRESETS: Mapping[str, PolicyConfig] = MappingProxyType({policy.name: policy for policy in POLICIES})
 

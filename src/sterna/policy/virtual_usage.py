@@ -38,6 +38,7 @@ class NewRequest:
 
     demand_tokens: int
     execution_priority: Priority
+    session: str = ""
 
 
 @dataclass(slots=True)

@@ -235,7 +235,7 @@ class GlobalScheduler:
         self._drop_expired(now_s)
         effects: list[Effect] = []
         for request in sorted(self._held.values(), key=self._place_in_line):
-            new = NewRequest(request.demand_tokens, request.execution_priority)
+            new = NewRequest(request.demand_tokens, request.execution_priority, request.session)
             instance_id = choose(new, self.candidates, self._policy)
             if instance_id is None:
                 break

@@ -77,10 +77,12 @@ class Simulation:
         self._arrivals_s: list[float] = trace.arrival_s.tolist()
         # Later turns of sessions come after answers: `_plan_turns`.
         self._coming = deque(range(len(trace)))
+        self._sessions: list[str] = []
         if trace.turns is not None:
             self._coming = deque(np.flatnonzero(trace.turns.is_first).tolist())
             self._next_turns: list[int] = trace.turns.next().tolist()
             self._think_s: list[float] = trace.turns.think_s.tolist()
+            self._sessions = [str(first) for first in trace.turns.first().tolist()]
         self._demands_tokens = _demands_tokens(trace, config)
         self._priorities: list[int] = trace.priority.tolist()
         # The ends of steps that are events even with engines that step by themselves.
@@ -173,6 +175,7 @@ class Simulation:
             arrival_s=self._arrivals_s[index],
             scheduling_priority=priority,
             execution_priority=priority,
+            session=self._sessions[index] if self._sessions else "",
         )
         self._carry_out(self._scheduler.on_request(request, now_s), now_s)
 

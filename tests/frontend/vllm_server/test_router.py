@@ -125,6 +125,18 @@ def test_deadlines_that_are_over_when_they_are_set_break_nothing(tmp_path: Path)
         runner.run(within(test()))
 
 
+def test_the_scheduler_is_told_the_session(run):
+    async def test(world: World) -> None:
+        await world.client.add(request("r1"))
+        await world.client.add(request("r2", session_id="abc"))
+        await world.cluster.i0.get(AddRequest)
+        await world.cluster.i0.get(AddRequest)
+        asked = {each.request_id: each.session for each in world.cluster.scheduler.asked}
+        assert asked == {"r1": "", "r2": "abc"}
+
+    run(test, scheduler_timeout_s=30.0)
+
+
 def test_a_request_without_a_priority_is_normal(run):
     async def test(world: World) -> None:
         await world.client.add(request())

@@ -201,6 +201,7 @@ class Router:
             arrival_s=request.arrival_time,
             scheduling_priority=its_class.scheduling_priority,
             execution_priority=its_class.execution_priority,
+            session=request.session_id or "",
         )
         token_ids = () if begun is None else begun.output_token_ids
         if not token_ids:
