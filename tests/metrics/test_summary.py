@@ -210,7 +210,10 @@ def test_goodput_counts_the_requests_that_keep_to_both_limits() -> None:
 
 def test_interactivity_is_the_rate_of_an_answer_with_its_wait() -> None:
     run = records(
-        arrival_s=[1.0, 0.0], first_token_s=[2.0, 1.0], end_s=[6.0, nan], output_tokens=[20, 9]
+        arrival_s=[1.0, 0.0, 3.0],
+        first_token_s=[2.0, 1.0, 3.0],
+        end_s=[6.0, nan, 3.0],
+        output_tokens=[20, 9, 1],
     )
     interactivity = summarize(run, cluster()).interactivity
     assert interactivity is not None

@@ -301,8 +301,9 @@ def _latencies_to_the_end(
 
 
 def _interactivity(records: Records) -> Values:
-    """Tokens a second of each request; NaN for one that never ended."""
-    rates: Values = records.output_tokens / (records.end_s - records.arrival_s)
+    """Tokens a second of each request; NaN for one that never ended, or took no time."""
+    request_s = records.end_s - records.arrival_s
+    rates: Values = records.output_tokens / np.where(request_s > 0.0, request_s, np.nan)
     return rates
 
 
