@@ -84,7 +84,10 @@ def test_requests_move_to_and_fro(pair: InstancePair, run: Run, case: Case) -> N
 
         expected = await asyncio.gather(*map(pair.generate, requests()))
         moved = await asyncio.gather(
-            *(pair.generate_moving(each, [3, 45, 90]) for each in requests())
+            *(
+                pair.generate_moving(each, [3, 45, 90], is_exact=case.is_alone)
+                for each in requests()
+            )
         )
         for found, wanted in zip(moved, expected, strict=True):
             assert len(set(wanted.token_ids)) > 20
