@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 
 from bench.serving.client import END, EventReader
+from bench.serving.prompts import PROMPT_TOKEN_IDS
 from bench.serving.target import Target, refusal
 
 PROMPT_TOKENS = 24
-PROMPT_TOKEN_IDS = (1_000, 30_000)
 STREAM_TIMEOUT_S = 120.0
 """A stream without data for this time has failed."""
 COME_BACK_S = 0.1
