@@ -17,10 +17,10 @@ tables = make_tables(np.zeros(1, REQUEST), np.ones(1, SETTINGS), num_rows=1)
 tables.rows[0]["exists"] = 1
 tables.rows[0]["first"] = -1
 places = entries.places_of(tables)
-*_, num_engines = entries.list_blocking(places, np.zeros(1, np.int64))
+*_, num_engines = entries.sample_memory(places, np.zeros(1, np.int64))
 ((hit, miss),) = (
     (sum(each.values()) for each in (stats.cache_hits, stats.cache_misses))
-    for stats in [entries.list_blocking.stats]
+    for stats in [entries.sample_memory.stats]
 )
 print(num_engines, "compiled" if miss else "found")
 """
@@ -28,7 +28,7 @@ print(num_engines, "compiled" if miss else "found")
 
 @pytest.mark.slow
 def test_a_change_in_another_file_of_the_compiled_code_is_seen(tmp_path: Path) -> None:
-    """`entries.list_blocking` has `reports.list_blocking` compiled into it."""
+    """`entries.sample_memory` has `reports.sample_memory` compiled into it."""
     folder = tmp_path / "sterna"
     shutil.copytree(
         Path(sterna.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__")

@@ -432,7 +432,7 @@ class FastEngines:
 
     def memory(self) -> MemorySample:
         listed, block_size = np.zeros(len(self._tables.rows), np.int64), self._block_size
-        num_blocking, num_free, num_room, num_used_most, num_engines = entries.list_blocking(
+        num_blocking, num_free, num_room, num_used_most, num_engines = entries.sample_memory(
             self._places, listed
         )
         return MemorySample(

@@ -101,9 +101,9 @@ def list_requests(places: Any, r: int, listed: Any, source: int = SOURCE) -> int
 
 
 @njit(cache=True)
-def list_blocking(places: Any, listed: Any, source: int = SOURCE) -> tuple[int, int, int, int, int]:
-    """See `reports.list_blocking`."""
-    return reports.list_blocking(tables_at(places), listed)
+def sample_memory(places: Any, listed: Any, source: int = SOURCE) -> tuple[int, int, int, int, int]:
+    """See `reports.sample_memory`."""
+    return reports.sample_memory(tables_at(places), listed)
 
 
 @njit(cache=True)

@@ -163,10 +163,10 @@ def list_request(tables: Tables, r: int, index: int, listed: Any) -> None:
 
 
 @njit
-def list_blocking(tables: Tables, listed: Any) -> tuple[int, int, int, int, int]:
-    """List the demands, in blocks, of the requests at the heads of their queues that do not fit
-    there; returns their number, the free blocks of all engines, with and without their watermarks,
-    the blocks in use on the engine that uses most, and the number of engines."""
+def sample_memory(tables: Tables, listed: Any) -> tuple[int, int, int, int, int]:
+    """Sample the memory. Lists the demands, in blocks, of the requests at the heads of their queues
+    that do not fit there; returns their number, the free blocks of all engines, with and without
+    their watermarks, the blocks in use on the engine that uses most, and the number of engines."""
     rule = tables.settings[0]
     num_blocking = num_free_blocks = num_room_blocks = num_used_most = num_engines = 0
     for r in range(tables.rows.shape[0]):
