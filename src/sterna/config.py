@@ -51,6 +51,88 @@ class DispatchRule(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class LlmD:
+    """llm-d's dispatch, sticky until saturated.
+
+    Attributes:
+        min_share: instances that have this share of the prompt are preferred,
+        saturation_tokens: as long as the best of them has at most this many tokens to compute more
+            than the best other one. The default is 18 s at 15,928 tokens/s, 35 steps of 8,192.
+    """
+
+    min_share: float = 0.8
+    saturation_tokens: float = 286_704.0
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.min_share <= 1, self, "min_share", "between 0 and 1")
+        _require(self.saturation_tokens >= 0, self, "saturation_tokens", "at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Dynamo:
+    """Dynamo's dispatch, by a cost in tokens.
+
+    Attributes:
+        prefill_scale: weight of the tokens to compute, against those of the memory in use.
+        overlap_credit: part of the cached tokens that need not be computed.
+        request_tokens: cost of each request that the instance has.
+    """
+
+    prefill_scale: float = 1.0
+    overlap_credit: float = 1.0
+    request_tokens: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require(self.prefill_scale >= 0, self, "prefill_scale", "at least 0")
+        _require(0 <= self.overlap_credit <= 1, self, "overlap_credit", "between 0 and 1")
+        _require(self.request_tokens >= 0, self, "request_tokens", "at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Sglang:
+    """The cache-aware dispatch of SGLang's gateway.
+
+    Attributes:
+        min_share: the instance that has most of the prompt is chosen if this is more than that.
+        max_difference: numbers of requests that differ by more than this,
+        max_ratio: and by more than this factor, go before caches.
+    """
+
+    min_share: float = 0.5
+    max_difference: int = 32
+    max_ratio: float = 1.1
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.min_share <= 1, self, "min_share", "between 0 and 1")
+        _require(self.max_difference >= 0, self, "max_difference", "at least 0")
+        _require(self.max_ratio >= 1, self, "max_ratio", "at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class ProductionStack:
+    """The load-aware dispatch of vLLM's production stack.
+
+    Attributes:
+        load_weight: weight of the number of requests, relative to its mean, against the cached
+            share of the prompt.
+    """
+
+    load_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(self.load_weight >= 0, self, "load_weight", "at least 0")
+
+
+PrefixDispatch = LlmD | Dynamo | Sglang | ProductionStack
+"""Rules that look at prefix caches."""
+
+PREFIX_RULES: Mapping[str, type[PrefixDispatch]] = MappingProxyType(
+    {"llm-d": LlmD, "dynamo": Dynamo, "sglang": Sglang, "production-stack": ProductionStack}
+)
+"""These rules by name."""
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyConfig:
     """Rules and thresholds of the global scheduler and the llumlets (Section 4.4).
 
@@ -79,7 +161,7 @@ class PolicyConfig:
     """
 
     name: str
-    dispatch: DispatchRule = DispatchRule.FREEST
+    dispatch: DispatchRule | PrefixDispatch = DispatchRule.FREEST
     migrates: bool = True
     has_priorities: bool = True
     queue_demand: QueueDemand = QueueDemand.HEAD
@@ -98,6 +180,11 @@ class PolicyConfig:
     pairs_only_to_gain: bool = True
     preempted_make_source: bool = False
     migrates_continuously: bool = True
+
+    @property
+    def looks_at_prefixes(self) -> bool:
+        """Whether decisions depend on what the prefix caches of the instances have."""
+        return isinstance(self.dispatch, PrefixDispatch)
 
     def counts_as(self, priority: Priority) -> Priority:
         """The priority that this policy sees: `priority` itself, or normal without priorities."""

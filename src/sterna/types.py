@@ -68,6 +68,9 @@ class RequestView(msgspec.Struct, frozen=True):
         num_preemptions: number of times that the engine took its memory back on this instance.
         immovable: the reason why it cannot move now; None when it can.
         unsupported: the names of the features that keep it here, where these are the reason.
+        uncomputed_tokens: of a request that queues, the tokens that the prefix cache did not have
+            when it began to queue; of one that is being prefilled, those that steps have still to
+            compute; 0 when it decodes.
     """
 
     request_id: RequestId
@@ -82,6 +85,7 @@ class RequestView(msgspec.Struct, frozen=True):
     arrival_s: float = 0.0
     immovable: Immovable | None = None
     unsupported: str = ""
+    uncomputed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,8 @@ class InstanceLoad(msgspec.Struct, frozen=True):
         num_migrating_out: migrations in flight from this instance.
         num_migrating_in: migrations in flight to this instance.
         num_preempted: queuing requests whose memory was taken back.
+        uncomputed_tokens: tokens that the engine has still to compute for the requests that queue
+            or are being prefilled (`RequestView.uncomputed_tokens`).
     """
 
     instance_id: InstanceId
@@ -156,3 +162,4 @@ class InstanceLoad(msgspec.Struct, frozen=True):
     is_terminating: bool = False
     num_preempted: int = 0
     prefill_demand_tokens: int = 0
+    uncomputed_tokens: int = 0

@@ -31,12 +31,18 @@ def vllm_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         max_num_seqs=4,
         enable_chunked_prefill=True,
+        enable_prefix_caching=True,
     ) as core:
         yield core
 
 
 def with_scheduler(
-    core: Any, *, max_num_seqs: int = 4, watermark: float = 0.0, policy: str = "fcfs"
+    core: Any,
+    *,
+    max_num_seqs: int = 4,
+    watermark: float = 0.0,
+    policy: str = "fcfs",
+    prefix_caching: bool = False,
 ) -> Any:
     """The core with a scheduler of Sterna's that has seen no request."""
     from sterna.engine.vllm.scheduler import MigratingScheduler
@@ -45,6 +51,7 @@ def with_scheduler(
     config.scheduler_config.max_num_seqs = max_num_seqs
     config.scheduler_config.watermark = watermark
     config.scheduler_config.policy = policy
+    config.cache_config.enable_prefix_caching = prefix_caching
     core.scheduler = MigratingScheduler(
         vllm_config=config,
         kv_cache_config=core.scheduler.kv_cache_config,
@@ -114,6 +121,30 @@ def test_a_prompt_in_chunks_is_shown_with_the_demand_of_all_of_it(vllm_core: Any
         (160, 0, None),
         (160, 0, None),
     ]
+    finish(core)
+
+
+def test_what_is_still_to_be_computed_is_shown(vllm_core: Any) -> None:
+    """By hand: prompts of equal tokens, of which a step computes 64. Behind the first one, four
+    blocks of the second one's 150 tokens are cached, and one of the third one's 40."""
+    core = with_scheduler(vllm_core, prefix_caching=True)
+
+    def left() -> dict[str, int]:
+        view = core.scheduler.view(InstanceId("i0"), False)
+        return {each.request_id: each.uncomputed_tokens for each in (*view.running, *view.queuing)}
+
+    add(core, "a", 150)
+    assert left() == {"a": 150}
+    step(core)
+    add(core, "b", 150)
+    assert left() == {"a": 86, "b": 86}
+    step(core)
+    assert left() == {"a": 22, "b": 86}
+    add(core, "c", 40)
+    assert left() == {"a": 22, "b": 86, "c": 8}
+    finish(core)
+    add(core, "d", 150)
+    assert left() == {"d": 22}
     finish(core)
 
 

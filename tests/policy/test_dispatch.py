@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sterna.config import PolicyConfig
-from sterna.policy.dispatch import choose, real_load_tokens
+from sterna.policy.dispatch import choose
 from sterna.policy.presets import (
     INFAAS_PP,
     LLUMNIX,
@@ -184,7 +184,7 @@ def test_real_load_counts_whoever_will_run_there() -> None:
         queuing=[queuing("q", 48), queuing("p", 32)],
         reserved_tokens=96,
     )
-    assert real_load_tokens(candidate(host, in_flight=[new_request(16)])) == 592
+    assert candidate(host, in_flight=[new_request(16)]).real_load_tokens == 592
 
 
 def test_without_a_joinable_host_a_high_priority_request_goes_to_the_least_loaded() -> None:

@@ -6,13 +6,17 @@ from sterna.config import DispatchRule, PolicyConfig, QueueDemand, Victim
 from sterna.errors import ConfigurationError
 from sterna.policy.pairing import pair
 from sterna.policy.presets import (
+    DYNAMO,
     INFAAS_PP,
+    LLM_D,
     LLUMNIX,
     LLUMNIX_BASE,
     POWER_OF_TWO,
     PRESETS,
+    PRODUCTION_STACK,
     ROUND_ROBIN,
     SESSION_HASH,
+    SGLANG,
     STERNA,
     VLLM_DP,
     preset,
@@ -30,6 +34,10 @@ from tests.policy.builders import candidate, evenly_loaded, instance
         ("power-of-two", POWER_OF_TWO),
         ("session-hash", SESSION_HASH),
         ("vllm-dp", VLLM_DP),
+        ("llm-d", LLM_D),
+        ("dynamo", DYNAMO),
+        ("sglang", SGLANG),
+        ("production-stack", PRODUCTION_STACK),
         ("sterna", STERNA),
     ],
 )
@@ -63,6 +71,10 @@ def test_the_baselines_do_not_migrate() -> None:
         "power-of-two",
         "session-hash",
         "vllm-dp",
+        "llm-d",
+        "dynamo",
+        "sglang",
+        "production-stack",
     ]
     assert not INFAAS_PP.has_priorities
     assert not ROUND_ROBIN.has_priorities

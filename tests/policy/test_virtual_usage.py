@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.config import PolicyConfig
-from sterna.policy.dispatch import real_load_tokens
 from sterna.policy.load_report import load
 from sterna.policy.pairing import move_helps
 from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE
@@ -298,7 +297,7 @@ def test_a_request_prefilled_in_chunks_has_the_usage_of_its_whole_prompt() -> No
     assert freeness(view, LLUMNIX) == freeness_of(known.load) == 3_136
     assert (known.load.used_tokens, known.load.prefill_demand_tokens) == (2_448, 3_952)
     # As one that is to decode next to a request of high priority, and as memory that is taken.
-    assert real_load_tokens(known) == 6_400
+    assert known.real_load_tokens == 6_400
     urgent = running("u", 400, priority=HIGH)
     leaving = candidate(instance("i1", running=[urgent], is_terminating=True))
     assert move_helps(leaving, candidate(instance("i0", running=[chunked])), LLUMNIX)

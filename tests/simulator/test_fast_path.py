@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from sterna.config import (
     DispatchRule,
+    Dynamo,
+    LlmD,
     MigrationConfig,
     PolicyConfig,
     QueueDemand,
@@ -128,6 +130,15 @@ CASES = [
         with_prefixes(crowded_trace(seed=15, fraction_high=0.1)),
     ),
     Case(
+        "dispatch by prefixes, stale",
+        configuration(
+            replace(LLUMNIX, dispatch=Dynamo()),
+            report=Report.STALE,
+            engine=replace(CACHING, max_num_batched_tokens=64),
+        ),
+        with_prefixes(crowded_trace(seed=19, max_input=240)),
+    ),
+    Case(
         "prefix cache, scaling",
         configuration(scaling=SCALING, start_delay_s=1.0, num_instances=2, engine=CACHING),
         with_prefixes(crowded_trace(seed=16, num_requests=150, max_input=240)),
@@ -238,7 +249,15 @@ engines = plain_engines | plain_engines.map(with_prefix_cache)
 policies = st.builds(
     PolicyConfig,
     name=st.just("any"),
-    dispatch=st.sampled_from([DispatchRule.FREEST, DispatchRule.FREEST, DispatchRule.ROUND_ROBIN]),
+    dispatch=st.sampled_from(
+        [
+            DispatchRule.FREEST,
+            DispatchRule.FREEST,
+            DispatchRule.ROUND_ROBIN,
+            Dynamo(),
+            LlmD(saturation_tokens=100.0),
+        ]
+    ),
     migrates=st.sampled_from([True, True, True, False]),
     has_priorities=st.booleans(),
     queue_demand=st.sampled_from(QueueDemand),

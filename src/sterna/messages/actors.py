@@ -27,6 +27,7 @@ class DispatchRequest(msgspec.Struct, frozen=True, tag=True):
         demand_tokens: memory needed to admit it, in tokens of whole blocks.
         arrival_s: when it reached the front end, in seconds of the wall clock.
         session: what its client calls its session; "" without one.
+        prompt_tokens: length of its prompt.
     """
 
     frontend_id: FrontendId
@@ -36,6 +37,7 @@ class DispatchRequest(msgspec.Struct, frozen=True, tag=True):
     scheduling_priority: Priority
     execution_priority: Priority
     session: str = ""
+    prompt_tokens: int = 0
 
 
 class Dispatched(msgspec.Struct, frozen=True, tag=True):

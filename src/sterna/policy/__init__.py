@@ -1,8 +1,8 @@
 """The scheduling policy (Section 4.4): pure functions over views and loads. Pure.
 
-`virtual_usage` and `headroom` say how loaded an instance is, `dispatch` where a new request goes,
-`pairing` between which instances requests move, `selection` which request moves, `scaling` how many
-instances there should be.
+`virtual_usage` and `headroom` say how loaded an instance is, `dispatch` where a new request goes
+(`prefix_dispatch`: by prefix caches), `pairing` between which instances requests move, `selection`
+which request moves, `scaling` how many instances there should be.
 
 Offers: dispatch, headroom, load_report, pairing, presets, scaling, selection, virtual_usage.
 Imports: config, errors, types.

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import assert_never
 
-from sterna.config import DispatchRule, PolicyConfig
+from sterna.config import DispatchRule, Dynamo, LlmD, PolicyConfig, ProductionStack, Sglang
+from sterna.policy.prefix_dispatch import choose_by_prefix
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId
 
@@ -26,12 +27,12 @@ def choose(
         case DispatchRule.ROUND_ROBIN:
             chosen = min(eligible, key=lambda each: (each.num_dispatched, each.instance_id))
         case DispatchRule.POWER_OF_TWO:
-            chosen = min(_two_drawn(eligible), key=_tie_break)
+            chosen = min(_two_drawn(eligible), key=lambda each: each.tie_break)
         case DispatchRule.SESSION_HASH:
             if request.session:
                 chosen = max(eligible, key=lambda each: _weight(request.session, each.instance_id))
             else:
-                chosen = min(eligible, key=_tie_break)
+                chosen = min(eligible, key=lambda each: each.tie_break)
         case DispatchRule.VLLM_DP:
             # vLLM begins to look one instance further with each request: ties go round.
             ranks, first = _by_id(eligible), _num_dispatched(eligible) % len(eligible)
@@ -42,22 +43,12 @@ def choose(
             else:
                 highest = max([each.dispatch_freeness for each in eligible])
                 freest = [each for each in eligible if each.dispatch_freeness == highest]
-                chosen = min(freest, key=_tie_break)
+                chosen = min(freest, key=lambda each: each.tie_break)
+        case LlmD() | Dynamo() | Sglang() | ProductionStack():
+            chosen = choose_by_prefix(request, eligible, policy.dispatch)
         case _:
             assert_never(policy.dispatch)
     return chosen.instance_id
-
-
-def real_load_tokens(candidate: Candidate) -> int:
-    """Memory that the instance's requests use or wait for, without any headroom, in tokens.
-
-    Queuing and in-flight requests count with their demand: they will decode beside the new
-    request.
-    """
-    load = candidate.load
-    in_flight_tokens = sum(request.demand_tokens for request in candidate.in_flight)
-    running_tokens = load.used_tokens + load.prefill_demand_tokens
-    return running_tokens + load.queued_demand_tokens + in_flight_tokens
 
 
 def _two_drawn(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
@@ -129,9 +120,9 @@ def _for_high_priority(
         each
         for each in eligible
         if _hosts(each, request, policy)
-        and real_load_tokens(each) + request.demand_tokens <= target_tokens
+        and each.real_load_tokens + request.demand_tokens <= target_tokens
     )
-    return min(joinable or eligible, key=lambda each: (real_load_tokens(each), *_tie_break(each)))
+    return min(joinable or eligible, key=lambda each: (each.real_load_tokens, *each.tie_break))
 
 
 def _has_headroom(request: NewRequest, policy: PolicyConfig) -> bool:
@@ -143,9 +134,3 @@ def _hosts(candidate: Candidate, request: NewRequest, policy: PolicyConfig) -> b
     running = (each for each, _ in candidate.load.num_by_priority)
     in_flight = (policy.counts_as(each.execution_priority) for each in candidate.in_flight)
     return priority in (*running, *in_flight)
-
-
-def _tie_break(candidate: Candidate) -> tuple[int, InstanceId]:
-    load = candidate.load
-    num_requests = load.num_running + load.num_queuing + len(candidate.in_flight)
-    return num_requests, candidate.instance_id

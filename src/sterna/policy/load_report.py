@@ -6,6 +6,7 @@ from sterna.policy.virtual_usage import (
     free_tokens_of,
     num_by_priority_of,
     prefill_demand_tokens_of,
+    uncomputed_tokens_of,
     used_tokens_of,
 )
 from sterna.types import InstanceLoad, InstanceView, RequestView
@@ -56,6 +57,7 @@ def load(
         is_terminating=view.is_terminating,
         num_preempted=sum(request.num_preemptions > 0 for request in view.queuing),
         prefill_demand_tokens=prefill_demand_tokens,
+        uncomputed_tokens=uncomputed_tokens_of(view),
     )
 
 

@@ -4,7 +4,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from sterna.config import DispatchRule, PolicyConfig, QueueDemand
+from sterna.config import (
+    DispatchRule,
+    Dynamo,
+    LlmD,
+    PolicyConfig,
+    ProductionStack,
+    QueueDemand,
+    Sglang,
+)
 from sterna.errors import ConfigurationError
 
 LLUMNIX = PolicyConfig(name="llumnix")
@@ -37,6 +45,18 @@ SESSION_HASH = replace(ROUND_ROBIN, name="session-hash", dispatch=DispatchRule.S
 VLLM_DP = replace(ROUND_ROBIN, name="vllm-dp", dispatch=DispatchRule.VLLM_DP)
 """The balance of vLLM's own `--data-parallel-size`."""
 
+LLM_D = replace(ROUND_ROBIN, name="llm-d", dispatch=LlmD())
+"""Sends requests where most of their prompt is cached until these instances are saturated."""
+
+DYNAMO = replace(ROUND_ROBIN, name="dynamo", dispatch=Dynamo())
+"""Weighs what is to be computed against the memory in use, as NVIDIA's router does."""
+
+SGLANG = replace(ROUND_ROBIN, name="sglang", dispatch=Sglang())
+"""Goes by prefix caches until the numbers of requests differ."""
+
+PRODUCTION_STACK = replace(ROUND_ROBIN, name="production-stack", dispatch=ProductionStack())
+"""Weighs the cached share of a prompt against the number of requests."""
+
 STERNA = replace(LLUMNIX, name="sterna", shares_headroom=True)
 """Sterna's own policy: the rules that are measured to be better than Llumnix's. Its headrooms are
 no larger than the other instances can bear (`policy.headroom`)."""
@@ -49,6 +69,10 @@ POLICIES = (
     POWER_OF_TWO,
     SESSION_HASH,
     VLLM_DP,
+    LLM_D,
+    DYNAMO,
+    SGLANG,
+    PRODUCTION_STACK,
     STERNA,
 )
 

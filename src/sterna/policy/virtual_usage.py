@@ -16,7 +16,7 @@ only the sums and corrects them for what it has dispatched since (`freeness_of`)
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
@@ -34,11 +34,26 @@ DEFAULT_POLICY = PolicyConfig(name="default")
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request that no load report shows yet: about to be dispatched, or in flight."""
+    """A request that no load report shows yet: about to be dispatched, or in flight.
+
+    Attributes:
+        cached: tokens of its prompt, from the first on, that instances have in their prefix caches
+            or will have for earlier requests; without instances that have none.
+    """
 
     demand_tokens: int
     execution_priority: Priority
     session: str = ""
+    prompt_tokens: int = 0
+    cached: Mapping[InstanceId, int] = field(default_factory=dict)
+
+    def cached_tokens(self, instance_id: InstanceId) -> int:
+        """Tokens of its prompt, from the first on, that the instance need not compute."""
+        return self.cached.get(instance_id, 0)
+
+    def uncached_tokens(self, instance_id: InstanceId) -> int:
+        """Tokens of its prompt that the instance would have to compute."""
+        return self.prompt_tokens - self.cached_tokens(instance_id)
 
 
 @dataclass(slots=True)
@@ -52,6 +67,7 @@ class Candidate:
         load: its last report.
         in_flight: requests on their way to it.
         num_dispatched: requests dispatched to it so far, for round robin.
+        num_dispatched_tokens: the tokens of their prompts that it had to compute.
         policy: the rules by which its freeness is computed.
         headroom_share: the part of its headrooms that counts, from 0 to 1 (`headroom.shared`).
         freeness: in decode steps, corrected for the requests in flight.
@@ -61,6 +77,7 @@ class Candidate:
     load: InstanceLoad
     in_flight: tuple[NewRequest, ...] = ()
     num_dispatched: int = 0
+    num_dispatched_tokens: int = 0
     policy: PolicyConfig = DEFAULT_POLICY
     headroom_share: float = 1.0
     freeness: float = field(init=False)
@@ -78,6 +95,34 @@ class Candidate:
     def instance_id(self) -> InstanceId:
         """The instance's id."""
         return self.load.instance_id
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that run, queue or are on their way."""
+        return self.load.num_running + self.load.num_queuing + len(self.in_flight)
+
+    @property
+    def tie_break(self) -> tuple[int, InstanceId]:
+        """Among instances that are equal otherwise, the smallest is preferred."""
+        return self.num_requests, self.load.instance_id
+
+    @property
+    def real_load_tokens(self) -> int:
+        """Memory that the instance's requests use or wait for, without any headroom, in tokens.
+
+        Queuing and in-flight requests count with their demand: they will decode beside the new
+        request.
+        """
+        load = self.load
+        in_flight_tokens = sum([request.demand_tokens for request in self.in_flight])
+        running_tokens = load.used_tokens + load.prefill_demand_tokens
+        return running_tokens + load.queued_demand_tokens + in_flight_tokens
+
+    @property
+    def uncomputed_tokens(self) -> int:
+        """Tokens of prompts that it has still to compute, requests in flight included."""
+        in_flight = [each.uncached_tokens(self.load.instance_id) for each in self.in_flight]
+        return self.load.uncomputed_tokens + sum(in_flight)
 
     def with_load(self, load: InstanceLoad) -> "Candidate":
         """The same instance as if it had reported this load."""
@@ -114,6 +159,11 @@ def prefill_demand_tokens_of(instance: InstanceView) -> int:
             if request.demand_tokens > request.physical_usage_tokens
         ]
     )
+
+
+def uncomputed_tokens_of(instance: InstanceView) -> int:
+    """Tokens that the engine has still to compute before its requests all decode."""
+    return sum([request.uncomputed_tokens for request in (*instance.running, *instance.queuing)])
 
 
 def free_tokens_of(

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Protocol
 
 from msgspec import structs
 
@@ -52,6 +53,13 @@ class SetDestination:
 Effect = Dispatch | SetDestination | ScaleUp | Terminate
 
 
+class PrefixKnowledge(Protocol):
+    """Knowledge of the instances' prefix caches."""
+
+    def cached_tokens(self, request: DispatchRequest) -> Mapping[InstanceId, int]:
+        """`NewRequest.cached` of the request."""
+
+
 class GlobalScheduler:
     """Places requests and pairs instances by the loads that these report.
 
@@ -61,6 +69,7 @@ class GlobalScheduler:
         scaling: None leaves the number of instances alone.
         scaling_begins_s: no instance is added or terminated before this time.
         first_dispatch_number: number of the first dispatch, above those of any predecessor.
+        prefixes: asked for each request if the policy looks at prefix caches.
         in_flight_lease_s: a dispatch that no report shows after this time is taken for lost, and
             its demand no longer counts. An engine may compute a step of several seconds before it
             takes a request in.
@@ -74,9 +83,11 @@ class GlobalScheduler:
         scaling: ScalingConfig | None = None,
         scaling_begins_s: float = 0.0,
         first_dispatch_number: int = 1,
+        prefixes: PrefixKnowledge | None = None,
         in_flight_lease_s: float = 30.0,
     ) -> None:
         self._policy = policy
+        self._prefixes = prefixes if policy.looks_at_prefixes else None
         self._scaling = scaling
         self._scaling_begins_s = scaling_begins_s
         self._scaling_state = ScalingState()
@@ -148,7 +159,7 @@ class GlobalScheduler:
                 return []
             instance = self._join(load.instance_id)
         if instance.load is None:
-            instance.num_dispatched = self._fewest_dispatched()
+            instance.num_dispatched, instance.num_dispatched_tokens = self._fewest_dispatched()
         elif load.sequence <= instance.load.sequence:
             return []
         instance.load = load
@@ -235,13 +246,22 @@ class GlobalScheduler:
         self._drop_expired(now_s)
         effects: list[Effect] = []
         for request in sorted(self._held.values(), key=self._place_in_line):
-            new = NewRequest(request.demand_tokens, request.execution_priority, request.session)
+            new = self._new(request)
             instance_id = choose(new, self.candidates, self._policy)
             if instance_id is None:
                 break
             del self._held[request.request_id]
             effects.append(self._send(request, new, instance_id, now_s))
         return effects
+
+    def _new(self, request: DispatchRequest) -> NewRequest:
+        return NewRequest(
+            request.demand_tokens,
+            request.execution_priority,
+            request.session,
+            request.prompt_tokens,
+            {} if self._prefixes is None else self._prefixes.cached_tokens(request),
+        )
 
     def _place_in_line(self, request: DispatchRequest) -> tuple[int, float]:
         # The sort is stable: requests of equal rank and arrival stay in the order of their calls.
@@ -254,6 +274,7 @@ class GlobalScheduler:
         self._next_number += 1
         instance = self._instances[instance_id]
         instance.num_dispatched += 1
+        instance.num_dispatched_tokens += new.uncached_tokens(instance_id)
         instance.known = None
         if self._policy.counts_dispatched:
             expires_s = now_s + self._in_flight_lease_s
@@ -293,11 +314,12 @@ class GlobalScheduler:
         )
         return [] if decision is None else [decision]
 
-    def _fewest_dispatched(self) -> int:
+    def _fewest_dispatched(self) -> tuple[int, int]:
         # An instance that begins at zero would get every request until it has caught up.
-        return min(
-            (each.num_dispatched for each in self._instances.values() if each.load is not None),
-            default=0,
+        present = [each for each in self._instances.values() if each.load is not None]
+        return (
+            min([each.num_dispatched for each in present], default=0),
+            min([each.num_dispatched_tokens for each in present], default=0),
         )
 
     def _drop_expired(self, now_s: float) -> None:
@@ -324,6 +346,7 @@ class _InstanceState:
     load: InstanceLoad | None = None
     in_flight: list[_InFlight] = field(default_factory=list)
     num_dispatched: int = 0
+    num_dispatched_tokens: int = 0
     is_terminating: bool = False
     # Its view for decisions; None after a change.
     known: Candidate | None = None
@@ -332,7 +355,9 @@ class _InstanceState:
         in_flight = tuple([each.request for each in self.in_flight]) if self.in_flight else ()
         if self.is_terminating and not load.is_terminating:
             load = structs.replace(load, is_terminating=True)
-        self.known = Candidate(load, in_flight, self.num_dispatched, policy)
+        self.known = Candidate(
+            load, in_flight, self.num_dispatched, self.num_dispatched_tokens, policy
+        )
         return self.known
 
     def drop(self, is_over: Callable[[_InFlight], bool]) -> None:

@@ -94,6 +94,10 @@ class Engines(Protocol):
     def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
         """Queue a request of the trace."""
 
+    def coming_tokens(self, index: int) -> dict[InstanceId, int]:
+        """The tokens of a request of the trace that instances have in their prefix caches or will
+        have for earlier requests, without instances that have none; as of the last loads."""
+
     def core(self, row: int) -> Core:
         """The engine's interface for migrations."""
 

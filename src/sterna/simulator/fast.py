@@ -191,7 +191,8 @@ class FastEngines:
         self._notes = memoryview(tables.notes)
         self._blocks_held = memoryview(tables.requests["num_blocks"])
         self._listed_reports = np.zeros((len(tables.rows), 1 + tables.reports.shape[2]), np.int64)
-        self._listed_requests = np.zeros((2 * tables.running.shape[1], 7), np.int64)
+        self._coming_tokens = np.zeros(len(tables.rows), np.int64)
+        self._listed_requests = np.zeros((2 * tables.running.shape[1], 8), np.int64)
 
     @property
     def num_ended(self) -> int:
@@ -275,6 +276,7 @@ class FastEngines:
         move_priority: int,
         num_preemptions: int,
         last_dispatch: int,
+        uncomputed_tokens: int,
         *counts: int,
     ) -> InstanceLoad:
         engine = self._engines[row]
@@ -329,6 +331,7 @@ class FastEngines:
             engine.is_terminating,
             num_preempted,
             prefill_tokens,
+            uncomputed_tokens,
         )
 
     def view(self, row: int, now_s: float) -> InstanceView:
@@ -337,7 +340,7 @@ class FastEngines:
         num_running = columns.num_running[row]
         num_listed = num_running + columns.num_queuing[row]
         if num_listed > len(self._listed_requests):
-            self._listed_requests = np.zeros((2 * num_listed, 7), np.int64)
+            self._listed_requests = np.zeros((2 * num_listed, 8), np.int64)
         entries.list_requests(self._places, row, self._listed_requests)
         listed = self._listed_requests[:num_listed].tolist()
         num_used_blocks = (
@@ -370,6 +373,7 @@ class FastEngines:
         priority: Priority,
         num_preemptions: int,
         is_prefilling: bool,
+        uncomputed_tokens: int,
     ) -> RequestView:
         return RequestView(
             self._request_ids[index],
@@ -383,6 +387,7 @@ class FastEngines:
             num_preemptions,
             self._arrivals_s[index],
             Immovable.PREFILLING if is_prefilling else None,
+            uncomputed_tokens=uncomputed_tokens,
         )
 
     def _view_drained(self, index: int, num_blocks: int) -> RequestView:
@@ -396,6 +401,7 @@ class FastEngines:
             Priority(int(request["priority"])),
             int(request["num_preemptions"]),
             False,
+            0,
         )
         return structs.replace(view, immovable=Immovable.MIGRATING)
 
@@ -408,6 +414,7 @@ class FastEngines:
         priority: Priority,
         num_preemptions: int,
         is_prefilling: bool,
+        uncomputed_tokens: int,
     ) -> RequestView:
         return RequestView(
             self._request_ids[index],
@@ -420,6 +427,7 @@ class FastEngines:
             num_tokens - prompt_tokens,
             num_preemptions,
             self._arrivals_s[index],
+            uncomputed_tokens=uncomputed_tokens,
         )
 
     def _demand_tokens(self, num_tokens: int) -> int:
@@ -452,6 +460,17 @@ class FastEngines:
 
     def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
         entries.add(self._places, row, index, dispatch_number, now_s)
+
+    def coming_tokens(self, index: int) -> dict[InstanceId, int]:
+        if self._hashes is None:
+            return {}
+        entries.list_coming(self._places, index, self._coming_tokens)
+        listed = self._coming_tokens.tolist()
+        return {
+            engine.instance_id: listed[row]
+            for row, engine in self._engines.items()
+            if listed[row] > 0
+        }
 
     def core(self, row: int) -> "_Engine":
         return self._engines[row]

@@ -263,6 +263,17 @@ class PlainEngines:
         engine.last_dispatch = dispatch_number
         self._changed.add(row)
 
+    def coming_tokens(self, index: int) -> dict[InstanceId, int]:
+        if self._hashes is None:
+            return {}
+        hashes: list[int] = self._hashes.of_request(index).tolist()
+        num_tokens = int(self._trace.input_tokens[index])
+        coming = {
+            engine.instance_id: engine.core.coming_tokens(hashes, num_tokens)
+            for _, engine in sorted(self._engines.items())
+        }
+        return {instance_id: num for instance_id, num in coming.items() if num > 0}
+
     def core(self, row: int) -> EmulatedCore:
         return self._engines[row].core
 

@@ -62,6 +62,7 @@ class Simulation:
             now_s=0.0,
             scaling=config.scaling,
             scaling_begins_s=config.scaling_begins_s,
+            prefixes=_EnginePrefixes(self._engines),
         )
         self._llumlet_config = LlumletConfig(
             policy=config.policy,
@@ -83,6 +84,7 @@ class Simulation:
             self._next_turns: list[int] = trace.turns.next().tolist()
             self._think_s: list[float] = trace.turns.think_s.tolist()
             self._sessions = [str(first) for first in trace.turns.first().tolist()]
+        self._prompts_tokens: list[int] = trace.input_tokens.tolist()
         self._demands_tokens = _demands_tokens(trace, config)
         self._priorities: list[int] = trace.priority.tolist()
         # The ends of steps that are events even with engines that step by themselves.
@@ -176,6 +178,7 @@ class Simulation:
             scheduling_priority=priority,
             execution_priority=priority,
             session=self._sessions[index] if self._sessions else "",
+            prompt_tokens=self._prompts_tokens[index],
         )
         self._carry_out(self._scheduler.on_request(request, now_s), now_s)
 
@@ -439,6 +442,16 @@ class Simulation:
             return
         self._recorder.sample(now_s, self._engines.memory())
         self._plan_sample(now_s)
+
+
+class _EnginePrefixes:
+    """The scheduler's knowledge of prefix caches: what the engines would answer."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+
+    def cached_tokens(self, request: DispatchRequest) -> dict[InstanceId, int]:
+        return self._engines.coming_tokens(index_of(request.request_id))
 
 
 def _engines(trace: Trace, config: SimulationConfig) -> Engines:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sterna.cli.simulate.overrides import apply, keys, override, parse, values
-from sterna.config import QueueDemand, ScalingConfig, Victim
+from sterna.config import Dynamo, QueueDemand, ScalingConfig, Victim
 from sterna.engine.emulated.config import StepMode
 from sterna.engine.emulated.profiles import A10_LLAMA_7B
 from sterna.errors import ConfigurationError
@@ -128,7 +128,7 @@ def test_every_setting_can_be_given_as_it_is_shown() -> None:
     """What `--list` prints of a configuration, given back, changes nothing."""
     config = replace(CONFIG, scaling=ScalingConfig())
     shown = values(config)
-    assert list(shown) == keys()
+    assert list(shown) == [key for key in keys() if not key.startswith("dispatch.")]
     assert apply(config, [override(key, text) for key, text in shown.items()]) == config
 
 
@@ -154,3 +154,42 @@ def test_every_number_can_be_set_to_another_one() -> None:
         assert changed != config, key
         tried += 1
     assert tried > 30
+
+
+# ------------------------------------------------------------------------------ dispatch rules
+
+
+def test_a_dispatch_rule_has_parameters_of_its_own() -> None:
+    changed = with_settings("dispatch.prefill_scale=2", "policy.dispatch=dynamo")
+    assert changed == with_policy(dispatch=Dynamo(prefill_scale=2.0))
+    assert values(changed)["policy.dispatch"] == "dynamo"
+    assert values(changed)["dispatch.prefill_scale"] == "2.0"
+    assert "dispatch.saturation_tokens" not in values(changed)
+    assert not any(key.startswith("dispatch.") for key in values(CONFIG))
+
+
+def test_a_parameter_of_another_dispatch_rule_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"load_weight is no parameter of .* freest"):
+        with_settings("dispatch.load_weight=2")
+    with pytest.raises(ConfigurationError, match=r"load_weight is no parameter of .* dynamo"):
+        with_settings("policy.dispatch=dynamo", "load_weight=2")
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "policy.dispatch=dynamo prefill_scale=-1",
+        "policy.dispatch=dynamo overlap_credit=1.5",
+        "policy.dispatch=dynamo request_tokens=-1",
+        "policy.dispatch=llm-d dispatch.min_share=2",
+        "policy.dispatch=llm-d saturation_tokens=-1",
+        "policy.dispatch=sglang dispatch.min_share=-0.1",
+        "policy.dispatch=sglang max_difference=-1",
+        "policy.dispatch=sglang max_ratio=0.5",
+        "policy.dispatch=production-stack load_weight=-1",
+    ],
+)
+def test_a_parameter_out_of_range_is_refused_with_its_range(assignment: str) -> None:
+    name = assignment.split()[1].partition("=")[0].rpartition(".")[2]
+    with pytest.raises(ConfigurationError, match=rf"{name}.*(at least|between)"):
+        with_settings(*assignment.split())

@@ -408,6 +408,7 @@ def test_a_view_shows_requests_with_their_memory_and_demands() -> None:
                 scheduling_priority=HIGH,
                 execution_priority=HIGH,
                 arrival_s=2.0,
+                uncomputed_tokens=99,
             ),
         ),
         reserved_tokens=12,

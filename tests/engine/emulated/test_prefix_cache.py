@@ -152,6 +152,44 @@ def test_an_idle_block_that_is_found_counts_as_needed() -> None:
     assert step(core).admitted == ()
 
 
+def test_what_a_queuing_request_would_find_need_not_be_computed() -> None:
+    """By hand: of its 16 tokens 8 are cached when it begins to queue, and 12 when it is admitted.
+    With 5 tokens a step, of which the other one takes 2, one is left."""
+    core = caching(max_num_batched_tokens=5)
+
+    def left(name: str) -> list[int]:
+        view = core.view(InstanceId("i0"))
+        return [
+            each.uncomputed_tokens
+            for each in (*view.running, *view.queuing)
+            if each.request_id == name
+        ]
+
+    add(core, asking("a", [1, 2, 3], 12))
+    assert left("a") == [12]
+    steps(core, 2)
+    assert left("a") == [2]
+    add(core, asking("b", [1, 2, 3, 4], 16))
+    assert left("b") == [8]
+    steps(core, 1)
+    assert left("b") == [1]
+    steps(core, 1)
+    assert left("b") == []
+
+
+def test_what_earlier_requests_have_need_not_be_computed_behind_them() -> None:
+    core = caching(max_num_batched_tokens=5)
+    add(core, asking("a", [1, 2, 3], 12, 9), asking("b", [1, 5, 6, 7], 15))
+    assert core.coming_tokens([1, 2, 3], 13) == 12
+    assert core.coming_tokens([1, 2, 3], 12) == 8
+    # The last block of `b` will not be full before it ends.
+    assert core.coming_tokens([1, 5, 6, 7], 20) == 12
+    assert core.coming_tokens([7, 8, 9], 20) == 0
+    while named(core, "a").is_prefilling:
+        step(core)
+    assert core.coming_tokens([1, 2, 3], 13) == 12
+
+
 def test_without_prefix_caching_nothing_is_found() -> None:
     core = engine(20)
     assert ask(core, asking("a", [1, 2, 3], 12)) == [0]

@@ -1,12 +1,13 @@
 """Overrides of a simulation's configuration: any field as `key=value`, typed and checked.
 
 A key is a field's full name, `policy.round_interval_s`, or its last part where no other section
-has a field of that name: `round_interval_s`.
+has a field of that name: `round_interval_s`. The parameters of dispatch rules are the section
+`dispatch`; each rule has some of them.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from math import isfinite
@@ -14,7 +15,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from sterna.config import MigrationConfig, PolicyConfig, ScalingConfig
+from sterna.config import (
+    PREFIX_RULES,
+    DispatchRule,
+    MigrationConfig,
+    PolicyConfig,
+    ScalingConfig,
+)
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.errors import ConfigurationError
@@ -92,9 +99,27 @@ def apply(config: SimulationConfig, overrides: Iterable[Override]) -> Simulation
             )
         changes.setdefault(each.section, {})[each.field] = each.value
     top = changes.pop("", {})
+    parameters = changes.pop("dispatch", {})
     for section, values in changes.items():
         top[section] = replace(getattr(config, section), **values)
-    return replace(config, **top)
+    changed = replace(config, **top)
+    return _with_dispatch(changed, parameters) if parameters else changed
+
+
+def _with_dispatch(config: SimulationConfig, values: Mapping[str, Any]) -> SimulationConfig:
+    rule = config.policy.dispatch
+    for name in values:
+        if isinstance(rule, DispatchRule) or name not in _parameters(rule):
+            raise ConfigurationError(
+                f"dispatch.{name} is no parameter of the dispatch rule {_text(rule)}"
+            )
+    assert not isinstance(rule, DispatchRule)
+    policy = replace(config.policy, dispatch=replace(rule, **values))
+    return replace(config, policy=policy)
+
+
+def _parameters(rule: Any) -> list[str]:
+    return [each.name for each in fields(rule)] if is_dataclass(rule) else []
 
 
 def values(config: SimulationConfig) -> dict[str, str]:
@@ -102,6 +127,10 @@ def values(config: SimulationConfig) -> dict[str, str]:
     found = {}
     for full in _hints():
         section, _, field = full.rpartition(".")
+        if section == "dispatch":
+            if field in _parameters(config.policy.dispatch):
+                found[full] = _text(getattr(config.policy.dispatch, field))
+            continue
         owner = getattr(config, section) if section else config
         found[full] = _text(getattr(ScalingConfig() if owner is None else owner, field))
     return found
@@ -123,6 +152,9 @@ def _hints() -> Mapping[str, Any]:
             full = f"{section}.{field.name}" if section else field.name
             if full not in SECTIONS and full not in UNCHANGEABLE:
                 found[full] = hints[field.name]
+    for rule in PREFIX_RULES.values():
+        hints = get_type_hints(rule)
+        found.update({f"dispatch.{field.name}": hints[field.name] for field in fields(rule)})
     return found
 
 
@@ -147,7 +179,8 @@ def _value(option: str, text: str, hint: Any) -> Any:
         return _mapping(option, text, hint)
     kind = next(each for each in alternatives if each is not type(None))
     if issubclass(kind, Enum):
-        return _member(option, text, kind)
+        rules = {name: each for name, each in PREFIX_RULES.items() if each in alternatives}
+        return _member(option, text, kind, rules)
     try:
         value = msgspec.convert(text.lower() if kind is bool else text, kind, strict=False)
     except msgspec.ValidationError:
@@ -160,8 +193,11 @@ def _value(option: str, text: str, hint: Any) -> Any:
     return value
 
 
-def _member(option: str, text: str, kind: type[Enum]) -> Enum:
-    members = {str(member.value).replace("_", "-"): member for member in kind}
+def _member(
+    option: str, text: str, kind: type[Enum], rules: Mapping[str, Callable[[], Any]]
+) -> Any:
+    members: dict[str, Any] = {str(member.value).replace("_", "-"): member for member in kind}
+    members |= {name: rule() for name, rule in rules.items()}
     word = text.lower().replace("_", "-")
     if word not in members:
         near = did_you_mean(word, members)
@@ -172,6 +208,8 @@ def _member(option: str, text: str, kind: type[Enum]) -> Enum:
 def _text(value: Any) -> str:
     if isinstance(value, Enum):
         return str(value.value).replace("_", "-")
+    if is_dataclass(value):
+        return next(name for name, each in PREFIX_RULES.items() if isinstance(value, each))
     if isinstance(value, Mapping):
         return ",".join(f"{key}:{each}" for key, each in value.items())
     return (

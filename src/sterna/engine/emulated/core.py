@@ -9,13 +9,13 @@ two steps.
 Where a rule differs between vLLM 0.1, which the paper ran, and vLLM 1, `config` chooses.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sterna.engine.drains import DrainOutcome, Left, drain_outcome
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
 from sterna.engine.emulated.durations import StepTime
-from sterna.engine.emulated.prefix_cache import CachedBlock, PrefixCache, num_free
+from sterna.engine.emulated.prefix_cache import CachedBlock, PrefixCache, num_common, num_free
 from sterna.engine.emulated.requests import EmulatedRequest, RequestState
 from sterna.engine.emulated.steps import Step, Token
 from sterna.errors import UnknownRequestError
@@ -90,6 +90,17 @@ class EmulatedCore:
         """The block hashes of the contents that the prefix cache has."""
         return self._prefixes.hashes()
 
+    def coming_tokens(self, block_hashes: Sequence[int], num_tokens: int) -> int:
+        """Tokens that a request with these block hashes and this length would not have to compute
+        here, behind those that queue: of its prefix, what is cached and what one of them has."""
+        hashes = block_hashes[: (num_tokens - 1) // self._config.block_size]
+        num_blocks = len(self._prefixes.find(hashes, len(hashes)))
+        for each in (*self._waiting, *self._running):
+            if each.is_prefilling or each.num_blocks == 0:
+                its_hashes = each.block_hashes[: each.num_tokens // self._config.block_size]
+                num_blocks = max(num_blocks, num_common(hashes, its_hashes))
+        return num_blocks * self._config.block_size
+
     def forget_prefixes(self) -> bool:
         """Empty the prefix cache; returns whether it could be done: only while no block is held."""
         if self._num_free_blocks < self._config.num_blocks:
@@ -142,7 +153,13 @@ class EmulatedCore:
             num_preemptions=request.num_preemptions,
             arrival_s=request.arrival_s,
             immovable=self._immovable(request),
+            uncomputed_tokens=self._uncomputed_tokens(request, status),
         )
+
+    def _uncomputed_tokens(self, request: EmulatedRequest, status: RequestStatus) -> int:
+        if status is RequestStatus.QUEUING:
+            return request.num_tokens - request.num_found_tokens
+        return request.num_tokens - request.num_computed_tokens if request.is_prefilling else 0
 
     def _immovable(self, request: EmulatedRequest) -> Immovable | None:
         if request.request_id in self._drained:
@@ -203,7 +220,7 @@ class EmulatedCore:
         place = len(self._waiting)
         while place > 0 and _comes_after(self._waiting[place - 1], request):
             place -= 1
-        self._waiting.insert(place, request)
+        self._queue_at(place, request)
 
     def _enqueue_in_front(self, request: EmulatedRequest) -> None:
         """Queue in front of all requests of the same priority."""
@@ -213,6 +230,10 @@ class EmulatedCore:
             and self._waiting[place].scheduling_priority > request.scheduling_priority
         ):
             place += 1
+        self._queue_at(place, request)
+
+    def _queue_at(self, place: int, request: EmulatedRequest) -> None:
+        request.num_found_tokens = len(self._find(request)) * self._config.block_size
         self._waiting.insert(place, request)
 
     def _join_batch(self, request: EmulatedRequest) -> None:

@@ -90,6 +90,19 @@ class PrefixCache:
                 del self._blocks[block.block_hash]
 
 
+def num_common(block_hashes: Sequence[int], others: Sequence[int]) -> int:
+    """How many blocks two requests have in common. Equal hashes say that all before them are
+    equal, too."""
+    low, high = 0, min(len(block_hashes), len(others))
+    while low < high:
+        middle = (low + high) // 2
+        if block_hashes[middle] == others[middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 def num_free(blocks: Iterable[CachedBlock]) -> int:
     """How many of the blocks no request holds."""
     return sum(block.num_users == 0 for block in blocks)

@@ -53,6 +53,7 @@ class EmulatedRequest:
         num_blocks: blocks held.
         cached: the first ones of them, whose contents can be found.
         is_preempted: it queues because its memory was taken back.
+        num_found_tokens: tokens that the prefix cache had when it began to queue.
     """
 
     request_id: RequestId
@@ -68,6 +69,7 @@ class EmulatedRequest:
     num_blocks: int = 0
     cached: list[CachedBlock] = field(default_factory=list)
     is_preempted: bool = False
+    num_found_tokens: int = 0
 
     @classmethod
     def of(cls, state: RequestState) -> "EmulatedRequest":

@@ -85,6 +85,8 @@ class MigratingScheduler(Scheduler):
         # Requests in the batch of which V2 workers have not heard.
         self._unannounced: set[str] = set()
         self._admission_limit: int = self.max_num_active_reqs
+        # Tokens that the prefix cache had of each queuing request when it began to queue.
+        self._found: dict[str, int] = {}
         self._offloading: Offloading | None = None
         if self.connector is not None and not self.immovable_features:
             self._offloading = Offloading(self.connector.scheduler)
@@ -133,11 +135,15 @@ class MigratingScheduler(Scheduler):
             self._view(request, Status.RUNNING)
             for request in (*self.running, *self._drained_running())
         ]
-        queuing = [
-            self._view(request, Status.QUEUING)
-            for queue in (self.kv_holding_waiting, self.waiting)
-            for request in queue
-        ]
+        waiting = [*self.kv_holding_waiting, *self.waiting]
+        known = self._found
+        self._found = {
+            each.request_id: known[each.request_id]
+            if each.request_id in known
+            else self._num_cached_tokens(each)
+            for each in waiting
+        }
+        queuing = [self._view(request, Status.QUEUING) for request in waiting]
         reserved_blocks = sum(r.num_blocks for r in self._reservations.values())
         used_blocks = self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks()
         block_tokens = self.groups.memory.block_tokens
@@ -178,10 +184,30 @@ class MigratingScheduler(Scheduler):
             arrival_s=request.arrival_time,
             immovable=immovable,
             unsupported=self._unsupported(request, immovable),
+            uncomputed_tokens=self._uncomputed_tokens(request, status),
         )
 
     def _usage_tokens(self, request: Request) -> int:
         return self.groups.num_held(request.request_id) * self.groups.memory.block_tokens
+
+    def _uncomputed_tokens(self, request: Request, status: Status) -> int:
+        if status is Status.QUEUING:
+            return int(request.num_tokens - self._found[request.request_id])
+        if not _is_prefilling(request):
+            return 0
+        num_valid_tokens = request.num_computed_tokens - request.num_in_flight_tokens
+        return int(request.num_tokens - num_valid_tokens)
+
+    def _num_cached_tokens(self, request: Request) -> int:
+        """The tokens that the prefix cache has of a request without memory."""
+        manager = self.kv_cache_manager
+        if not manager.prefix_cache_lookup_enabled(request):
+            return 0
+        # Not by the manager's own method, which counts as a request for its statistics.
+        hit = manager.coordinator.find_longest_cache_hit(
+            request.block_hashes, request.num_tokens - 1
+        )
+        return int(hit[1])
 
     def immovable(self, request: Request) -> Immovable | None:
         """Return why the request cannot move at this moment, or None when it can."""

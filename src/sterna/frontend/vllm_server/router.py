@@ -202,6 +202,7 @@ class Router:
             scheduling_priority=its_class.scheduling_priority,
             execution_priority=its_class.execution_priority,
             session=request.session_id or "",
+            prompt_tokens=_num_prompt_tokens(request),
         )
         token_ids = () if begun is None else begun.output_token_ids
         if not token_ids:

@@ -139,6 +139,12 @@ def forget(places: Any, r: int, source: int = SOURCE) -> None:
 
 
 @njit(cache=True)
+def list_coming(places: Any, index: int, listed: Any, source: int = SOURCE) -> None:
+    """See `prefixes.list_coming`."""
+    prefixes.list_coming(tables_at(places), index, listed)
+
+
+@njit(cache=True)
 def leave(places: Any, r: int, held: Any, source: int = SOURCE) -> int:
     """See `prefixes.leave`."""
     return prefixes.leave(tables_at(places), r, held)

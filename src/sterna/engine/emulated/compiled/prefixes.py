@@ -11,7 +11,7 @@ from typing import Any
 from numba import njit
 
 from sterna.engine.emulated.compiled.pointers import contents_of
-from sterna.engine.emulated.compiled.tables import NONE, Contents, Tables
+from sterna.engine.emulated.compiled.tables import NONE, PREFILLING, Contents, Tables
 
 
 @njit
@@ -40,6 +40,52 @@ def find(tables: Tables, r: int, index: int) -> tuple[int, int]:
         if contents.cached[r, found].num_users == 0:
             num_idle += 1
     return max_blocks, num_idle
+
+
+@njit
+def num_common(tables: Tables, index: int, other: int) -> int:
+    """How many blocks of the request's prefix, without that of its last token, are those of the
+    other request's tokens."""
+    block_size = tables.settings[0].block_size
+    mine, its = tables.requests[index], tables.requests[other]
+    hashes = contents_of(tables).hashes
+    num_tokens, its_tokens = (
+        mine.prompt_tokens + mine.num_output_tokens,
+        its.prompt_tokens + its.num_output_tokens,
+    )
+    low = 0
+    high = min(
+        min((num_tokens - 1) // block_size, mine.num_hashes),
+        min(its_tokens // block_size, its.num_hashes),
+    )
+    while low < high:
+        middle = (low + high) // 2
+        if hashes[mine.first_hash + middle] == hashes[its.first_hash + middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit
+def list_coming(tables: Tables, index: int, listed: Any) -> None:
+    """List for each engine the tokens that the request would not have to compute there; see
+    `EmulatedCore.coming_tokens`."""
+    for r in range(tables.rows.shape[0]):
+        row = tables.rows[r]
+        if row.exists == 0:
+            continue
+        num_blocks, _ = find(tables, r, index)
+        other = row.first
+        while other != NONE:
+            num_blocks = max(num_blocks, num_common(tables, index, other))
+            other = tables.requests[other].behind
+        if row.num_prefilling > 0:
+            for place in range(row.num_running):
+                other = tables.running[r, place]
+                if tables.requests[other].state == PREFILLING:
+                    num_blocks = max(num_blocks, num_common(tables, index, other))
+        listed[r] = num_blocks * tables.settings[0].block_size
 
 
 @njit

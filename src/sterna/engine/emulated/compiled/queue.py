@@ -4,6 +4,7 @@ from typing import Any
 
 from numba import njit
 
+from sterna.engine.emulated.compiled.prefixes import find
 from sterna.engine.emulated.compiled.tables import DECODING, NONE, PREFILLING, QUEUING, Tables
 
 
@@ -76,7 +77,13 @@ def link(tables: Tables, r: int, index: int, behind: int) -> None:
     request.row = r
     row.num_queuing += 1
     row.num_preempted_queuing += 1 if request.num_preemptions > 0 else 0
-    row.queued_blocks += demand_of(request, tables.settings[0].block_size)
+    rule = tables.settings[0]
+    row.queued_blocks += demand_of(request, rule.block_size)
+    request.uncomputed_tokens = request.prompt_tokens + request.num_output_tokens
+    if rule.prefix_caching:
+        num_found, _ = find(tables, r, index)
+        request.uncomputed_tokens -= num_found * rule.block_size
+    row.queued_uncomputed_tokens += request.uncomputed_tokens
 
 
 @njit
@@ -94,6 +101,7 @@ def unlink(tables: Tables, r: int, index: int) -> None:
     row.num_queuing -= 1
     row.num_preempted_queuing -= 1 if request.num_preemptions > 0 else 0
     row.queued_blocks -= demand_of(request, tables.settings[0].block_size)
+    row.queued_uncomputed_tokens -= request.uncomputed_tokens
 
 
 @njit

@@ -34,6 +34,7 @@ from sterna.engine.emulated.compiled.tables import (
     REPORTED,
     RESERVED_BLOCKS,
     SHORTEST,
+    UNCOMPUTED_TOKENS,
     USED_BLOCKS,
     Tables,
 )
@@ -46,7 +47,9 @@ def take_report(tables: Tables, which: int, r: int) -> None:
     # Blocks that several requests hold count once.
     report[USED_BLOCKS] = rule.num_blocks - row.free_blocks - row.reserved_blocks
     report[RESERVED_BLOCKS] = row.reserved_blocks
-    report[PREFILL_BLOCKS] = prefill_blocks_of(tables, r)
+    num_prefill_blocks, num_prefill_tokens = left_to_prefill(tables, r)
+    report[PREFILL_BLOCKS] = num_prefill_blocks
+    report[UNCOMPUTED_TOKENS] = row.queued_uncomputed_tokens + num_prefill_tokens
     report[NUM_RUNNING] = row.num_running + row.num_drained
     report[NUM_QUEUING] = row.num_queuing
     report[NUM_PREEMPTED_QUEUING] = row.num_preempted_queuing
@@ -67,17 +70,18 @@ def take_report(tables: Tables, which: int, r: int) -> None:
 
 
 @njit
-def prefill_blocks_of(tables: Tables, r: int) -> int:
-    """Blocks that requests in the batch still need for their whole prompts."""
-    row, rule = tables.rows[r], tables.settings[0]
-    num_blocks = 0
-    # Only prompts in chunks need more; whole prompts get all their memory at once.
-    if rule.is_chunked and row.num_prefilling > 0:
+def left_to_prefill(tables: Tables, r: int) -> tuple[int, int]:
+    """Blocks that requests in the batch still need for their whole prompts, and the tokens of
+    these that are not computed."""
+    row, block_size = tables.rows[r], tables.settings[0].block_size
+    num_blocks = num_tokens = 0
+    if row.num_prefilling > 0:
         for place in range(row.num_running):
             request = tables.requests[tables.running[r, place]]
             if is_prefilling(row, request):
-                num_blocks += max(0, demand_of(request, rule.block_size) - request.num_blocks)
-    return num_blocks
+                num_blocks += max(0, demand_of(request, block_size) - request.num_blocks)
+                num_tokens += num_tokens_of(row, request) - request.num_computed_tokens
+    return num_blocks, num_tokens
 
 
 @njit
@@ -137,7 +141,7 @@ def list_requests(tables: Tables, r: int, listed: Any) -> int:
     """List the running requests in order, then the queuing ones; returns the number of running.
 
     A row of the list: place in the trace, prompt and output so far, prompt, blocks held, priority,
-    preemptions, whether it is prefilling. The list has room for all.
+    preemptions, whether it is prefilling, tokens to compute. The list has room for all.
     """
     row = tables.rows[r]
     for place in range(row.num_running):
@@ -160,6 +164,11 @@ def list_request(tables: Tables, r: int, index: int, listed: Any) -> None:
     listed[4] = request.priority
     listed[5] = request.num_preemptions
     listed[6] = is_prefilling(row, request)
+    listed[7] = 0
+    if request.state == QUEUING:
+        listed[7] = request.uncomputed_tokens
+    elif listed[6]:
+        listed[7] = listed[1] - request.num_computed_tokens
 
 
 @njit

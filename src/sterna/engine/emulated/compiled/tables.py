@@ -34,8 +34,9 @@ BEGUN, REPORTED, LISTED = range(3)
     MOVE_PRIORITY,
     NUM_PREEMPTIONS,
     LAST_DISPATCH,
+    UNCOMPUTED_TOKENS,
     BY_PRIORITY,
-) = range(13)
+) = range(14)
 """Indices in a report: the sums from which a load report is made, then, from the last index on,
 the running requests of each priority. PREFILL_BLOCKS are blocks that prompts in chunks still need.
 MOVE_BLOCKS and MOVE_PRIORITY belong to the running request that would move first; NONE when none
@@ -85,6 +86,8 @@ REQUEST = np.dtype(
         ("num_hashes", np.int64),
         ("num_cached", np.int64),
         ("found_tokens", np.int64),
+        # While it queues: the tokens that the prefix cache did not have when it began to.
+        ("uncomputed_tokens", np.int64),
         # Whether its session goes on behind it.
         ("has_next", np.int64),
     ],
@@ -117,6 +120,7 @@ ENGINE = np.dtype(
         ("first", np.int64),
         ("last", np.int64),
         ("queued_blocks", np.int64),
+        ("queued_uncomputed_tokens", np.int64),
         ("free_blocks", np.int64),
         ("used_blocks", np.int64),
         ("reserved_blocks", np.int64),

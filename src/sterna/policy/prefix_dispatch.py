@@ -1,0 +1,92 @@
+"""Dispatch by the prefix caches of the instances: the rules of other routers. Pure.
+
+Each rule is written from what its system publishes, and sees what Sterna knows: which tokens of a
+prompt an instance has, which it has still to compute, and its memory. Their own routers see less
+of this, or later.
+"""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from sterna.config import Dynamo, LlmD, PrefixDispatch, ProductionStack, Sglang
+from sterna.policy.virtual_usage import Candidate, NewRequest
+
+
+def choose_by_prefix(
+    request: NewRequest, eligible: Sequence[Candidate], rule: PrefixDispatch
+) -> Candidate:
+    """The instance for the request among at least one."""
+    match rule:
+        case LlmD():
+            return _sticky_until_saturated(request, eligible, rule)
+        case Dynamo():
+            return min(eligible, key=lambda each: (_cost(request, each, rule), *each.tie_break))
+        case Sglang():
+            return _cache_aware(request, eligible, rule)
+        case ProductionStack():
+            mean_load = sum(each.num_requests for each in eligible) / len(eligible)
+            return min(
+                eligible,
+                key=lambda each: (-_load_aware(request, each, mean_load, rule), *each.tie_break),
+            )
+        case _:
+            assert_never(rule)
+
+
+def tokens_to_compute(request: NewRequest, candidate: Candidate) -> int:
+    """Tokens that the instance would have to compute before the request's first token."""
+    return candidate.uncomputed_tokens + request.uncached_tokens(candidate.instance_id)
+
+
+def _sticky_until_saturated(
+    request: NewRequest, eligible: Sequence[Candidate], rule: LlmD
+) -> Candidate:
+    """llm-d 0.9: those that have most of the prompt, unless they are behind all others."""
+
+    def least_loaded(candidates: Sequence[Candidate]) -> Candidate:
+        return min(candidates, key=lambda each: (tokens_to_compute(request, each), *each.tie_break))
+
+    sticky = [each for each in eligible if _share(request, each) >= rule.min_share]
+    others = [each for each in eligible if each not in sticky]
+    if not sticky or not others:
+        return least_loaded(eligible)
+    best, best_other = least_loaded(sticky), least_loaded(others)
+    excess_tokens = best.uncomputed_tokens - best_other.uncomputed_tokens
+    return least_loaded(eligible) if excess_tokens > rule.saturation_tokens else best
+
+
+def _cost(request: NewRequest, candidate: Candidate, rule: Dynamo) -> float:
+    """Dynamo's cost of a worker, in tokens in place of blocks."""
+    cached_tokens = request.cached_tokens(candidate.instance_id)
+    all_tokens = candidate.uncomputed_tokens + request.prompt_tokens
+    prefill_tokens = max(0.0, all_tokens - rule.overlap_credit * cached_tokens)
+    decode_tokens = candidate.real_load_tokens + request.demand_tokens
+    request_tokens = rule.request_tokens * candidate.num_requests
+    return rule.prefill_scale * prefill_tokens + decode_tokens + request_tokens
+
+
+def _cache_aware(request: NewRequest, eligible: Sequence[Candidate], rule: Sglang) -> Candidate:
+    """SGLang: the shortest queue where loads differ, else the longest match, else the worker that
+    has got the fewest tokens."""
+    loads = [each.num_requests for each in eligible]
+    is_even = max(loads) - min(loads) <= rule.max_difference or max(loads) <= rule.max_ratio * min(
+        loads
+    )
+    if not is_even:
+        return min(eligible, key=lambda each: each.tie_break)
+    longest = max(eligible, key=lambda each: _share(request, each))
+    if _share(request, longest) > rule.min_share:
+        return longest
+    return min(eligible, key=lambda each: (each.num_dispatched_tokens, *each.tie_break))
+
+
+def _load_aware(
+    request: NewRequest, candidate: Candidate, mean_load: float, rule: ProductionStack
+) -> float:
+    """The production stack's score: the matched share, less the load relative to its mean."""
+    excess = (candidate.num_requests - mean_load) / mean_load if mean_load > 0 else 0.0
+    return _share(request, candidate) - rule.load_weight * excess
+
+
+def _share(request: NewRequest, candidate: Candidate) -> float:
+    return request.cached_tokens(candidate.instance_id) / max(1, request.prompt_tokens)

@@ -1,0 +1,177 @@
+"""Dispatch by prefix caches: the rules of other routers, by hand."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sterna.config import Dynamo, LlmD, PolicyConfig, PrefixDispatch, ProductionStack, Sglang
+from sterna.policy.dispatch import choose
+from sterna.policy.presets import DYNAMO, LLM_D, POLICIES, PRODUCTION_STACK, ROUND_ROBIN, SGLANG
+from sterna.policy.virtual_usage import Candidate, NewRequest
+from sterna.types import NORMAL, InstanceId, InstanceLoad
+
+BY_PREFIX = tuple(policy for policy in POLICIES if policy.looks_at_prefixes)
+
+
+def instance(
+    name: str,
+    *,
+    uncomputed_tokens: int = 0,
+    num_running: int = 0,
+    used_tokens: int = 0,
+    in_flight: tuple[NewRequest, ...] = (),
+    num_dispatched_tokens: int = 0,
+) -> Candidate:
+    load = InstanceLoad(
+        InstanceId(name),
+        1,
+        100_000,
+        used_tokens,
+        100_000 - used_tokens,
+        100_000 - used_tokens,
+        num_running,
+        0,
+        uncomputed_tokens=uncomputed_tokens,
+    )
+    return Candidate(load, in_flight, num_dispatched_tokens=num_dispatched_tokens)
+
+
+def prompt(num_tokens: int, **cached_tokens: int) -> NewRequest:
+    """A prompt of which the named instances have these tokens."""
+    cached: Mapping[InstanceId, int] = {
+        InstanceId(name): number for name, number in cached_tokens.items()
+    }
+    return NewRequest(num_tokens, NORMAL, prompt_tokens=num_tokens, cached=cached)
+
+
+def chosen(request: NewRequest, rule: PrefixDispatch, *candidates: Candidate) -> str | None:
+    return choose(request, candidates, replace(ROUND_ROBIN, dispatch=rule))
+
+
+def test_tokens_in_flight_count_where_they_are_not_cached() -> None:
+    on_its_way = prompt(1_000, a=600)
+    assert instance("a", uncomputed_tokens=50, in_flight=(on_its_way,)).uncomputed_tokens == 450
+    assert instance("b", in_flight=(on_its_way,)).uncomputed_tokens == 1_000
+
+
+# ------------------------------------------------------------------------------------ llm-d
+
+
+def test_llm_d_stays_where_four_fifths_of_the_prompt_are() -> None:
+    request = prompt(1_000, a=800, b=790)
+    ahead = instance("b"), instance("c")
+    busy = instance("a", uncomputed_tokens=286_704, num_running=9)
+    assert chosen(request, LlmD(), busy, *ahead) == "a"
+    saturated = instance("a", uncomputed_tokens=286_705, num_running=9)
+    assert chosen(request, LlmD(), saturated, *ahead) == "b"
+
+
+def test_llm_d_takes_the_one_with_the_least_to_compute_among_those_that_have_the_prompt() -> None:
+    """700 and 200 are more than 750 and 100."""
+    request = prompt(1_000, a=800, b=900)
+    candidates = (
+        instance("a", uncomputed_tokens=700),
+        instance("b", uncomputed_tokens=750),
+        instance("c", uncomputed_tokens=0),
+    )
+    assert chosen(request, LlmD(), *candidates) == "b"
+    assert chosen(prompt(1_000, a=100), LlmD(), *candidates) == "c"
+
+
+# ----------------------------------------------------------------------------------- Dynamo
+
+
+def test_dynamo_adds_what_is_to_be_computed_and_the_memory_in_use() -> None:
+    """By hand: a has 500 of 1,000 tokens, and costs 500 + used + 1,000; b costs 1,000 + 1,000."""
+    request = prompt(1_000, a=500)
+    for used_tokens, expected in ((490, "a"), (510, "b")):
+        candidates = instance("a", used_tokens=used_tokens), instance("b")
+        assert chosen(request, Dynamo(), *candidates) == expected
+    for uncomputed_tokens, expected in ((490, "a"), (510, "b")):
+        candidates = instance("a", uncomputed_tokens=uncomputed_tokens), instance("b")
+        assert chosen(request, Dynamo(), *candidates) == expected
+
+
+def test_dynamos_parameters_weigh_its_terms() -> None:
+    """By hand: with weight 2, a saves 1,000; with half the credit 250; a's two requests cost 510
+    at 255 each."""
+    request = prompt(1_000, a=500)
+    rules = (
+        (Dynamo(prefill_scale=2.0), 990, 1_010),
+        (Dynamo(overlap_credit=0.5), 240, 260),
+    )
+    for rule, less, more in rules:
+        assert chosen(request, rule, instance("a", used_tokens=less), instance("b")) == "a"
+        assert chosen(request, rule, instance("a", used_tokens=more), instance("b")) == "b"
+    two = instance("a", num_running=2)
+    assert chosen(request, Dynamo(request_tokens=245.0), two, instance("b")) == "a"
+    assert chosen(request, Dynamo(request_tokens=255.0), two, instance("b")) == "b"
+
+
+# ----------------------------------------------------------------------------------- SGLang
+
+
+def test_sglang_goes_by_the_longest_match_while_loads_are_even() -> None:
+    request = prompt(1_000, a=510, b=505)
+    assert chosen(request, Sglang(), instance("a", num_running=32), instance("b")) == "a"
+    assert chosen(request, Sglang(), instance("a", num_running=33), instance("b")) == "b"
+    # 34 more, but less than a tenth more.
+    many = instance("a", num_running=384), instance("b", num_running=350)
+    assert chosen(request, Sglang(), *many) == "a"
+
+
+def test_sglang_sends_what_is_not_cached_to_the_smallest_tree() -> None:
+    candidates = (
+        instance("a", num_dispatched_tokens=100),
+        instance("b", num_dispatched_tokens=90, num_running=5),
+    )
+    assert chosen(prompt(1_000, a=500), Sglang(), *candidates) == "b"
+
+
+# -------------------------------------------------------------------------- production stack
+
+
+def test_the_production_stack_weighs_the_match_against_the_relative_load() -> None:
+    """By hand: of 9 and 3 requests, a has half more than the mean and b half less, which the whole
+    prompt outweighs exactly."""
+    candidates = instance("a", num_running=9), instance("b", num_running=3)
+    assert chosen(prompt(1_000, a=1_000), ProductionStack(0.99), *candidates) == "a"
+    assert chosen(prompt(1_000, a=1_000), ProductionStack(1.01), *candidates) == "b"
+    assert chosen(prompt(1_000, b=10), ProductionStack(), instance("a"), instance("b")) == "b"
+
+
+# ------------------------------------------------------------------------------------- all
+
+
+def test_the_presets_have_their_systems_rules() -> None:
+    assert BY_PREFIX == (LLM_D, DYNAMO, SGLANG, PRODUCTION_STACK)
+    assert [type(each.dispatch) for each in BY_PREFIX] == [LlmD, Dynamo, Sglang, ProductionStack]
+    assert not any(each.migrates for each in BY_PREFIX)
+
+
+@pytest.mark.parametrize("policy", BY_PREFIX, ids=lambda each: each.name)
+def test_among_idle_instances_the_one_with_the_prompt_is_chosen(policy: PolicyConfig) -> None:
+    request = prompt(1_000, b=900)
+    idle = [instance(name) for name in "abc"]
+    assert choose(request, idle, policy) == "b"
+
+
+@settings(max_examples=50)
+@given(st.data(), st.sampled_from(BY_PREFIX))
+def test_more_of_the_prompt_never_makes_an_instance_lose_it(
+    data: st.DataObject, policy: PolicyConfig
+) -> None:
+    names = "abc"
+    numbers = st.integers(0, 2_000)
+    candidates = [
+        instance(name, uncomputed_tokens=data.draw(numbers), num_running=data.draw(numbers))
+        for name in names
+    ]
+    cached = {name: data.draw(st.integers(0, 900)) for name in names}
+    first = choose(prompt(1_000, **cached), candidates, policy)
+    assert first is not None
+    more = {**cached, first: cached[first] + 99}
+    assert choose(prompt(1_000, **more), candidates, policy) == first
