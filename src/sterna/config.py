@@ -123,11 +123,37 @@ class ProductionStack:
         _require(self.load_weight >= 0, self, "load_weight", "at least 0")
 
 
-PrefixDispatch = LlmD | Dynamo | Sglang | ProductionStack
+@dataclass(frozen=True, slots=True)
+class Soonest:
+    """Sterna's dispatch: where the request has its first token soonest, and among instances that
+    are about equal, to the freest.
+
+    Attributes:
+        equal_tokens: instances whose tokens to compute differ by less than this are about equal.
+        eviction_weight: weight of the contents that a prompt takes the place of. They count the
+            more, the more its instance has had to compute than others: its contents have been in
+            use more recently.
+    """
+
+    equal_tokens: int = 512
+    eviction_weight: float = 8.0
+
+    def __post_init__(self) -> None:
+        _require(self.equal_tokens >= 1, self, "equal_tokens", "at least 1")
+        _require(self.eviction_weight >= 0, self, "eviction_weight", "at least 0")
+
+
+PrefixDispatch = LlmD | Dynamo | Sglang | ProductionStack | Soonest
 """Rules that look at prefix caches."""
 
 PREFIX_RULES: Mapping[str, type[PrefixDispatch]] = MappingProxyType(
-    {"llm-d": LlmD, "dynamo": Dynamo, "sglang": Sglang, "production-stack": ProductionStack}
+    {
+        "llm-d": LlmD,
+        "dynamo": Dynamo,
+        "sglang": Sglang,
+        "production-stack": ProductionStack,
+        "soonest": Soonest,
+    }
 )
 """These rules by name."""
 
@@ -156,6 +182,11 @@ class PolicyConfig:
         pairs_only_to_gain: whether a pair is made only if its next move helps (`move_helps`).
         preempted_make_source: whether an instance where preempted requests queue is a source
             and never a destination, whatever its freeness.
+        binds_late: whether requests wait at the scheduler until an instance has memory for them,
+            those of a class with the smallest demand first.
+        ageing_tokens_per_s: for every second of such waiting a request counts as so much smaller.
+        hold_limit_s: after this time of waiting a request is dispatched all the same; None: it
+            waits as long as it takes.
         migrates_continuously: whether a source moves the next request as soon as one has moved, in
             place of waiting for the next round.
     """
@@ -180,6 +211,9 @@ class PolicyConfig:
     pairs_only_to_gain: bool = True
     preempted_make_source: bool = False
     migrates_continuously: bool = True
+    binds_late: bool = False
+    ageing_tokens_per_s: float = 0.0
+    hold_limit_s: float | None = None
 
     @property
     def looks_at_prefixes(self) -> bool:
@@ -202,6 +236,9 @@ class PolicyConfig:
         _require(
             self.num_concurrent_migrations >= 1, self, "num_concurrent_migrations", "at least 1"
         )
+        _require(self.ageing_tokens_per_s >= 0, self, "ageing_tokens_per_s", "at least 0")
+        if self.hold_limit_s is not None:
+            _require(self.hold_limit_s > 0, self, "hold_limit_s", "positive")
         for priority, target in self.target_load_tokens.items():
             if target <= 0:
                 raise ConfigurationError(

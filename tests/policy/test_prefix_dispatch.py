@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sterna.config import Dynamo, LlmD, PolicyConfig, PrefixDispatch, ProductionStack, Sglang
+from sterna.config import (
+    Dynamo,
+    LlmD,
+    PolicyConfig,
+    PrefixDispatch,
+    ProductionStack,
+    Sglang,
+    Soonest,
+)
 from sterna.policy.dispatch import choose
 from sterna.policy.presets import DYNAMO, LLM_D, POLICIES, PRODUCTION_STACK, ROUND_ROBIN, SGLANG
 from sterna.policy.virtual_usage import Candidate, NewRequest
@@ -141,6 +149,37 @@ def test_the_production_stack_weighs_the_match_against_the_relative_load() -> No
     assert chosen(prompt(1_000, a=1_000), ProductionStack(0.99), *candidates) == "a"
     assert chosen(prompt(1_000, a=1_000), ProductionStack(1.01), *candidates) == "b"
     assert chosen(prompt(1_000, b=10), ProductionStack(), instance("a"), instance("b")) == "b"
+
+
+# ----------------------------------------------------------------------------------- Sterna
+
+
+def test_sternas_rule_goes_where_the_first_token_comes_soonest() -> None:
+    """By hand: 500 of 1,000 tokens are worth 499 in front of it."""
+    request = prompt(1_000, a=500)
+    for uncomputed_tokens, expected in ((499, "a"), (501, "b")):
+        candidates = instance("a", uncomputed_tokens=uncomputed_tokens), instance("b")
+        assert chosen(request, Soonest(equal_tokens=1), *candidates) == expected
+
+
+def test_about_equal_instances_are_told_apart_by_freeness() -> None:
+    request = prompt(100)
+    free, loaded = instance("a", uncomputed_tokens=300), instance("b", used_tokens=99_000)
+    assert chosen(request, Soonest(equal_tokens=500), free, loaded) == "a"
+    assert chosen(request, Soonest(equal_tokens=200), free, loaded) == "b"
+
+
+def test_what_a_prompt_evicts_counts_where_contents_are_young() -> None:
+    """By hand: a has computed a tenth of its memory more than b, so that 1,000 tokens evict what
+    is worth 800 at weight 8; b lacks a shared prefix of 700 or 900 tokens."""
+    busy, idle = (
+        instance("a", num_dispatched_tokens=15_000),
+        instance("b", num_dispatched_tokens=5_000),
+    )
+    for shared, expected in ((700, "b"), (900, "a")):
+        request = prompt(1_000 + shared, a=shared)
+        assert chosen(request, Soonest(1, eviction_weight=8.0), busy, idle) == expected
+        assert chosen(request, Soonest(1, eviction_weight=0.0), busy, idle) == "a"
 
 
 # ------------------------------------------------------------------------------------- all

@@ -15,6 +15,7 @@ from sterna.config import (
     PolicyConfig,
     QueueDemand,
     ScalingConfig,
+    Soonest,
     Victim,
 )
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
@@ -139,6 +140,30 @@ CASES = [
         with_prefixes(crowded_trace(seed=19, max_input=240)),
     ),
     Case(
+        "late binding",
+        configuration(replace(LLUMNIX, binds_late=True, ageing_tokens_per_s=100.0)),
+        crowded_trace(seed=20, fraction_high=0.1),
+    ),
+    Case(
+        "late binding, limited, by prefixes, sessions",
+        configuration(
+            replace(LLUMNIX, dispatch=Soonest(50), binds_late=True, hold_limit_s=0.3),
+            engine=replace(CACHING, max_num_batched_tokens=64),
+        ),
+        with_sessions(with_prefixes(crowded_trace(seed=21, rate=40.0))),
+    ),
+    Case(
+        "late binding, scaling with delays",
+        configuration(
+            replace(LLUMNIX, binds_late=True, hold_limit_s=2.0),
+            scaling=SCALING,
+            start_delay_s=1.0,
+            dispatch_delay_s=0.05,
+            num_instances=2,
+        ),
+        crowded_trace(seed=22, num_requests=150),
+    ),
+    Case(
         "prefix cache, scaling",
         configuration(scaling=SCALING, start_delay_s=1.0, num_instances=2, engine=CACHING),
         with_prefixes(crowded_trace(seed=16, num_requests=150, max_input=240)),
@@ -256,6 +281,7 @@ policies = st.builds(
             DispatchRule.ROUND_ROBIN,
             Dynamo(),
             LlmD(saturation_tokens=100.0),
+            Soonest(equal_tokens=50),
         ]
     ),
     migrates=st.sampled_from([True, True, True, False]),
@@ -274,6 +300,9 @@ policies = st.builds(
     pairs_only_to_gain=st.booleans(),
     preempted_make_source=st.booleans(),
     migrates_continuously=st.booleans(),
+    binds_late=st.booleans(),
+    ageing_tokens_per_s=st.sampled_from([0.0, 100.0]),
+    hold_limit_s=st.sampled_from([None, 0.1, 2.0]),
 )
 scalings = st.builds(
     ScalingConfig,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import assert_never
 
-from sterna.config import DispatchRule, Dynamo, LlmD, PolicyConfig, ProductionStack, Sglang
+from sterna.config import DispatchRule, Dynamo, LlmD, PolicyConfig, ProductionStack, Sglang, Soonest
 from sterna.policy.prefix_dispatch import choose_by_prefix
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId
@@ -44,7 +44,7 @@ def choose(
                 highest = max([each.dispatch_freeness for each in eligible])
                 freest = [each for each in eligible if each.dispatch_freeness == highest]
                 chosen = min(freest, key=lambda each: each.tie_break)
-        case LlmD() | Dynamo() | Sglang() | ProductionStack():
+        case LlmD() | Dynamo() | Sglang() | ProductionStack() | Soonest():
             chosen = choose_by_prefix(request, eligible, policy.dispatch)
         case _:
             assert_never(policy.dispatch)

@@ -1,15 +1,16 @@
-"""Dispatch by the prefix caches of the instances: the rules of other routers. Pure.
+"""Dispatch by the prefix caches of the instances: Sterna's rule, and those of other routers. Pure.
 
-Each rule is written from what its system publishes, and sees what Sterna knows: which tokens of a
-prompt an instance has, which it has still to compute, and its memory. Their own routers see less
-of this, or later.
+Each of these is written from what its system publishes, and sees what Sterna knows: which tokens
+of a prompt an instance has, which it has still to compute, and its memory. Their own routers see
+less of this, or later.
 """
 
 from collections.abc import Sequence
 from typing import assert_never
 
-from sterna.config import Dynamo, LlmD, PrefixDispatch, ProductionStack, Sglang
+from sterna.config import Dynamo, LlmD, PrefixDispatch, ProductionStack, Sglang, Soonest
 from sterna.policy.virtual_usage import Candidate, NewRequest
+from sterna.types import InstanceId
 
 
 def choose_by_prefix(
@@ -17,6 +18,8 @@ def choose_by_prefix(
 ) -> Candidate:
     """The instance for the request among at least one."""
     match rule:
+        case Soonest():
+            return _soonest(request, eligible, rule)
         case LlmD():
             return _sticky_until_saturated(request, eligible, rule)
         case Dynamo():
@@ -36,6 +39,25 @@ def choose_by_prefix(
 def tokens_to_compute(request: NewRequest, candidate: Candidate) -> int:
     """Tokens that the instance would have to compute before the request's first token."""
     return candidate.uncomputed_tokens + request.uncached_tokens(candidate.instance_id)
+
+
+def _soonest(request: NewRequest, eligible: Sequence[Candidate], rule: Soonest) -> Candidate:
+    fewest_tokens = min([each.num_dispatched_tokens for each in eligible])
+
+    def rank(candidate: Candidate) -> tuple[int, float, int, InstanceId]:
+        uncached_tokens = request.uncached_tokens(candidate.instance_id)
+        # What it has computed beyond the others, it has evicted; its oldest contents are so much
+        # younger, and the likelier to be asked for again.
+        excess = (candidate.num_dispatched_tokens - fewest_tokens) / candidate.load.total_tokens
+        evicted_tokens = rule.eviction_weight * excess * uncached_tokens
+        num_tokens = candidate.uncomputed_tokens + uncached_tokens + evicted_tokens
+        return (
+            int(num_tokens // rule.equal_tokens),
+            -candidate.dispatch_freeness,
+            *candidate.tie_break,
+        )
+
+    return min(eligible, key=rank)
 
 
 def _sticky_until_saturated(

@@ -12,6 +12,7 @@ round, even if it has none, since a predecessor may have set one.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -100,6 +101,7 @@ class GlobalScheduler:
         # A report can arrive after its instance's death is known; ids are never used again.
         self._gone: set[InstanceId] = set()
         self._held: dict[RequestId, DispatchRequest] = {}
+        self._held_since_s: dict[RequestId, float] = {}
         # No dispatch in flight is taken for lost before this time.
         self._first_expiry_s = math.inf
         self._last_destinations: dict[InstanceId, InstanceId | None] = {}
@@ -107,9 +109,16 @@ class GlobalScheduler:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When `on_tick` is due: the next round, or None if the policy has no rounds."""
-        has_rounds = self._policy.migrates or self._scaling is not None
-        return self._next_round_s if has_rounds else None
+        """When `on_tick` is due: the next round, if the policy has rounds, or the end of a wait."""
+        deadline_s = self._next_round_s if self._has_rounds else math.inf
+        limit_s = self._policy.hold_limit_s
+        if self._policy.binds_late and self._held and limit_s is not None:
+            deadline_s = min(deadline_s, min(self._held_since_s.values()) + limit_s)
+        return None if deadline_s == math.inf else deadline_s
+
+    @property
+    def _has_rounds(self) -> bool:
+        return self._policy.migrates or self._scaling is not None
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -136,32 +145,48 @@ class GlobalScheduler:
         """Requests that wait here for an instance."""
         return len(self._held)
 
+    @property
+    def smallest_held_tokens(self) -> int | None:
+        """The memory with which an instance could admit a held request; None without any."""
+        return min([each.demand_tokens for each in self._held.values()], default=None)
+
     def on_request(self, request: DispatchRequest, now_s: float) -> list[Effect]:
         """A front end asks for an instance; without one, the request is held.
 
         A repeated call for a held request only replaces its values.
         """
         self._held[request.request_id] = request
+        self._held_since_s.setdefault(request.request_id, now_s)
         return self._dispatch_held(now_s)
 
     def on_cancel(self, request_id: RequestId, now_s: float) -> list[Effect]:
         """A front end no longer needs an instance for the request, or never sent it there."""
         self._held.pop(request_id, None)
+        self._held_since_s.pop(request_id, None)
         for instance in self._instances.values():
             instance.drop(lambda each: each.request_id == request_id)
         return []
 
     def on_load(self, load: InstanceLoad, now_s: float) -> list[Effect]:
         """An instance reports; an overtaken report and one of an instance that left are ignored."""
+        return self.on_loads([load], now_s)
+
+    def on_loads(self, loads: Iterable[InstanceLoad], now_s: float) -> list[Effect]:
+        """Instances report together: see `on_load`."""
+        for load in loads:
+            self._take_in(load)
+        return self._dispatch_held(now_s) if self._held else []
+
+    def _take_in(self, load: InstanceLoad) -> None:
         instance = self._instances.get(load.instance_id)
         if instance is None:
             if load.instance_id in self._gone:
-                return []
+                return
             instance = self._join(load.instance_id)
         if instance.load is None:
             instance.num_dispatched, instance.num_dispatched_tokens = self._fewest_dispatched()
         elif load.sequence <= instance.load.sequence:
-            return []
+            return
         instance.load = load
         instance.known = None
         if instance.in_flight:
@@ -169,7 +194,6 @@ class GlobalScheduler:
         # A predecessor's dispatch may still arrive; those of this scheduler must count as later.
         if load.last_dispatch >= self._next_number:
             self._next_number = load.last_dispatch + 1
-        return self._dispatch_held(now_s) if self._held else []
 
     def on_instance_joined(self, instance_id: InstanceId, now_s: float) -> list[Effect]:
         """An instance is starting; it takes part from its first load report on."""
@@ -223,36 +247,51 @@ class GlobalScheduler:
             for request_id, request in self._held.items()
             if request.frontend_id != frontend_id
         }
+        self._held_since_s = {each: self._held_since_s[each] for each in self._held}
         for instance in self._instances.values():
             instance.drop(lambda each: each.frontend_id == frontend_id)
         return []
 
     def on_tick(self, now_s: float) -> list[Effect]:
-        """Run a round if it is due: pair instances, then scale their number."""
-        deadline_s = self.next_deadline_s
-        if deadline_s is None or now_s < deadline_s:
-            return []
+        """Run a round if it is due: pair instances, then scale their number. Requests that have
+        waited long enough are dispatched."""
+        effects = self._dispatch_held(now_s) if self._held else []
+        deadline_s = self._next_round_s
+        if not self._has_rounds or now_s < deadline_s:
+            return effects
         self._next_round_s = deadline_s + self._policy.round_interval_s
         if self._next_round_s <= now_s:
             # Missed rounds are skipped: each would decide by the same loads.
             self._next_round_s = now_s + self._policy.round_interval_s
         self._drop_expired(now_s)
-        effects = self._pair() if self._policy.migrates else []
+        if self._policy.migrates:
+            effects += self._pair()
         return effects + self._scale(now_s)
 
     def _dispatch_held(self, now_s: float) -> list[Effect]:
         """Dispatch by scheduling priority, the highest first, then first come, first served
-        (Section 4.4.3)."""
+        (Section 4.4.3); with late binding the smallest demand before the first."""
         self._drop_expired(now_s)
         effects: list[Effect] = []
-        for request in sorted(self._held.values(), key=self._place_in_line):
+        for request in sorted(self._held.values(), key=partial(self._place_in_line, now_s)):
             new = self._new(request)
-            instance_id = choose(new, self.candidates, self._policy)
+            candidates = self.candidates
+            if self._may_wait(request, now_s):
+                staying = [each for each in candidates if not each.load.is_terminating]
+                candidates = tuple([each for each in staying or candidates if each.can_admit(new)])
+            instance_id = choose(new, candidates, self._policy)
             if instance_id is None:
-                break
+                continue
             del self._held[request.request_id]
+            del self._held_since_s[request.request_id]
             effects.append(self._send(request, new, instance_id, now_s))
         return effects
+
+    def _may_wait(self, request: DispatchRequest, now_s: float) -> bool:
+        if not self._policy.binds_late:
+            return False
+        limit_s = self._policy.hold_limit_s
+        return limit_s is None or now_s < self._held_since_s[request.request_id] + limit_s
 
     def _new(self, request: DispatchRequest) -> NewRequest:
         return NewRequest(
@@ -263,9 +302,14 @@ class GlobalScheduler:
             {} if self._prefixes is None else self._prefixes.cached_tokens(request),
         )
 
-    def _place_in_line(self, request: DispatchRequest) -> tuple[int, float]:
+    def _place_in_line(self, now_s: float, request: DispatchRequest) -> tuple[int, float, float]:
         # The sort is stable: requests of equal rank and arrival stay in the order of their calls.
-        return -self._policy.counts_as(request.scheduling_priority), request.arrival_s
+        size_tokens = 0.0
+        if self._policy.binds_late:
+            waited_s = now_s - self._held_since_s[request.request_id]
+            size_tokens = request.demand_tokens - self._policy.ageing_tokens_per_s * waited_s
+        priority = self._policy.counts_as(request.scheduling_priority)
+        return -priority, size_tokens, request.arrival_s
 
     def _send(
         self, request: DispatchRequest, new: NewRequest, instance_id: InstanceId, now_s: float

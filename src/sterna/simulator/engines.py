@@ -49,9 +49,21 @@ class Engines(Protocol):
     def advance(self, until_s: float) -> None:
         """Run all steps that end by this time."""
 
-    def turns_ended(self, until_s: float) -> list[tuple[int, float]]:
-        """Requests that ended, and when, whose sessions go on: of the first step by this time in
-        which one ended. Engines that step by themselves run up to that step, or this time."""
+    def notices(
+        self, until_s: float, room_tokens: int | None
+    ) -> tuple[list[tuple[int, float]], float | None]:
+        """Requests that ended, and when, whose sessions go on, and when an engine had room for
+        another request of this memory: after the first step by this time behind which there is
+        one or the other. Engines that step by themselves run up to that step, or this time; with
+        others the caller looks for room itself.
+
+        Args:
+            room_tokens: None: room is not looked for.
+        """
+
+    def has_room(self, row: int, num_tokens: int) -> bool:
+        """Whether there is memory for a request of this demand beside all that run or queue, after
+        the last step or at its beginning."""
 
     def step_end_s(self, row: int, now_s: float) -> float | None:
         """The end of the step that is under way at this moment, or None between two steps."""

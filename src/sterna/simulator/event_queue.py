@@ -11,9 +11,10 @@ class Rank(IntEnum):
     STEP_END = 0
     """First, so that all other events find the engines between two steps."""
     MESSAGE = 1
-    ARRIVAL = 2
-    ROUND = 3
-    SAMPLE = 4
+    ROOM = 2
+    ARRIVAL = 3
+    ROUND = 4
+    SAMPLE = 5
 
 
 Action = Callable[[float], None]

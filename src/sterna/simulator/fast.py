@@ -15,6 +15,7 @@ from sterna.engine.emulated.compiled import entries
 from sterna.engine.emulated.compiled.tables import (
     FIRST_TURN,
     LISTED,
+    NEVER,
     NONE,
     NUM_ENDED,
     NUM_STEPS,
@@ -222,10 +223,17 @@ class FastEngines:
     def advance(self, until_s: float) -> None:
         entries.advance(self._places, until_s)
 
-    def turns_ended(self, until_s: float) -> list[tuple[int, float]]:
-        num_ended = entries.advance_to_turn(self._places, until_s)
+    def notices(
+        self, until_s: float, room_tokens: int | None
+    ) -> tuple[list[tuple[int, float]], float | None]:
+        room_blocks = NEVER if room_tokens is None else -(-room_tokens // self._block_size)
+        num_ended, room_s = entries.advance_to_notice(self._places, until_s, room_blocks)
         ended: list[int] = self._tables.notes[FIRST_TURN : FIRST_TURN + num_ended].tolist()
-        return [(index, float(self._tables.requests["end_s"][index])) for index in ended]
+        turns = [(index, float(self._tables.requests["end_s"][index])) for index in ended]
+        return turns, None if room_s < 0 else room_s
+
+    def has_room(self, row: int, num_tokens: int) -> bool:
+        return bool(entries.has_room(self._places, row, -(-num_tokens // self._block_size)))
 
     def step_end_s(self, row: int, now_s: float) -> float | None:
         entries.advance_row(self._places, row, now_s)

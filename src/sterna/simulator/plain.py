@@ -13,6 +13,7 @@ from sterna.engine.emulated.requests import RequestState, decode_state
 from sterna.engine.emulated.steps import Step
 from sterna.metrics.records import Records
 from sterna.policy.load_report import load
+from sterna.policy.virtual_usage import prefill_demand_tokens_of, used_tokens_of
 from sterna.simulator.config import Report, SimulationConfig
 from sterna.simulator.engines import index_of, request_id_of
 from sterna.simulator.recorder import MemorySample
@@ -106,9 +107,17 @@ class PlainEngines:
     def advance(self, until_s: float) -> None:
         pass
 
-    def turns_ended(self, until_s: float) -> list[tuple[int, float]]:
+    def notices(
+        self, until_s: float, room_tokens: int | None
+    ) -> tuple[list[tuple[int, float]], float | None]:
         ended, self._turns_ended = self._turns_ended, []
-        return ended
+        return ended, None
+
+    def has_room(self, row: int, num_tokens: int) -> bool:
+        view = self._view(self._engines[row])
+        taken_tokens = used_tokens_of(view) + prefill_demand_tokens_of(view)
+        taken_tokens += sum(each.demand_tokens for each in view.queuing)
+        return taken_tokens + num_tokens <= view.total_tokens
 
     def step_end_s(self, row: int, now_s: float) -> float | None:
         engine = self._engines[row]

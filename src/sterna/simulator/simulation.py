@@ -90,6 +90,9 @@ class Simulation:
         # The ends of steps that are events even with engines that step by themselves.
         self._stops_s: dict[int, float] = {}
         self._tick_at_s: dict[InstanceId, float] = {}
+        self._round_s = math.inf
+        # The last time at which held requests were to be dispatched.
+        self._offer_s = -math.inf
         self._recorder = Recorder()
         self._is_over = len(trace) == 0
 
@@ -105,7 +108,7 @@ class Simulation:
         while not self._is_over:
             event = self._events.next
             arrival = (self._arrivals_s[self._coming[0]], Rank.ARRIVAL) if self._coming else None
-            if self._trace.turns is not None and self._plan_turns(event, arrival):
+            if self._plan_notices(event, arrival):
                 continue
             if arrival is not None and (event is None or arrival < event):
                 self._ask(self._coming.popleft(), arrival[0])
@@ -148,18 +151,28 @@ class Simulation:
 
     # ----------------------------------------------------------------------- dispatch, rounds
 
-    def _plan_turns(
+    def _plan_notices(
         self, event: tuple[float, int] | None, arrival: tuple[float, int] | None
     ) -> bool:
-        """Plan the turns that follow answers which end before anything else happens; returns
-        whether there are any."""
+        """Plan what follows from steps that end before anything else happens: turns after answers,
+        and the dispatch of held requests; returns whether there is anything."""
+        if self._trace.turns is None and self._scheduler.num_held == 0:
+            return False
         until_s = min(math.inf if each is None else each[0] for each in (event, arrival))
-        ended = self._engines.turns_ended(until_s)
+        ended, room_s = self._engines.notices(until_s, self._scheduler.smallest_held_tokens)
         for index, end_s in ended:
             turn = self._next_turns[index]
             action = partial(self._begin_turn, turn)
             self._events.push(end_s + self._think_s[turn], Rank.ARRIVAL, action)
-        return bool(ended)
+        if room_s is not None:
+            self._plan_offer(room_s)
+        return bool(ended) or room_s is not None
+
+    def _plan_offer(self, now_s: float) -> None:
+        """Have the scheduler look for instances for held requests."""
+        if self._offer_s != now_s:
+            self._offer_s = now_s
+            self._events.push(now_s, Rank.ROOM, self._report_loads)
 
     def _begin_turn(self, index: int, now_s: float) -> None:
         self._arrivals_s[index] = now_s
@@ -181,8 +194,14 @@ class Simulation:
             prompt_tokens=self._prompts_tokens[index],
         )
         self._carry_out(self._scheduler.on_request(request, now_s), now_s)
+        if self._scheduler.num_held > 0:
+            self._plan_round(now_s)
 
     def _round(self, now_s: float) -> None:
+        if now_s != self._round_s:
+            # Another one has been planned for an earlier time, and the next one behind it.
+            return
+        self._round_s = math.inf
         self._report_loads(now_s)
         if self._note_end():
             return
@@ -199,14 +218,15 @@ class Simulation:
 
     def _plan_round(self, now_s: float) -> None:
         deadline_s = self._scheduler.next_deadline_s
-        if deadline_s is not None:
-            self._events.push(max(now_s, deadline_s), Rank.ROUND, self._round)
+        if deadline_s is not None and deadline_s < self._round_s:
+            self._round_s = max(now_s, deadline_s)
+            self._events.push(self._round_s, Rank.ROUND, self._round)
 
     def _report_loads(self, now_s: float) -> None:
         """Report the loads to the scheduler that it does not know yet."""
-        for load in self._engines.changed_loads(now_s):
-            if effects := self._scheduler.on_load(load, now_s):
-                self._carry_out(effects, now_s)
+        loads = self._engines.changed_loads(now_s)
+        if effects := self._scheduler.on_loads(loads, now_s):
+            self._carry_out(effects, now_s)
 
     def _carry_out(self, effects: list[Effect], now_s: float) -> None:
         for effect in effects:
@@ -260,6 +280,9 @@ class Simulation:
             self._plan_step_end(instance, end_s)
         elif instance.is_terminating:
             self._stop_after_step(instance, end_s)
+        held_tokens = self._scheduler.smallest_held_tokens
+        if held_tokens is not None and self._engines.has_room(instance.row, held_tokens):
+            self._plan_offer(now_s)
 
     def _stop_after_step(self, instance: SimulatedInstance, end_s: float) -> None:
         """Make the end of the step under way an event, with engines that step by themselves."""

@@ -85,6 +85,18 @@ def left_to_prefill(tables: Tables, r: int) -> tuple[int, int]:
 
 
 @njit
+def has_room(tables: Tables, r: int, num_blocks: int) -> bool:
+    """Whether there is memory for a request of this demand beside all that run or queue."""
+    row, rule = tables.rows[r], tables.settings[0]
+    spare_blocks = max(rule.watermark_blocks, rule.min_free_blocks)
+    room_blocks = row.free_blocks - spare_blocks - row.queued_blocks
+    if num_blocks > room_blocks:
+        return False
+    num_prefill_blocks, _ = left_to_prefill(tables, r)
+    return num_blocks <= room_blocks - num_prefill_blocks
+
+
+@njit
 def list_changed(tables: Tables, listed: Any) -> int:
     """List the reports that changed since they were last listed; returns their number.
 

@@ -6,7 +6,7 @@ from numba import njit
 from sterna.engine.emulated.compiled.batch import begin_decoding, find_next_finish
 from sterna.engine.emulated.compiled.prefixes import free, remember
 from sterna.engine.emulated.compiled.queue import enqueue, is_prefilling, num_blocks_of
-from sterna.engine.emulated.compiled.reports import take_report
+from sterna.engine.emulated.compiled.reports import has_room, take_report
 from sterna.engine.emulated.compiled.schedule import schedule
 from sterna.engine.emulated.compiled.tables import (
     BEGUN,
@@ -234,10 +234,13 @@ def advance(tables: Tables, until_s: float) -> None:
 
 
 @njit
-def advance_to_turn(tables: Tables, until_s: float) -> int:
+def advance_to_notice(tables: Tables, until_s: float, room_blocks: int) -> tuple[int, float]:
     """Carry out the steps of all engines that end by `until_s`, in the order of their ends, up to
-    the first one that ends requests whose sessions go on; returns the number of these."""
-    while tables.notes[NUM_TURNS] == 0:
+    the first one that ends requests whose sessions go on, or behind which its engine has room for a
+    request of `room_blocks`; returns the number of these requests, and the time of the room, or -1.
+    """
+    room_s = -1.0
+    while tables.notes[NUM_TURNS] == 0 and room_s < 0:
         first = NONE
         for r in range(tables.rows.shape[0]):
             row = tables.rows[r]
@@ -246,14 +249,17 @@ def advance_to_turn(tables: Tables, until_s: float) -> int:
             if first == NONE or row.step_end_s < tables.rows[first].step_end_s:
                 first = r
         if first == NONE:
-            return 0
-        end_step(tables, first)
+            break
         row = tables.rows[first]
+        now_s = row.step_end_s
+        end_step(tables, first)
         if row.is_held == 0:
-            begin_step(tables, first, row.step_end_s)
+            begin_step(tables, first, now_s)
+            if has_room(tables, first, room_blocks):
+                room_s = now_s
     num_ended = tables.notes[NUM_TURNS]
     tables.notes[NUM_TURNS] = 0
-    return num_ended
+    return num_ended, room_s
 
 
 @njit

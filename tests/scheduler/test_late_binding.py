@@ -1,0 +1,164 @@
+"""Late binding: requests wait at the global scheduler until an instance has memory for them."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from sterna.config import PolicyConfig
+from sterna.policy.presets import LLUMNIX, ROUND_ROBIN
+from sterna.scheduler.global_scheduler import GlobalScheduler
+from sterna.types import HIGH, FrontendId, InstanceId, InstanceView, RequestId
+from tests.policy.builders import M, evenly_loaded, instance, queuing, report, running
+from tests.scheduler.test_global_scheduler import FRONTEND, ask, places
+
+LATE = replace(ROUND_ROBIN, binds_late=True)
+
+
+def scheduler(*views: InstanceView, policy: PolicyConfig = LATE) -> GlobalScheduler:
+    built = GlobalScheduler(policy, now_s=0.0)
+    for view in views:
+        built.on_load(report(view, policy), 0.0)
+    return built
+
+
+def full(instance_id: str, free_tokens: int = 0, *, is_terminating: bool = False) -> InstanceView:
+    return evenly_loaded(instance_id, M - free_tokens, 1, is_terminating=is_terminating)
+
+
+def freed(core: GlobalScheduler, view: InstanceView, now_s: float = 1.0) -> list[tuple[str, str]]:
+    """Where requests go when the instance reports this."""
+    return places(core.on_load(report(view, sequence=2), now_s))
+
+
+def test_a_request_waits_until_an_instance_has_memory_for_it() -> None:
+    core = scheduler(full("i0", 144), full("i1"))
+    assert core.on_request(ask("r", 160), 0.0) == []
+    assert (core.num_held, core.smallest_held_tokens) == (1, 160)
+    assert freed(core, full("i1", 144)) == []
+    assert freed(core, full("i0", 160)) == [("r", "i0")]
+    assert (core.num_held, core.smallest_held_tokens) == (0, None)
+
+
+def test_what_queues_is_on_its_way_or_is_prefilled_needs_its_memory_first() -> None:
+    waiting = instance("i0", running=[running("a", M - 320)], queuing=[queuing("b", 176)])
+    assert scheduler(waiting).on_request(ask("r", 160), 0.0) == []
+    core = scheduler(full("i0", 320))
+    assert places(core.on_request(ask("a", 160), 0.0)) == [("a", "i0")]
+    assert places(core.on_request(ask("b", 160), 0.0)) == [("b", "i0")]
+    assert core.on_request(ask("c", 160), 0.0) == []
+
+
+def test_the_smallest_demand_goes_first() -> None:
+    core = scheduler(full("i0"))
+    for name, demand_tokens in (("large", 480), ("small", 160), ("medium", 320)):
+        assert core.on_request(ask(name, demand_tokens), 0.0) == []
+    assert freed(core, full("i0", 500)) == [("small", "i0"), ("medium", "i0")]
+    assert core.num_held == 1
+
+
+def test_a_higher_class_goes_before_a_smaller_demand() -> None:
+    core = scheduler(full("i0"), policy=replace(LLUMNIX, binds_late=True))
+    core.on_request(ask("small", 160), 0.0)
+    core.on_request(ask("urgent", 480, scheduling_priority=HIGH), 0.0)
+    assert freed(core, full("i0", 500)) == [("urgent", "i0")]
+
+
+def test_who_has_waited_counts_as_smaller() -> None:
+    """By hand: with 100 tokens a second, 480 tokens count as 180 after three seconds."""
+    for later_s, expected in ((2.9, "new"), (3.1, "old")):
+        core = scheduler(full("i0"), policy=replace(LATE, ageing_tokens_per_s=100.0))
+        core.on_request(ask("old", 480), 0.0)
+        core.on_request(ask("new", 180), later_s)
+        assert freed(core, full("i0", 500), later_s) == [(expected, "i0")]
+
+
+def test_after_the_limit_a_request_is_dispatched_all_the_same() -> None:
+    core = scheduler(full("i0"), policy=replace(LATE, hold_limit_s=5.0))
+    assert core.next_deadline_s is None
+    core.on_request(ask("a"), 1.0)
+    core.on_request(ask("b"), 2.0)
+    # Asking again does not begin the wait again.
+    core.on_request(ask("a"), 4.0)
+    assert core.next_deadline_s == 6.0
+    assert core.on_tick(5.9) == []
+    assert places(core.on_tick(6.0)) == [("a", "i0")]
+    assert core.next_deadline_s == 7.0
+
+
+def test_rounds_are_held_while_requests_wait() -> None:
+    policy = replace(LLUMNIX, binds_late=True, hold_limit_s=0.3)
+    core = scheduler(full("i0"), instance("i1"), policy=policy)
+    first = core.on_tick(0.2)
+    core.on_request(ask("r", M + 16), 0.25)
+    assert core.next_deadline_s == pytest.approx(0.4)
+    assert len(first) == 2
+    core.on_tick(0.4)
+    assert core.next_deadline_s == pytest.approx(0.55)
+    assert places(core.on_tick(0.55)) == [("r", "i1")]
+    assert core.next_deadline_s == pytest.approx(0.6)
+
+
+def test_an_instance_that_is_emptied_gets_none_while_another_exists() -> None:
+    emptied = full("i0", 500, is_terminating=True)
+    core = scheduler(emptied, full("i1"))
+    assert core.on_request(ask("r"), 0.0) == []
+    assert places(scheduler(emptied).on_request(ask("r"), 0.0)) == [("r", "i0")]
+
+
+def test_the_end_of_its_front_end_or_a_cancellation_ends_the_wait() -> None:
+    core = scheduler(full("i0"), policy=replace(LATE, hold_limit_s=5.0))
+    core.on_request(ask("a"), 0.0)
+    core.on_request(ask("b", frontend_id=FRONTEND + 1), 1.0)
+    core.on_frontend_left(FRONTEND, 1.0)
+    assert core.next_deadline_s == 6.0
+    core.on_cancel(RequestId("b"), 1.0)
+    assert (core.num_held, core.next_deadline_s) == (0, None)
+    assert core.on_frontend_left(FrontendId(FRONTEND + 1), 1.0) == []
+
+
+def test_loads_that_are_reported_together_are_seen_together() -> None:
+    core = scheduler(full("i0"), full("i1"), policy=replace(LLUMNIX, binds_late=True))
+    core.on_request(ask("r"), 0.0)
+    loads = [report(full("i0", 200), sequence=2), report(full("i1", 2_000), sequence=2)]
+    assert places(core.on_loads(loads, 1.0)) == [("r", "i1")]
+
+
+demands_tokens = st.integers(1, 40).map(lambda blocks: 16 * blocks)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(demands_tokens, min_size=1, max_size=12),
+    st.lists(st.integers(0, 60).map(lambda blocks: 16 * blocks), min_size=1, max_size=4),
+)
+def test_no_request_waits_while_there_is_memory_for_it(
+    demands: list[int], free_tokens: list[int]
+) -> None:
+    """And none is dispatched where there is none."""
+    views = [full(f"i{place}") for place in range(len(free_tokens))]
+    core = scheduler(*views)
+    for number, demand_tokens in enumerate(demands):
+        assert core.on_request(ask(f"r{number}", demand_tokens), 0.0) == []
+    loads = [
+        structs.replace(report(full(f"i{place}", number)), sequence=2)
+        for place, number in enumerate(free_tokens)
+    ]
+    sent = places(core.on_loads(loads, 1.0))
+    left = _left(sent, demands, free_tokens)
+    assert min(left.values()) >= 0
+    if core.smallest_held_tokens is not None:
+        assert max(left.values()) < core.smallest_held_tokens
+    assert core.num_held + len(sent) == len(demands)
+
+
+def _left(
+    sent: Iterable[tuple[str, str]], demands: list[int], free_tokens: list[int]
+) -> dict[InstanceId, int]:
+    left = {InstanceId(f"i{place}"): number for place, number in enumerate(free_tokens)}
+    for request_id, instance_id in sent:
+        left[InstanceId(instance_id)] -= demands[int(request_id[1:])]
+    return left
