@@ -98,7 +98,12 @@ def test_an_unknown_name_gets_a_suggestion(name: str, hint: str) -> None:
 
 
 def test_the_patterns_say_what_else_there_is() -> None:
-    assert list(PATTERNS) == ["zipf:IN-OUT", "fixed:IN-OUT", "FILE"]
+    assert list(PATTERNS) == [
+        "zipf:IN-OUT",
+        "fixed:IN-OUT",
+        "prompts:N-SHARED-IN-OUT",
+        "FILE",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from sterna.workload.arrivals import parse_arrivals, short_name
 from sterna.workload.class_mix import mix_priorities, require_fractions
 from sterna.workload.files import PARSERS, daily_curve, packaged_rows, read_rows
 from sterna.workload.lengths import LONG, MEDIUM, SHORT, zipf_exponent, zipf_lengths
+from sterna.workload.mixes import agents, reasoning, system_prompts
 from sterna.workload.randomness import Draws
 from sterna.workload.rows import Rows
 from sterna.workload.seeds import MAX_SEED, PAPER_SEED
@@ -58,6 +59,8 @@ TRACES: Mapping[str, str] = MappingProxyType(
         "mooncake-conversation": "an hour of Mooncake's conversations, with arrivals and prefixes",
         "mooncake-arxiv": "1,000 requests of Mooncake's arXiv service, with arrivals and prefixes",
         "agentic-code": "200 sessions of coding agents (synthetic), each turn after an answer",
+        "agents": "sessions of coding agents, drawn by the distributions of agentic-code",
+        "reasoning": "1,250 tokens in, 8,000 out in the mean, up to 32,768",
     }
 )
 """The names of the catalog, with a line of description each."""
@@ -66,6 +69,8 @@ PATTERNS: Mapping[str, str] = MappingProxyType(
     {
         "zipf:IN-OUT": "power-law lengths with these means, in tokens, as in zipf:1024-256",
         "fixed:IN-OUT": "every request of these lengths, in tokens, as in fixed:64-64",
+        "prompts:N-SHARED-IN-OUT": "N system prompts of SHARED tokens, then power-law lengths with "
+        "these means, as in prompts:8-2048-256-128",
         "FILE": "a .csv or .jsonl file, also .gz, with input_tokens and output_tokens",
     }
 )
@@ -189,6 +194,12 @@ def _rows(workload: Workload, draws: Draws) -> tuple[str, Rows]:
             np.full(num_requests, input_tokens, np.int64),
             np.full(num_requests, output_tokens, np.int64),
         )
+    prompts = _PROMPTS.fullmatch(text)
+    if prompts:
+        numbers = [int(each) for each in prompts.groups()]
+        return text.lower(), _system_prompts(text, numbers, num_requests, draws)
+    if text.lower() in _DRAWN:
+        return text.lower(), _DRAWN[text.lower()](num_requests, draws)
     if text.lower() in _PACKAGED:
         return text.lower(), packaged_rows(_PACKAGED[text.lower()])
     # Unlike the methods of Path, these functions never raise for a strange name.
@@ -196,6 +207,18 @@ def _rows(workload: Workload, draws: Draws) -> tuple[str, Rows]:
     if _looks_like_a_file(text) or os.path.isfile(path):
         return path.name, read_rows(path)
     raise _unknown(text)
+
+
+def _system_prompts(text: str, numbers: list[int], num_requests: int, draws: Draws) -> Rows:
+    num_prompts, shared_tokens, own_tokens, output_tokens = numbers
+    if min(numbers) < 1:
+        raise ConfigurationError(f"trace {text}: its numbers must be at least 1")
+    try:
+        return system_prompts(
+            num_prompts, shared_tokens, own_tokens, output_tokens, num_requests, draws
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(f"trace {text}: {error}") from error
 
 
 def _drawn(means: tuple[str, int, int], num_requests: int, draws: Draws) -> Rows:
@@ -226,6 +249,8 @@ def _short_enough(workload: Workload, rows: Rows, max_total_tokens: int) -> Rows
 
 _PAIR = re.compile(r"([SML])-([SML])")
 _ZIPF = re.compile(r"zipf:([0-9]{1,6})-([0-9]{1,6})", re.IGNORECASE)
+_PROMPTS = re.compile(r"prompts:([0-9]{1,6})-([0-9]{1,6})-([0-9]{1,6})-([0-9]{1,6})", re.IGNORECASE)
+_DRAWN: Mapping[str, Callable[[int, Draws], Rows]] = {"agents": agents, "reasoning": reasoning}
 _FIXED = re.compile(r"fixed:([0-9]{1,6})-([0-9]{1,6})", re.IGNORECASE)
 
 

@@ -20,6 +20,10 @@ class Draws(Protocol):
         """Draw exponentially distributed numbers with this mean."""
         ...
 
+    def standard_normal(self, size: int, /) -> NDArray[np.float64]:
+        """Draw normally distributed numbers with mean 0 and variance 1."""
+        ...
+
     def gamma(self, shape: float, scale: float, size: int, /) -> NDArray[np.float64]:
         """Draw gamma-distributed numbers with mean `shape * scale` and variance
         `shape * scale**2`."""

@@ -1,0 +1,171 @@
+"""Requests that are drawn with shared prefixes: agents, system prompts, reasoning. Pure."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sterna.workload.lengths import zipf_lengths
+from sterna.workload.prefix import PrefixBlocks
+from sterna.workload.randomness import Draws
+from sterna.workload.rows import Rows
+from sterna.workload.turns import SessionTurns
+
+AGENT_BLOCK_TOKENS = 512
+AGENT_MAX_TOKENS = 200_000
+AGENT_SHARED_BLOCKS, AGENT_GROUP_BLOCKS, AGENT_NUM_GROUPS = 64, 39, 50
+
+REASONING_SHARED_TOKENS, REASONING_OWN_TOKENS = 250, 1_000
+REASONING_MEAN_TOKENS, REASONING_MAX_TOKENS = 8_000, 32_768
+
+
+def agents(num_requests: int, draws: Draws) -> Rows:
+    """Sessions of coding agents: prompts of 100,000 tokens, of which a turn adds few, and short
+    answers.
+
+    The distributions are those of the packaged `agentic-code`, which aiperf 0.13's generator made
+    (by its parameters, or fitted to the sessions). A first prompt has 32,768 tokens that all
+    sessions share, 19,968 of one of 50 groups (Zipf, 1.2), and log-normal 4,400 (median; sigma
+    1.24). A turn adds 1,800 tokens (median; 1.15) and produces 302 (0.99). It comes 0.97 s (0.88)
+    after the answer before where an agent goes on, in 71 % of the turns, and 13.9 s (0.96) where a
+    human does. Sessions would have 33 turns in the mean (geometric), but end before 200,000 tokens.
+    """
+    session: list[int] = []
+    new_tokens: list[int] = []
+    output_tokens: list[int] = []
+    think_s: list[float] = []
+    blocks: list[NDArray[np.int64]] = []
+    groups = np.arange(1, AGENT_NUM_GROUPS + 1) ** -1.2
+    group_ends = np.cumsum(groups / groups.sum())
+    next_block = AGENT_SHARED_BLOCKS + AGENT_NUM_GROUPS * AGENT_GROUP_BLOCKS
+    number = 0
+    while len(session) < num_requests:
+        group = min(int(np.searchsorted(group_ends, draws.random(1)[0])), AGENT_NUM_GROUPS - 1)
+        num_turns = 1 + int(math.log(1.0 - draws.random(1)[0]) / math.log(1.0 - 1 / 33))
+        added = log_normal(1_800.0, 1.15, num_turns, draws)
+        outputs = log_normal(302.0, 0.99, num_turns, draws)
+        is_human = draws.random(num_turns) < 0.29
+        gaps_s = np.where(is_human, 13.9, 0.97) * np.exp(
+            np.where(is_human, 0.96, 0.88) * draws.standard_normal(num_turns)
+        )
+        num_prefix_blocks = AGENT_SHARED_BLOCKS + AGENT_GROUP_BLOCKS
+        own_tokens = log_normal(4_400.0, 1.24, 1, draws)[0]
+        added[0] = num_prefix_blocks * AGENT_BLOCK_TOKENS + own_tokens
+        total_tokens = np.cumsum(added + outputs)
+        first_group_block = AGENT_SHARED_BLOCKS + group * AGENT_GROUP_BLOCKS
+        prefix = np.concatenate(
+            [
+                np.arange(AGENT_SHARED_BLOCKS),
+                np.arange(first_group_block, first_group_block + AGENT_GROUP_BLOCKS),
+            ]
+        )
+        num_known = 0
+        for turn in range(num_turns):
+            if total_tokens[turn] > AGENT_MAX_TOKENS:
+                break
+            prompt_tokens = total_tokens[turn] - outputs[turn]
+            num_blocks = -(-int(prompt_tokens) // AGENT_BLOCK_TOKENS)
+            own = np.arange(next_block, next_block + num_blocks - max(num_known, len(prefix)))
+            next_block += len(own)
+            blocks.append(own if turn else np.concatenate([prefix, own]))
+            num_known = num_blocks
+            session.append(number)
+            new_tokens.append(int(added[turn]))
+            output_tokens.append(int(outputs[turn]))
+            think_s.append(float(gaps_s[turn]))
+        number += 1
+    return _first(num_requests, session, new_tokens, output_tokens, think_s, blocks)
+
+
+def system_prompts(
+    num_prompts: int,
+    shared_tokens: int,
+    mean_own_tokens: int,
+    mean_output_tokens: int,
+    num_requests: int,
+    draws: Draws,
+) -> Rows:
+    """Requests behind one of some system prompts, the k-th most frequent of which is asked for in
+    proportion to 1 / k; the rest of the prompt and the output have the paper's power-law lengths.
+    """
+    shares = 1.0 / np.arange(1, num_prompts + 1)
+    ends = np.cumsum(shares / shares.sum())
+    which = np.searchsorted(ends, draws.random(num_requests)).clip(max=num_prompts - 1)
+    return Rows(
+        shared_tokens + zipf_lengths(mean_own_tokens, num_requests, draws),
+        zipf_lengths(mean_output_tokens, num_requests, draws),
+        prefix_blocks=_one_block_each(which, shared_tokens),
+    )
+
+
+def reasoning(num_requests: int, draws: Draws) -> Rows:
+    """Long chains of thought: 250 tokens of system prompt, 1,000 of a question, and 8,000 in the
+    mean, at most 32,768, of output: the numbers of llm-d's benchmark (0.9, blog of 2026-08-17). It
+    does not publish the form; log-normal with sigma 0.8, drawn again above the limit, is ours.
+    """
+    sigma = 0.8
+    # The mean without what is above the limit, found by halving.
+    low, high = 1.0, float(REASONING_MAX_TOKENS)
+    while high - low > 0.5:
+        median = (low + high) / 2
+        if _truncated_mean(median, sigma, REASONING_MAX_TOKENS) < REASONING_MEAN_TOKENS:
+            low = median
+        else:
+            high = median
+    outputs = log_normal(low, sigma, num_requests, draws)
+    while (is_long := outputs > REASONING_MAX_TOKENS).any():
+        outputs[is_long] = log_normal(low, sigma, int(is_long.sum()), draws)
+    prompt_tokens = REASONING_SHARED_TOKENS + REASONING_OWN_TOKENS
+    return Rows(
+        np.full(num_requests, prompt_tokens, np.int64),
+        outputs,
+        prefix_blocks=_one_block_each(np.zeros(num_requests, np.int64), REASONING_SHARED_TOKENS),
+    )
+
+
+def log_normal(median_tokens: float, sigma: float, num: int, draws: Draws) -> NDArray[np.int64]:
+    """Draw log-normal lengths in tokens, at least 1."""
+    drawn = np.rint(median_tokens * np.exp(sigma * draws.standard_normal(num)))
+    lengths: NDArray[np.int64] = np.maximum(1, drawn).astype(np.int64)
+    return lengths
+
+
+def _truncated_mean(median: float, sigma: float, limit: float) -> float:
+    """Mean of a log-normal length that is drawn again above the limit."""
+    place = math.log(limit / median) / sigma
+    below = 0.5 * (1 + math.erf(place / math.sqrt(2)))
+    weighted = 0.5 * (1 + math.erf((place - sigma) / math.sqrt(2)))
+    return median * math.exp(sigma**2 / 2) * weighted / below
+
+
+def _one_block_each(which: NDArray[np.int64], num_tokens: int) -> PrefixBlocks:
+    end = np.arange(1, len(which) + 1, dtype=np.int64)
+    return PrefixBlocks(which.astype(np.int64), end, num_tokens)
+
+
+def _first(
+    num_requests: int,
+    session: list[int],
+    new_tokens: list[int],
+    output_tokens: list[int],
+    think_s: list[float],
+    blocks: list[NDArray[np.int64]],
+) -> Rows:
+    kept = blocks[:num_requests]
+    drawn = SessionTurns(
+        session=np.array(session[:num_requests]),
+        new_input_tokens=np.array(new_tokens[:num_requests]),
+        output_tokens=np.array(output_tokens[:num_requests]),
+        think_s=np.array(think_s[:num_requests]),
+        new_blocks=PrefixBlocks(
+            np.concatenate(kept),
+            np.cumsum([len(each) for each in kept], dtype=np.int64),
+            AGENT_BLOCK_TOKENS,
+        ),
+    )
+    return Rows(
+        drawn.input_tokens,
+        drawn.output_tokens,
+        prefix_blocks=drawn.prefix_blocks,
+        turns=drawn.turns,
+    )
