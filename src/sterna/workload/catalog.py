@@ -21,9 +21,17 @@ from sterna.types import Priority
 from sterna.workload import arrivals as processes
 from sterna.workload.arrivals import parse_arrivals, short_name
 from sterna.workload.class_mix import mix_priorities, require_fractions
+from sterna.workload.drawn import (
+    LONG,
+    MEDIUM,
+    SHORT,
+    agents,
+    reasoning,
+    system_prompts,
+    zipf_exponent,
+    zipf_lengths,
+)
 from sterna.workload.files import PARSERS, daily_curve, packaged_rows, read_rows
-from sterna.workload.lengths import LONG, MEDIUM, SHORT, zipf_exponent, zipf_lengths
-from sterna.workload.mixes import agents, reasoning, system_prompts
 from sterna.workload.randomness import Draws
 from sterna.workload.rows import Rows
 from sterna.workload.seeds import MAX_SEED, PAPER_SEED

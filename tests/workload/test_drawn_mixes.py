@@ -8,7 +8,7 @@ import pytest
 from sterna.errors import ConfigurationError
 from sterna.workload.block_hashes import BlockHashes
 from sterna.workload.catalog import Workload, build_trace
-from sterna.workload.mixes import AGENT_MAX_TOKENS
+from sterna.workload.drawn import AGENT_MAX_TOKENS
 from sterna.workload.trace import Trace
 
 

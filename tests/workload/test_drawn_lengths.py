@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sterna.errors import ConfigurationError
 from sterna.workload.catalog import Workload, build_trace
+from sterna.workload.drawn import LONG, MEDIUM, SHORT, zipf_exponent, zipf_lengths
 from sterna.workload.files import packaged_rows
-from sterna.workload.lengths import LONG, MEDIUM, SHORT, zipf_exponent, zipf_lengths
 
 SHARED = os.environ.get("STERNA_SHARED")
 PERCENTILES = (50, 80, 95, 99)
