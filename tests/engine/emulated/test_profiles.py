@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import yaml
+from numpy.typing import NDArray
 
 from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.fitting import (
@@ -17,10 +19,13 @@ from sterna.engine.emulated.fitting import (
     DecodePoint,
     PrefillPoint,
     fit_copy_time,
+    fit_decode,
     fit_step_time,
 )
 from sterna.engine.emulated.profiles import PROFILES, Profile, profile, with_serving
 from sterna.errors import ConfigurationError
+
+Column = NDArray[np.float64]
 
 DATA = resources.files("sterna.engine.emulated") / "data"
 
@@ -90,6 +95,47 @@ def test_the_rtx4090_profile_is_the_fit_of_its_tables() -> None:
     assert steps.prefill.mean == pytest.approx(0.030, abs=0.0006)
     assert steps.prefill.max == pytest.approx(0.117, abs=0.001)
     assert steps.decode.mean == pytest.approx(0.013, abs=0.0006)
+
+
+def test_the_h100_profile_is_the_fit_of_its_tables() -> None:
+    """Attention grows with the pairs of tokens, the rest with the tokens, above the floor of short
+    prompts."""
+    rows = table("h100_llama31_8b_prefill.csv")
+    tokens = np.array([float(row["prompt_tokens"]) for row in rows])
+    step_s = np.array([float(row["step_ms"]) for row in rows]) / 1e3
+    attention_s = np.array([float(row["attention_ms"]) for row in rows]) / 1e3
+    _, pair_s = relative_fit([np.ones_like(tokens), tokens**2], attention_s)
+    is_above = tokens > 32
+    rest_s = (step_s - pair_s * tokens**2)[is_above]
+    prefill_s, token_s = relative_fit([np.ones_like(rest_s), tokens[is_above]], rest_s)
+    decodes = [
+        DecodePoint(int(row["batch_size"]), 0, float(row["step_ms"]) / 1e3)
+        for row in table("h100_llama31_8b_decode.csv")
+    ]
+    kv_per_weights = 2 * 32 * 8 * 128 / 8_030_261_248
+    decode = fit_decode(decodes, kv_per_weights)
+
+    fitted = StepTime(prefill_s, token_s, pair_s, float(step_s[:2].mean()), *decode)
+    assert_same_constants(fitted, profile("h100-llama-3.1-8b").step_time)
+    # What the docstring says of the fit.
+    errors = [
+        fitted.duration_s(int(n), int(n) ** 2, 0, 0) / s - 1
+        for n, s in zip(tokens, step_s, strict=True)
+    ]
+    assert np.abs(errors).mean() == pytest.approx(0.044, abs=0.0006)
+    assert np.abs(errors).max() == pytest.approx(0.095, abs=0.0006)
+    errors = [
+        fitted.duration_s(0, 0, each.num_requests, 0) / each.duration_s - 1 for each in decodes
+    ]
+    assert np.abs(errors).mean() == pytest.approx(0.033, abs=0.0006)
+    assert fitted.duration_s(100_000, 100_000**2, 0, 0) == pytest.approx(15.6, abs=0.1)
+
+
+def relative_fit(columns: list[Column], measured: Column) -> tuple[float, ...]:
+    """Least squares on the relative error."""
+    relative = np.stack(columns, axis=1) / measured[:, None]
+    solution, *_ = np.linalg.lstsq(relative, np.ones(len(measured)))
+    return tuple(solution.tolist())
 
 
 def test_the_a10s_memory_is_the_artifacts() -> None:
