@@ -124,9 +124,10 @@ class Candidate:
         in_flight = [each.uncached_tokens(self.load.instance_id) for each in self.in_flight]
         return self.load.uncomputed_tokens + sum(in_flight)
 
-    def can_admit(self, request: NewRequest) -> bool:
-        """Whether there is memory for it beside all that run, queue or are on their way."""
-        return self.real_load_tokens + request.demand_tokens <= self.load.total_tokens
+    @property
+    def room_tokens(self) -> int:
+        """Memory for requests beside all that run, queue or are on their way; may be negative."""
+        return self.load.total_tokens - self.real_load_tokens
 
     def with_load(self, load: InstanceLoad) -> "Candidate":
         """The same instance as if it had reported this load."""

@@ -10,7 +10,7 @@ round, even if it has none, since a predecessor may have set one.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -273,19 +273,26 @@ class GlobalScheduler:
         (Section 4.4.3); with late binding the smallest demand before the first."""
         self._drop_expired(now_s)
         effects: list[Effect] = []
+        room = self._room()
         for request in sorted(self._held.values(), key=partial(self._place_in_line, now_s)):
-            new = self._new(request)
-            candidates = self.candidates
+            candidates: Sequence[Candidate] = self.candidates
             if self._may_wait(request, now_s):
-                staying = [each for each in candidates if not each.load.is_terminating]
-                candidates = tuple([each for each in staying or candidates if each.can_admit(new)])
+                # The first comparison alone tells most of many requests.
+                if request.demand_tokens > room.most_tokens:
+                    continue
+                candidates = room.candidates_for(request.demand_tokens)
+            new = self._new(request)
             instance_id = choose(new, candidates, self._policy)
             if instance_id is None:
-                continue
+                break
             del self._held[request.request_id]
             del self._held_since_s[request.request_id]
             effects.append(self._send(request, new, instance_id, now_s))
+            room = self._room()
         return effects
+
+    def _room(self) -> "_Room":
+        return _Room.of(self.candidates) if self._policy.binds_late else NO_ROOM
 
     def _may_wait(self, request: DispatchRequest, now_s: float) -> bool:
         if not self._policy.binds_late:
@@ -374,6 +381,29 @@ class GlobalScheduler:
             instance.drop(lambda each: each.expires_s <= now_s)
             for each in instance.in_flight:
                 self._first_expiry_s = min(self._first_expiry_s, each.expires_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Memory for requests on the instances that may get some."""
+
+    candidates: Sequence[Candidate]
+    room_tokens: Sequence[int]
+    most_tokens: int
+
+    @classmethod
+    def of(cls, candidates: Sequence[Candidate]) -> "_Room":
+        """A terminating instance gets requests only while no other exists."""
+        staying = [each for each in candidates if not each.load.is_terminating] or candidates
+        room_tokens = [each.room_tokens for each in staying]
+        return cls(staying, room_tokens, max(room_tokens, default=0))
+
+    def candidates_for(self, demand_tokens: int) -> list[Candidate]:
+        pairs = zip(self.candidates, self.room_tokens, strict=True)
+        return [each for each, room_tokens in pairs if demand_tokens <= room_tokens]
+
+
+NO_ROOM = _Room((), (), 0)
 
 
 @dataclass(frozen=True, slots=True)
