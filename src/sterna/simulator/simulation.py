@@ -281,7 +281,9 @@ class Simulation:
         elif instance.is_terminating:
             self._stop_after_step(instance, end_s)
         held_tokens = self._scheduler.smallest_held_tokens
-        if held_tokens is not None and self._engines.has_room(instance.row, held_tokens):
+        if held_tokens is None or instance.instance_id not in self._instances:
+            return
+        if self._engines.has_room(instance.row, held_tokens):
             self._plan_offer(now_s)
 
     def _stop_after_step(self, instance: SimulatedInstance, end_s: float) -> None:
