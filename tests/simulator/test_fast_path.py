@@ -370,6 +370,28 @@ def test_a_victim_rule_that_is_not_compiled_is_simulated_on_the_plain_engines(
     assert differences(simulate(crowded_trace(seed=13), config), fast) == []
 
 
+def test_an_instance_ends_while_a_request_is_held() -> None:
+    """By hand: r0 fills i0, and i1, which is emptied since the cluster is free enough, ends with
+    r1. Meanwhile r2 waits for memory, of i0 or of another instance."""
+    policy = replace(LLUMNIX, migrates=False, binds_late=True)
+    scaling = ScalingConfig(
+        max_instances=2,
+        low_freeness_steps=0.0,
+        high_freeness_steps=1.0,
+        period_s=0.1,
+        terminates_newest=True,
+    )
+    config = configuration(policy, scaling=scaling, num_instances=2)
+    large = config.engine.total_tokens - 100
+    times_s, lengths = np.array([0.0, 0.0, 1.0]), np.array([large, 16, large])
+    held = trace(times_s, lengths, np.array([90, 60, 4]), np.zeros(3))
+    plain, fast = both(held, config)
+    assert differences(plain, fast) == []
+    records, cluster = plain
+    assert cluster.instances_num[-1] == 1
+    assert records.end_s[1] < min(records.end_s[0], records.first_token_s[2])
+
+
 @pytest.mark.parametrize("seed", [295, 375])
 def test_an_instance_ends_at_the_very_moment_at_which_others_end_their_steps(seed: int) -> None:
     """Their llumlets learn of it when all steps of that moment have ended, in either engine."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import assert_never
 
-from sterna.config import DispatchRule, Dynamo, LlmD, PolicyConfig, ProductionStack, Sglang, Soonest
+from sterna.config import DispatchRule, PolicyConfig
 from sterna.policy.prefix_dispatch import choose_by_prefix
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId
@@ -23,6 +23,8 @@ def choose(
     eligible = staying or every
     if not eligible:
         return None
+    if not isinstance(policy.dispatch, DispatchRule):
+        return choose_by_prefix(request, eligible, policy.dispatch).instance_id
     match policy.dispatch:
         case DispatchRule.ROUND_ROBIN:
             chosen = min(eligible, key=lambda each: (each.num_dispatched, each.instance_id))
@@ -44,8 +46,6 @@ def choose(
                 highest = max([each.dispatch_freeness for each in eligible])
                 freest = [each for each in eligible if each.dispatch_freeness == highest]
                 chosen = min(freest, key=lambda each: each.tie_break)
-        case LlmD() | Dynamo() | Sglang() | ProductionStack() | Soonest():
-            chosen = choose_by_prefix(request, eligible, policy.dispatch)
         case _:
             assert_never(policy.dispatch)
     return chosen.instance_id
