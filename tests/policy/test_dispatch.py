@@ -1,4 +1,4 @@
-"""Which instance a new request goes to (Section 4.4.3, dispatching)."""
+"""Dispatch: the instance that a new request goes to (Section 4.4.3)."""
 
 import random
 from collections import Counter

@@ -9,6 +9,7 @@ at 12 times these, since the cut would change the mean otherwise.
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ _PAPER_EXPONENTS = {SHORT: 2.0, MEDIUM: 1.5, LONG: 1.15}
 AGENT_BLOCK_TOKENS = 512
 AGENT_MAX_TOKENS = 200_000
 AGENT_SHARED_BLOCKS, AGENT_GROUP_BLOCKS, AGENT_NUM_GROUPS = 64, 39, 50
+AGENT_PREFIX_BLOCKS = AGENT_SHARED_BLOCKS + AGENT_GROUP_BLOCKS
 
 REASONING_SHARED_TOKENS, REASONING_OWN_TOKENS = 250, 1_000
 REASONING_MEAN_TOKENS, REASONING_MAX_TOKENS = 8_000, 32_768
@@ -86,51 +88,79 @@ def agents(num_requests: int, draws: Draws) -> Rows:
     after the answer before where an agent goes on, in 71 % of the turns, and 13.9 s (0.96) where a
     human does. Sessions would have 33 turns in the mean (geometric), but end before 200,000 tokens.
     """
-    session: list[int] = []
-    new_tokens: list[int] = []
-    output_tokens: list[int] = []
-    think_s: list[float] = []
-    blocks: list[NDArray[np.int64]] = []
     groups = np.arange(1, AGENT_NUM_GROUPS + 1) ** -1.2
     group_ends = np.cumsum(groups / groups.sum())
     next_block = AGENT_SHARED_BLOCKS + AGENT_NUM_GROUPS * AGENT_GROUP_BLOCKS
-    number = 0
-    while len(session) < num_requests:
-        group = min(int(np.searchsorted(group_ends, draws.random(1)[0])), AGENT_NUM_GROUPS - 1)
-        num_turns = 1 + int(math.log(1.0 - draws.random(1)[0]) / math.log(1.0 - 1 / 33))
-        added = log_normal(1_800.0, 1.15, num_turns, draws)
-        outputs = log_normal(302.0, 0.99, num_turns, draws)
-        is_human = draws.random(num_turns) < 0.29
-        gaps_s = np.where(is_human, 13.9, 0.97) * np.exp(
-            np.where(is_human, 0.96, 0.88) * draws.standard_normal(num_turns)
+    sessions: list[_AgentSession] = []
+    num_turns = 0
+    while num_turns < num_requests:
+        sessions.append(_agent_session(group_ends, next_block, draws))
+        num_turns += len(sessions[-1].outputs)
+        next_block += sessions[-1].num_own_blocks
+    numbers = [np.full(len(each.outputs), number) for number, each in enumerate(sessions)]
+    blocks = [each for session in sessions for each in session.blocks][:num_requests]
+    drawn = SessionTurns(
+        np.concatenate(numbers)[:num_requests],
+        np.concatenate([each.added for each in sessions])[:num_requests],
+        np.concatenate([each.outputs for each in sessions])[:num_requests],
+        np.concatenate([each.think_s for each in sessions])[:num_requests],
+        PrefixBlocks(
+            np.concatenate(blocks),
+            np.cumsum([len(each) for each in blocks], dtype=np.int64),
+            AGENT_BLOCK_TOKENS,
+        ),
+    )
+    return Rows(
+        drawn.input_tokens,
+        drawn.output_tokens,
+        prefix_blocks=drawn.prefix_blocks,
+        turns=drawn.turns,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _AgentSession:
+    """What each turn adds: tokens and blocks of its prompt, its answer, and the time before it."""
+
+    added: NDArray[np.int64]
+    outputs: NDArray[np.int64]
+    think_s: NDArray[np.float64]
+    blocks: list[NDArray[np.int64]]
+
+    @property
+    def num_own_blocks(self) -> int:
+        """The blocks that no other session has. A session may be too long from its first turn on,
+        and has none then."""
+        return sum(map(len, self.blocks)) - AGENT_PREFIX_BLOCKS if self.blocks else 0
+
+
+def _agent_session(group_ends: NDArray[np.float64], next_block: int, draws: Draws) -> _AgentSession:
+    """One session of `agents`, whose own blocks have ids from `next_block` on."""
+    group = min(int(np.searchsorted(group_ends, draws.random(1)[0])), AGENT_NUM_GROUPS - 1)
+    num_turns = 1 + int(math.log(1.0 - draws.random(1)[0]) / math.log(1.0 - 1 / 33))
+    added = log_normal(1_800.0, 1.15, num_turns, draws)
+    outputs = log_normal(302.0, 0.99, num_turns, draws)
+    is_human = draws.random(num_turns) < 0.29
+    think_s = np.where(is_human, 13.9, 0.97) * np.exp(
+        np.where(is_human, 0.96, 0.88) * draws.standard_normal(num_turns)
+    )
+    own_tokens = log_normal(4_400.0, 1.24, 1, draws)[0]
+    added[0] = AGENT_PREFIX_BLOCKS * AGENT_BLOCK_TOKENS + own_tokens
+    total_tokens = np.cumsum(added + outputs)
+    num_kept = int((total_tokens <= AGENT_MAX_TOKENS).sum())
+    first_of_group = AGENT_SHARED_BLOCKS + group * AGENT_GROUP_BLOCKS
+    group_blocks = np.arange(first_of_group, first_of_group + AGENT_GROUP_BLOCKS)
+    blocks, num_known = [], AGENT_PREFIX_BLOCKS
+    for turn in range(num_kept):
+        prompt_tokens = int(total_tokens[turn] - outputs[turn])
+        num_blocks = -(-prompt_tokens // AGENT_BLOCK_TOKENS)
+        own = np.arange(next_block, next_block + num_blocks - num_known)
+        next_block += len(own)
+        num_known = num_blocks
+        blocks.append(
+            own if turn else np.concatenate([np.arange(AGENT_SHARED_BLOCKS), group_blocks, own])
         )
-        num_prefix_blocks = AGENT_SHARED_BLOCKS + AGENT_GROUP_BLOCKS
-        own_tokens = log_normal(4_400.0, 1.24, 1, draws)[0]
-        added[0] = num_prefix_blocks * AGENT_BLOCK_TOKENS + own_tokens
-        total_tokens = np.cumsum(added + outputs)
-        first_group_block = AGENT_SHARED_BLOCKS + group * AGENT_GROUP_BLOCKS
-        prefix = np.concatenate(
-            [
-                np.arange(AGENT_SHARED_BLOCKS),
-                np.arange(first_group_block, first_group_block + AGENT_GROUP_BLOCKS),
-            ]
-        )
-        num_known = 0
-        for turn in range(num_turns):
-            if total_tokens[turn] > AGENT_MAX_TOKENS:
-                break
-            prompt_tokens = total_tokens[turn] - outputs[turn]
-            num_blocks = -(-int(prompt_tokens) // AGENT_BLOCK_TOKENS)
-            own = np.arange(next_block, next_block + num_blocks - max(num_known, len(prefix)))
-            next_block += len(own)
-            blocks.append(own if turn else np.concatenate([prefix, own]))
-            num_known = num_blocks
-            session.append(number)
-            new_tokens.append(int(added[turn]))
-            output_tokens.append(int(outputs[turn]))
-            think_s.append(float(gaps_s[turn]))
-        number += 1
-    return _first(num_requests, session, new_tokens, output_tokens, think_s, blocks)
+    return _AgentSession(added[:num_kept], outputs[:num_kept], think_s[:num_kept], blocks)
 
 
 def system_prompts(
@@ -197,31 +227,3 @@ def _truncated_mean(median: float, sigma: float, limit: float) -> float:
 def _one_block_each(which: NDArray[np.int64], num_tokens: int) -> PrefixBlocks:
     end = np.arange(1, len(which) + 1, dtype=np.int64)
     return PrefixBlocks(which.astype(np.int64), end, num_tokens)
-
-
-def _first(
-    num_requests: int,
-    session: list[int],
-    new_tokens: list[int],
-    output_tokens: list[int],
-    think_s: list[float],
-    blocks: list[NDArray[np.int64]],
-) -> Rows:
-    kept = blocks[:num_requests]
-    drawn = SessionTurns(
-        session=np.array(session[:num_requests]),
-        new_input_tokens=np.array(new_tokens[:num_requests]),
-        output_tokens=np.array(output_tokens[:num_requests]),
-        think_s=np.array(think_s[:num_requests]),
-        new_blocks=PrefixBlocks(
-            np.concatenate(kept),
-            np.cumsum([len(each) for each in kept], dtype=np.int64),
-            AGENT_BLOCK_TOKENS,
-        ),
-    )
-    return Rows(
-        drawn.input_tokens,
-        drawn.output_tokens,
-        prefix_blocks=drawn.prefix_blocks,
-        turns=drawn.turns,
-    )

@@ -9,7 +9,7 @@ import pytest
 
 from sterna.cli.main import main
 from sterna.cli.simulate import simulate_report
-from sterna.cli.simulate.simulate_report import cell, number
+from sterna.cli.simulate.simulate_report import DESCRIPTIONS, cell, number
 from sterna.engine.emulated.profiles import profile
 from sterna.policy.presets import PRESETS, STERNA
 from sterna.simulator.config import SimulationConfig
@@ -171,3 +171,7 @@ def test_a_plot_that_cannot_be_written_loses_no_results(
     captured = capsys.readouterr()
     assert json.loads(captured.out)["completed"] == 20
     assert captured.err == f"sterna: error: --plot {folder} cannot be written: Is a directory\n"
+
+
+def test_every_policy_is_described() -> None:
+    assert list(DESCRIPTIONS) == list(PRESETS)

@@ -1,4 +1,4 @@
-"""What a migration asks of an engine: drains, reservations, adoptions; and aborts and views."""
+"""Drains, reservations and adoptions of an engine, for migrations; and aborts and views."""
 
 import pytest
 

@@ -13,38 +13,24 @@ from sterna.cli.simulate.run_report import ABSENT, counted, number, print_run, r
 from sterna.cli.simulate.workload_options import arrivals_of
 from sterna.engine.emulated.profiles import PROFILES
 from sterna.metrics.summary import Distribution, Summary, summarize_classes
-from sterna.policy.presets import (
-    DYNAMO,
-    INFAAS_PP,
-    LLM_D,
-    LLUMNIX,
-    LLUMNIX_BASE,
-    POWER_OF_TWO,
-    PRESETS,
-    PRODUCTION_STACK,
-    ROUND_ROBIN,
-    SESSION_HASH,
-    SGLANG,
-    STERNA,
-    VLLM_DP,
-)
+from sterna.policy.presets import PRESETS
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.runs import SimulationRun
 from sterna.workload.catalog import PATTERNS, TRACES
 
 DESCRIPTIONS = {
-    LLUMNIX.name: "the paper's: freeness, migration, priorities (Section 4.4)",
-    LLUMNIX_BASE.name: "the same, blind to priorities (Section 6.1)",
-    INFAAS_PP.name: "dispatch by memory load, no migration (Section 6.1)",
-    ROUND_ROBIN.name: "in turns, blind to load (Section 6.1)",
-    POWER_OF_TWO.name: "the one with fewer requests, of two that are drawn",
-    SESSION_HASH.name: "every session to one instance",
-    VLLM_DP.name: "vLLM's --data-parallel-size: fewest requests",
-    LLM_D.name: "llm-d's: to the prefix cache, until it is saturated",
-    DYNAMO.name: "Dynamo's: tokens to compute and memory in use",
-    SGLANG.name: "SGLang's: to the prefix cache, unless loads differ",
-    PRODUCTION_STACK.name: "vLLM production stack's: cached share less relative load",
-    STERNA.name: "Sterna's own",
+    "llumnix": "the paper's: freeness, migration, priorities (Section 4.4)",
+    "llumnix-base": "the same, blind to priorities (Section 6.1)",
+    "infaas++": "dispatch by memory load, no migration (Section 6.1)",
+    "round-robin": "in turns, blind to load (Section 6.1)",
+    "power-of-two": "the one with fewer requests, of two that are drawn",
+    "session-hash": "every session to one instance",
+    "vllm-dp": "vLLM's --data-parallel-size: fewest requests",
+    "llm-d": "llm-d's: to the prefix cache, until it is saturated",
+    "dynamo": "Dynamo's: tokens to compute and memory in use",
+    "sglang": "SGLang's: to the prefix cache, unless loads differ",
+    "production-stack": "vLLM production stack's: cached share less relative load",
+    "sterna": "Sterna's own",
 }
 """Descriptions of policies in one line; a policy without one is listed as well."""
 
