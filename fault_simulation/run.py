@@ -7,9 +7,9 @@ from random import Random
 from fault_simulation.adversary.clients import Clients
 from fault_simulation.adversary.faults import Adversary, FaultPlan
 from fault_simulation.engine.copies import Copies
-from fault_simulation.engine.engine_kinds import kind_of
+from fault_simulation.engine.engine_kinds import kind_of, policy_of
 from fault_simulation.engine.immovable import Immovables
-from fault_simulation.oracle.checkers import Checkers, check_rest
+from fault_simulation.oracle.checkers import Checkers, check_prefixes, check_rest
 from fault_simulation.oracle.ledger import Ledger, Status
 from fault_simulation.oracle.stream_ledger import StreamLedger
 from fault_simulation.processes.instances import InstanceProcess
@@ -115,6 +115,8 @@ class Run:
                 high_freeness_steps=60.0,
                 period_s=1.0,
             )
+        kind = kind_of(seed)
+        policy = policy_of(seed, kind)
         self._world = World(
             rng,
             timeline,
@@ -122,8 +124,9 @@ class Run:
             network,
             Copies(timeline, network, rng),
             ledger,
-            Immovables(seed),
-            kind_of(seed),
+            Immovables(seed, policy),
+            kind,
+            policy,
             cores,
             scaling,
         )
@@ -190,6 +193,8 @@ class Run:
         while timeline.now_s < rest_s:
             self._step()
         check_rest(self._platform.instances(), self._platform.frontends())
+        if self._world.policy.looks_at_prefixes:
+            check_prefixes(self._platform.instances(), self._platform.schedulers())
         self._world.network.check_rest()
 
     @property

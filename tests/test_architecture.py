@@ -122,6 +122,7 @@ CONFINED = {
     "vllm": (
         "sterna.engine.vllm",
         "sterna.frontend.http.request_errors",
+        "sterna.frontend.vllm_server.prompt_hashes",
         "sterna.frontend.vllm_server.router",
         "sterna.frontend.vllm_server.server",
     ),
@@ -130,7 +131,7 @@ CONFINED = {
     "uvicorn": ("sterna.frontend",),
 }
 """Libraries that only these modules and packages may import; in the front end, vLLM's types end
-at its two adapters: the engine-core client and the server."""
+at its adapters: the engine-core client, with its prompts' hashes, and the server."""
 
 PICKLERS = {"cloudpickle", "dill", "joblib", "marshal", "multiprocessing", "pickle", "shelve"}
 """What reads of these can run code that the writer chose; the pipes of multiprocessing pickle."""

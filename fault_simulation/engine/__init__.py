@@ -4,6 +4,6 @@
 the blocks of `block_pool`, and `grouped_core` production's core over these.
 
 Offers: block_pool, copies, engine, engine_kinds, immovable, kv_cache.
-Imports: engine, engine.emulated, fault_simulation.oracle, fault_simulation.virtual, messages,
-    migration.messages, types.
+Imports: config, engine, engine.emulated, fault_simulation.oracle, fault_simulation.virtual,
+    messages, migration.messages, types.
 """

@@ -6,12 +6,28 @@ Blocks have no bytes. Instead each has a name for the KV in it, which nothing el
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
 
 from fault_simulation.virtual.timeline import Violation
+from sterna.engine.cache_changes import CacheRecorder
+from sterna.types import cache_key
 
 Content = tuple[int, str, int, int]
 """The KV in a block: the number of its group, the request or the beginning of its prompt, the
 number of tokens up to the last one in the block, and the digest of the outputs among these."""
+
+
+@lru_cache(maxsize=100_000)
+def block_hash(origin: str, end: int, digest: int) -> int:
+    """The hash of all tokens up to the last one in a block."""
+    return int.from_bytes(blake2b(f"{origin} {end} {digest}".encode(), digest_size=8).digest())
+
+
+def key_of(content: Content) -> int:
+    """The key of a block with this content in the prefix cache."""
+    number, *what = content
+    return cache_key(block_hash(*what), number)
 
 
 @dataclass(slots=True, eq=False)
@@ -40,12 +56,14 @@ class Pool:
         null_block: stands in columns without a block.
         cached: the prefix cache.
         entered: blocks that entered it, for a checker, which clears the list.
+        recorder: gets its changes, if instances report them.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.null_block = Block(0, is_free=False)
         self.cached: dict[Content, Block] = {}
         self.entered: list[Block] = []
+        self.recorder: CacheRecorder | None = None
         self._free = deque(Block(number) for number in range(1, num_blocks + 1))
         self._is_last_next = False
 
@@ -65,6 +83,8 @@ class Pool:
         block.content = None
         if block.key is not None:
             del self.cached[block.key]
+            if self.recorder is not None:
+                self.recorder.remove(key_of(block.key))
             block.key = None
         return block
 
@@ -93,6 +113,8 @@ class Pool:
         block.key = key
         self.cached[key] = block
         self.entered.append(block)
+        if self.recorder is not None:
+            self.recorder.add(key_of(key))
 
     def find(self, key: Content) -> Block | None:
         """A free block that has this KV by the prefix cache.

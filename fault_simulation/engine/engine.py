@@ -40,6 +40,7 @@ from fault_simulation.virtual.settings import (
     TELL_S,
 )
 from fault_simulation.virtual.timeline import Process, Timeline, Violation
+from sterna.engine.cache_changes import CacheChanges, CacheRecorder
 from sterna.engine.emulated import outcomes
 from sterna.engine.emulated.requests import EmulatedRequest, RequestState
 from sterna.engine.emulated.steps import Token
@@ -120,6 +121,9 @@ class EngineListener(Protocol):
     def on_view(self, view: InstanceView) -> None:
         """The state between two steps has changed."""
 
+    def on_cache(self, changes: CacheChanges) -> None:
+        """The contents of the prefix cache have changed."""
+
     def on_adopted(self, frontend_id: FrontendId, request_id: RequestId, first_index: int) -> None:
         """A migrated request is here."""
 
@@ -136,6 +140,7 @@ class SimulatedEngine:
     Args:
         process: dies and hangs with it.
         kind: that of its cluster.
+        reports_cache: whether the listener hears of the contents of the prefix cache.
 
     Attributes:
         tell_s: longest time until the listener hears of what it did.
@@ -151,9 +156,12 @@ class SimulatedEngine:
         timeline: Timeline,
         rng: Random,
         kind: EngineKind,
+        reports_cache: bool,
     ) -> None:
         self.streams: dict[RequestId, Stream] = {}
         self.cache = self.cache_type(kind, self.streams)
+        if reports_cache:
+            self.cache.pool.recorder = CacheRecorder()
         self.core = GroupedCore(self.cache)
         self.leaving: dict[MigrationId, Leaving] = {}
         self.prepared: dict[MigrationId, Prepared] = {}
@@ -428,6 +436,9 @@ class SimulatedEngine:
         step = self.core.begin_step()
         if self.core.is_stepping:
             self._wake_in(step.duration_s * self._slowness())
+        recorder = self.cache.pool.recorder
+        if recorder is not None and (changes := recorder.take()) is not None:
+            self._tell(partial(self.listener.on_cache, changes))
         view = self._view()
         if view != self._last_view:
             self._last_view = view

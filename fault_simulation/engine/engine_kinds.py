@@ -5,12 +5,15 @@ inside a chunk, or with a recurrent state. They are small, so that windows move 
 blocks are copied.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from fault_simulation.virtual.settings import ENGINE
+from fault_simulation.virtual.settings import BY_PREFIX, BY_PREFIX_SHARE, ENGINE, POLICY
+from sterna.config import PolicyConfig
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.kv_memory import KvGroup, KvMemory
+from sterna.types import CacheGroup, CacheLayout
 
 WHOLE_REQUEST = 1024
 """Tokens of a block with the state of a request of any length: vLLM's without prefix caching."""
@@ -45,6 +48,13 @@ class SimulatedGroup:
     def keeps_all(self) -> bool:
         """Whether a request keeps the blocks of all of its tokens."""
         return self.window is None and self.chunk is None and not self.has_state
+
+    def cache_group(self, index: int) -> CacheGroup:
+        """What a hit in the prefix cache needs of it."""
+        num_last_blocks = 1 if self.has_state else None
+        if self.window is not None:
+            num_last_blocks = -(-(self.window - 1) // self.block_size)
+        return CacheGroup(index, self.block_size, num_last_blocks, self.chunk or 0)
 
     def memory(self, max_num_batched_tokens: int) -> KvGroup:
         """The memory that a request needs in order to run, as vLLM admits it."""
@@ -81,6 +91,13 @@ class EngineKind:
     has_prompts_first: bool = False
     config: EmulatedEngineConfig = field(init=False)
     memory: KvMemory = field(init=False)
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        """How to look prompts up in its prefix cache."""
+        sizes = [each.block_size for each in self.groups]
+        groups = [each.cache_group(index) for index, each in enumerate(self.groups)]
+        return CacheLayout(math.gcd(*sizes), math.lcm(*sizes), tuple(groups))
 
     def __post_init__(self) -> None:
         config = replace(
@@ -133,3 +150,9 @@ _WEIGHTS = (8, 4, 3, 2, 2, 2)
 def kind_of(seed: int) -> EngineKind:
     """The kind of the seed's cluster, drawn by random numbers of its own."""
     return Random(f"caches of {seed}").choices(KINDS, _WEIGHTS)[0]
+
+
+def policy_of(seed: int, kind: EngineKind) -> PolicyConfig:
+    """The policy of the seed's cluster, drawn by random numbers of its own."""
+    is_by_prefix = Random(f"policy of {seed}").random() < BY_PREFIX_SHARE
+    return BY_PREFIX if kind.has_prefix_cache and is_by_prefix else POLICY

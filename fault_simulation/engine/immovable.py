@@ -10,6 +10,7 @@ from random import Random
 from msgspec import structs
 
 from fault_simulation.virtual.settings import LLUMLET
+from sterna.config import PolicyConfig
 from sterna.types import Immovable, InstanceView, RequestId, RequestView
 
 SEEDS_SHARE = 0.2
@@ -29,11 +30,13 @@ class Immovables:
         llumlet: the options of its instances.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, policy: PolicyConfig) -> None:
         # Drawn apart, so that the other seeds are what they would be without it.
         self._rng = Random(f"staying of {seed}")
         self._is_there = self._rng.random() < SEEDS_SHARE
-        self.llumlet = replace(LLUMLET, drain_limit_s=DRAIN_LIMIT_S) if self._is_there else LLUMLET
+        self.llumlet = replace(LLUMLET, policy=policy)
+        if self._is_there:
+            self.llumlet = replace(self.llumlet, drain_limit_s=DRAIN_LIMIT_S)
 
     def draw(self) -> bool:
         """Whether the next request is one that cannot move."""

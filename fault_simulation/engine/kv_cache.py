@@ -8,16 +8,17 @@ A request that looks at anything but its own KV computes wrong KV, and a wrong t
 """
 
 import math
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from fault_simulation.engine.block_pool import Block, Content, Pool
+from fault_simulation.engine.block_pool import Block, Content, Pool, block_hash, key_of
 from fault_simulation.engine.engine_kinds import EngineKind, SimulatedGroup
 from fault_simulation.oracle.ledger import request_of
-from fault_simulation.oracle.token_oracle import Stream
+from fault_simulation.oracle.token_oracle import EMPTY, Ask, Stream
 from sterna.engine.kv_columns import Held, KvColumns
-from sterna.types import RequestId
+from sterna.types import CacheLayout, RequestId
 
 NUM_BEGINNINGS = 3
 """Of prompts; each request has one of them."""
@@ -27,6 +28,22 @@ BEGINNING_TOKENS = 16
 
 Tables = list[list[Block]]
 """Blocks of each group, column by column."""
+
+
+def beginning_of(origin: str, prompt_tokens: int) -> tuple[str, int]:
+    """The beginning of a request's prompt, and the number of tokens that others with this beginning
+    have as well."""
+    beginning = f"prompt {crc32(origin.encode()) % NUM_BEGINNINGS}"
+    return beginning, min(BEGINNING_TOKENS, prompt_tokens)
+
+
+def prompt_hashes(ask: Ask, layout: CacheLayout) -> bytes:
+    """The hashes of a prompt's blocks, as front ends send them."""
+    origin = request_of(ask.request_id)
+    beginning, num_common = beginning_of(origin, ask.prompt_tokens)
+    ends = range(layout.hash_tokens, ask.prompt_tokens + 1, layout.hash_tokens)
+    hashes = (block_hash(beginning if end <= num_common else origin, end, EMPTY) for end in ends)
+    return array("Q", hashes).tobytes()
 
 
 @dataclass(slots=True)
@@ -50,8 +67,8 @@ class Rows:
     full: list[list[Content]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.beginning = f"prompt {crc32(self.origin.encode()) % NUM_BEGINNINGS}"
-        self.num_common = min(BEGINNING_TOKENS, self.stream.ask.prompt_tokens)
+        prompt_tokens = self.stream.ask.prompt_tokens
+        self.beginning, self.num_common = beginning_of(self.origin, prompt_tokens)
         self.num_behind = [0 for _ in self.tables]
         self.full = [[] for _ in self.tables]
 
@@ -233,6 +250,10 @@ class KvCache(KvColumns[Block]):
                 found.append(block)
             rows.tables[number] = table
         return found
+
+    def keys(self) -> set[int]:
+        """The keys of all blocks in the prefix cache."""
+        return {key_of(each) for each in self.pool.cached}
 
     def new_wrong_keys(self) -> list[str]:
         """Descriptions of blocks that have entered the prefix cache since the last call, and have

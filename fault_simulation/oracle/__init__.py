@@ -3,5 +3,5 @@ end.
 
 Offers: checkers, ledger, replica_oracle, stream_ledger, token_oracle.
 Imports: engine.emulated, fault_simulation.virtual, frontend.requests, frontend.resumable, instance,
-    types.
+    scheduler, types.
 """

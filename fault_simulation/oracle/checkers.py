@@ -15,7 +15,8 @@ from sterna.engine.emulated.core import EmulatedCore
 from sterna.engine.emulated.requests import EmulatedRequest
 from sterna.frontend.requests.core import FrontendCore
 from sterna.instance.core import InstanceCore
-from sterna.types import FrontendId, RequestId
+from sterna.scheduler.core import SchedulerCore
+from sterna.types import FrontendId, InstanceId, RequestId
 
 MAX_UNWANTED_TOKENS = 4
 """A step may be under way when an instance hears of a death, and more until its engine does."""
@@ -31,6 +32,9 @@ class Cache(Protocol):
     @property
     def num_free(self) -> int:
         """Blocks that neither a request nor a reservation holds."""
+
+    def keys(self) -> Set[int]:
+        """The keys of all blocks in the prefix cache."""
 
     def new_wrong_keys(self) -> Sequence[str]:
         """Descriptions of blocks that have entered the prefix cache since the last call, and have
@@ -87,6 +91,13 @@ class Instance(Protocol):
     @property
     def gone_frontends(self) -> Set[FrontendId]:
         """The front ends of whose death it has heard."""
+
+
+class Scheduler(Protocol):
+    """A scheduler, as the checkers see it."""
+
+    name: str
+    core: SchedulerCore
 
 
 class FrontendStreams(Protocol):
@@ -245,3 +256,25 @@ def check_rest(instances: Iterable[Instance], frontends: Iterable[Frontend]) -> 
             raise Violation(f"{frontend.name} still waits for something")
         if frontend.streams is not None:
             frontend.streams.check_rest()
+
+
+def check_prefixes(instances: Iterable[Instance], schedulers: Iterable[Scheduler]) -> None:
+    """Check what schedulers know of prefix caches, some time after all requests have ended.
+
+    Raises:
+        Violation: they know other instances than live, or other contents than these have.
+    """
+    there = {InstanceId(each.name): each.engine.cache.keys() for each in instances}
+    for scheduler in schedulers:
+        known = scheduler.core.prefixes.contents()
+        if known.keys() != there.keys():
+            raise Violation(
+                f"{scheduler.name} knows the prefix caches of {sorted(known)}, "
+                f"and {sorted(there)} live"
+            )
+        for instance_id, keys in there.items():
+            if known[instance_id] != keys:
+                raise Violation(
+                    f"{scheduler.name} lacks {len(keys - known[instance_id])} keys of the prefix "
+                    f"cache of {instance_id}, and has {len(known[instance_id] - keys)} too many"
+                )

@@ -6,7 +6,7 @@ arguments. Each replaces a class whose code decides; production code knows nothi
 Offers: nothing.
 Imports: config, engine, errors, fault_simulation.engine, fault_simulation.oracle,
     fault_simulation.processes, frontend.requests, frontend.resumable, instance, messages,
-    messaging, migration, migration.messages, supervisor, types.
+    messaging, migration, migration.messages, scheduler, supervisor, types.
 """
 
 from dataclasses import dataclass
@@ -85,6 +85,12 @@ from fault_simulation.planted.migrations import (
     NeverAsksForTheVerdict,
     ResumesOnTimeOut,
     TellsOfALastStage,
+)
+from fault_simulation.planted.prefixes import (
+    RemembersTheDead,
+    ReportsEverythingOnce,
+    ReportsNoEviction,
+    ReportsNothingAdopted,
 )
 from fault_simulation.processes.world import Cores
 from sterna.instance.core import InstanceCore
@@ -188,5 +194,11 @@ MISTAKES = (
     _of_engines("the last stage sends the blocks of its plan", SendsTheBlocksOfThePlan),
     _of_engines("a stage is written after its reservation was freed", WritesToWhatIsFreed),
     _on_instances("the destination does not know the length at the plan", ForgetsTheLength),
+    _on_instances("a new scheduler does not get the whole prefix cache", ReportsEverythingOnce),
+    _on_instances("evictions from the prefix cache are not reported", ReportsNoEviction),
+    _of_engines("adopted blocks in the prefix cache are not reported", ReportsNothingAdopted),
+    Mistake(
+        "the scheduler remembers the prefix cache of the dead", Cores(scheduler=RemembersTheDead)
+    ),
 )
 """All of them."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from fault_simulation.engine.kv_cache import prompt_hashes
 from fault_simulation.oracle.token_oracle import Ask, decode_output, encode, encode_output
 from fault_simulation.processes.actors import Actor
 from fault_simulation.processes.streams import FrontendStreams
@@ -138,6 +139,10 @@ class FrontendProcess(Actor):
             arrival_s=ask.arrival_s,
             scheduling_priority=ask.priority,
             execution_priority=ask.priority,
+            prompt_tokens=ask.prompt_tokens,
+            block_hashes=prompt_hashes(ask, self.world.kind.cache_layout)
+            if self.world.policy.looks_at_prefixes
+            else b"",
         )
         effects = self.core.on_request(question, encode(ask), self.now_s, output_token_ids)
         self._carry_out(effects)

@@ -7,6 +7,7 @@ from fault_simulation.processes.actors import Actor
 from fault_simulation.processes.held_leases import Guard
 from fault_simulation.processes.world import World
 from fault_simulation.virtual.timeline import Violation
+from sterna.engine.cache_changes import CacheChanges
 from sterna.instance.core import (
     AddToEngine,
     CallEngine,
@@ -62,7 +63,12 @@ class InstanceProcess(Actor):
         super().__init__(name, world)
         self.instance_id = InstanceId(name)
         self.core = world.cores.instance(self.instance_id, world.immovables.llumlet)
-        self.engine = world.cores.engine(self, self, world.timeline, world.rng, world.kind)
+        reports_cache = world.policy.looks_at_prefixes
+        if reports_cache:
+            self.core.report_cache(world.kind.cache_layout)
+        self.engine = world.cores.engine(
+            self, self, world.timeline, world.rng, world.kind, reports_cache
+        )
         world.copies.join(self.engine)
         self._effects = EffectQueue()
         self._guard: Guard | None = None
@@ -194,6 +200,9 @@ class InstanceProcess(Actor):
 
     def on_view(self, view: InstanceView) -> None:
         self._carry_out(self.core.on_view(view, self.now_s))
+
+    def on_cache(self, changes: CacheChanges) -> None:
+        self.core.on_cache(changes)
 
     def on_adopted(self, frontend_id: FrontendId, request_id: RequestId, first_index: int) -> None:
         self.world.ledger.on_sent(request_id, self.instance_id)

@@ -94,6 +94,10 @@ class Platform:
         """The front ends that live."""
         return [each for each in self.members() if isinstance(each, FrontendProcess)]
 
+    def schedulers(self) -> list[SchedulerProcess]:
+        """The schedulers that live."""
+        return [each for each in self.members() if isinstance(each, SchedulerProcess)]
+
     def open_frontend(self) -> FrontendProcess | None:
         """Any front end that accepts connections."""
         frontends = [each for each in self.frontends() if each.is_served and not each.is_hung]

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 
 from fault_simulation.processes.actors import Actor
 from fault_simulation.processes.world import World
-from fault_simulation.virtual.settings import POLICY
 from fault_simulation.virtual.timeline import Violation
 from sterna.messages.actors import (
     Membership,
@@ -20,7 +19,7 @@ class SchedulerProcess(Actor):
         super().__init__(name, world)
         self.number = number
         self.core = world.cores.scheduler(
-            POLICY,
+            world.policy,
             now_s=self.now_s,
             scaling=world.scaling,
             first_dispatch_number=int(self.now_s * 1e6) + 1,

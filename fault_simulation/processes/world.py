@@ -13,7 +13,7 @@ from fault_simulation.oracle.stream_ledger import StreamLedger
 from fault_simulation.virtual.network import Network
 from fault_simulation.virtual.nodes import Nodes
 from fault_simulation.virtual.timeline import Process, Timeline
-from sterna.config import ScalingConfig
+from sterna.config import PolicyConfig, ScalingConfig
 from sterna.frontend.requests.core import FrontendCore
 from sterna.frontend.resumable.pacing import Pacing
 from sterna.frontend.resumable.replicas import Replicas
@@ -54,6 +54,7 @@ class World:
         processes: all that were ever started, by name, with those that are dead.
         immovables: draws the requests that cannot move.
         kind: that of its engines.
+        policy: the rules of its scheduler.
         counts: how often each thing worth counting happened.
         streams: those that outlive their front ends; None: there are none in this cluster.
         replicas: those that each front end ever had of others' streams.
@@ -67,6 +68,7 @@ class World:
     ledger: Ledger
     immovables: Immovables
     kind: EngineKind
+    policy: PolicyConfig
     cores: Cores = field(default_factory=Cores)
     scaling: ScalingConfig | None = None
     processes: dict[str, Process] = field(default_factory=dict)

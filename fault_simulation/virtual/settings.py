@@ -6,7 +6,7 @@ have the same relation to each other as those of `sterna serve`.
 
 from dataclasses import dataclass, replace
 
-from sterna.config import FrontendConfig, LlumletConfig, MigrationConfig, PolicyConfig
+from sterna.config import FrontendConfig, LlumletConfig, MigrationConfig, PolicyConfig, Soonest
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
 from sterna.engine.emulated.durations import StepTime
 from sterna.policy.presets import STERNA
@@ -49,6 +49,12 @@ POLICY: PolicyConfig = replace(
     target_load_tokens=dict.fromkeys(STERNA.target_load_tokens, 80),
     num_concurrent_migrations=2,
 )
+
+BY_PREFIX: PolicyConfig = replace(POLICY, dispatch=Soonest(equal_tokens=4))
+"""Dispatches by what the instances report of their prefix caches."""
+
+BY_PREFIX_SHARE = 0.4
+"""Of the seeds whose engines have a prefix cache: those with that policy."""
 
 LLUMLET = LlumletConfig(
     policy=POLICY,

@@ -163,3 +163,53 @@ class InstanceLoad(msgspec.Struct, frozen=True):
     num_preempted: int = 0
     prefill_demand_tokens: int = 0
     uncomputed_tokens: int = 0
+
+
+_GROUP_FACTOR = 0x9E3779B97F4A7C15
+_KEY_MASK = (1 << 64) - 1
+
+
+def cache_key(block_hash: int, group: int) -> int:
+    """Return the 64-bit key of a KV cache group's block with this 64-bit hash.
+
+    Hashes are chained: equal hashes stand for equal tokens from the beginning on.
+    """
+    return block_hash ^ (group * _GROUP_FACTOR & _KEY_MASK)
+
+
+class CacheGroup(msgspec.Struct, frozen=True, array_like=True):
+    """What a hit in an engine's prefix cache needs of one KV cache group.
+
+    Attributes:
+        index: of the group in the engine, for `cache_key`.
+        block_size: tokens a block.
+        num_last_blocks: how many blocks before the hit's end it needs (a window, or 1 for a state);
+            None: all.
+        chunk_tokens: it needs the blocks from the beginning of the chunk in which it ends; 0:
+            attention has no chunks.
+    """
+
+    index: int
+    block_size: int
+    num_last_blocks: int | None = None
+    chunk_tokens: int = 0
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether a hit needs all blocks from the first one on."""
+        return self.num_last_blocks is None and not self.chunk_tokens
+
+
+class CacheLayout(msgspec.Struct, frozen=True, array_like=True):
+    """How to look up a prompt among the keys of an engine's prefix cache.
+
+    Attributes:
+        hash_tokens: tokens for which a prompt has one hash.
+        alignment_tokens: a hit ends at a multiple of this.
+        dropped_tokens: tokens at the end of a hit that are computed nevertheless, for drafts.
+    """
+
+    hash_tokens: int
+    alignment_tokens: int
+    groups: tuple[CacheGroup, ...]
+    dropped_tokens: int = 0

@@ -40,6 +40,10 @@ QUICK = {
     "the last stage sends the blocks of its plan": "is wrong",
     "a stage is written after its reservation was freed": "is wrong",
     "the destination does not know the length at the plan": "wrong KV in group",
+    "a new scheduler does not get the whole prefix cache": "knows the prefix caches of",
+    "evictions from the prefix cache are not reported": "too many",
+    "adopted blocks in the prefix cache are not reported": "lacks",
+    "the scheduler remembers the prefix cache of the dead": "knows the prefix caches of",
 }
 """What is found within NUM_SEEDS_QUICK seeds, and what is said of it."""
 

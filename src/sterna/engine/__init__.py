@@ -1,9 +1,10 @@
 """Inference engines, behind the one interface that an instance's shell drives.
 
 `interface` has that interface, `kv_memory` the memory that requests need, `kv_columns` the parts of
-it that a migration copies, and `payload_parts` what is read in payloads without knowing vLLM's
-types. The engines are in `vllm` (the real one) and `emulated`.
+it that a migration copies, `cache_changes` what a prefix cache gets and loses, and `payload_parts`
+what is read in payloads without knowing vLLM's types. The engines are in `vllm` (the real one) and
+`emulated`.
 
-Offers: drains, interface, kv_columns, kv_memory, payload_parts.
+Offers: cache_changes, drains, interface, kv_columns, kv_memory, payload_parts.
 Imports: messages, migration.messages, types.
 """

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from sterna.engine.cache_changes import CacheChanges
 from sterna.engine.kv_memory import KvMemory
 from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
@@ -27,7 +28,19 @@ from sterna.migration.messages import (
     ReserveBlocks,
     ReserveFailed,
 )
-from sterna.types import FrontendId, InstanceView, MigrationId, RequestId
+from sterna.types import CacheLayout, FrontendId, InstanceView, MigrationId, RequestId
+
+
+class PromptHashing(msgspec.Struct, frozen=True, array_like=True):
+    """How a front end hashes prompts, so that the hashes are those of the engines' prefix caches.
+
+    Attributes:
+        algorithm: vLLM's `--prefix-caching-hash-algo`; None for emulated engines.
+        hash_tokens: tokens that have one hash.
+    """
+
+    algorithm: str | None
+    hash_tokens: int
 
 
 class EngineReady(msgspec.Struct, frozen=True, array_like=True):
@@ -37,10 +50,12 @@ class EngineReady(msgspec.Struct, frozen=True, array_like=True):
         response: vLLM's EngineCoreReadyResponse, in msgpack: the first message that its engine
             client expects.
         memory: the memory that requests need.
+        hashing: None if the engines do not report their prefix caches.
     """
 
     response: bytes
     memory: KvMemory
+    hashing: PromptHashing | None = None
 
     def encode(self) -> bytes:
         """Return it as it travels to front ends."""
@@ -58,12 +73,15 @@ class EngineFacts:
             precision. Between other engines requests move without their KV cache.
         immovable_features: names of engine features whose state cannot move; with any of them the
             engine serves without migration.
+        cache_layout: how to look prompts up among the keys of `EngineListener.on_cache`; None if
+            the engine does not report its prefix cache.
     """
 
     total_tokens: int
     ready: bytes
     kv_format: str
     immovable_features: tuple[str, ...] = ()
+    cache_layout: CacheLayout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +108,9 @@ class EngineListener(Protocol):
 
     def on_view(self, view: InstanceView) -> None:
         """The state at the beginning of a step, or between two steps."""
+
+    def on_cache(self, changes: CacheChanges) -> None:
+        """The contents of the prefix cache have changed; comes before the view of that time."""
 
     def on_transfer(self, migration_id: MigrationId, event: CopyEvent) -> None:
         """An event of a stage's copy."""

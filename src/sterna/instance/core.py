@@ -16,13 +16,16 @@ from dataclasses import dataclass
 import msgspec
 
 from sterna.config import LlumletConfig
+from sterna.engine.cache_changes import CacheChanges
 from sterna.instance.admissions import Admissions
+from sterna.instance.cache_contents import CacheContents
 from sterna.instance.llumlet import ForwardAbort, Llumlet, LlumletEffect, Report
 from sterna.instance.termination import Termination
 from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     AdminReply,
+    CacheReport,
     CallUtility,
     Emptied,
     Farewell,
@@ -53,7 +56,16 @@ from sterna.migration.messages import (
     Event,
     Reason,
 )
-from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId, RequestView
+from sterna.types import (
+    CacheLayout,
+    FrontendId,
+    InstanceId,
+    InstanceLoad,
+    InstanceView,
+    MigrationId,
+    RequestId,
+    RequestView,
+)
 
 MAX_KEPT_MESSAGES = 10_000
 """Messages kept for front ends that are not known yet; beyond, the oldest are dropped."""
@@ -140,6 +152,11 @@ class InstanceCore:
         self._num_committed = 0
         self._num_aborted = 0
         self._termination = Termination()
+        self._cache: CacheContents | None = None
+
+    def report_cache(self, layout: CacheLayout) -> None:
+        """Report the contents of the engine's prefix cache from now on."""
+        self._cache = CacheContents(self._instance_id, layout)
 
     # ------------------------------------------------------------------------------ queries
 
@@ -243,6 +260,8 @@ class InstanceCore:
         known = {*instances.values(), *frontends.values(), *(x for x in others if x is not None)}
         effects: list[InstanceEffect] = [KeepOnly(frozenset(known))]
         if has_other_scheduler:
+            if self._cache is not None:
+                self._cache.owe_all()
             # Migration is disabled while the scheduler is gone (Section 5).
             effects += self._on_llumlet(self._llumlet.on_scheduler(now_s), now_s)
         effects += self._send_kept()
@@ -304,6 +323,8 @@ class InstanceCore:
             for frontend_id, each in self._frontends.items():
                 if each == address:
                     self._termination.on_dropped(frontend_id)
+        elif isinstance(message, CacheReport) and self._cache is not None:
+            self._cache.owe_all()
 
     # ---------------------------------------------------------------------------- operators
 
@@ -373,6 +394,11 @@ class InstanceCore:
             self._llumlet.on_request_admitted(dispatch_number)
         effects = self._on_llumlet(self._llumlet.on_view(view, now_s), now_s)
         return [*effects, *self._hand_back(), *self._notify_if_emptied()]
+
+    def on_cache(self, changes: CacheChanges) -> None:
+        """The contents of the prefix cache have changed; the next load report shows it."""
+        if self._cache is not None:
+            self._cache.on_changes(changes)
 
     def _forget(self, request_id: RequestId) -> None:
         """The request has left, whether the engine has ever shown it or not."""
@@ -445,8 +471,7 @@ class InstanceCore:
             match effect:
                 case Report(load):
                     if self._membership.scheduler is not None:
-                        report = LoadReport(load, self._num_committed, self._num_aborted)
-                        addressed.append(ToMailbox(self._membership.scheduler, report))
+                        addressed += self._report(self._membership.scheduler, load)
                 case ForwardAbort(instance_id, request_id):
                     if (address := self._addresses.get(instance_id)) is not None:
                         addressed.append(ToMailbox(address, AbortRequests((request_id,))))
@@ -458,6 +483,12 @@ class InstanceCore:
                 case _:
                     addressed.append(effect)
         return addressed
+
+    def _report(self, scheduler: str, load: InstanceLoad) -> list[ToMailbox]:
+        report = LoadReport(load, self._num_committed, self._num_aborted)
+        cached = None if self._cache is None else self._cache.next_report()
+        messages: list[WireMessage] = [report] if cached is None else [cached, report]
+        return [ToMailbox(scheduler, each) for each in messages]
 
     def _record_end(self, ended: Ended, now_s: float) -> list[OutgoingMigrationEnded | ToMailbox]:
         """Count the migration; returns a fact for the log, and the answer to its operator."""

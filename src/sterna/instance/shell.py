@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from sterna.config import LlumletConfig
+from sterna.engine.cache_changes import CacheChanges
 from sterna.engine.interface import Engine, EngineFacts
 from sterna.instance.core import (
     AddToEngine,
@@ -77,6 +78,8 @@ class Instance:
                 self._instance_id,
                 "; ".join(facts.immovable_features),
             )
+        if facts.cache_layout is not None:
+            self._core.report_cache(facts.cache_layout)
         self._delivery = asyncio.create_task(self._mailbox.deliver(self._handle))
         self._delivery.add_done_callback(self._on_delivery_ended)
         self._tick()
@@ -169,6 +172,9 @@ class Instance:
 
     def on_view(self, view: InstanceView) -> None:
         self._carry_out(self._core.on_view(view, _now_s()))
+
+    def on_cache(self, changes: CacheChanges) -> None:
+        self._core.on_cache(changes)
 
     def on_transfer(self, migration_id: MigrationId, event: CopyEvent) -> None:
         self._carry_out(self._core.on_outcome(migration_id, event, _now_s()))

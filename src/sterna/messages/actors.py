@@ -11,7 +11,14 @@ import msgspec
 
 from sterna.messages.streams import StreamMessage
 from sterna.migration.messages import Message, Mode
-from sterna.types import FrontendId, InstanceId, InstanceLoad, Priority, RequestId
+from sterna.types import (
+    CacheLayout,
+    FrontendId,
+    InstanceId,
+    InstanceLoad,
+    Priority,
+    RequestId,
+)
 
 MAX_FRAME_BYTES = 512 << 20
 """Limit of a message's struct, and of each of its payload frames: far above the largest request
@@ -28,6 +35,8 @@ class DispatchRequest(msgspec.Struct, frozen=True, tag=True):
         arrival_s: when it reached the front end, in seconds of the wall clock.
         session: what its client calls its session; "" without one.
         prompt_tokens: length of its prompt.
+        block_hashes: of the full blocks of its prompt, 8 bytes each in native order; empty unless
+            instances report their prefix caches.
     """
 
     frontend_id: FrontendId
@@ -38,6 +47,7 @@ class DispatchRequest(msgspec.Struct, frozen=True, tag=True):
     execution_priority: Priority
     session: str = ""
     prompt_tokens: int = 0
+    block_hashes: bytes = b""
 
 
 class Dispatched(msgspec.Struct, frozen=True, tag=True):
@@ -198,6 +208,22 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     load: InstanceLoad
     num_committed: int = 0
     num_aborted: int = 0
+
+
+class CacheReport(msgspec.Struct, frozen=True, tag=True):
+    """Instance -> scheduler: what its prefix cache has got and lost since the last such report.
+
+    Attributes:
+        added: keys of blocks that can be found now (`cache_key`), 8 bytes each in native order.
+        removed: keys of those that no longer can.
+        layout: of the first report to a scheduler, and of one that follows a report that was not
+            sent: `added` is all that the cache has. None in others.
+    """
+
+    instance_id: InstanceId
+    added: bytes
+    removed: bytes = b""
+    layout: CacheLayout | None = None
 
 
 class SetDestination(msgspec.Struct, frozen=True, tag=True):
@@ -460,6 +486,7 @@ WireMessage = (
     | OwnerQuery
     | OwnerReply
     | LoadReport
+    | CacheReport
     | SetDestination
     | AddInstances
     | TerminateInstance

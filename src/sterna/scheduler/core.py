@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from sterna.config import PolicyConfig, ScalingConfig
 from sterna.messages.actors import (
     AddInstances,
+    CacheReport,
     CancelDispatch,
     ClusterStats,
     Dispatched,
@@ -26,6 +27,7 @@ from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
 from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.policy.virtual_usage import freeness_of
 from sterna.scheduler import global_scheduler as rules
+from sterna.scheduler.prefix_index import PrefixIndex
 from sterna.types import FrontendId, InstanceId
 
 SchedulerEffect = ToMailbox | KeepOnly | Unexpected | ScaleUp | Terminate
@@ -49,8 +51,13 @@ class SchedulerCore:
         scaling: ScalingConfig | None = None,
         first_dispatch_number: int = 1,
     ) -> None:
+        self._prefixes = self._new_index()
         self._core = rules.GlobalScheduler(
-            policy, now_s=now_s, scaling=scaling, first_dispatch_number=first_dispatch_number
+            policy,
+            now_s=now_s,
+            scaling=scaling,
+            first_dispatch_number=first_dispatch_number,
+            prefixes=self._prefixes,
         )
         self._membership = Membership(0, (), (), None)
         self._instances: dict[InstanceId, InstanceMember] = {}
@@ -77,6 +84,11 @@ class SchedulerCore:
         return self._core.destinations
 
     @property
+    def prefixes(self) -> PrefixIndex:
+        """The prefix caches of the instances; to be looked at only."""
+        return self._prefixes
+
+    @property
     def next_deadline_s(self) -> float | None:
         """When `on_tick` is due, or None."""
         return self._core.next_deadline_s
@@ -96,6 +108,9 @@ class SchedulerCore:
                 if load.instance_id in self._instances:
                     self._reports[load.instance_id] = message
                 return self._translate(self._core.on_load(load, now_s))
+            case CacheReport():
+                self._prefixes.on_report(message)
+                return []
             case DispatchRequest():
                 return self._translate(self._core.on_request(message, now_s))
             case CancelDispatch(request_id):
@@ -137,6 +152,7 @@ class SchedulerCore:
             self._core.set_terminating(instance.instance_id, instance.is_terminating)
         for instance_id in gone_instances:
             self._reports.pop(instance_id, None)
+            self._prefixes.on_instance_left(instance_id)
             effects += self._core.on_instance_left(instance_id, now_s)
         for frontend_id in gone_frontends:
             effects += self._core.on_frontend_left(frontend_id, now_s)
@@ -166,6 +182,9 @@ class SchedulerCore:
                 case Terminate(instance_id):
                     translated += [effect, *self._to_supervisor(TerminateInstance(instance_id))]
         return translated
+
+    def _new_index(self) -> PrefixIndex:
+        return PrefixIndex()
 
     def _to_supervisor(self, message: AddInstances | TerminateInstance) -> list[ToMailbox]:
         """The message, if there is a supervisor; otherwise the decision comes again after another

@@ -60,6 +60,14 @@ class PrefixKnowledge(Protocol):
     def cached_tokens(self, request: DispatchRequest) -> Mapping[InstanceId, int]:
         """`NewRequest.cached` of the request."""
 
+    def on_dispatched(
+        self, request: DispatchRequest, instance_id: InstanceId, now_s: float
+    ) -> None:
+        """The request is sent to the instance."""
+
+    def on_cancel(self, request_id: RequestId) -> None:
+        """The request was not sent there, or has ended."""
+
 
 class GlobalScheduler:
     """Places requests and pairs instances by the loads that these report.
@@ -165,6 +173,8 @@ class GlobalScheduler:
         self._held_since_s.pop(request_id, None)
         for instance in self._instances.values():
             instance.drop(lambda each: each.request_id == request_id)
+        if self._prefixes is not None:
+            self._prefixes.on_cancel(request_id)
         return []
 
     def on_load(self, load: InstanceLoad, now_s: float) -> list[Effect]:
@@ -287,6 +297,8 @@ class GlobalScheduler:
                 break
             del self._held[request.request_id]
             del self._held_since_s[request.request_id]
+            if self._prefixes is not None:
+                self._prefixes.on_dispatched(request, instance_id, now_s)
             effects.append(self._send(request, new, instance_id, now_s))
             room = self._room()
         return effects

@@ -31,7 +31,7 @@ from sterna.simulator.links import Copy, Links
 from sterna.simulator.plain import PlainEngines
 from sterna.simulator.recorder import Recorder
 from sterna.simulator.simulated_instance import SimulatedInstance
-from sterna.types import FrontendId, InstanceId, MigrationId, Priority
+from sterna.types import FrontendId, InstanceId, MigrationId, Priority, RequestId
 from sterna.workload.trace import Trace
 
 FRONTEND = FrontendId(0)
@@ -477,6 +477,14 @@ class _EnginePrefixes:
 
     def cached_tokens(self, request: DispatchRequest) -> dict[InstanceId, int]:
         return self._engines.coming_tokens(index_of(request.request_id))
+
+    def on_dispatched(
+        self, request: DispatchRequest, instance_id: InstanceId, now_s: float
+    ) -> None:
+        """The engines know what comes to them."""
+
+    def on_cancel(self, request_id: RequestId) -> None:
+        """No request is cancelled here."""
 
 
 def _engines(trace: Trace, config: SimulationConfig) -> Engines:

@@ -7,6 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from sterna.config import PolicyConfig
 from sterna.engine.vllm.guard import is_cpu_build
 from sterna.errors import ConfigurationError
 
@@ -136,3 +137,32 @@ def checked_engine_config(args: Namespace) -> Any:
             "several times as fast"
         )
     return config
+
+
+def require_prefix_cache(policy: PolicyConfig, args: Namespace, config: Any) -> None:
+    """Check that instances can report their prefix caches, if the policy looks at them.
+
+    Args:
+        config: vLLM's configuration of an instance.
+
+    Raises:
+        ConfigurationError: there is no cache, or its hashes differ between processes.
+    """
+    if not policy.looks_at_prefixes:
+        return
+    cache = config.cache_config
+    is_there = cache.enable_prefix_caching
+    if args.emulated is not None:
+        is_there = args.emulated.engine.prefix_caching
+    if not is_there:
+        raise ConfigurationError(
+            f"--policy {policy.name} looks at prefix caches, and the engines have none: give "
+            "--enable-prefix-caching, or choose another policy"
+        )
+    algorithm = cache.prefix_caching_hash_algo
+    if not algorithm.startswith("sha256") and "PYTHONHASHSEED" not in os.environ:
+        raise ConfigurationError(
+            f"--policy {policy.name} compares hashes of several processes, which with "
+            f"--prefix-caching-hash-algo {algorithm} have a random start: choose sha256_cbor, or "
+            "set PYTHONHASHSEED"
+        )

@@ -59,13 +59,10 @@ SERVERS = OptionTable(
     ),
 )
 
-SERVED_POLICIES = sorted(name for name, each in PRESETS.items() if not each.looks_at_prefixes)
-"""Instances do not report their prefix caches so far: other policies can be simulated only."""
-
 POLICY = OptionTable(
     PolicyConfig,
     (
-        Option("--policy", "scheduling policy", choices=SERVED_POLICIES, default="sterna"),
+        Option("--policy", "scheduling policy", choices=sorted(PRESETS), default="sterna"),
         Option(
             "--no-migration",
             "do not move requests automatically; `sterna migrate` still does",

@@ -12,6 +12,7 @@ Where a rule differs between vLLM 0.1, which the paper ran, and vLLM 1, `config`
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sterna.engine.cache_changes import CacheRecorder
 from sterna.engine.drains import DrainOutcome, Left, drain_outcome
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
 from sterna.engine.emulated.durations import StepTime
@@ -38,9 +39,18 @@ class _Reservation:
 
 
 class EmulatedCore:
-    """One engine."""
+    """One engine.
 
-    def __init__(self, config: EmulatedEngineConfig, step_time: StepTime) -> None:
+    Args:
+        recorder: gets all changes to the prefix cache.
+    """
+
+    def __init__(
+        self,
+        config: EmulatedEngineConfig,
+        step_time: StepTime,
+        recorder: CacheRecorder | None = None,
+    ) -> None:
         self._config = config
         self._step_time = step_time
         self._requests: dict[RequestId, EmulatedRequest] = {}
@@ -50,7 +60,7 @@ class EmulatedCore:
         self._drained: dict[RequestId, EmulatedRequest] = {}
         self._reservations: dict[MigrationId, _Reservation] = {}
         self._num_free_blocks = config.num_blocks
-        self._prefixes = PrefixCache()
+        self._prefixes = PrefixCache(recorder)
         self._num_preemptions = 0
         self._scheduled: list[tuple[EmulatedRequest, int]] = []
 
@@ -105,7 +115,7 @@ class EmulatedCore:
         """Empty the prefix cache; returns whether it could be done: only while no block is held."""
         if self._num_free_blocks < self._config.num_blocks:
             return False
-        self._prefixes = PrefixCache()
+        self._prefixes.clear()
         return True
 
     def requests(self) -> Iterable[EmulatedRequest]:

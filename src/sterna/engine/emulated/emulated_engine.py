@@ -21,6 +21,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
+from sterna.engine.cache_changes import CacheRecorder
 from sterna.engine.emulated import engine_messages, outcomes
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.copies import Copies
@@ -35,7 +36,13 @@ from sterna.engine.emulated.tokens import (
     stream_key,
     token_at,
 )
-from sterna.engine.interface import EngineActivity, EngineFacts, EngineListener, EngineReady
+from sterna.engine.interface import (
+    EngineActivity,
+    EngineFacts,
+    EngineListener,
+    EngineReady,
+    PromptHashing,
+)
 from sterna.engine.kv_memory import one_group
 from sterna.errors import UNREADABLE
 from sterna.messages.actors import TokenSpan
@@ -54,7 +61,15 @@ from sterna.migration.messages import (
     ReserveFailed,
 )
 from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
-from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
+from sterna.types import (
+    CacheGroup,
+    CacheLayout,
+    FrontendId,
+    InstanceId,
+    InstanceView,
+    MigrationId,
+    RequestId,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -117,16 +132,28 @@ class _Stream:
 
 
 class EmulatedEngine:
-    """One emulated engine; see `engine.interface.Engine` for the methods."""
+    """One emulated engine; see `engine.interface.Engine` for the methods.
+
+    Args:
+        reports_cache: whether the listener hears of the contents of the prefix cache.
+    """
 
     def __init__(
-        self, instance_id: InstanceId, options: EmulatedOptions, listener: EngineListener
+        self,
+        instance_id: InstanceId,
+        options: EmulatedOptions,
+        listener: EngineListener,
+        *,
+        reports_cache: bool = False,
     ) -> None:
         self._instance_id = instance_id
         self._options = options
         self._listener = listener
         self._loop = asyncio.get_running_loop()
-        self._core = EmulatedCore(options.engine, options.step_time)
+        self._recorder: CacheRecorder | None = None
+        if reports_cache and options.engine.prefix_caching:
+            self._recorder = CacheRecorder()
+        self._core = EmulatedCore(options.engine, options.step_time, self._recorder)
         self._copies = Copies(options.host, options.copy_time, listener.on_transfer)
         self._commands: deque[Callable[[], None]] = deque()
         self._streams: dict[RequestId, _Stream] = {}
@@ -147,15 +174,22 @@ class EmulatedEngine:
         await self._copies.open()
         self._do(lambda: None)
         options = self._options
+        block_size = options.engine.block_size
+        hashing = layout = None
+        if self._recorder is not None:
+            hashing = PromptHashing(None, block_size)
+            layout = CacheLayout(block_size, block_size, (CacheGroup(0, block_size),))
         return EngineFacts(
             total_tokens=options.engine.total_tokens,
             ready=EngineReady(
                 engine_messages.encode_ready(
                     options.engine, options.max_model_len, self._instance_id
                 ),
-                one_group(options.engine.block_size),
+                one_group(block_size),
+                hashing,
             ).encode(),
-            kv_format=f"emulated; block_size={options.engine.block_size}",
+            kv_format=f"emulated; block_size={block_size}",
+            cache_layout=layout,
         )
 
     async def close(self) -> None:
@@ -474,6 +508,8 @@ class EmulatedEngine:
         return output
 
     def _publish_view(self) -> None:
+        if self._recorder is not None and (changes := self._recorder.take()) is not None:
+            self._listener.on_cache(changes)
         view = self._core.view(self._instance_id, is_terminating=self._is_terminating)
         if view != self._last_view:
             self._last_view = view

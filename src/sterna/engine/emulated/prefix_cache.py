@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sterna.engine.cache_changes import CacheRecorder
+
 
 @dataclass(slots=True, eq=False)
 class CachedBlock:
@@ -27,9 +29,14 @@ class CachedBlock:
 
 
 class PrefixCache:
-    """The contents of one engine's blocks."""
+    """The contents of one engine's blocks.
 
-    def __init__(self) -> None:
+    Args:
+        recorder: gets all changes.
+    """
+
+    def __init__(self, recorder: CacheRecorder | None = None) -> None:
+        self._recorder = recorder
         # The blocks of each content, in the order in which they got it.
         self._blocks: dict[int, list[CachedBlock]] = {}
         # Free blocks with content, the one that goes first in front.
@@ -58,6 +65,8 @@ class PrefixCache:
         """Give a block that a request holds this content."""
         block = CachedBlock(block_hash)
         self._blocks.setdefault(block_hash, []).append(block)
+        if self._recorder is not None:
+            self._recorder.add(_unsigned(block_hash))
         return block
 
     def use(self, blocks: Iterable[CachedBlock]) -> int:
@@ -88,6 +97,15 @@ class PrefixCache:
             blocks.remove(block)
             if not blocks:
                 del self._blocks[block.block_hash]
+                if self._recorder is not None:
+                    self._recorder.remove(_unsigned(block.block_hash))
+
+    def clear(self) -> None:
+        """Forget all contents, of which no request holds a block."""
+        self._blocks.clear()
+        self._idle.clear()
+        if self._recorder is not None:
+            self._recorder.clear()
 
 
 def num_common(block_hashes: Sequence[int], others: Sequence[int]) -> int:
@@ -106,3 +124,7 @@ def num_common(block_hashes: Sequence[int], others: Sequence[int]) -> int:
 def num_free(blocks: Iterable[CachedBlock]) -> int:
     """How many of the blocks no request holds."""
     return sum(block.num_users == 0 for block in blocks)
+
+
+def _unsigned(block_hash: int) -> int:
+    return block_hash & (1 << 64) - 1

@@ -78,7 +78,11 @@ def block_hashes(
     """For each full block of a request's prompt and outputs, 8 bytes that stand for all tokens up
     to its end, and for the salt: requests with different salts share no block."""
     outputs = (token_at(key, index, vocabulary) for index in range(num_outputs))
-    token_ids = [*prompt_token_ids, *outputs]
+    return chained_hashes([*prompt_token_ids, *outputs], block_size, cache_salt)
+
+
+def chained_hashes(token_ids: Sequence[int], block_size: int, cache_salt: str | None) -> bytes:
+    """For each full block of these tokens, 8 bytes that stand for all tokens up to its end."""
     chain = blake2b((cache_salt or "").encode(), digest_size=8).digest()
     hashes = []
     for end in range(block_size, len(token_ids) + 1, block_size):

@@ -5,7 +5,7 @@ away and takes them in, `worker` has a rank's KV data plane, `transfers` counts 
 ranks, `offloading` tells vLLM's KV offloading of requests that move. `arguments`, `facts`,
 `support` and `guard` read vLLM's options, configuration, limits and installation.
 
-Offers: arguments, engine, facts, guard, hosted_core, payload, step_timing.
+Offers: arguments, engine, facts, guard, hosted_core, kv_groups, payload, step_timing.
 Imports: config, engine, engine.emulated, engine.profiling, errors, folders, messages,
     migration.messages, priority_classes, transport, transport.memory, types.
 """

@@ -20,7 +20,13 @@ from vllm.v1.request import Request, RequestStatus
 
 from sterna.config import TransportConfig
 from sterna.engine.drains import DrainOutcome, Left, refused
-from sterna.engine.interface import EngineActivity, EngineFacts, EngineListener, EngineReady
+from sterna.engine.interface import (
+    EngineActivity,
+    EngineFacts,
+    EngineListener,
+    EngineReady,
+    PromptHashing,
+)
 from sterna.engine.vllm.adapters import Adapters, adapter_number
 from sterna.engine.vllm.facts import kv_format
 from sterna.engine.vllm.hosted_core import HostedCore, build_core
@@ -83,7 +89,11 @@ class _Leaving:
 
 
 class VllmEngine:
-    """One vLLM engine core; see `engine.interface.Engine` for the methods."""
+    """One vLLM engine core; see `engine.interface.Engine` for the methods.
+
+    Args:
+        reports_cache: whether the listener hears of the contents of the prefix cache.
+    """
 
     def __init__(
         self,
@@ -94,12 +104,18 @@ class VllmEngine:
         *,
         classes: PriorityClasses = DEFAULT_CLASSES,
         log_stats: bool = False,
+        reports_cache: bool = False,
     ) -> None:
         self._listener = listener
         self._classes = classes
         self._loop = asyncio.get_running_loop()
         self._transfers = Transfers(transport, listener.on_transfer, listener.on_failure)
-        self._views = Views(instance_id, lambda view: self._to_loop(listener.on_view, view))
+        self._reports_cache = reports_cache
+        self._views = Views(
+            instance_id,
+            lambda view: self._to_loop(listener.on_view, view),
+            lambda changes: self._to_loop(listener.on_cache, changes),
+        )
         self._thread = StepThread(
             lambda: build_core(vllm_config, log_stats=log_stats),
             on_step=self._on_step,
@@ -136,6 +152,13 @@ class VllmEngine:
         scheduler.classes = self._classes
         self._views.follow(core)
         self._core = core
+        hashing = layout = None
+        if self._reports_cache:
+            scheduler.report_cache()
+        if scheduler.cache_reports is not None:
+            layout = scheduler.cache_reports.layout
+            algorithm = core.vllm_config.cache_config.prefix_caching_hash_algo
+            hashing = PromptHashing(algorithm, layout.hash_tokens)
         # vLLM notices the death of a rank also while nothing is stepped.
         core.model_executor.register_failure_callback(
             lambda: self._to_loop(
@@ -151,9 +174,10 @@ class VllmEngine:
             self._transfers.open(core, scheduler.groups.shards_of(core.vllm_config))
         return EngineFacts(
             total_tokens=scheduler.total_tokens,
-            ready=EngineReady(core.ready_response(), scheduler.groups.memory).encode(),
+            ready=EngineReady(core.ready_response(), scheduler.groups.memory, hashing).encode(),
             kv_format=kv_format(core.vllm_config, page_layouts),
             immovable_features=scheduler.immovable_features,
+            cache_layout=layout,
         )
 
     async def close(self) -> None:

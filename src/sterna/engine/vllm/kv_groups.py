@@ -7,8 +7,9 @@ methods run on the engine's thread.
 from dataclasses import dataclass
 from typing import Any
 
+from vllm.v1.core.block_pool import BlockHashToBlockMap
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_block_hash, get_group_id
 from vllm.v1.core.single_type_kv_cache_manager import (
     ChunkedLocalAttentionManager,
     CircularBufferManager,
@@ -26,10 +27,11 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import Request
 
+from sterna.engine.cache_changes import CacheChanges, CacheRecorder
 from sterna.engine.kv_columns import Columns, Held, KvColumns
 from sterna.engine.kv_memory import KvGroup, KvMemory
 from sterna.transport.shards import Shards
-from sterna.types import RequestId
+from sterna.types import CacheGroup, CacheLayout, RequestId, cache_key
 
 try:
     from vllm.v1.core.kv_cache_planning import kv_cache_groups_tp_replicas
@@ -133,6 +135,100 @@ class KvGroups(KvColumns[KVCacheBlock]):
             if hasattr(manager, "_allocated_block_reqs"):
                 manager._allocated_block_reqs.add(request.request_id)
         self.free(held)
+
+
+class _RecordedBlocks(BlockHashToBlockMap):
+    """The blocks that vLLM's prefix cache finds, by hash and group; tells what it gets and loses.
+
+    A hash may have several blocks; it is lost with the last one.
+    """
+
+    def __init__(self, recorder: CacheRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def insert(self, key: Any, block: KVCacheBlock) -> None:
+        super().insert(key, block)
+        self._recorder.add(_cache_key(key))
+
+    def pop(self, key: Any, block_id: int) -> KVCacheBlock | None:
+        popped = super().pop(key, block_id)
+        if popped is not None and self.get_one_block(key) is None:
+            self._recorder.remove(_cache_key(key))
+        return popped
+
+
+class CacheReports:
+    """Tells what an engine's prefix cache, which is still empty, gets and loses from now on.
+
+    Attributes:
+        layout: how to look prompts up in it.
+    """
+
+    def __init__(self, coordinator: KVCacheCoordinator) -> None:
+        self._pool = coordinator.block_pool
+        self._recorder = CacheRecorder()
+        self.layout = _cache_layout(coordinator)
+        self._follow()
+
+    def _follow(self) -> None:
+        self._blocks = _RecordedBlocks(self._recorder)
+        self._pool.cached_block_hash_to_block = self._blocks
+
+    def on_reset(self) -> None:
+        """The cache was to be emptied, which vLLM does by putting another in its place."""
+        if self._pool.cached_block_hash_to_block is not self._blocks:
+            self._recorder.clear()
+            self._follow()
+
+    def take_changes(self) -> CacheChanges | None:
+        """Return the changes since the last call, or None without any."""
+        return self._recorder.take()
+
+
+def _cache_key(key: Any) -> int:
+    return cache_key(short_hash(get_block_hash(key)), get_group_id(key))
+
+
+def short_hash(block_hash: bytes) -> int:
+    """Return 64 bits of one of vLLM's chained block hashes.
+
+    The hash of a block of several hash units is the concatenation of theirs. Its end is the hash of
+    its last unit, which stands for all tokens before.
+    """
+    return int.from_bytes(block_hash[-8:], "little")
+
+
+def _cache_layout(coordinator: KVCacheCoordinator) -> CacheLayout:
+    hash_tokens = coordinator.block_pool.hash_block_size
+    is_fine = coordinator.enable_partial_hash_hits
+    managers = coordinator.single_type_managers
+    groups = [
+        CacheGroup(index, each.block_size, _num_last_blocks(each), _chunk_tokens(each))
+        for index, each in enumerate(managers)
+        if each.kv_cache_spec.prefix_cacheable
+    ]
+    dropped = [managers[index].block_size for index in coordinator.eagle_group_ids]
+    return CacheLayout(
+        hash_tokens,
+        hash_tokens if is_fine else coordinator.scheduler_block_size,
+        tuple(groups),
+        max(dropped, default=0),
+    )
+
+
+def _num_last_blocks(manager: Any) -> int | None:
+    if isinstance(manager, MambaManager):
+        return 1
+    if isinstance(manager, SlidingWindowManager):
+        num_blocks = -(-(manager.sliding_window - 1) // manager.block_size)
+        return int(num_blocks + manager.use_eagle)
+    return None
+
+
+def _chunk_tokens(manager: Any) -> int:
+    is_chunked = isinstance(manager, ChunkedLocalAttentionManager)
+    return int(manager.attention_chunk_size) if is_chunked else 0
 
 
 def spec_of(group: KVCacheGroupSpec, layer: str) -> KVCacheSpec:

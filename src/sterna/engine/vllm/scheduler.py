@@ -22,7 +22,7 @@ from vllm.v1.request import Request, RequestStatus
 from sterna.engine.drains import DrainOutcome, Left, drain_outcome
 from sterna.engine.kv_columns import Columns, Held
 from sterna.engine.vllm.adapters import adapter_numbers
-from sterna.engine.vllm.kv_groups import KvGroups
+from sterna.engine.vllm.kv_groups import CacheReports, KvGroups
 from sterna.engine.vllm.offloading import Offloading
 from sterna.engine.vllm.request_state import announce_with_history
 from sterna.engine.vllm.support import immovable_engine_features, immovable_request_feature
@@ -64,10 +64,12 @@ class MigratingScheduler(Scheduler):
         classes: the priority classes of requests in views.
         groups: the KV cache groups.
         on_scheduled: called when a step has been scheduled, before it is computed.
+        cache_reports: tells of changes to the prefix cache; None unless `report_cache` was called.
     """
 
     classes: PriorityClasses = DEFAULT_CLASSES
     on_scheduled: Callable[[], None] | None = None
+    cache_reports: CacheReports | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -100,6 +102,18 @@ class MigratingScheduler(Scheduler):
         if self.on_scheduled is not None:
             self.on_scheduled()
         return output
+
+    def report_cache(self) -> None:
+        """Record what the prefix cache gets and loses, if there is one."""
+        if self.cache_config.enable_prefix_caching:
+            self.cache_reports = CacheReports(self.kv_cache_manager.coordinator)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """Empty the prefix cache as vLLM does."""
+        is_reset = super().reset_prefix_cache(*args, **kwargs)
+        if self.cache_reports is not None:
+            self.cache_reports.on_reset()
+        return is_reset
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         if self._unannounced:

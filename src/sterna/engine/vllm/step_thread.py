@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from sterna.engine.cache_changes import CacheChanges
 from sterna.engine.interface import EngineActivity
 from sterna.types import InstanceId, InstanceView
 
@@ -139,11 +140,18 @@ class Views:
 
     Args:
         show: called with each view.
+        show_cache: called before it with changes to the prefix cache, if they are recorded.
     """
 
-    def __init__(self, instance_id: InstanceId, show: Callable[[InstanceView], None]) -> None:
+    def __init__(
+        self,
+        instance_id: InstanceId,
+        show: Callable[[InstanceView], None],
+        show_cache: Callable[[CacheChanges], None],
+    ) -> None:
         self._instance_id = instance_id
         self._show = show
+        self._show_cache = show_cache
         self._last: InstanceView | None = None
         self.is_terminating = False
 
@@ -158,6 +166,9 @@ class Views:
 
     def publish(self, core: Any) -> None:
         """Publish the current state if it has changed."""
+        reports = core.scheduler.cache_reports
+        if reports is not None and (changes := reports.take_changes()) is not None:
+            self._show_cache(changes)
         view = core.scheduler.view(self._instance_id, self.is_terminating)
         if view != self._last:
             self._last = view

@@ -2,7 +2,8 @@
 engine.
 
 `server` builds and serves the application; `router` is the one engine that vLLM's client sees, and
-carries out what `frontend.requests` decides.
+carries out what `frontend.requests` decides; `prompt_hashes` hashes prompts for policies that look
+at prefix caches.
 
 Offers: server.
 Imports: config, engine, engine.emulated, engine.vllm, errors, folders, frontend, frontend.http,

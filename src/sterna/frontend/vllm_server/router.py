@@ -67,8 +67,9 @@ from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.types import FrontendId, RequestId
 
 if TYPE_CHECKING:
-    # Modules of resumable streams are imported only with them.
+    # Modules of resumable streams, and of prefix caches, are imported only with them.
     from sterna.frontend.resumable.exchange import StreamExchange
+    from sterna.frontend.vllm_server.prompt_hashes import PromptHashes
 
 SendToFrontend = Callable[[FrontendId, StreamMessage, Sequence[bytes]], bool]
 MakeExchange = Callable[[SendToFrontend, Callable[[list[bytes]], None]], "StreamExchange"]
@@ -106,6 +107,11 @@ class Router:
         self._mailbox = mailbox
         engine = msgspec.msgpack.decode(ready, type=EngineReady)
         self._memory = engine.memory
+        self._block_hashes: PromptHashes | None = None
+        if engine.hashing is not None:
+            from sterna.frontend.vllm_server.prompt_hashes import prompt_hashes
+
+            self._block_hashes = prompt_hashes(engine.hashing)
         self._classes = classes
         self._num_unshown: Counter[str] = Counter()
         self._num_sent_again = 0
@@ -203,6 +209,7 @@ class Router:
             execution_priority=its_class.execution_priority,
             session=request.session_id or "",
             prompt_tokens=_num_prompt_tokens(request),
+            block_hashes=b"" if self._block_hashes is None else self._block_hashes(request),
         )
         token_ids = () if begun is None else begun.output_token_ids
         if not token_ids:

@@ -195,7 +195,12 @@ class _InstanceActor:
             engine = _vllm_engine(spec, replace(spec.transport, host=host), self._instance)
         else:
             emulated = replace(spec.emulated, host=host)
-            engine = EmulatedEngine(instance_id, emulated, self._instance)
+            engine = EmulatedEngine(
+                instance_id,
+                emulated,
+                self._instance,
+                reports_cache=spec.llumlet.policy.looks_at_prefixes,
+            )
         facts = await self._instance.start(engine)
         guard = None
         if spec.lease is not None and spec.lease[0] != own_node():
@@ -340,6 +345,7 @@ def _vllm_engine(
         listener,
         classes=args.classes,
         log_stats=not args.disable_log_stats,
+        reports_cache=spec.llumlet.policy.looks_at_prefixes,
     )
 
 

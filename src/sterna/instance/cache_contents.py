@@ -1,0 +1,58 @@
+"""The contents of an instance's prefix cache, as its scheduler is to know them. Pure.
+
+The scheduler gets all contents once, and the changes with each load report. All come again where it
+could not have them: it is another scheduler, or a report could not be sent.
+"""
+
+from array import array
+from collections.abc import Iterable
+
+from sterna.engine.cache_changes import CacheChanges, CacheRecorder
+from sterna.messages.actors import CacheReport
+from sterna.types import CacheLayout, InstanceId
+
+
+class CacheContents:
+    """The keys of the blocks that can be found in one engine's prefix cache."""
+
+    def __init__(self, instance_id: InstanceId, layout: CacheLayout) -> None:
+        self._instance_id = instance_id
+        self._layout = layout
+        self._keys: set[int] = set()
+        self._unsent = CacheRecorder()
+        self._owes_all = True
+
+    @property
+    def keys(self) -> frozenset[int]:
+        """The keys of all blocks."""
+        return frozenset(self._keys)
+
+    def on_changes(self, changes: CacheChanges) -> None:
+        """The engine's cache has changed."""
+        if changes.is_whole:
+            self._keys.clear()
+            self._owes_all = True
+        self._keys.update(changes.added)
+        self._keys.difference_update(changes.removed)
+        for key in changes.added:
+            self._unsent.add(key)
+        for key in changes.removed:
+            self._unsent.remove(key)
+
+    def owe_all(self) -> None:
+        """The scheduler does not know what was reported: the next report has everything."""
+        self._owes_all = True
+
+    def next_report(self) -> CacheReport | None:
+        """Return what is to be sent to the scheduler now, if anything."""
+        changes = self._unsent.take()
+        if self._owes_all:
+            self._owes_all = False
+            return CacheReport(self._instance_id, _packed(self._keys), layout=self._layout)
+        if changes is None:
+            return None
+        return CacheReport(self._instance_id, _packed(changes.added), _packed(changes.removed))
+
+
+def _packed(keys: Iterable[int]) -> bytes:
+    return array("Q", keys).tobytes()

@@ -1,0 +1,307 @@
+"""The parts of a prompt that each instance has in its prefix cache, by what they report. Pure.
+
+The blocks that an instance has are looked up by the hashes that its front end sends with the
+prompt. Besides, what was sent to an instance will be there soon: until its report shows that it has
+computed a prompt's last full block, or for a while at most, the prompt counts as cached there.
+Otherwise requests with one prefix that arrive together would each be sent to another instance.
+"""
+
+import math
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sterna.messages.actors import CacheReport, DispatchRequest
+from sterna.types import CacheGroup, CacheLayout, InstanceId, RequestId, cache_key
+
+COMING_LIMIT_S = 300.0
+"""Longest time for which a prompt counts before it is computed. It may queue for long; one that has
+gone with its client is never computed."""
+
+
+class PrefixIndex:
+    """The contents of the prefix caches of all instances (`global_scheduler.PrefixKnowledge`)."""
+
+    def __init__(self) -> None:
+        # For each key the instances that have its block, as bits.
+        self._holders: dict[int, int] = {}
+        self._instances: dict[InstanceId, _Instance] = {}
+        self._places: list[InstanceId | None] = []
+        self._bits: dict[CacheLayout, int] = {}
+        # A report can arrive after its instance's death is known; ids are never used again.
+        self._gone: set[InstanceId] = set()
+        # The requests that were sent somewhere, the first in front, and where.
+        self._coming: dict[RequestId, InstanceId] = {}
+
+    def contents(self) -> dict[InstanceId, frozenset[int]]:
+        """The keys of the blocks that each instance has, of those that have reported."""
+        return {each: frozenset(known.keys) for each, known in self._instances.items()}
+
+    def on_report(self, report: CacheReport) -> None:
+        """An instance reports."""
+        if report.instance_id in self._gone:
+            return
+        if report.layout is not None:
+            self._begin(report.instance_id, report.layout)
+        instance = self._instances.get(report.instance_id)
+        if instance is None:
+            return
+        bit = 1 << instance.place
+        for key in _unpacked(report.removed):
+            if key in instance.keys:
+                instance.keys.discard(key)
+                self._lose(key, bit)
+        for key in _unpacked(report.added):
+            instance.keys.add(key)
+            self._holders[key] = self._holders.get(key, 0) | bit
+            for request_id in instance.last_keys.pop(key, ()):
+                self._drop(request_id)
+
+    def on_instance_left(self, instance_id: InstanceId) -> None:
+        """An instance is gone for good."""
+        self._gone.add(instance_id)
+        self._forget(instance_id)
+
+    def on_dispatched(
+        self, request: DispatchRequest, instance_id: InstanceId, now_s: float
+    ) -> None:
+        """The request is sent to the instance, which will compute its prompt."""
+        self._drop_expired(now_s)
+        instance = self._instances.get(instance_id)
+        if instance is None:
+            return
+        hashes = _unpacked(request.block_hashes)
+        last_key = _last_key(hashes, instance.layout)
+        if last_key is None or last_key in instance.keys:
+            return
+        self._drop(request.request_id)
+        self._coming[request.request_id] = instance_id
+        instance.coming[request.request_id] = _Coming(hashes, last_key, now_s + COMING_LIMIT_S)
+        instance.last_keys.setdefault(last_key, []).append(request.request_id)
+        instance.coming_hashes.update(hashes)
+
+    def on_cancel(self, request_id: RequestId) -> None:
+        """The request was not sent there, or has ended."""
+        self._drop(request_id)
+
+    def cached_tokens(self, request: DispatchRequest) -> Mapping[InstanceId, int]:
+        """`NewRequest.cached` of the request."""
+        hashes = _unpacked(request.block_hashes)
+        found: dict[InstanceId, int] = {}
+        if not hashes:
+            return found
+        for layout, bits in self._bits.items():
+            # The last token is always computed, for the first one of the answer.
+            max_tokens = min(len(hashes) * layout.hash_tokens, request.prompt_tokens - 1)
+            self._find(hashes, layout, bits, max_tokens, found)
+            self._find_coming(hashes, layout, max_tokens, found)
+        return found
+
+    def _find(
+        self,
+        hashes: Sequence[int],
+        layout: CacheLayout,
+        bits: int,
+        max_tokens: int,
+        found: dict[InstanceId, int],
+    ) -> None:
+        """Enter the longest hit of each of these instances, which have this layout."""
+        full = [each for each in layout.groups if each.needs_all]
+        others = [each for each in layout.groups if not each.needs_all]
+        # For the full blocks of each of these groups, the instances that have them from the first.
+        runs = []
+        for group in full:
+            runs.append(self._run(hashes, group, layout, max_tokens, bits))
+            max_tokens = min(max_tokens, (len(runs[-1]) + 1) * group.block_size - 1)
+        step = layout.alignment_tokens
+        left = bits
+        for end in range(max_tokens // step * step, 0, -step):
+            holders = left
+            for group, run in zip(full, runs, strict=True):
+                num_blocks, rest = divmod(end, group.block_size)
+                if num_blocks:
+                    holders &= run[num_blocks - 1]
+                if rest:
+                    holders &= self._holders_at(hashes, end, group, layout)
+            for group in others:
+                holders = self._holders_before(hashes, end, group, layout, holders)
+            if holders:
+                self._enter(holders, max(0, end - layout.dropped_tokens), found)
+                left &= ~holders
+                if not left:
+                    return
+
+    def _run(
+        self,
+        hashes: Sequence[int],
+        group: CacheGroup,
+        layout: CacheLayout,
+        max_tokens: int,
+        bits: int,
+    ) -> list[int]:
+        run = []
+        for end in range(group.block_size, max_tokens + 1, group.block_size):
+            bits &= self._holders_at(hashes, end, group, layout)
+            if not bits:
+                break
+            run.append(bits)
+        return run
+
+    def _holders_before(
+        self, hashes: Sequence[int], end: int, group: CacheGroup, layout: CacheLayout, bits: int
+    ) -> int:
+        """Those of the instances that have the blocks which attention at this end looks at."""
+        if group.chunk_tokens:
+            first = end // group.chunk_tokens * group.chunk_tokens
+            first = first // group.block_size * group.block_size
+        else:
+            first = max(0, end - (group.num_last_blocks or 0) * group.block_size)
+        while end > first and bits:
+            bits &= self._holders_at(hashes, end, group, layout)
+            end -= group.block_size
+        return bits
+
+    def _holders_at(
+        self, hashes: Sequence[int], end: int, group: CacheGroup, layout: CacheLayout
+    ) -> int:
+        block_hash = hashes[end // layout.hash_tokens - 1]
+        return self._holders.get(cache_key(block_hash, group.index), 0)
+
+    def _enter(self, holders: int, num_tokens: int, found: dict[InstanceId, int]) -> None:
+        while holders:
+            bit = holders & -holders
+            holders ^= bit
+            instance_id = self._places[bit.bit_length() - 1]
+            assert instance_id is not None
+            found[instance_id] = num_tokens
+
+    def _find_coming(
+        self,
+        hashes: Sequence[int],
+        layout: CacheLayout,
+        max_tokens: int,
+        found: dict[InstanceId, int],
+    ) -> None:
+        step = layout.alignment_tokens
+        for instance_id, instance in self._instances.items():
+            if hashes[0] not in instance.coming_hashes or instance.layout != layout:
+                continue
+            # With a prompt's hash all before it are there.
+            coming_hashes = instance.coming_hashes
+            num_hashes = bisect_left(hashes, True, key=lambda each: each not in coming_hashes)
+            num_tokens = min(num_hashes * layout.hash_tokens, max_tokens) // step * step
+            if num_tokens > found.get(instance_id, 0):
+                found[instance_id] = num_tokens
+
+    def _begin(self, instance_id: InstanceId, layout: CacheLayout) -> None:
+        """The instance reports anew; what is coming there stays."""
+        instance = self._instances.get(instance_id)
+        if instance is not None and instance.layout == layout:
+            self._lose_all(instance)
+            return
+        self._forget(instance_id)
+        place = self._new_place(instance_id)
+        self._instances[instance_id] = _Instance(place, layout)
+        self._bits[layout] = self._bits.get(layout, 0) | 1 << place
+
+    def _new_place(self, instance_id: InstanceId) -> int:
+        if None in self._places:
+            place = self._places.index(None)
+            self._places[place] = instance_id
+            return place
+        self._places.append(instance_id)
+        return len(self._places) - 1
+
+    def _forget(self, instance_id: InstanceId) -> None:
+        instance = self._instances.pop(instance_id, None)
+        if instance is None:
+            return
+        self._lose_all(instance)
+        for request_id in instance.coming:
+            del self._coming[request_id]
+        self._places[instance.place] = None
+        self._bits[instance.layout] &= ~(1 << instance.place)
+        if not self._bits[instance.layout]:
+            del self._bits[instance.layout]
+
+    def _lose_all(self, instance: "_Instance") -> None:
+        for key in instance.keys:
+            self._lose(key, 1 << instance.place)
+        instance.keys.clear()
+
+    def _lose(self, key: int, bit: int) -> None:
+        holders = self._holders[key] & ~bit
+        if holders:
+            self._holders[key] = holders
+        else:
+            del self._holders[key]
+
+    def _drop_expired(self, now_s: float) -> None:
+        while self._coming:
+            request_id, instance_id = next(iter(self._coming.items()))
+            if self._instances[instance_id].coming[request_id].until_s > now_s:
+                return
+            self._drop(request_id)
+
+    def _drop(self, request_id: RequestId) -> None:
+        instance_id = self._coming.pop(request_id, None)
+        if instance_id is None:
+            return
+        instance = self._instances[instance_id]
+        coming = instance.coming.pop(request_id)
+        for block_hash in coming.hashes:
+            if instance.coming_hashes[block_hash] == 1:
+                del instance.coming_hashes[block_hash]
+            else:
+                instance.coming_hashes[block_hash] -= 1
+        others = [
+            each for each in instance.last_keys.pop(coming.last_key, ()) if each != request_id
+        ]
+        if others:
+            instance.last_keys[coming.last_key] = others
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A prompt that an instance has still to compute."""
+
+    hashes: Sequence[int]
+    last_key: int
+    until_s: float
+
+
+@dataclass(slots=True)
+class _Instance:
+    """What is known of one instance.
+
+    Attributes:
+        place: its bit.
+        last_keys: the prompts of which each key is the last.
+        coming_hashes: in how many of them each hash is.
+    """
+
+    place: int
+    layout: CacheLayout
+    keys: set[int] = field(default_factory=set)
+    coming: dict[RequestId, _Coming] = field(default_factory=dict)
+    last_keys: dict[int, list[RequestId]] = field(default_factory=dict)
+    coming_hashes: Counter[int] = field(default_factory=Counter)
+
+
+def _last_key(hashes: Sequence[int], layout: CacheLayout) -> int | None:
+    """The key that shows that a prompt is computed: that of the last of its blocks at which a hit
+    may end."""
+    group = max(layout.groups, key=lambda each: each.needs_all, default=None)
+    if group is None:
+        return None
+    unit_tokens = math.lcm(layout.alignment_tokens, group.block_size)
+    end = len(hashes) * layout.hash_tokens // unit_tokens * unit_tokens
+    return cache_key(hashes[end // layout.hash_tokens - 1], group.index) if end else None
+
+
+def _unpacked(keys: bytes) -> Sequence[int]:
+    unpacked = array("Q")
+    unpacked.frombytes(keys)
+    return unpacked

@@ -1,0 +1,58 @@
+"""Servers that dispatch by what the instances have in their prefix caches."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.serve.server import ServerProcess, start_emulated, start_sterna, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+
+NUM_SESSIONS = 6
+SHARED_TOKENS = 256
+"""Of each turn of a session, at its beginning: whole blocks of either engine."""
+
+OPTIONS = ("--policy", "llm-d", "--enable-prompt-tokens-details", "--enable-prefix-caching")
+
+
+@pytest.fixture(scope="module", params=["vllm", "emulated"])
+def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    if request.param == "vllm":
+        server = start_sterna("--instances", "2", *OPTIONS)
+    else:
+        server = start_emulated(
+            *("--instances", "3", "--profile", "rtx4090-llama-3.1-8b", *OPTIONS)
+        )
+    yield server
+    server.end()
+
+
+def cached_tokens(server: ServerProcess, session: int, turn: int) -> int:
+    """Of a turn of the session, what its instance had in its cache."""
+    prompt = [1000 + session] * SHARED_TOKENS + [2000 + turn] * (turn + 1)
+    client = server.client()
+    model = client.models.list().data[0].id
+    answer = client.completions.create(model=model, prompt=prompt, max_tokens=4)
+    details = answer.usage.prompt_tokens_details
+    return 0 if details is None else int(details.cached_tokens or 0)
+
+
+def test_each_turn_of_a_session_goes_where_the_last_one_was(server: ServerProcess) -> None:
+    """Also when another scheduler has taken over, which gets all that the caches have."""
+    first = [cached_tokens(server, session, 0) for session in range(NUM_SESSIONS)]
+    assert first == [0] * NUM_SESSIONS
+    later = [cached_tokens(server, session, 1) for session in range(NUM_SESSIONS)]
+    assert later == [SHARED_TOKENS] * NUM_SESSIONS
+    scheduler = server.at_work("ray::_SchedulerActor")[0]
+    scheduler.kill()
+    num_instances = len(server.instances())
+
+    def is_replaced() -> bool:
+        reporting = [each for each in server.instances() if each.get("total_tokens")]
+        return scheduler not in server.at_work("ray::_SchedulerActor") and (
+            len(reporting) == num_instances
+        )
+
+    until(is_replaced, "another scheduler knows all instances")
+    last = [cached_tokens(server, session, 2) for session in range(NUM_SESSIONS)]
+    assert last == [SHARED_TOKENS] * NUM_SESSIONS
