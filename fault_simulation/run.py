@@ -192,7 +192,8 @@ class Run:
         rest_s = timeline.now_s + REST_S + (0.0 if streams is None else WINDOW_S)
         while timeline.now_s < rest_s:
             self._step()
-        check_rest(self._platform.instances(), self._platform.frontends())
+        platform = self._platform
+        check_rest(platform.instances(), platform.frontends(), platform.schedulers())
         if self._world.policy.looks_at_prefixes:
             check_prefixes(self._platform.instances(), self._platform.schedulers())
         self._world.network.check_rest()

@@ -9,7 +9,14 @@ import math
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from fault_simulation.virtual.settings import BY_PREFIX, BY_PREFIX_SHARE, ENGINE, POLICY
+from fault_simulation.virtual.settings import (
+    AGEING_TOKENS_PER_S,
+    BY_PREFIX,
+    BY_PREFIX_SHARE,
+    ENGINE,
+    LATE_SHARE,
+    POLICY,
+)
 from sterna.config import PolicyConfig
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.kv_memory import KvGroup, KvMemory
@@ -154,5 +161,9 @@ def kind_of(seed: int) -> EngineKind:
 
 def policy_of(seed: int, kind: EngineKind) -> PolicyConfig:
     """The policy of the seed's cluster, drawn by random numbers of its own."""
-    is_by_prefix = Random(f"policy of {seed}").random() < BY_PREFIX_SHARE
-    return BY_PREFIX if kind.has_prefix_cache and is_by_prefix else POLICY
+    rng = Random(f"policy of {seed}")
+    is_by_prefix = rng.random() < BY_PREFIX_SHARE
+    policy = BY_PREFIX if kind.has_prefix_cache and is_by_prefix else POLICY
+    if rng.random() < LATE_SHARE:
+        policy = replace(policy, binds_late=True, ageing_tokens_per_s=AGEING_TOKENS_PER_S)
+    return policy

@@ -230,7 +230,11 @@ class Checkers:
         return self._instances[name].may_act
 
 
-def check_rest(instances: Iterable[Instance], frontends: Iterable[Frontend]) -> None:
+def check_rest(
+    instances: Iterable[Instance],
+    frontends: Iterable[Frontend],
+    schedulers: Iterable[Scheduler],
+) -> None:
     """Check the processes some time after all requests have ended.
 
     Raises:
@@ -256,6 +260,9 @@ def check_rest(instances: Iterable[Instance], frontends: Iterable[Frontend]) -> 
             raise Violation(f"{frontend.name} still waits for something")
         if frontend.streams is not None:
             frontend.streams.check_rest()
+    for scheduler in schedulers:
+        if scheduler.core.num_held:
+            raise Violation(f"{scheduler.name} still holds {scheduler.core.num_held} requests")
 
 
 def check_prefixes(instances: Iterable[Instance], schedulers: Iterable[Scheduler]) -> None:

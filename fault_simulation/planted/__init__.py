@@ -43,6 +43,7 @@ from fault_simulation.planted.frontends import (
     TakesNothingBack,
     TakesNothingOver,
     TellsOfNewStreamsOnly,
+    TrustsTheHolder,
     WaitsForLostTokens,
     WaitsForTheScheduler,
 )
@@ -140,6 +141,9 @@ MISTAKES = (
     Mistake("the engine does not tell of preemptions", Cores(engine=TellsPresenceOnly)),
     Mistake("state of the request does not move along", Cores(engine=LosesState)),
     Mistake("a stream waits for a scheduler that died", Cores(frontend=WaitsForTheScheduler)),
+    Mistake(
+        "a stream waits for a scheduler that held it and died", Cores(frontend=TrustsTheHolder)
+    ),
     Mistake("the front end does not cut repeats", Cores(frontend=DeliversRepeats)),
     Mistake("the front end does not wait for missing tokens", Cores(frontend=DeliversOutOfOrder)),
     Mistake("the front end asks only once who has a request", Cores(frontend=AsksOnceForOwners)),

@@ -1,5 +1,6 @@
 """Mistakes of front ends and of the supervisor."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,33 @@ class WaitsForTheScheduler(FrontendCore):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._dispatcher.__class__ = _NeverBypasses
+
+
+class _TrustsForever(Dispatcher):
+    @property
+    def next_deadline_s(self) -> float | None:
+        waiting, self._waiting = self._waiting, {}
+        deadline_s = super().next_deadline_s
+        self._waiting = waiting
+        return deadline_s
+
+    def _on_sign_of_life(self, now_s: float) -> None:
+        self._silent_until_s = None
+        self._waiting_until_s = math.inf
+
+    def _ask_again(self, now_s: float) -> list[FrontendEffect]:
+        waiting, self._waiting = self._waiting, {}
+        effects = super()._ask_again(now_s)
+        self._waiting = waiting
+        return effects
+
+
+class TrustsTheHolder(FrontendCore):
+    """Waits for a scheduler that held its requests, though this may have died."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._dispatcher.__class__ = _TrustsForever
 
 
 class TakesNothingBack(FrontendCore):

@@ -6,6 +6,7 @@ from fault_simulation.processes.actors import Actor
 from fault_simulation.processes.world import World
 from fault_simulation.virtual.timeline import Violation
 from sterna.messages.actors import (
+    Held,
     Membership,
     WireMessage,
 )
@@ -45,6 +46,8 @@ class SchedulerProcess(Actor):
             self.begin_effect()
             match effect:
                 case ToMailbox(address, message):
+                    if isinstance(message, Held):
+                        self.world.counts["request held for memory"] += len(message.request_ids)
                     self.send(address, message)
                 case KeepOnly(addresses):
                     self.world.network.keep_only(self, addresses)

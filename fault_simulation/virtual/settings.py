@@ -56,6 +56,12 @@ BY_PREFIX: PolicyConfig = replace(POLICY, dispatch=Soonest(equal_tokens=4))
 BY_PREFIX_SHARE = 0.4
 """Of the seeds whose engines have a prefix cache: those with that policy."""
 
+LATE_SHARE = 0.3
+"""Of all seeds: those whose scheduler holds requests until an instance has memory for them."""
+
+AGEING_TOKENS_PER_S = 40.0
+"""By this much a second such a request counts as smaller."""
+
 LLUMLET = LlumletConfig(
     policy=POLICY,
     migration=MigrationConfig(

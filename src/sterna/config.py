@@ -184,7 +184,8 @@ class PolicyConfig:
             and never a destination, whatever its freeness.
         binds_late: whether requests wait at the scheduler until an instance has memory for them,
             those of a class with the smallest demand first.
-        ageing_tokens_per_s: for every second of such waiting a request counts as so much smaller.
+        ageing_tokens_per_s: for every second of such waiting a request counts as so much smaller,
+            so that a large one does not wait behind small ones for ever.
         hold_limit_s: after this time of waiting a request is dispatched all the same; None: it
             waits as long as it takes.
         migrates_continuously: whether a source moves the next request as soon as one has moved, in
@@ -212,7 +213,7 @@ class PolicyConfig:
     preempted_make_source: bool = False
     migrates_continuously: bool = True
     binds_late: bool = False
-    ageing_tokens_per_s: float = 0.0
+    ageing_tokens_per_s: float = 512.0
     hold_limit_s: float | None = None
 
     @property

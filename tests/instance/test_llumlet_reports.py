@@ -63,6 +63,14 @@ def test_a_change_of_the_queue_is_reported_at_once() -> None:
     assert len(reports(llumlet.on_view(view(running("r")), 0.002))) == 1
 
 
+def test_room_is_reported_at_once_where_requests_may_be_held() -> None:
+    late = replace(config(), policy=replace(config().policy, binds_late=True))
+    for its_config, is_reported in ((config(), False), (late, True)):
+        llumlet = Llumlet(A, its_config)
+        llumlet.on_view(view(running("r"), running("s")), 0.0)
+        assert bool(reports(llumlet.on_view(view(running("r")), 0.001))) == is_reported
+
+
 def test_migrations_that_begin_and_end_are_reported_at_once() -> None:
     llumlet = Llumlet(A, config())
     llumlet.on_view(view(running("r")), 0.0)

@@ -7,6 +7,7 @@ from msgspec import structs
 
 from sterna.config import ScalingConfig
 from sterna.messages.actors import (
+    HELD_INTERVAL_S,
     Absent,
     AddInstances,
     CancelDispatch,
@@ -15,6 +16,7 @@ from sterna.messages.actors import (
     DispatchRequest,
     Emptied,
     FrontendMember,
+    Held,
     InstanceMember,
     InstanceStats,
     LoadReport,
@@ -366,3 +368,44 @@ def test_an_instance_that_waits_for_a_place_keeps_no_idle_one() -> None:
         core.on_message(report(I0), 0.0)
         expected = [(11, Terminate(I0)), (11, ToMailbox(SUPERVISOR, TerminateInstance(I0)))]
         assert over_time(core, until_s=12) == (expected if ends else [])
+
+
+def tells(effects: list[SchedulerEffect]) -> list[tuple[str, Held]]:
+    return [
+        (each.address, each.message) for each in sent(effects) if isinstance(each.message, Held)
+    ]
+
+
+def test_front_ends_hear_that_their_requests_are_held_and_hear_it_again() -> None:
+    """Otherwise they would take the scheduler for dead, and dispatch the requests themselves."""
+    core = SchedulerCore(replace(INFAAS_PP, binds_late=True), now_s=0.0)
+    core.on_membership(membership(1, I0, frontends=(F0, F1)), 0.0)
+    core.on_message(report(I0, 1000), 0.0)
+    assert core.next_deadline_s is None
+    assert tells(core.on_message(ask(), 1.0)) == [("front end 0", Held((R,)))]
+    assert core.next_deadline_s == 1.0 + HELD_INTERVAL_S
+    assert {
+        each.message.num_held for each in core.stats() if isinstance(each.message, ClusterStats)
+    } == {1}
+    assert tells(core.on_tick(1.1)) == []
+    assert tells(core.on_tick(1.2)) == [("front end 0", Held())]
+    assert tells(core.on_tick(1.4)) == [("front end 0", Held())]
+    core.on_message(report(I0, sequence=2), 1.5)
+    assert tells(core.on_tick(1.6)) == []
+    assert core.next_deadline_s is None
+
+
+def test_what_has_waited_for_an_instance_is_told_when_it_waits_for_memory() -> None:
+    core = SchedulerCore(replace(INFAAS_PP, binds_late=True), now_s=0.0)
+    core.on_membership(membership(1, I0), 0.0)
+    assert tells(core.on_message(ask(), 1.0)) == []
+    core.on_message(report(I0, 1000), 1.1)
+    again = structs.replace(ask(), request_id=RequestId("s"))
+    assert tells(core.on_message(again, 1.2)) == [("front end 0", Held((RequestId("s"),)))]
+    assert tells(core.on_tick(1.4)) == [("front end 0", Held((R,)))]
+
+
+def test_policies_that_bind_at_once_hold_nothing_for_memory() -> None:
+    core = serving(I0)
+    core.on_message(report(I0, 1000, sequence=2), 0.0)
+    assert tells(core.on_message(ask(), 1.0)) == []

@@ -91,15 +91,34 @@ def test_after_the_limit_a_request_is_dispatched_all_the_same() -> None:
 
 def test_rounds_are_held_while_requests_wait() -> None:
     policy = replace(LLUMNIX, binds_late=True, hold_limit_s=0.3)
-    core = scheduler(full("i0"), instance("i1"), policy=policy)
+    core = scheduler(full("i0"), full("i1", 480), policy=policy)
     first = core.on_tick(0.2)
-    core.on_request(ask("r", M + 16), 0.25)
+    core.on_request(ask("r", 496), 0.25)
     assert core.next_deadline_s == pytest.approx(0.4)
     assert len(first) == 2
     core.on_tick(0.4)
     assert core.next_deadline_s == pytest.approx(0.55)
     assert places(core.on_tick(0.55)) == [("r", "i1")]
     assert core.next_deadline_s == pytest.approx(0.6)
+
+
+def test_what_fits_nowhere_does_not_wait_for_ever() -> None:
+    """An engine says by itself that it is too large, or cuts what it shares with others."""
+    core = scheduler(full("i0"), instance("i1"))
+    assert places(core.on_request(ask("r", M + 16), 0.0)) == [("r", "i0")]
+
+
+def test_who_waits_is_known() -> None:
+    core = scheduler(full("i0"))
+    core.on_request(ask("r"), 0.0)
+    assert core.waits(RequestId("r"))
+    assert not core.waits(RequestId("other"))
+    assert core.waiting() == {RequestId("r"): FRONTEND}
+    # Without an instance its front end has to do without this scheduler.
+    core.on_instance_left(InstanceId("i0"), 0.0)
+    assert not core.waits(RequestId("r"))
+    assert core.waiting() == {}
+    assert core.num_held == 1
 
 
 def test_an_instance_that_is_emptied_gets_none_while_another_exists() -> None:

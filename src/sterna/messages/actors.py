@@ -58,6 +58,22 @@ class Dispatched(msgspec.Struct, frozen=True, tag=True):
     dispatch_number: int
 
 
+class Held(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler -> front end, a few times a second: your requests that wait here for memory on an
+    instance do so still (late binding).
+
+    Attributes:
+        request_ids: those of which it had not said so before.
+    """
+
+    request_ids: tuple[RequestId, ...] = ()
+
+
+HELD_INTERVAL_S = 0.2
+"""Time between two such messages, well below that after which a front end that hears nothing takes
+its requests back (`FrontendConfig.scheduler_timeout_s`)."""
+
+
 class CancelDispatch(msgspec.Struct, frozen=True, tag=True):
     """Front end -> scheduler: the request no longer needs an instance."""
 
@@ -318,9 +334,19 @@ STATS_INTERVAL_S = 1.0
 
 
 class ClusterStats(msgspec.Struct, frozen=True, tag=True):
-    """Scheduler -> front ends, once a second: all instances that have reported."""
+    """Scheduler -> front ends, once a second: all instances that have reported.
+
+    Attributes:
+        num_held: requests that wait at the scheduler for an instance.
+    """
 
     instances: tuple[InstanceStats, ...]
+    num_held: int = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for memory, at the scheduler or on an instance."""
+        return self.num_held + sum(each.num_queuing for each in self.instances)
 
 
 # --------------------------------------------------------------------- instance <-> instance
@@ -474,6 +500,7 @@ class Membership(msgspec.Struct, frozen=True, tag=True):
 WireMessage = (
     DispatchRequest
     | Dispatched
+    | Held
     | CancelDispatch
     | AddRequest
     | AbortRequests

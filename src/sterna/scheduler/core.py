@@ -9,12 +9,14 @@ from collections.abc import Iterable, Mapping
 
 from sterna.config import PolicyConfig, ScalingConfig
 from sterna.messages.actors import (
+    HELD_INTERVAL_S,
     AddInstances,
     CacheReport,
     CancelDispatch,
     ClusterStats,
     Dispatched,
     DispatchRequest,
+    Held,
     InstanceMember,
     InstanceStats,
     LoadReport,
@@ -28,7 +30,7 @@ from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.policy.virtual_usage import freeness_of
 from sterna.scheduler import global_scheduler as rules
 from sterna.scheduler.prefix_index import PrefixIndex
-from sterna.types import FrontendId, InstanceId
+from sterna.types import FrontendId, InstanceId, RequestId
 
 SchedulerEffect = ToMailbox | KeepOnly | Unexpected | ScaleUp | Terminate
 """ScaleUp and Terminate are facts for the log: a message to the supervisor accompanies them."""
@@ -65,6 +67,9 @@ class SchedulerCore:
         self._joined: set[InstanceId] = set()
         self._frontends: dict[FrontendId, str] = {}
         self._reports: dict[InstanceId, LoadReport] = {}
+        # The requests of whose wait their front ends know, and when these are to hear of it again.
+        self._told: set[RequestId] = set()
+        self._tell_s: float | None = None
 
     # -------------------------------------------------------------------------- queries
 
@@ -79,6 +84,11 @@ class SchedulerCore:
         return self._reports
 
     @property
+    def num_held(self) -> int:
+        """See `GlobalScheduler.num_held`."""
+        return self._core.num_held
+
+    @property
     def destinations(self) -> Mapping[InstanceId, InstanceId]:
         """See `GlobalScheduler.destinations`."""
         return self._core.destinations
@@ -91,11 +101,12 @@ class SchedulerCore:
     @property
     def next_deadline_s(self) -> float | None:
         """When `on_tick` is due, or None."""
-        return self._core.next_deadline_s
+        deadlines_s = [self._core.next_deadline_s, self._tell_s]
+        return min([each for each in deadlines_s if each is not None], default=None)
 
     def stats(self) -> list[ToMailbox]:
         """Return the messages with the cluster's load for the metrics of the front ends."""
-        stats = ClusterStats(tuple(map(_stats, self._reports.values())))
+        stats = ClusterStats(tuple(map(_stats, self._reports.values())), self.num_held)
         return [ToMailbox(address, stats) for address in self._frontends.values()]
 
     # -------------------------------------------------------------------------- events
@@ -111,8 +122,11 @@ class SchedulerCore:
             case CacheReport():
                 self._prefixes.on_report(message)
                 return []
-            case DispatchRequest():
-                return self._translate(self._core.on_request(message, now_s))
+            case DispatchRequest(frontend_id, request_id):
+                effects = self._translate(self._core.on_request(message, now_s))
+                if self._core.waits(request_id):
+                    effects += self._tell(frontend_id, [request_id], now_s)
+                return effects
             case CancelDispatch(request_id):
                 return self._translate(self._core.on_cancel(request_id, now_s))
             case Membership():
@@ -160,7 +174,38 @@ class SchedulerCore:
 
     def on_tick(self, now_s: float) -> list[SchedulerEffect]:
         """Time has passed; due at `next_deadline_s`, harmless at any other time."""
-        return self._translate(self._core.on_tick(now_s))
+        effects = self._translate(self._core.on_tick(now_s))
+        if self._tell_s is not None and now_s >= self._tell_s:
+            effects += self._tell_all(now_s)
+        return effects
+
+    # ------------------------------------------------------------------------ held requests
+
+    def _tell_all(self, now_s: float) -> list[ToMailbox]:
+        """Tell the front ends that their requests wait here."""
+        self._tell_s = None
+        waiting = self._core.waiting()
+        self._told &= waiting.keys()
+        untold: dict[FrontendId, list[RequestId]] = {each: [] for each in waiting.values()}
+        for request_id, frontend_id in waiting.items():
+            if request_id not in self._told:
+                untold[frontend_id].append(request_id)
+        return [
+            each
+            for frontend_id, request_ids in untold.items()
+            for each in self._tell(frontend_id, request_ids, now_s)
+        ]
+
+    def _tell(
+        self, frontend_id: FrontendId, request_ids: list[RequestId], now_s: float
+    ) -> list[ToMailbox]:
+        if self._tell_s is None:
+            self._tell_s = now_s + HELD_INTERVAL_S
+        address = self._frontends.get(frontend_id)
+        if address is None:
+            return []
+        self._told.update(request_ids)
+        return [ToMailbox(address, Held(tuple(request_ids)))]
 
     # ------------------------------------------------------------------------------ effects
 

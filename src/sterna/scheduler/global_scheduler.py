@@ -153,6 +153,16 @@ class GlobalScheduler:
         """Requests that wait here for an instance."""
         return len(self._held)
 
+    def waits(self, request_id: RequestId) -> bool:
+        """Whether the request is held until an instance has memory for it (late binding)."""
+        return self._policy.binds_late and request_id in self._held and bool(self.candidates)
+
+    def waiting(self) -> dict[RequestId, FrontendId]:
+        """All requests of which that holds, with their front ends."""
+        if not (self._policy.binds_late and self._held and self.candidates):
+            return {}
+        return {request_id: each.frontend_id for request_id, each in self._held.items()}
+
     @property
     def smallest_held_tokens(self) -> int | None:
         """The memory with which an instance could admit a held request; None without any."""
@@ -286,7 +296,7 @@ class GlobalScheduler:
         room = self._room()
         for request in sorted(self._held.values(), key=partial(self._place_in_line, now_s)):
             candidates: Sequence[Candidate] = self.candidates
-            if self._may_wait(request, now_s):
+            if self._may_wait(request, now_s) and request.demand_tokens <= room.total_tokens:
                 # The first comparison alone tells most of many requests.
                 if request.demand_tokens > room.most_tokens:
                     continue
@@ -397,25 +407,32 @@ class GlobalScheduler:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Memory for requests on the instances that may get some."""
+    """Memory for requests on the instances that may get some.
+
+    Attributes:
+        most_tokens: the most that one of them has left.
+        total_tokens: that of the largest. A request that needs more would wait for ever.
+    """
 
     candidates: Sequence[Candidate]
     room_tokens: Sequence[int]
     most_tokens: int
+    total_tokens: int
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate]) -> "_Room":
         """A terminating instance gets requests only while no other exists."""
         staying = [each for each in candidates if not each.load.is_terminating] or candidates
         room_tokens = [each.room_tokens for each in staying]
-        return cls(staying, room_tokens, max(room_tokens, default=0))
+        total_tokens = max((each.load.total_tokens for each in staying), default=0)
+        return cls(staying, room_tokens, max(room_tokens, default=0), total_tokens)
 
     def candidates_for(self, demand_tokens: int) -> list[Candidate]:
         pairs = zip(self.candidates, self.room_tokens, strict=True)
         return [each for each, room_tokens in pairs if demand_tokens <= room_tokens]
 
 
-NO_ROOM = _Room((), (), 0)
+NO_ROOM = _Room((), (), 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

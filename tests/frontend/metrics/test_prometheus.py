@@ -46,6 +46,15 @@ def test_what_has_happened_since_an_instance_started_is_shown():
     assert shown == {"committed_migrations": 5, "aborted_migrations": 3, "preemptions": 7}
 
 
+def test_what_the_scheduler_holds_is_shown_and_waits():
+    registry = CollectorRegistry()
+    stats = ClusterStats((stats_of("i0", 96), stats_of("i1", 64)), num_held=5)
+    FrontendMetrics(registry).show(stats)
+    assert registry.get_sample_value("sterna_held_requests") == 5
+    # One queues on each instance.
+    assert stats.num_waiting == 7
+
+
 def test_requests_that_went_on_elsewhere_are_counted():
     registry = CollectorRegistry()
     metrics = FrontendMetrics(registry)

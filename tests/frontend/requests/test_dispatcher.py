@@ -12,6 +12,7 @@ from sterna.messages.actors import (
     CancelDispatch,
     Dispatched,
     DispatchRequest,
+    Held,
     InstanceMember,
     Membership,
     TokenSpan,
@@ -83,6 +84,73 @@ def test_without_an_answer_in_time_the_scheduler_is_bypassed():
     assert under_test.next_deadline_s == 10.5
     assert under_test.on_time(10.4) == []
     assert under_test.on_time(10.5) == [ToScheduler(CancelDispatch(R1)), add(R1, I0)]
+
+
+# ------------------------------------------------------- requests that wait at the scheduler
+
+
+def waiting(*instances: InstanceId) -> Dispatcher:
+    """A front end, one of whose requests the scheduler holds since 10.1 s."""
+    under_test = dispatcher(*instances)
+    request(under_test, R1, now_s=10.0)
+    assert under_test.on_held(Held((R1,)), 10.1) == []
+    return under_test
+
+
+def test_a_request_waits_as_long_as_the_scheduler_says_that_it_holds_it():
+    under_test = waiting(I0, I1)
+    for now_s in (10.5, 10.9, 11.3):
+        assert under_test.on_time(now_s) == []
+        under_test.on_held(Held(), now_s)
+    assert under_test.on_dispatched(Dispatched(R1, I1, 12), 11.4) == [add(R1, I1, 12)]
+    assert under_test.next_deadline_s is None
+
+
+def test_a_scheduler_that_falls_silent_is_bypassed_by_what_waits_there():
+    under_test = waiting(I0)
+    assert under_test.next_deadline_s == 10.6
+    assert under_test.on_time(10.5) == []
+    assert under_test.on_time(10.6) == [ToScheduler(CancelDispatch(R1)), add(R1, I0)]
+    # The next request is not asked for.
+    assert request(under_test, R2, now_s=10.7) == [add(R2, I0)]
+    assert under_test.on_dispatched(Dispatched(R1, I0, 12), 10.8) == []
+
+
+def test_that_others_are_held_is_no_answer_for_a_request():
+    under_test = waiting(I0)
+    request(under_test, R2, now_s=10.2)
+    under_test.on_held(Held(), 10.5)
+    assert under_test.on_time(10.7) == [ToScheduler(CancelDispatch(R2)), add(R2, I0)]
+    assert under_test.on_dispatched(Dispatched(R1, I0, 12), 10.8) == [add(R1, I0, 12)]
+
+
+def test_any_answer_shows_that_the_scheduler_holds_the_others_still():
+    under_test = waiting(I0)
+    request(under_test, R2, now_s=10.2)
+    under_test.on_dispatched(Dispatched(R2, I0, 11), 10.5)
+    assert under_test.next_deadline_s == 11.0
+
+
+def test_another_scheduler_is_asked_for_what_waited_at_the_first():
+    under_test = waiting(I0)
+    asked = under_test.on_membership(membership(2, I0, scheduler="successor"), 10.4)
+    assert asked == [ToScheduler(ask(R1))]
+    assert under_test.on_time(10.8) == []
+    assert under_test.on_time(10.9) == [ToScheduler(CancelDispatch(R1)), add(R1, I0)]
+
+
+def test_without_a_scheduler_what_waited_there_is_dispatched_here():
+    under_test = waiting(I0)
+    assert under_test.on_membership(membership(2, I0, scheduler=None), 10.4) == [add(R1, I0)]
+
+
+def test_the_end_of_a_client_ends_the_wait():
+    under_test = waiting(I0)
+    assert under_test.on_abort([R1]) == [ToScheduler(CancelDispatch(R1))]
+    assert under_test.next_deadline_s is None
+
+
+# ----------------------------------------------------------------- a scheduler that is silent
 
 
 def test_no_request_waits_a_second_for_a_scheduler_that_has_died_by_default():

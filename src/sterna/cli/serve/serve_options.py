@@ -64,6 +64,14 @@ POLICY = OptionTable(
     (
         Option("--policy", "scheduling policy", choices=sorted(PRESETS), default="sterna"),
         Option(
+            "--late-binding",
+            "hold requests at the scheduler until an instance has memory for them, small ones "
+            "before large ones that came a little earlier",
+            field="binds_late",
+            action="store_true",
+            default=False,
+        ),
+        Option(
             "--no-migration",
             "do not move requests automatically; `sterna migrate` still does",
             action="store_true",

@@ -196,7 +196,7 @@ def encode_cluster_stats(stats: ClusterStats) -> bytes:
     used_tokens = sum(instance.used_tokens for instance in stats.instances)
     scheduler_stats = SchedulerStats(
         num_running_reqs=sum(instance.num_running for instance in stats.instances),
-        num_waiting_reqs=sum(instance.num_queuing for instance in stats.instances),
+        num_waiting_reqs=stats.num_waiting,
         kv_cache_usage=used_tokens / total_tokens if total_tokens else 0.0,
     )
     return encode_outputs(EngineCoreOutputs(scheduler_stats=scheduler_stats))

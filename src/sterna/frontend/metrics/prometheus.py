@@ -68,6 +68,12 @@ class FrontendMetrics:
             )
             for name, (text, attribute) in _GAUGES.items()
         }
+        self._held = Gauge(
+            "sterna_held_requests",
+            "Requests that wait at the scheduler for an instance.",
+            registry=registry,
+            multiprocess_mode="mostrecent",
+        )
         self._requests = Counter(
             "sterna_requests", "Requests of each priority class.", ["class"], registry=registry
         )
@@ -100,7 +106,8 @@ class FrontendMetrics:
                 histogram.observe(time_s)
 
     def show(self, stats: ClusterStats) -> None:
-        """Set every gauge of every instance."""
+        """Set every gauge of every instance, and that of the scheduler."""
+        self._held.set(stats.num_held)
         for instance_id in self._shown - {each.instance_id for each in stats.instances}:
             for gauge in self._gauges.values():
                 # If several processes share their metrics, series cannot be removed; Prometheus

@@ -45,6 +45,7 @@ from sterna.messages.actors import (
     Dispatched,
     DispatchRequest,
     HandedBack,
+    Held,
     Membership,
     OwnerReply,
     RequestNews,
@@ -53,7 +54,9 @@ from sterna.messages.actors import (
 )
 from sterna.types import FrontendId, InstanceId, RequestId
 
-RequestMessage = TokenBatch | Dispatched | RequestsMoved | HandedBack | OwnerReply | Membership
+RequestMessage = (
+    TokenBatch | Dispatched | Held | RequestsMoved | HandedBack | OwnerReply | Membership
+)
 """The messages of the cluster to a front end about its requests."""
 
 
@@ -158,6 +161,8 @@ class FrontendCore:
                 effects = self._on_tokens(message, frames, now_s)
             case Dispatched():
                 effects = self._dispatcher.on_dispatched(message, now_s)
+            case Held():
+                effects = self._dispatcher.on_held(message, now_s)
             case RequestsMoved():
                 effects = self._dispatcher.on_moved(message, now_s)
             case HandedBack():

@@ -1,7 +1,8 @@
 """Dispatcher: finds an instance for each request, with the scheduler or without it. Pure.
 
-A request is *asked* for at the scheduler until the scheduler names an instance, and *held* while
-there is no instance. Once it is sent, `ownership` keeps track of it.
+A request is *asked* for at the scheduler until the scheduler names an instance. It *waits* there
+when the scheduler says so: no instance has the memory for it yet. It is *held* here while there is
+no instance. Once it is sent, `ownership` keeps track of it.
 
 "When the global scheduler fails, [the system] temporarily falls back to a scheduler-bypassing
 mode [...]: the request frontends directly dispatch requests to certain instances using simple
@@ -26,6 +27,7 @@ from sterna.messages.actors import (
     Dispatched,
     DispatchRequest,
     Farewell,
+    Held,
     Membership,
     OwnerReply,
     RequestsMoved,
@@ -64,6 +66,9 @@ class Dispatcher:
         # In the order of their deadlines: each is entered with the same time-out.
         self._asked: dict[RequestId, _Unsent] = {}
         self._held: dict[RequestId, _Unsent] = {}
+        # Those that wait at the scheduler, and until when it is to say so again.
+        self._waiting: dict[RequestId, _Unsent] = {}
+        self._waiting_until_s = 0.0
         is_continued = config.on_instance_failure is OnInstanceFailure.CONTINUE
         self._ownership = Ownership(
             frontend_id,
@@ -83,6 +88,8 @@ class Dispatcher:
         deadlines_s = [each.deadline_s for each in unsent if each is not None]
         if (doubt_deadline_s := self._ownership.next_deadline_s) is not None:
             deadlines_s.append(doubt_deadline_s)
+        if self._waiting:
+            deadlines_s.append(self._waiting_until_s)
         return min(deadlines_s, default=None)
 
     def owner(self, request_id: RequestId) -> InstanceId | None:
@@ -110,8 +117,10 @@ class Dispatcher:
 
     def on_dispatched(self, answer: Dispatched, now_s: float) -> list[Effect]:
         """The scheduler named an instance; a late answer only shows that the scheduler lives."""
-        self._silent_until_s = None
+        self._on_sign_of_life(now_s)
         request = self._asked.pop(answer.request_id, None)
+        if request is None:
+            request = self._waiting.pop(answer.request_id, None)
         if request is None:
             return []
         if self._instances.get(answer.instance_id, True):
@@ -121,12 +130,27 @@ class Dispatcher:
             return [cancel, *self._place(request, now_s)]
         return [self._send(request, answer.instance_id, answer.dispatch_number)]
 
+    def on_held(self, held: Held, now_s: float) -> list[Effect]:
+        """The scheduler holds these requests until an instance has memory for them, and those of
+        which it has said so before."""
+        self._on_sign_of_life(now_s)
+        for request_id in held.request_ids:
+            request = self._asked.pop(request_id, None)
+            if request is not None:
+                self._waiting[request_id] = request
+        return []
+
+    def _on_sign_of_life(self, now_s: float) -> None:
+        self._silent_until_s = None
+        self._waiting_until_s = now_s + self._config.scheduler_timeout_s
+
     def on_abort(self, request_ids: Iterable[RequestId]) -> list[Effect]:
         """The clients of these requests have gone; unknown requests have ended already."""
         effects: list[Effect] = []
         sent = []
         for request_id in request_ids:
-            if self._asked.pop(request_id, None) is not None:
+            asked = self._asked.pop(request_id, None) or self._waiting.pop(request_id, None)
+            if asked is not None:
                 effects.append(ToScheduler(CancelDispatch(request_id)))
             elif self._held.pop(request_id, None) is None:
                 sent.append(request_id)
@@ -185,10 +209,13 @@ class Dispatcher:
     def on_time(self, now_s: float) -> list[Effect]:
         """Deal with everything whose deadline has come."""
         effects: list[Effect] = []
-        for request_id in _due(self._asked, now_s):
+        unanswered = [self._asked.pop(each) for each in _due(self._asked, now_s)]
+        if self._waiting and self._waiting_until_s <= now_s:
+            unanswered += self._waiting.values()
+            self._waiting = {}
+        for request in unanswered:
             self._silent_until_s = now_s + self._config.scheduler_retry_s
-            request = self._asked.pop(request_id)
-            effects.append(ToScheduler(CancelDispatch(request_id)))
+            effects.append(ToScheduler(CancelDispatch(request.ask.request_id)))
             effects += self._place(request, now_s)
         for request_id in _due(self._held, now_s):
             del self._held[request_id]
@@ -238,7 +265,11 @@ class Dispatcher:
         return ToInstance(instance_id, message, request.payload)
 
     def _ask_again(self, now_s: float) -> list[Effect]:
-        """Ask the new scheduler again for the requests that its predecessor has not answered."""
+        """Ask the new scheduler again for the requests that its predecessor has not placed."""
+        deadline_s = now_s + self._config.scheduler_timeout_s
+        for request_id, request in self._waiting.items():
+            self._asked[request_id] = replace(request, deadline_s=deadline_s)
+        self._waiting = {}
         if self._scheduler is not None:
             return [ToScheduler(request.ask) for request in self._asked.values()]
         asked, self._asked = self._asked, {}

@@ -84,7 +84,7 @@ class Router:
         ready: an instance's encoded `EngineReady`.
         folder: a private folder for the sockets that vLLM's client binds.
         classes: the meaning of requests' priorities.
-        queue: gets the first tokens, and the number of requests that queue on all instances.
+        queue: gets the first tokens, and the number of requests that wait for memory.
         make_exchange: makes the exchange of resumable streams, from two functions: one sends to
             other front ends, one hands outputs to vLLM's client. None for no exchange.
 
@@ -264,7 +264,7 @@ class Router:
         self._metrics.count_sent_again(self._num_sent_again)
         self._num_sent_again = 0
         self._sockets.push(encode_cluster_stats(stats))
-        self._queue.on_queuing(sum(each.num_queuing for each in stats.instances), _now_s())
+        self._queue.on_queuing(stats.num_waiting, _now_s())
 
     def on_membership(self, membership: Membership) -> None:
         """Take in a membership; members that it no longer contains are dead for good."""
