@@ -1,12 +1,13 @@
 """Configuration: one frozen dataclass per component, validated when built. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
+from typing import Any, Protocol
 
 from sterna.errors import ConfigurationError, InvalidValueError, Setting
-from sterna.types import HIGH, NORMAL, Priority
+from sterna.types import HIGH, NORMAL, InstanceId, InstanceView, Priority, RequestView
 
 LOOPBACK = "127.0.0.1"
 """The address on which all members of a cluster on one machine listen."""
@@ -158,6 +159,28 @@ PREFIX_RULES: Mapping[str, type[PrefixDispatch]] = MappingProxyType(
 """These rules by name."""
 
 
+class OwnDecisions(Protocol):
+    """Decisions of a class of one's own (`policy.own.Policy`), whose types are those of the
+    policies' room."""
+
+    looks_at_prefixes: bool
+
+    def anew(self, config: "PolicyConfig") -> "OwnDecisions":
+        """An object that remembers nothing, beside these rules."""
+
+    def dispatch(self, request: Any, instances: Any) -> InstanceId:
+        """See `policy.dispatch`."""
+
+    def pair(self, instances: Any) -> Mapping[InstanceId, InstanceId]:
+        """See `policy.pairing`."""
+
+    def victims(self, instance: InstanceView) -> Sequence[RequestView]:
+        """See `policy.selection`."""
+
+    def num_instances(self, instances: Any, num_starting: int, scaling: Any) -> int | None:
+        """See `policy.scaling`."""
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
     """Rules and thresholds of the global scheduler and the llumlets (Section 4.4).
@@ -190,6 +213,7 @@ class PolicyConfig:
             waits as long as it takes.
         migrates_continuously: whether a source moves the next request as soon as one has moved, in
             place of waiting for the next round.
+        own: decides in place of the rules above.
     """
 
     name: str
@@ -215,11 +239,20 @@ class PolicyConfig:
     binds_late: bool = False
     ageing_tokens_per_s: float = 512.0
     hold_limit_s: float | None = None
+    own: OwnDecisions | None = None
 
     @property
     def looks_at_prefixes(self) -> bool:
         """Whether decisions depend on what the prefix caches of the instances have."""
+        if self.own is not None and self.own.looks_at_prefixes:
+            return True
         return isinstance(self.dispatch, PrefixDispatch)
+
+    def anew(self) -> "PolicyConfig":
+        """The same policy, whose class of one's own remembers nothing."""
+        return (
+            self if self.own is None else replace(self, own=self.own.anew(replace(self, own=None)))
+        )
 
     def counts_as(self, priority: Priority) -> Priority:
         """The priority that this policy sees: `priority` itself, or normal without priorities."""

@@ -1,5 +1,6 @@
 """The compiled engines give the same records as the plain ones, bit for bit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,9 +21,12 @@ from sterna.config import (
 )
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
 from sterna.engine.emulated.durations import CopyTime, StepTime
+from sterna.policy.own import Policy
 from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, ROUND_ROBIN
+from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.simulator import Report, SimulationConfig, simulate
 from sterna.simulator.fast_tables import VICTIMS
+from sterna.types import InstanceId, InstanceView, RequestView
 from sterna.workload.trace import Trace
 from tests.simulator.builders import (
     COPY_TIME,
@@ -56,6 +60,21 @@ SCALING = ScalingConfig(
 
 LOCKSTEP = StepTime(0.0, 0.0, 0.0, 0.1, 0.1, 0.0, 0.0)
 """Every step takes as long, so that engines that begin together end together."""
+
+
+class Youngest(Policy):
+    """Moves those first that have generated least, and remembers how often it was asked."""
+
+    base = "llumnix"
+    num_asked = 0
+
+    def dispatch(self, request: NewRequest, instances: Sequence[Candidate]) -> InstanceId:
+        self.num_asked += 1
+        return sorted(instances, key=lambda each: each.tie_break)[self.num_asked % 2].instance_id
+
+    def victims(self, instance: InstanceView) -> list[RequestView]:
+        movable = [each for each in instance.running if each.immovable is None]
+        return sorted(movable, key=lambda each: (each.num_output_tokens, each.request_id))
 
 
 @dataclass(frozen=True)
@@ -190,6 +209,11 @@ CASES = [
             engine=replace(ENGINE, preemption=Preemption.LAST_ADMITTED, max_num_seqs=7),
         ),
         crowded_trace(seed=10),
+    ),
+    Case(
+        "a policy of one's own",
+        configuration(Youngest().as_config(), engine=replace(CHUNKED, max_num_batched_tokens=64)),
+        crowded_trace(seed=23, fraction_high=0.1),
     ),
     Case(
         "scaling with delays",

@@ -81,7 +81,7 @@ class Llumlet:
 
     def __init__(self, instance_id: InstanceId, config: LlumletConfig) -> None:
         self._instance_id = instance_id
-        self._config = config
+        self._config = config = replace(config, policy=config.policy.anew())
         self._coordinator = MigrationCoordinator(
             instance_id, config.migration, config.policy.num_concurrent_migrations
         )

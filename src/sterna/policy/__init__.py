@@ -2,8 +2,9 @@
 
 `virtual_usage` and `headroom` say how loaded an instance is, `dispatch` where a new request goes
 (`prefix_dispatch`: by prefix caches), `pairing` between which instances requests move, `selection`
-which request moves, `scaling` how many instances there should be.
+which request moves, `scaling` how many instances there should be. `own` is the base of classes that
+decide in place of these.
 
-Offers: dispatch, headroom, load_report, pairing, presets, scaling, selection, virtual_usage.
+Offers: dispatch, headroom, load_report, own, pairing, presets, scaling, selection, virtual_usage.
 Imports: config, errors, types.
 """

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import assert_never
 
-from sterna.config import DispatchRule, PolicyConfig
+from sterna.config import DispatchRule, OwnDecisions, PolicyConfig
+from sterna.errors import ConfigurationError
 from sterna.policy.prefix_dispatch import choose_by_prefix
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId
@@ -23,6 +24,8 @@ def choose(
     eligible = staying or every
     if not eligible:
         return None
+    if policy.own is not None:
+        return _chosen_by_own(request, eligible, policy.own)
     if not isinstance(policy.dispatch, DispatchRule):
         return choose_by_prefix(request, eligible, policy.dispatch).instance_id
     match policy.dispatch:
@@ -49,6 +52,18 @@ def choose(
         case _:
             assert_never(policy.dispatch)
     return chosen.instance_id
+
+
+def _chosen_by_own(
+    request: NewRequest, eligible: Sequence[Candidate], own: OwnDecisions
+) -> InstanceId:
+    chosen = own.dispatch(request, eligible)
+    if not any(each.instance_id == chosen for each in eligible):
+        raise ConfigurationError(
+            f"{type(own).__name__}.dispatch must return the instance_id of one of the instances "
+            f"that it is given, not {chosen!r}"
+        )
+    return chosen
 
 
 def _two_drawn(candidates: Sequence[Candidate]) -> Sequence[Candidate]:

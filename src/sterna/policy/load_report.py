@@ -9,7 +9,7 @@ from sterna.policy.virtual_usage import (
     uncomputed_tokens_of,
     used_tokens_of,
 )
-from sterna.types import InstanceLoad, InstanceView, RequestView
+from sterna.types import InstanceLoad, InstanceView
 
 
 def load(
@@ -36,7 +36,6 @@ def load(
         queued_demand_tokens,
         num_by_priority,
     )
-    to_move = candidates_to_move(view, policy)
     return InstanceLoad(
         instance_id=view.instance_id,
         sequence=sequence,
@@ -50,7 +49,7 @@ def load(
         queued_demand_tokens=queued_demand_tokens,
         num_by_priority=num_by_priority,
         last_dispatch=last_dispatch,
-        move_tokens=_memory_to_move(to_move[0]) if to_move else None,
+        move_tokens=move_tokens_of(view, policy),
         num_migrating_out=num_migrating_out,
         num_migrating_in=num_migrating_in,
         num_preemptions=view.num_preemptions,
@@ -61,5 +60,8 @@ def load(
     )
 
 
-def _memory_to_move(request: RequestView) -> int:
-    return max(request.physical_usage_tokens, request.demand_tokens)
+def move_tokens_of(view: InstanceView, policy: PolicyConfig) -> int | None:
+    """Memory that the request which would move next takes at its destination; None: none can
+    move."""
+    to_move = candidates_to_move(view, policy)
+    return max(to_move[0].physical_usage_tokens, to_move[0].demand_tokens) if to_move else None

@@ -35,6 +35,8 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
     left to the next one, with `pairs_only_to_gain`.
     """
     every = tuple(candidates)
+    if policy.own is not None:
+        return dict(policy.own.pair(every))
     sources, destinations = [], []
     for each in every:
         has_lost_memory = policy.preempted_make_source and each.load.num_preempted > 0

@@ -64,6 +64,24 @@ def average_normal_freeness(candidates: Iterable[Candidate]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
+def towards(
+    num_wanted: int, candidates: Iterable[Candidate], config: ScalingConfig, num_starting: int
+) -> ScalingDecision | None:
+    """The decision that brings the cluster nearer to this number of instances, within the
+    bounds."""
+    every = tuple(candidates)
+    staying = _staying(every)
+    num_there = len(staying) + num_starting
+    num_wanted = min(max(num_wanted, config.min_instances), config.max_instances)
+    if num_wanted > num_there:
+        # Those that are being emptied hold their GPUs.
+        num_more = min(num_wanted - num_there, config.max_instances - len(every) - num_starting)
+        return ScaleUp(num_more) if num_more > 0 else None
+    if num_wanted < num_there and staying and not num_starting:
+        return Terminate(_to_terminate(staying, config))
+    return None
+
+
 def decide(
     state: ScalingState,
     candidates: Iterable[Candidate],

@@ -29,6 +29,8 @@ def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[Re
     request has left. From an instance that stays, the paper moves running requests: the queuing
     ones then get the memory that these free.
     """
+    if policy.own is not None:
+        return tuple(policy.own.victims(instance))
     ranks = _ranks(instance.running, policy.victim)
     order = [
         (policy.counts_as(request.execution_priority), rank, request.request_id, request)

@@ -23,7 +23,7 @@ from sterna.messages.actors import DispatchRequest
 from sterna.policy.dispatch import choose
 from sterna.policy.headroom import shared
 from sterna.policy.pairing import pair
-from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, decide
+from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, decide, towards
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
 
@@ -95,7 +95,7 @@ class GlobalScheduler:
         prefixes: PrefixKnowledge | None = None,
         in_flight_lease_s: float = 30.0,
     ) -> None:
-        self._policy = policy
+        self._policy = policy = policy.anew()
         self._prefixes = prefixes if policy.looks_at_prefixes else None
         self._scaling = scaling
         self._scaling_begins_s = scaling_begins_s
@@ -375,6 +375,12 @@ class GlobalScheduler:
         if self._scaling is None:
             return []
         starting = [each for each, known in self._instances.items() if known.load is None]
+        if self._policy.own is not None and now_s >= self._scaling_begins_s:
+            staying = [each for each in self.candidates if not each.load.is_terminating]
+            num_wanted = self._policy.own.num_instances(staying, len(starting), self._scaling)
+            if num_wanted is not None:
+                move = towards(num_wanted, self.candidates, self._scaling, len(starting))
+                return [] if move is None else [move]
         self._scaling_state, decision = decide(
             self._scaling_state,
             self.candidates,

@@ -11,6 +11,7 @@ configuration give the same records, bit for bit, in every process.
 import math
 import time
 from collections import deque
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -54,6 +55,7 @@ class Simulation:
 
     def __init__(self, trace: Trace, config: SimulationConfig) -> None:
         _require_servable(trace, config)
+        config = replace(config, policy=config.policy.anew())
         self._trace = trace
         self._config = config
         self._engines = _engines(trace, config)

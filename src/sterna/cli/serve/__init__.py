@@ -2,5 +2,6 @@
 
 Offers: engine_options, serve_command, serve_options.
 Imports: cli.options, cli.simulate, config, demo_model, engine.emulated, engine.profiling,
-    engine.vllm, errors, policy, priority_classes, runtime.home, runtime.processes, types.
+    engine.vllm, errors, policy, policy_file, priority_classes, runtime.home, runtime.processes,
+    types.
 """

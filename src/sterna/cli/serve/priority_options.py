@@ -32,7 +32,7 @@ import yaml
 from sterna.cli.options.option_tables import Option, OptionTable
 from sterna.config import ClusterConfig, PolicyConfig
 from sterna.errors import ConfigurationError
-from sterna.policy.presets import preset
+from sterna.policy_file import policy_named
 from sterna.priority_classes import DEFAULT_CLASSES, ApiKey, PriorityClass, PriorityClasses
 from sterna.types import HIGH, Priority
 
@@ -103,7 +103,7 @@ def settle_classes(args: Namespace) -> None:
     Raises:
         ConfigurationError: a file cannot be read, or its content is invalid.
     """
-    has_priorities = preset(args.policy).has_priorities
+    has_priorities = policy_named(args.policy).has_priorities
     if args.scheduling_policy is None:
         args.scheduling_policy = "priority" if has_priorities else "fcfs"
     classes = DEFAULT_CLASSES

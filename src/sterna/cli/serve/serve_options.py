@@ -19,7 +19,8 @@ from sterna.config import (
     PolicyConfig,
     WatchConfig,
 )
-from sterna.policy.presets import PRESETS, preset
+from sterna.policy.presets import PRESETS
+from sterna.policy_file import policy_named
 
 ENGINE = OptionTable(
     None,
@@ -62,7 +63,12 @@ SERVERS = OptionTable(
 POLICY = OptionTable(
     PolicyConfig,
     (
-        Option("--policy", "scheduling policy", choices=sorted(PRESETS), default="sterna"),
+        Option(
+            "--policy",
+            f"scheduling policy: {', '.join(PRESETS)}, or FILE.py:CLASS for one of your own",
+            metavar="NAME",
+            default="sterna",
+        ),
         Option(
             "--late-binding",
             "hold requests at the scheduler until an instance has memory for them, small ones "
@@ -218,4 +224,4 @@ def _policy_config(args: Namespace) -> PolicyConfig:
         changes["destination_freeness_steps"] = changes["source_freeness_steps"]
     if args.no_migration:
         changes["migrates"] = False
-    return with_classes(replace(preset(args.policy), **changes), args.classes)
+    return with_classes(replace(policy_named(args.policy), **changes), args.classes)

@@ -37,8 +37,8 @@ SECTIONS: Mapping[str, type] = {
 }
 """The parts of a configuration that have fields of their own."""
 
-UNCHANGEABLE = {"policy.name"}
-"""Fields that only name something and change no behaviour."""
+UNCHANGEABLE = {"policy.name", "policy.own"}
+"""Fields that no text can give a value: a name, and a class that is named by --policy."""
 
 
 @dataclass(frozen=True, slots=True)

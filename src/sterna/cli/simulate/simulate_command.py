@@ -7,7 +7,7 @@ matplotlib would delay the help.
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from sterna.cli.simulate.simulate_options import (
 from sterna.cli.simulate.workload_options import arrivals_of, report_long_requests, workload_of
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import PRESETS
+from sterna.policy_file import names_file, policy_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,8 +116,13 @@ def as_json(run: "SimulationRun") -> dict[str, Any]:
             name: summary.latencies_json(each)
             for name, each in summary.summarize_classes(run.records, run.cluster).items()
         },
-        "settings": msgspec.to_builtins(config, str_keys=True, enc_hook=dict),
+        "settings": msgspec.to_builtins(config, str_keys=True, enc_hook=_plain),
     }
+
+
+def _plain(value: Any) -> Any:
+    """A mapping that msgspec does not know, or the name of a class of one's own."""
+    return dict(value) if isinstance(value, Mapping) else type(value).__name__
 
 
 def _jobs(args: argparse.Namespace) -> list["Job"]:
@@ -139,11 +145,16 @@ def _jobs(args: argparse.Namespace) -> list["Job"]:
 
 
 def _config(args: argparse.Namespace, label: str) -> "SimulationConfig":
-    """The configuration for a policy or variant, as in `llumnix` or `llumnix:key=value,...`."""
+    """The configuration for a policy or variant, as in `llumnix` or `llumnix:key=value,...`; the
+    policy may be a class in a file, as in `mine.py:Mine`."""
     from sterna.cli.simulate.overrides import apply
 
     name, _, variant = label.partition(":")
-    _require_policy(name)
+    if names_file(name):
+        class_name, _, variant = variant.partition(":")
+        name = f"{name}:{class_name}"
+    else:
+        _require_policy(name)
     config = _default_config(args, name)
     if args.auto_scaling is not None:
         config = _with_scaling(config, args)
@@ -247,7 +258,7 @@ def _default_config(args: argparse.Namespace, policy: str) -> "SimulationConfig"
         engine=chosen.engine,
         step_time=chosen.step_time,
         copy_time=chosen.copy_time,
-        policy=PRESETS[policy],
+        policy=policy_named(policy),
         num_instances=args.instances,
     )
 

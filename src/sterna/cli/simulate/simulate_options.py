@@ -144,7 +144,8 @@ def _add_cluster_options(group: Any) -> None:
         "--policy",
         nargs="+",
         metavar="NAME",
-        help=f"{', '.join(PRESETS)}; a variant as in llumnix:victim=longest,interval=1 "
+        help=f"{', '.join(PRESETS)}; FILE.py:CLASS for one of your own; a variant as in "
+        "llumnix:victim=longest,interval=1 "
         f"(default: {DEFAULT_POLICY}; with --paper {PAPER_POLICY})",
     )
     group.add_argument(

@@ -1,0 +1,93 @@
+"""A policy of one's own: a class whose methods decide in place of the built-in rules. Pure.
+
+    class Fewest(Policy):
+        base = "llumnix"
+
+        def dispatch(self, request, instances):
+            return min(instances, key=lambda each: each.num_requests).instance_id
+
+What a class does not override, the rules of its `base` decide. `policy_file` finds such a class in
+a file, for `sterna simulate` and `sterna serve` (docs/policies.md).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from sterna.config import PolicyConfig, ScalingConfig
+from sterna.policy.dispatch import choose
+from sterna.policy.pairing import pair
+from sterna.policy.presets import preset
+from sterna.policy.selection import candidates_to_move
+from sterna.policy.virtual_usage import Candidate, NewRequest
+from sterna.types import InstanceId, InstanceView, RequestView
+
+
+class Policy:
+    """The rules of a preset, to be overridden.
+
+    The global scheduler has one object of the class, and each instance another; they share nothing.
+    Objects are made anew for each run of a simulation, and for each process of a server, so that
+    they may remember what they have seen. They must not change what they are given, nor look at a
+    clock: the same events are to lead to the same decisions.
+
+    Attributes:
+        base: the preset whose rules decide where the class does not.
+        settings: fields of `PolicyConfig` that differ from the preset's.
+        looks_at_prefixes: whether `NewRequest.cached` is to be filled in.
+        config: the resulting rules, without the class.
+    """
+
+    base: str = "sterna"
+    settings: Mapping[str, Any] = {}
+    looks_at_prefixes: bool = False
+
+    def __init__(self) -> None:
+        self.config = replace(preset(self.base), **self.settings, name=type(self).__name__)
+
+    def anew(self, config: PolicyConfig) -> Self:
+        """An object that remembers nothing, with these rules where it does not decide."""
+        made = type(self)()
+        made.config = config
+        return made
+
+    def as_config(self) -> PolicyConfig:
+        """The rules with this class."""
+        return replace(self.config, own=self)
+
+    def dispatch(self, request: NewRequest, instances: Sequence[Candidate]) -> InstanceId:
+        """The instance for the request, of at least one. Those that are being emptied are among
+        them only while there is no other."""
+        chosen = choose(request, instances, self.config)
+        assert chosen is not None
+        return chosen
+
+    def pair(self, instances: Sequence[Candidate]) -> Mapping[InstanceId, InstanceId]:
+        """The destination of each instance from which requests are to move, once a round."""
+        return pair(instances, self.config)
+
+    def victims(self, instance: InstanceView) -> Sequence[RequestView]:
+        """The requests that may move from this instance, in the order of their moves: such without
+        `immovable`. Queuing ones move only from an instance that is being emptied."""
+        return candidates_to_move(instance, self.config)
+
+    def num_instances(
+        self, instances: Sequence[Candidate], num_starting: int, scaling: ScalingConfig
+    ) -> int | None:
+        """How many instances there should be within the bounds of auto-scaling, once a round; None:
+        the built-in rules decide.
+
+        Those that are missing are started at once; of those that are too many, the emptiest one is
+        terminated, one a round.
+
+        Args:
+            instances: those that serve and are not being emptied.
+            num_starting: those that come up.
+        """
+        return None
+
+
+def chooses_victims(policy: PolicyConfig) -> bool:
+    """Whether a class of one's own has the order in which requests move."""
+    own = policy.own
+    return own is not None and getattr(type(own), "victims", None) is not Policy.victims

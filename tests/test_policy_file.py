@@ -1,0 +1,244 @@
+"""A policy of one's own, from a file to each decision."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sterna.cli.serve.serve_options import cluster_config
+from sterna.config import LlumletConfig, ScalingConfig
+from sterna.errors import ConfigurationError
+from sterna.instance.llumlet import Llumlet
+from sterna.policy.own import Policy
+from sterna.policy.pairing import pair
+from sterna.policy.presets import LLUMNIX
+from sterna.policy.scaling import ScaleUp, Terminate
+from sterna.policy.selection import candidates_to_move
+from sterna.policy.virtual_usage import Candidate
+from sterna.policy_file import policy_named
+from sterna.scheduler.global_scheduler import GlobalScheduler
+from sterna.types import InstanceId
+from tests.policy.builders import M, evenly_loaded, instance, report, running
+from tests.scheduler.test_global_scheduler import ask, places
+
+PAGE = Path(__file__).parents[1] / "docs" / "policies.md"
+
+SOURCE = """
+from sterna.policy.own import Policy
+
+class Largest(Policy):
+    base = "infaas++"
+    settings = {"round_interval_s": 0.5}
+
+    def __init__(self):
+        super().__init__()
+        self.num_seen = 0
+
+    def dispatch(self, request, instances):
+        self.num_seen += 1
+        return max(each.instance_id for each in instances)
+
+class Wrong(Policy):
+    def dispatch(self, request, instances):
+        return "i9"
+
+class Raises(Policy):
+    def __init__(self):
+        raise RuntimeError("no coffee")
+
+unrelated = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def scheduler(policy: Any, *views: Any, scaling: ScalingConfig | None = None) -> GlobalScheduler:
+    core = GlobalScheduler(policy, now_s=0.0, scaling=scaling)
+    for view in views:
+        core.on_load(report(view, policy), 0.0)
+    return core
+
+
+# ----------------------------------------------------------------------------------- the file
+
+
+def test_a_class_in_a_file_is_a_policy(file: Path) -> None:
+    policy = policy_named(f"{file}:Largest")
+    assert (policy.name, policy.migrates, policy.round_interval_s) == ("Largest", False, 0.5)
+    core = scheduler(policy, instance("i0"), evenly_loaded("i1", 960, 3))
+    assert places(core.on_request(ask("r"), 0.0)) == [("r", "i1")]
+
+
+def test_a_presets_name_is_that_preset() -> None:
+    assert policy_named("llumnix") == LLUMNIX
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("llumnx", "policy must be one of"),
+        ("{file}", "FILE.py:CLASS"),
+        ("{file}:", "FILE.py:CLASS"),
+        ("{file}:Missing", "has no class Missing that is derived from sterna.policy.own.Policy"),
+        ("{file}:unrelated", "has no class unrelated"),
+        ("{file}:Raises", "RuntimeError: no coffee"),
+        ("{folder}/nowhere.py:Largest", "cannot be read"),
+        ("{folder}/broken.py:Largest", "SyntaxError"),
+    ],
+)
+def test_what_is_no_policy_is_refused_with_a_reason(file: Path, name: str, message: str) -> None:
+    (file.parent / "broken.py").write_text("class Largest(:")
+    with pytest.raises(ConfigurationError) as refused:
+        policy_named(name.format(file=file, folder=file.parent))
+    assert message in str(refused.value)
+
+
+def test_the_file_is_not_needed_where_the_policy_travels_to(file: Path, tmp_path: Path) -> None:
+    """As Ray hands it to a process on another node."""
+    code = """
+import sys, cloudpickle
+from sterna.policy_file import policy_named
+if sys.argv[1] == "send":
+    open(sys.argv[2], "wb").write(cloudpickle.dumps(policy_named(sys.argv[3])))
+else:
+    policy = cloudpickle.load(open(sys.argv[2], "rb"))
+    print(type(policy.own).__name__, policy.round_interval_s, policy.own.num_seen)
+"""
+    sent = tmp_path / "sent"
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    run("send", str(sent), f"{file}:Largest")
+    file.unlink()
+    assert run("get", str(sent)).split() == ["Largest", "0.5", "0"]
+
+
+# ------------------------------------------------------------------------------ the decisions
+
+
+class Opposite(Policy):
+    """Decides everything by itself, and each time unlike the built-in rules."""
+
+    base = "llumnix"
+
+    def pair(self, instances: Sequence[Candidate]) -> dict[InstanceId, InstanceId]:
+        pairs = pair(instances, self.config)
+        return {destination: source for source, destination in pairs.items()}
+
+    def victims(self, instance: Any) -> Any:
+        return candidates_to_move(instance, self.config)[::-1]
+
+    def num_instances(
+        self, instances: Sequence[Candidate], num_starting: int, scaling: ScalingConfig
+    ) -> int:
+        return 2 if len(instances) != 2 else 5
+
+
+FULL = evenly_loaded("i0", M - 16, 4)
+
+
+def test_a_class_without_methods_decides_as_its_base() -> None:
+    class Same(Policy):
+        base = "llumnix"
+
+    for policy in (LLUMNIX, Same().as_config()):
+        core = scheduler(policy, FULL, instance("i1"))
+        assert places(core.on_request(ask("r"), 0.0)) == [("r", "i1")]
+        core.on_tick(0.2)
+        assert core.destinations == {"i0": "i1"}
+
+
+def test_pairs_are_those_of_the_class() -> None:
+    core = scheduler(Opposite().as_config(), FULL, instance("i1"))
+    core.on_tick(0.2)
+    assert core.destinations == {"i1": "i0"}
+
+
+def test_the_order_of_moves_is_that_of_the_class() -> None:
+    view = instance("i0", running=[running("short", 32), running("long", 320)])
+    policy = Opposite().as_config()
+    assert [each.request_id for each in candidates_to_move(view, policy)] == ["long", "short"]
+    assert report(view, policy).move_tokens == 320
+
+
+def test_the_number_of_instances_is_that_of_the_class_within_the_bounds() -> None:
+    """By hand: of one instance, two are to be there; of two, five, and four at most may be; of
+    three, two."""
+    scaling = ScalingConfig(min_instances=1, max_instances=4)
+    for num_instances, expected in ((1, [ScaleUp(1)]), (2, [ScaleUp(2)]), (3, [Terminate])):
+        views = [instance(f"i{number}") for number in range(num_instances)]
+        core = scheduler(Opposite().as_config(), *views, scaling=scaling)
+        decided = [each for each in core.on_tick(0.2) if isinstance(each, ScaleUp | Terminate)]
+        assert [type(each) if isinstance(each, Terminate) else each for each in decided] == expected
+
+
+def test_an_instance_that_it_was_not_given_is_refused(file: Path) -> None:
+    core = scheduler(policy_named(f"{file}:Wrong"), instance("i0"))
+    with pytest.raises(ConfigurationError, match=r"Wrong.dispatch must return .* not 'i9'"):
+        core.on_request(ask("r"), 0.0)
+
+
+def test_scheduler_and_instances_share_no_object(file: Path) -> None:
+    policy = policy_named(f"{file}:Largest")
+    core, other = scheduler(policy, instance("i0")), scheduler(policy, instance("i0"))
+    core.on_request(ask("r"), 0.0)
+    owns = [policy.own, core._policy.own, other._policy.own]
+    assert [each.num_seen for each in owns] == [0, 1, 0]  # type: ignore[union-attr]
+    llumlet = Llumlet(InstanceId("i0"), LlumletConfig(policy=policy))
+    assert llumlet._config.policy.own is not policy.own
+
+
+def test_options_of_the_command_line_reach_the_rules_beneath_the_class(file: Path) -> None:
+    policy = replace(policy_named(f"{file}:Largest"), source_freeness_steps=7.0).anew()
+    own: Any = policy.own
+    assert own.config.source_freeness_steps == 7.0
+    assert own.config.own is None
+
+
+# ------------------------------------------------------------------------------------ the page
+
+
+def example(folder: Path) -> Path:
+    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    path = folder / "nearest_prefix.py"
+    path.write_text(source)
+    return path
+
+
+def test_the_pages_example_is_short_and_simulates(tmp_path: Path) -> None:
+    path = example(tmp_path)
+    assert len(path.read_text().splitlines()) <= 20
+    command = [
+        *(str(Path(sys.executable).with_name("sterna")), "simulate", "--json", "--seed", "1"),
+        *("--trace", "prompts:100-512-800-50", "--rate", "8", "--instances", "4"),
+        *("--profile", "rtx4090-llama-3.1-8b", "--set", "engine.prefix_caching=true"),
+        *("--policy", "llumnix", f"{path}:NearestPrefix", f"{path}:NearestPrefix:migrates=false"),
+    ]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    blind, nearest, bound = found
+    assert nearest["prefix_reuse"] > blind["prefix_reuse"]
+    assert nearest["settings"]["policy"]["own"] == "NearestPrefix"
+    assert bound["settings"]["policy"]["migrates"] is False
+
+
+@pytest.mark.vllm
+def test_the_pages_example_is_served(tmp_path: Path) -> None:
+    from sterna.cli.serve.serve_command import parse
+
+    path = example(tmp_path)
+    args = parse(["serve", "--engine", "emulated", "--policy", f"{path}:NearestPrefix"])
+    policy = cluster_config(args).llumlet.policy
+    assert (policy.name, policy.looks_at_prefixes) == ("NearestPrefix", True)
