@@ -212,7 +212,7 @@ def test_options_of_the_command_line_reach_the_rules_beneath_the_class(file: Pat
 
 
 def example(folder: Path) -> Path:
-    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    source, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     path = folder / "nearest_prefix.py"
     path.write_text(source)
     return path

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from sterna.messages.actors import DispatchRequest
 from sterna.migration.messages import Reason
 from sterna.priority_classes import PriorityClass, PriorityClasses
-from sterna.types import Immovable, InstanceId, MigrationId, Priority
+from sterna.types import FrontendId, Immovable, InstanceId, MigrationId, Priority, RequestId
 from tests.engine.vllm_cores import tiny_core
 
 pytest.importorskip("vllm")
@@ -146,6 +147,58 @@ def test_what_is_still_to_be_computed_is_shown(vllm_core: Any) -> None:
     add(core, "d", 150)
     assert left() == {"d": 22}
     finish(core)
+
+
+def test_what_the_prefix_cache_gets_and_loses_is_recorded(vllm_core: Any) -> None:
+    """The scheduler of the cluster finds by it what this one finds; an emptied cache is told as a
+    whole."""
+    from sterna.instance.cache_contents import CacheContents
+    from sterna.scheduler.prefix_index import PrefixIndex
+
+    core = with_scheduler(vllm_core, prefix_caching=True)
+    scheduler = core.scheduler
+    scheduler.report_cache()
+    contents, index = CacheContents(InstanceId("i0"), scheduler.cache_reports.layout), PrefixIndex()
+
+    def found() -> int:
+        if (changes := scheduler.cache_reports.take_changes()) is not None:
+            contents.on_changes(changes)
+        if (report := contents.next_report()) is not None:
+            index.on_report(report)
+        asked = ask_of(core, wire_request("other", 150))
+        return index.cached_tokens(asked).get(InstanceId("i0"), 0)
+
+    assert found() == 0
+    add(core, "a", 150)
+    step(core)
+    assert found() == 64
+    finish(core)
+    assert found() == 128
+    assert scheduler.reset_prefix_cache()
+    assert found() == 0
+    add(core, "b", 40)
+    finish(core)
+    assert found() == 32
+
+
+def ask_of(core: Any, request: Any) -> DispatchRequest:
+    """What a front end asks for this request."""
+    from sterna.engine.interface import PromptHashing
+    from sterna.frontend.vllm_server.prompt_hashes import prompt_hashes
+
+    algorithm = core.vllm_config.cache_config.prefix_caching_hash_algo
+    hashing = PromptHashing(algorithm, core.scheduler.cache_reports.layout.hash_tokens)
+    num_tokens = len(request.prompt_token_ids)
+    return DispatchRequest(
+        FrontendId(0),
+        RequestId(request.request_id),
+        num_tokens,
+        0.0,
+        Priority(0),
+        Priority(0),
+        prompt_tokens=num_tokens,
+        block_hashes=prompt_hashes(hashing)(request),
+    )
 
 
 def test_a_preempted_request_is_shown_with_the_demand_of_its_output_too(vllm_core: Any) -> None:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sterna.engine.cache_changes import CacheRecorder
 from sterna.engine.drains import Left
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
 from sterna.engine.emulated.core import EmulatedCore, Step
@@ -96,7 +97,9 @@ class TwoEngines(RuleBasedStateMachine):
     @initialize(config=configs)
     def begin(self, config: EmulatedEngineConfig) -> None:
         self.config = config
-        self.cores = [EmulatedCore(config, STEP_TIME) for _ in range(2)]
+        self.recorders = [CacheRecorder() for _ in range(2)]
+        self.cores = [EmulatedCore(config, STEP_TIME, each) for each in self.recorders]
+        self.told: list[set[int]] = [set() for _ in range(2)]
 
     # --------------------------------------------------------------------------------- calls
 
@@ -275,6 +278,14 @@ class TwoEngines(RuleBasedStateMachine):
             assert core.num_free_blocks >= core.num_idle_blocks >= 0
             assert core.num_reserved_blocks == reserved
             assert core.num_free_blocks + num_held(core) + reserved == self.config.num_blocks
+
+    @invariant()
+    def what_was_told_is_what_is_cached(self) -> None:
+        for core, recorder, told in zip(self.cores, self.recorders, self.told, strict=True):
+            if (changes := recorder.take()) is not None:
+                told.difference_update(changes.removed)
+                told.update(changes.added)
+            assert told == set(core.cached_hashes())
 
     @invariant()
     def every_request_is_in_one_place(self) -> None:

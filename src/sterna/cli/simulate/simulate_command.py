@@ -24,6 +24,7 @@ from sterna.cli.simulate.simulate_options import (
     add_simulate_options,
 )
 from sterna.cli.simulate.workload_options import arrivals_of, report_long_requests, workload_of
+from sterna.config import PolicyConfig
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import PRESETS
 from sterna.policy_file import names_file, policy_named
@@ -67,10 +68,10 @@ def _simulate(args: argparse.Namespace) -> int:
     if args.list:
         from sterna.cli.simulate.simulate_report import print_choices
 
-        print_choices(_config(args, args.policy[0]), args.policy[0])
+        print_choices(configuration(args, args.policy[0]), args.policy[0])
         return 0
     _check_output(args)
-    jobs = _jobs(args)
+    jobs = jobs_of(args, {label: configuration(args, label) for label in args.policy})
     from sterna.simulator.runs import run_all
 
     with _progress(len(jobs)) as (on_done, on_progress):
@@ -125,12 +126,11 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else type(value).__name__
 
 
-def _jobs(args: argparse.Namespace) -> list["Job"]:
-    """One job for each policy and seed, in the order in which they were named."""
+def jobs_of(args: argparse.Namespace, configs: Mapping[str, "SimulationConfig"]) -> list["Job"]:
+    """One job for each of these policies, by their labels, and each seed, in this order."""
     from sterna.simulator.runs import Job
     from sterna.workload.catalog import has_drawn_lengths
 
-    configs = {label: _config(args, label) for label in args.policy}
     # All policies get the same requests, so that each must fit every policy's instances.
     limit = min(config.engine.total_tokens for config in configs.values())
     if args.max_total_tokens is not None:
@@ -144,9 +144,18 @@ def _jobs(args: argparse.Namespace) -> list["Job"]:
     ]
 
 
-def _config(args: argparse.Namespace, label: str) -> "SimulationConfig":
+def configuration(
+    args: argparse.Namespace, label: str, own: PolicyConfig | None = None
+) -> "SimulationConfig":
     """The configuration for a policy or variant, as in `llumnix` or `llumnix:key=value,...`; the
-    policy may be a class in a file, as in `mine.py:Mine`."""
+    policy may be a class in a file, as in `mine.py:Mine`.
+
+    Args:
+        own: the policy, if it is a class that is there already.
+
+    Raises:
+        ConfigurationError: there is no such policy, or an option cannot work.
+    """
     from sterna.cli.simulate.overrides import apply
 
     name, _, variant = label.partition(":")
@@ -156,6 +165,8 @@ def _config(args: argparse.Namespace, label: str) -> "SimulationConfig":
     else:
         _require_policy(name)
     config = _default_config(args, name)
+    if own is not None:
+        config = replace(config, policy=own)
     if args.auto_scaling is not None:
         config = _with_scaling(config, args)
     given = [*_overrides(args), *_variant(variant)]

@@ -106,7 +106,9 @@ class MigratingScheduler(Scheduler):
     def report_cache(self) -> None:
         """Record what the prefix cache gets and loses, if there is one."""
         if self.cache_config.enable_prefix_caching:
-            self.cache_reports = CacheReports(self.kv_cache_manager.coordinator)
+            reports = CacheReports(self.kv_cache_manager.coordinator)
+            # Blocks of scratch memory alone are in no cache.
+            self.cache_reports = reports if reports.layout.groups else None
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Empty the prefix cache as vLLM does."""

@@ -1,0 +1,127 @@
+"""`sterna.simulate`: simulations from Python, with data frames as results (docs/policies.md)."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from sterna.cli.simulate.simulate_command import as_json, configuration, jobs_of
+from sterna.cli.simulate.simulate_options import DEFAULT_POLICY, add_simulate_options
+from sterna.errors import ConfigurationError
+from sterna.policy.own import Policy
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from sterna.simulator.runs import SimulationRun
+
+KEYS = ("policy", "trace", "rate", "seed")
+"""The columns by which a run is known."""
+
+OPTIONS_WITHOUT_MEANING = frozenset({"json", "list", "plot", "baseline", "policy"})
+"""Of the command: those about its output, and the policies, which are named first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """Finished runs.
+
+    Attributes:
+        runs: a row for each run; the columns are the names that `sterna simulate --json` prints,
+            those of nested values with a point in between, as in `ttft_s.p99`.
+        requests: a row for each request of each run: lengths in tokens, times in seconds from the
+            beginning of the run, and `ttft_s`, `tpot_s` and `request_s`. Unknown values are NaN.
+    """
+
+    runs: "pd.DataFrame"
+    requests: "pd.DataFrame"
+
+
+def simulate(*policies: str | type[Policy], **options: Any) -> Simulated:
+    """Run a trace under policies, as `sterna simulate` does.
+
+        sterna.simulate("llumnix", MyPolicy, trace="M-M", rate=7.0, seed=[1, 2, 3])
+
+    Args:
+        policies: names and variants as on the command line, and classes derived from
+            `sterna.policy.own.Policy`; none: the default policy.
+        options: those of the command, with _ in place of -; several values as a list, an option
+            without a value as True, and `set` as a mapping of settings to values. Everything runs
+            in this process unless `processes` says otherwise, for which a script must call this
+            under `if __name__ == "__main__":`, and which classes do not allow.
+
+    Raises:
+        ConfigurationError: an option cannot work.
+        ImportError: pandas is missing.
+    """
+    try:
+        # Before the work, not after it.
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError("sterna.simulate needs pandas: pip install pandas") from error
+    from sterna.simulator.runs import run_all
+
+    args = _arguments(options)
+    configs = {}
+    for policy in policies or (DEFAULT_POLICY,):
+        if isinstance(policy, str):
+            configs[policy] = configuration(args, policy)
+        else:
+            configs[policy.__name__] = configuration(args, policy.base, policy().as_config())
+    if args.processes is not None and not all(isinstance(each, str) for each in policies):
+        # That of a notebook cannot be imported by another process.
+        raise ConfigurationError("processes: a policy that is a class runs in this process alone")
+    runs = run_all(jobs_of(args, configs), num_processes=args.processes or 1)
+    return Simulated(
+        pd.json_normalize([_row(run) for run in runs]),
+        pd.concat([_requests(run) for run in runs], ignore_index=True),
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(message)
+
+
+def _arguments(options: Mapping[str, Any]) -> argparse.Namespace:
+    words: list[str] = []
+    for name, value in options.items():
+        if name in OPTIONS_WITHOUT_MEANING:
+            raise ConfigurationError(f"{name} is no option of sterna.simulate")
+        option = "--" + name.replace("_", "-")
+        if value is False or value is None:
+            continue
+        if isinstance(value, Mapping):
+            for key, each in value.items():
+                words += [option, f"{key}={each}"]
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            words += [option, *map(str, value)]
+        else:
+            words += [option] if value is True else [option, str(value)]
+    parser = _Parser(prog="sterna.simulate", add_help=False, allow_abbrev=False)
+    add_simulate_options(parser)
+    return parser.parse_args(words)
+
+
+def _row(run: "SimulationRun") -> dict[str, Any]:
+    shown = as_json(run)
+    del shown["settings"], shown["classes"]
+    return shown
+
+
+def _requests(run: "SimulationRun") -> "pd.DataFrame":
+    import pandas as pd
+
+    workload, records = run.job.workload, run.records
+    keys = (run.job.policy, workload.trace, workload.rate, workload.seed)
+    columns: dict[str, Any] = dict(zip(KEYS, keys, strict=True))
+    for field in fields(records):
+        values = getattr(records, field.name)
+        if values is not None:
+            columns[field.name] = values
+    frame = pd.DataFrame(columns)
+    frame["ttft_s"] = frame.first_token_s - frame.arrival_s
+    frame["request_s"] = frame.end_s - frame.arrival_s
+    num_more = (frame.output_tokens - 1).where(frame.output_tokens > 1)
+    frame["tpot_s"] = (frame.end_s - frame.first_token_s) / num_more
+    return frame

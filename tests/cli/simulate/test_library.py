@@ -1,0 +1,84 @@
+"""`sterna.simulate`: the command's options, and what it returns."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sterna
+from sterna.errors import ConfigurationError
+from sterna.policy.own import Policy
+
+PAGE = Path(__file__).parents[3] / "docs" / "policies.md"
+SMALL: dict[str, Any] = {"trace": "M-M", "rate": 6.0, "requests": 60, "instances": 4}
+
+
+class Fewest(Policy):
+    base = "llumnix"
+
+    def dispatch(self, request: Any, instances: Any) -> Any:
+        return min(instances, key=lambda each: each.tie_break).instance_id
+
+
+def test_runs_are_those_of_the_command() -> None:
+    result = sterna.simulate("llumnix:migrates=false", **SMALL, seed=3)
+    command = [
+        *(str(Path(sys.executable).with_name("sterna")), "simulate", "--json", "--seed", "3"),
+        *("--trace", "M-M", "--rate", "6", "--requests", "60", "--instances", "4"),
+        *("--policy", "llumnix:migrates=false"),
+    ]
+    shown = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    (row,) = result.runs.to_dict("records")
+    assert row["ttft_s.p99"] == shown["ttft_s"]["p99"]
+    assert row["request_s.mean"] == shown["request_s"]["mean"]
+    assert row["policy"] == "llumnix:migrates=false"
+
+
+def test_there_is_a_row_for_each_request_of_each_run() -> None:
+    result = sterna.simulate("llumnix", Fewest, **SMALL, seed=[1, 2])
+    assert list(result.runs.policy) == ["llumnix", "llumnix", "Fewest", "Fewest"]
+    requests = result.requests
+    assert len(requests) == 4 * 60
+    means = requests.groupby(["policy", "seed"]).ttft_s.mean()
+    for run in result.runs.to_dict("records"):
+        assert means[run["policy"], run["seed"]] == pytest.approx(run["ttft_s.mean"])
+    assert (requests.request_s >= requests.ttft_s).all()
+    assert np.isnan(requests.tpot_s).equals(requests.output_tokens <= 1)
+
+
+def test_settings_are_a_mapping_and_hold_for_classes_too() -> None:
+    slow = {"step_time.decode_s": 0.5}
+    result = sterna.simulate("llumnix", Fewest, **SMALL)
+    slower = sterna.simulate("llumnix", Fewest, **SMALL, set=slow)
+    assert (slower.runs["tpot_s.mean"] > 5 * result.runs["tpot_s.mean"]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rte": 7}, "unrecognized arguments: --rte"),
+        ({"rate": "fast"}, "argument --rate: invalid positive number value"),
+        ({"json": True}, "json is no option of sterna.simulate"),
+        ({"set": {"policy.nothing": 1}}, "there is no setting"),
+    ],
+)
+def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        sterna.simulate(**options)
+
+
+def test_a_class_runs_in_one_process() -> None:
+    with pytest.raises(ConfigurationError, match="a policy that is a class runs in this process"):
+        sterna.simulate(Fewest, **SMALL, processes=2)
+
+
+def test_the_pages_example_runs() -> None:
+    policy, example = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    quick = example.replace("rate=7.0", "rate=7.0, requests=50").replace("[1, 2, 3]", "[1]")
+    assert quick.count("requests=50") == 1
+    exec(compile(policy + quick, "page", "exec"), {})
