@@ -27,6 +27,9 @@ NEXT_TESTS := tests/engine/test_*.py tests/frontend/test_payload.py tests/fronte
 NEXT_LEFT_OUT := tests/serve/process/test_command_line.py::test_the_console_script_ends_with_a_status_and_one_line
 TRITON := $(CURDIR)/$(CACHE)/triton
 
+# What runs notebooks.
+JUPYTER := $(CURDIR)/$(CACHE)/jupyter
+
 # Options of `sterna serve`, `sterna bench migration` and pytest, as in
 # make serve ARGS="--instances 4", make test ARGS="-k policy -x".
 ARGS ?=
@@ -102,6 +105,11 @@ bench-migration: model ## Measure migration's downtime into bench/results/migrat
 .PHONY: reproduce
 reproduce: install ## Run the paper's evaluation into bench/results/paper and docs/evaluation.md
 	@exec $(BIN)/sterna reproduce $(ARGS)
+
+.PHONY: notebook
+notebook: install ## Run docs/notebooks again, in place
+	@$(BIN)/python -m pip install --quiet --upgrade --target $(JUPYTER) nbclient ipykernel
+	@PYTHONPATH=$(JUPYTER) JUPYTER_PATH=$(JUPYTER)/share/jupyter $(BIN)/python -m scripts.notebook
 
 .PHONY: model-check
 model-check: install ## Check the model of the migration handshake exhaustively (needs spin)
