@@ -213,6 +213,9 @@ class PolicyConfig:
             waits as long as it takes.
         migrates_continuously: whether a source moves the next request as soon as one has moved, in
             place of waiting for the next round.
+        balance_ratio: requests also move while memory is plenty, for the speed of decoding: from
+            an instance whose load, divided by that which another would have with the next request
+            to move, exceeds this; None: only by freeness.
         own: decides in place of the rules above.
     """
 
@@ -239,6 +242,7 @@ class PolicyConfig:
     binds_late: bool = False
     ageing_tokens_per_s: float = 512.0
     hold_limit_s: float | None = None
+    balance_ratio: float | None = None
     own: OwnDecisions | None = None
 
     @property
@@ -271,6 +275,8 @@ class PolicyConfig:
             self.num_concurrent_migrations >= 1, self, "num_concurrent_migrations", "at least 1"
         )
         _require(self.ageing_tokens_per_s >= 0, self, "ageing_tokens_per_s", "at least 0")
+        if self.balance_ratio is not None:
+            _require(self.balance_ratio >= 1, self, "balance_ratio", "at least 1")
         if self.hold_limit_s is not None:
             _require(self.hold_limit_s > 0, self, "hold_limit_s", "positive")
         for priority, target in self.target_load_tokens.items():

@@ -502,3 +502,63 @@ def test_as_many_that_have_overstayed_are_paired_as_others_are_there(
     assert set(pairs.values()) <= staying
     paired = [each for each in leaving if each.instance_id in pairs]
     assert paired == leaving[: len(staying)]
+
+
+# ------------------------------------------------------------------------ balance by load
+
+BALANCED = replace(LLUMNIX_BASE, balance_ratio=1.25)
+
+
+def test_with_memory_to_spare_only_a_ratio_has_requests_move() -> None:
+    """By hand: 640 is more than 1.25 times 320 + 160, 600 is not more than 1.25 times 320 + 160."""
+    heavy = instance("i0", running=[running(f"a{k}", 160) for k in range(4)])
+    light = instance("i1", running=[running("b0", 160), running("b1", 160)])
+    nearly = instance("i0", running=[running(f"a{k}", size) for k, size in enumerate((160, 440))])
+    assert pairs_of(heavy, light, policy=LLUMNIX_BASE) == {}
+    assert pairs_of(heavy, light, policy=BALANCED) == {"i0": "i1"}
+    assert pairs_of(nearly, light, policy=BALANCED) == {}
+
+
+def test_the_most_loaded_one_is_paired_with_the_least_loaded_one() -> None:
+    loads = {"i0": 960, "i1": 160, "i2": 1280, "i3": 320}
+    cluster = [evenly_loaded(name, tokens, tokens // 80) for name, tokens in loads.items()]
+    assert pairs_of(*cluster, policy=BALANCED) == {"i2": "i1", "i0": "i3"}
+
+
+def test_who_lacks_memory_is_paired_first_and_once() -> None:
+    short = evenly_loaded("i0", M - 16, 8)
+    heavy, light = evenly_loaded("i1", 1280, 16), evenly_loaded("i2", 160, 2)
+    free = instance("i3")
+    pairs = pairs_of(short, heavy, light, free, policy=BALANCED)
+    assert pairs == {"i0": "i3", "i1": "i2"}
+
+
+def test_an_instance_that_is_emptied_is_no_side_of_a_balance() -> None:
+    emptied = evenly_loaded("i1", 160, 1, is_terminating=True)
+    busy = evenly_loaded("i0", 1280, 8)
+    assert "i0" not in pairs_of(busy, emptied, policy=BALANCED)
+
+
+@settings(max_examples=150)
+@given(st.lists(usages_tokens, min_size=2, max_size=5), st.integers(1, 12))
+def test_balancing_comes_to_an_end_and_leaves_no_pair_that_is_far_apart(
+    sizes: list[int], num_requests: int
+) -> None:
+    """Requests of several sizes, all of them on one instance at first."""
+    first = [running(f"r{k}", sizes[k % len(sizes)]) for k in range(num_requests)]
+    assume(sum(each.physical_usage_tokens for each in first) < M)
+    cluster = {
+        InstanceId("i0"): instance("i0", running=first),
+        **{InstanceId(f"i{k}"): instance(f"i{k}") for k in (1, 2)},
+    }
+    for _ in range(4 * num_requests):
+        pairs = pairs_of(*cluster.values(), policy=BALANCED)
+        if not pairs:
+            break
+        moved(cluster, pairs)
+    assert pairs_of(*cluster.values(), policy=BALANCED) == {}
+    views_left = [candidate(each, BALANCED) for each in cluster.values()]
+    lightest = min(each.real_load_tokens for each in views_left)
+    for each in views_left:
+        if each.load.move_tokens is not None:
+            assert each.real_load_tokens <= 1.25 * (lightest + each.load.move_tokens)

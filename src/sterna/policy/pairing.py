@@ -33,6 +33,9 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
 
     A source whose move would not help (`move_helps`) is passed over, and the destination is
     left to the next one, with `pairs_only_to_gain`.
+
+    With `balance_ratio`, those that are left are paired by their loads, the most loaded one with
+    the least loaded one.
     """
     every = tuple(candidates)
     if policy.own is not None:
@@ -45,7 +48,7 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
                 sources.append(each)
         elif each.freeness > policy.destination_freeness_steps:
             destinations.append(each)
-    if not sources:
+    if not sources and policy.balance_ratio is None:
         return {}
     sources.sort(key=lambda each: (each.freeness, each.instance_id))
     destinations.sort(key=lambda each: (-each.freeness, each.instance_id))
@@ -69,6 +72,35 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
         left.sort(key=lambda each: (-each.freeness, each.instance_id))
         for source, destination in zip(overstayed, left, strict=False):
             pairs[source.instance_id] = destination.instance_id
+    if policy.balance_ratio is not None:
+        paired = pairs.keys() | set(pairs.values())
+        rest = [each for each in every if each.instance_id not in paired]
+        pairs |= _balanced(rest, policy.balance_ratio)
+    return pairs
+
+
+def _balanced(candidates: Iterable[Candidate], ratio: float) -> dict[InstanceId, InstanceId]:
+    """Pairs between which the next move evens the loads out.
+
+    The source has more than the destination will have. To come back, a request would need the same
+    the other way round; so requests that stay the same come to rest.
+    """
+    order = [each for each in candidates if not each.load.is_terminating]
+    order.sort(key=lambda each: (each.real_load_tokens, each.instance_id))
+    pairs: dict[InstanceId, InstanceId] = {}
+    while len(order) > 1:
+        source = order.pop()
+        moved_tokens = source.load.move_tokens
+        if moved_tokens is None:
+            continue
+        destination = order[0]
+        after_tokens = destination.real_load_tokens + moved_tokens
+        if source.real_load_tokens <= ratio * after_tokens:
+            # Another one, with less to move, may be a source all the same.
+            continue
+        if moved_tokens <= destination.room_tokens:
+            pairs[source.instance_id] = destination.instance_id
+            del order[0]
     return pairs
 
 
