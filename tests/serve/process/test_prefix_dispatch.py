@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from sterna.cli.operate.admin_commands import ServerError
 from tests.serve.server import ServerProcess, start_emulated, start_sterna, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -43,12 +44,16 @@ def test_each_turn_of_a_session_goes_where_the_last_one_was(server: ServerProces
     assert first == [0] * NUM_SESSIONS
     later = [cached_tokens(server, session, 1) for session in range(NUM_SESSIONS)]
     assert later == [SHARED_TOKENS] * NUM_SESSIONS
+    num_instances = len(server.instances())
     scheduler = server.at_work("ray::_SchedulerActor")[0]
     scheduler.kill()
-    num_instances = len(server.instances())
 
     def is_replaced() -> bool:
-        reporting = [each for each in server.instances() if each.get("total_tokens")]
+        try:
+            reporting = [each for each in server.instances() if each.get("total_tokens")]
+        except ServerError:
+            # There is none at the moment.
+            return False
         return scheduler not in server.at_work("ray::_SchedulerActor") and (
             len(reporting) == num_instances
         )
