@@ -8,7 +8,6 @@ A request that looks at anything but its own KV computes wrong KV, and a wrong t
 """
 
 import math
-from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from zlib import crc32
@@ -18,7 +17,7 @@ from fault_simulation.engine.engine_kinds import EngineKind, SimulatedGroup
 from fault_simulation.oracle.ledger import request_of
 from fault_simulation.oracle.token_oracle import EMPTY, Ask, Stream
 from sterna.engine.kv_columns import Held, KvColumns
-from sterna.types import CacheLayout, RequestId
+from sterna.types import CacheLayout, RequestId, packed
 
 NUM_BEGINNINGS = 3
 """Of prompts; each request has one of them."""
@@ -43,7 +42,7 @@ def prompt_hashes(ask: Ask, layout: CacheLayout) -> bytes:
     beginning, num_common = beginning_of(origin, ask.prompt_tokens)
     ends = range(layout.hash_tokens, ask.prompt_tokens + 1, layout.hash_tokens)
     hashes = (block_hash(beginning if end <= num_common else origin, end, EMPTY) for end in ends)
-    return array("Q", hashes).tobytes()
+    return packed(hashes)
 
 
 @dataclass(slots=True)

@@ -254,9 +254,9 @@ class PolicyConfig:
 
     def anew(self) -> "PolicyConfig":
         """The same policy, whose class of one's own remembers nothing."""
-        return (
-            self if self.own is None else replace(self, own=self.own.anew(replace(self, own=None)))
-        )
+        if self.own is None:
+            return self
+        return replace(self, own=self.own.anew(replace(self, own=None)))
 
     def counts_as(self, priority: Priority) -> Priority:
         """The priority that this policy sees: `priority` itself, or normal without priorities."""

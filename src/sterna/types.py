@@ -4,6 +4,8 @@ Memory is counted in **tokens** (blocks x block size), so that freeness is in de
 (Section 4.4.3).
 """
 
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
@@ -175,6 +177,18 @@ def cache_key(block_hash: int, group: int) -> int:
     Hashes are chained: equal hashes stand for equal tokens from the beginning on.
     """
     return block_hash ^ (group * _GROUP_FACTOR & _KEY_MASK)
+
+
+def packed(keys: Iterable[int]) -> bytes:
+    """Return hashes or keys of 64 bits as they travel: 8 bytes each, in native order."""
+    return array("Q", keys).tobytes()
+
+
+def unpacked(keys: bytes) -> Sequence[int]:
+    """Return what `packed` packed."""
+    numbers = array("Q")
+    numbers.frombytes(keys)
+    return numbers
 
 
 class CacheGroup(msgspec.Struct, frozen=True, array_like=True):

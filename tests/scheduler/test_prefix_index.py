@@ -1,6 +1,5 @@
 """What the scheduler knows of the prefix caches: reports, prompts on their way, ends."""
 
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -18,15 +17,12 @@ from sterna.types import (
     InstanceId,
     RequestId,
     cache_key,
+    packed,
 )
 
 I0, I1, I2 = (InstanceId(f"i{number}") for number in range(3))
 BLOCK = 4
 FULL = CacheLayout(BLOCK, BLOCK, (CacheGroup(0, BLOCK),))
-
-
-def packed(keys: Iterable[int]) -> bytes:
-    return array("Q", keys).tobytes()
 
 
 def report(

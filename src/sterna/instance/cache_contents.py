@@ -4,12 +4,9 @@ The scheduler gets all contents once, and the changes with each load report. All
 could not have them: it is another scheduler, or a report could not be sent.
 """
 
-from array import array
-from collections.abc import Iterable
-
 from sterna.engine.cache_changes import CacheChanges, CacheRecorder
 from sterna.messages.actors import CacheReport
-from sterna.types import CacheLayout, InstanceId
+from sterna.types import CacheLayout, InstanceId, packed
 
 
 class CacheContents:
@@ -48,11 +45,7 @@ class CacheContents:
         changes = self._unsent.take()
         if self._owes_all:
             self._owes_all = False
-            return CacheReport(self._instance_id, _packed(self._keys), layout=self._layout)
+            return CacheReport(self._instance_id, packed(self._keys), layout=self._layout)
         if changes is None:
             return None
-        return CacheReport(self._instance_id, _packed(changes.added), _packed(changes.removed))
-
-
-def _packed(keys: Iterable[int]) -> bytes:
-    return array("Q", keys).tobytes()
+        return CacheReport(self._instance_id, packed(changes.added), packed(changes.removed))

@@ -7,14 +7,13 @@ Otherwise requests with one prefix that arrive together would each be sent to an
 """
 
 import math
-from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sterna.messages.actors import CacheReport, DispatchRequest
-from sterna.types import CacheGroup, CacheLayout, InstanceId, RequestId, cache_key
+from sterna.types import CacheGroup, CacheLayout, InstanceId, RequestId, cache_key, unpacked
 
 COMING_LIMIT_S = 300.0
 """Longest time for which a prompt counts before it is computed. It may queue for long; one that has
@@ -49,11 +48,11 @@ class PrefixIndex:
         if instance is None:
             return
         bit = 1 << instance.place
-        for key in _unpacked(report.removed):
+        for key in unpacked(report.removed):
             if key in instance.keys:
                 instance.keys.discard(key)
                 self._lose(key, bit)
-        for key in _unpacked(report.added):
+        for key in unpacked(report.added):
             instance.keys.add(key)
             self._holders[key] = self._holders.get(key, 0) | bit
             for request_id in instance.last_keys.pop(key, ()):
@@ -72,7 +71,7 @@ class PrefixIndex:
         instance = self._instances.get(instance_id)
         if instance is None:
             return
-        hashes = _unpacked(request.block_hashes)
+        hashes = unpacked(request.block_hashes)
         last_key = _last_key(hashes, instance.layout)
         if last_key is None or last_key in instance.keys:
             return
@@ -88,7 +87,7 @@ class PrefixIndex:
 
     def cached_tokens(self, request: DispatchRequest) -> Mapping[InstanceId, int]:
         """`NewRequest.cached` of the request."""
-        hashes = _unpacked(request.block_hashes)
+        hashes = unpacked(request.block_hashes)
         found: dict[InstanceId, int] = {}
         if not hashes:
             return found
@@ -299,9 +298,3 @@ def _last_key(hashes: Sequence[int], layout: CacheLayout) -> int | None:
     unit_tokens = math.lcm(layout.alignment_tokens, group.block_size)
     end = len(hashes) * layout.hash_tokens // unit_tokens * unit_tokens
     return cache_key(hashes[end // layout.hash_tokens - 1], group.index) if end else None
-
-
-def _unpacked(keys: bytes) -> Sequence[int]:
-    unpacked = array("Q")
-    unpacked.frombytes(keys)
-    return unpacked

@@ -4,7 +4,6 @@ vLLM hashes them in the engine as well. A front end does it only for a policy th
 caches: the scheduler looks the hashes up among what the instances report.
 """
 
-from array import array
 from collections.abc import Callable
 
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -15,6 +14,7 @@ from vllm.v1.request import Request
 from sterna.engine.emulated.tokens import chained_hashes
 from sterna.engine.interface import PromptHashing
 from sterna.engine.vllm.kv_groups import short_hash
+from sterna.types import packed
 
 PromptHashes = Callable[[EngineCoreRequest], bytes]
 """The hashes of a request's prompt (`DispatchRequest.block_hashes`)."""
@@ -35,6 +35,6 @@ def prompt_hashes(hashing: PromptHashing) -> PromptHashes:
         request = Request.from_engine_core_request(sent, hasher)
         if request.skip_reading_prefix_cache:
             return b""
-        return array("Q", map(short_hash, request.block_hashes)).tobytes()
+        return packed(map(short_hash, request.block_hashes))
 
     return of_vllm
