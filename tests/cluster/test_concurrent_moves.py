@@ -145,7 +145,7 @@ def test_recomputing_instead_of_copying_generates_the_same_tokens(
     moves = tiny.generate_moving(again, [3, 17, 34], Mode.RECOMPUTE, is_exact=True)
     moved = run(moves)
 
-    assert_same(moved, expected)
+    assert_same(moved, expected, is_recomputed=True)
     assert [report["stages"] for report in moved.reports] == [1, 1, 1]
     run(tiny.until_idle())
 

@@ -92,7 +92,7 @@ def config_file(tmp_path: Path) -> Callable[[str], str]:
         (["--instances", "0"], "instances must be at least 1, not 0"),
         (["--instances", "some"], "argument --instances: invalid int value: 'some'"),
         (["--frontends", "0"], "frontends must be at least 1, not 0"),
-            (["--policy", "best"], "policy must be one of llumnix, llumnix-base, infaas++, "),
+        (["--policy", "best"], "policy must be one of llumnix, llumnix-base, infaas++, "),
         (["--transport", "pigeon"], "argument --transport: invalid choice: 'pigeon'"),
         (["--migration-interval", "0"], "--migration-interval must be positive, not 0.0"),
         (["--migration-concurrency", "0"], "--migration-concurrency must be at least 1, not 0"),
