@@ -50,7 +50,7 @@ POLICY: PolicyConfig = replace(
     num_concurrent_migrations=2,
 )
 
-BY_PREFIX: PolicyConfig = replace(POLICY, dispatch=Soonest(equal_tokens=4))
+BY_PREFIX: PolicyConfig = replace(POLICY, dispatch=Soonest())
 """Dispatches by what the instances report of their prefix caches."""
 
 BY_PREFIX_SHARE = 0.4

@@ -17,9 +17,17 @@ from sterna.config import (
     Soonest,
 )
 from sterna.policy.dispatch import choose
-from sterna.policy.presets import DYNAMO, LLM_D, POLICIES, PRODUCTION_STACK, ROUND_ROBIN, SGLANG
+from sterna.policy.presets import (
+    DYNAMO,
+    LLM_D,
+    LLUMNIX,
+    POLICIES,
+    PRODUCTION_STACK,
+    ROUND_ROBIN,
+    SGLANG,
+)
 from sterna.policy.virtual_usage import Candidate, NewRequest
-from sterna.types import NORMAL, InstanceId, InstanceLoad
+from sterna.types import HIGH, NORMAL, InstanceId, InstanceLoad
 
 BY_PREFIX = tuple(policy for policy in POLICIES if policy.looks_at_prefixes)
 
@@ -154,19 +162,46 @@ def test_the_production_stack_weighs_the_match_against_the_relative_load() -> No
 # ----------------------------------------------------------------------------------- Sterna
 
 
+FIRST_TOKEN_ALONE = Soonest(
+    horizon_steps=0.0, others_weight=0.0, eviction_weight=0.0, pair_cost=0.0
+)
+
+
 def test_sternas_rule_goes_where_the_first_token_comes_soonest() -> None:
     """By hand: 500 of 1,000 tokens are worth 499 in front of it."""
     request = prompt(1_000, a=500)
     for uncomputed_tokens, expected in ((499, "a"), (501, "b")):
         candidates = instance("a", uncomputed_tokens=uncomputed_tokens), instance("b")
-        assert chosen(request, Soonest(equal_tokens=1), *candidates) == expected
+        assert chosen(request, FIRST_TOKEN_ALONE, *candidates) == expected
 
 
-def test_about_equal_instances_are_told_apart_by_freeness() -> None:
-    request = prompt(100)
-    free, loaded = instance("a", uncomputed_tokens=300), instance("b", used_tokens=99_000)
-    assert chosen(request, Soonest(equal_tokens=500), free, loaded) == "a"
-    assert chosen(request, Soonest(equal_tokens=200), free, loaded) == "b"
+def test_the_end_of_a_long_prompt_takes_longer_than_its_beginning() -> None:
+    """By hand: with 1/1,000 a pair, the last 500 of 1,000 tokens take 500 + 750."""
+    rule = replace(FIRST_TOKEN_ALONE, pair_cost=0.001)
+    request = prompt(1_000, a=500, b=1_000)
+    for uncomputed_tokens, expected in ((1_249, "b"), (1_251, "a")):
+        candidates = instance("a"), instance("b", uncomputed_tokens=uncomputed_tokens)
+        assert chosen(request, rule, *candidates) == expected
+
+
+def test_a_loaded_instance_decodes_more_slowly_after_the_first_token() -> None:
+    """By hand: ten steps beside 4 requests with 1,000 tokens take 10 x (4 x 2 + 1,000 x 0.01)."""
+    rule = replace(FIRST_TOKEN_ALONE, horizon_steps=10.0, request_cost=2.0, kv_token_cost=0.01)
+    loaded = instance("a", num_running=4, used_tokens=1_000)
+    for uncomputed_tokens, expected in ((179, "b"), (181, "a")):
+        other = instance("b", uncomputed_tokens=uncomputed_tokens)
+        assert chosen(prompt(100), rule, loaded, other) == expected
+
+
+def test_what_delays_others_counts_less() -> None:
+    """By hand: 4 decodes wait for 100 tokens of the prompt each, and one step, in which the request
+    takes 2 + 100 x 0.01; a quarter of that is 103."""
+    rule = replace(FIRST_TOKEN_ALONE, others_weight=0.25)
+    rule = replace(rule, horizon_steps=1.0, request_cost=2.0, kv_token_cost=0.01)
+    loaded = instance("a", num_running=4)
+    for uncomputed_tokens, expected in ((110, "b"), (112, "a")):
+        other = instance("b", uncomputed_tokens=uncomputed_tokens)
+        assert chosen(prompt(100), rule, loaded, other) == expected
 
 
 def test_what_a_prompt_evicts_counts_where_contents_are_young() -> None:
@@ -178,8 +213,27 @@ def test_what_a_prompt_evicts_counts_where_contents_are_young() -> None:
     )
     for shared, expected in ((700, "b"), (900, "a")):
         request = prompt(1_000 + shared, a=shared)
-        assert chosen(request, Soonest(1, eviction_weight=8.0), busy, idle) == expected
-        assert chosen(request, Soonest(1, eviction_weight=0.0), busy, idle) == "a"
+        with_eviction = replace(FIRST_TOKEN_ALONE, eviction_weight=8.0)
+        assert chosen(request, with_eviction, busy, idle) == expected
+        assert chosen(request, FIRST_TOKEN_ALONE, busy, idle) == "a"
+
+
+STERNAS = replace(LLUMNIX, dispatch=Soonest())
+
+
+def test_an_instance_without_freeness_gets_a_request_only_while_no_other_has_any() -> None:
+    request = prompt(1_000, a=1_000)
+    full = instance("a", num_running=5, used_tokens=100_000)
+    empty, also_full = instance("b"), instance("c", num_running=5, used_tokens=100_001)
+    assert choose(request, [full, empty], STERNAS) == "b"
+    assert choose(request, [full, also_full], STERNAS) == "a"
+
+
+def test_a_request_with_a_headroom_goes_to_the_least_load_whatever_is_cached() -> None:
+    request = replace(prompt(1_000, a=1_000), execution_priority=HIGH)
+    loaded, empty = instance("a", num_running=3, used_tokens=5_000), instance("b")
+    assert choose(request, [loaded, empty], STERNAS) == "b"
+    assert choose(prompt(1_000, a=1_000), [loaded, empty], STERNAS) == "a"
 
 
 # ------------------------------------------------------------------------------------- all

@@ -166,7 +166,7 @@ CASES = [
     Case(
         "late binding, limited, by prefixes, sessions",
         configuration(
-            replace(LLUMNIX, dispatch=Soonest(50), binds_late=True, hold_limit_s=0.3),
+            replace(LLUMNIX, dispatch=Soonest(), binds_late=True, hold_limit_s=0.3),
             engine=replace(CACHING, max_num_batched_tokens=64),
         ),
         with_sessions(with_prefixes(crowded_trace(seed=21, rate=40.0))),
@@ -305,7 +305,7 @@ policies = st.builds(
             DispatchRule.ROUND_ROBIN,
             Dynamo(),
             LlmD(saturation_tokens=100.0),
-            Soonest(equal_tokens=50),
+            Soonest(),
         ]
     ),
     migrates=st.sampled_from([True, True, True, False]),

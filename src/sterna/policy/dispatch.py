@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import assert_never
 
-from sterna.config import DispatchRule, OwnDecisions, PolicyConfig
+from sterna.config import DispatchRule, OwnDecisions, PolicyConfig, Soonest
 from sterna.errors import ConfigurationError
 from sterna.policy.prefix_dispatch import choose_by_prefix
 from sterna.policy.virtual_usage import Candidate, NewRequest
@@ -26,6 +26,8 @@ def choose(
         return None
     if policy.own is not None:
         return _chosen_by_own(request, eligible, policy.own)
+    if isinstance(policy.dispatch, Soonest):
+        return _soonest(request, eligible, policy.dispatch, policy).instance_id
     if not isinstance(policy.dispatch, DispatchRule):
         return choose_by_prefix(request, eligible, policy.dispatch).instance_id
     match policy.dispatch:
@@ -52,6 +54,17 @@ def choose(
         case _:
             assert_never(policy.dispatch)
     return chosen.instance_id
+
+
+def _soonest(
+    request: NewRequest, eligible: Sequence[Candidate], rule: Soonest, policy: PolicyConfig
+) -> Candidate:
+    """Headrooms and lines go before prefix caches: an instance without freeness is the place of a
+    request that has a headroom, or others wait there already."""
+    if _has_headroom(request, policy):
+        return _for_high_priority(request, eligible, policy)
+    free = [each for each in eligible if each.freeness > 0]
+    return choose_by_prefix(request, free or eligible, rule)
 
 
 def _chosen_by_own(

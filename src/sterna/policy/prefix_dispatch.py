@@ -10,7 +10,6 @@ from typing import assert_never
 
 from sterna.config import Dynamo, LlmD, PrefixDispatch, ProductionStack, Sglang, Soonest
 from sterna.policy.virtual_usage import Candidate, NewRequest
-from sterna.types import InstanceId
 
 
 def choose_by_prefix(
@@ -43,21 +42,34 @@ def tokens_to_compute(request: NewRequest, candidate: Candidate) -> int:
 
 def _soonest(request: NewRequest, eligible: Sequence[Candidate], rule: Soonest) -> Candidate:
     fewest_tokens = min([each.num_dispatched_tokens for each in eligible])
+    prompt_tokens = request.prompt_tokens
+    # What the request adds to a decode step, and with it to the wait of each other request.
+    step_cost = rule.request_cost + rule.kv_token_cost * request.demand_tokens
 
-    def rank(candidate: Candidate) -> tuple[int, float, int, InstanceId]:
-        uncached_tokens = request.uncached_tokens(candidate.instance_id)
+    def cost(candidate: Candidate) -> float:
+        cached_tokens = request.cached_tokens(candidate.instance_id)
+        uncached_tokens = prompt_tokens - cached_tokens
+        pairs = prompt_tokens * prompt_tokens - cached_tokens * cached_tokens
+        prefill = uncached_tokens + rule.pair_cost * pairs
         # What it has computed beyond the others, it has evicted; its oldest contents are so much
         # younger, and the likelier to be asked for again.
         excess = (candidate.num_dispatched_tokens - fewest_tokens) / candidate.load.total_tokens
-        evicted_tokens = rule.eviction_weight * excess * uncached_tokens
-        num_tokens = candidate.uncomputed_tokens + uncached_tokens + evicted_tokens
+        eviction = rule.eviction_weight * excess * uncached_tokens
+        num_requests = candidate.num_requests
+        own_step = (
+            rule.request_cost * num_requests + rule.kv_token_cost * candidate.real_load_tokens
+        )
+        others = candidate.load.num_running * prefill
+        others += rule.horizon_steps * num_requests * step_cost
         return (
-            int(num_tokens // rule.equal_tokens),
-            -candidate.dispatch_freeness,
-            *candidate.tie_break,
+            candidate.uncomputed_tokens
+            + prefill
+            + eviction
+            + rule.horizon_steps * own_step
+            + rule.others_weight * others
         )
 
-    return min(eligible, key=rank)
+    return min(eligible, key=lambda each: (cost(each), *each.tie_break))
 
 
 def _sticky_until_saturated(

@@ -187,7 +187,7 @@ def test_a_parameter_of_another_dispatch_rule_is_refused() -> None:
         "policy.dispatch=sglang max_difference=-1",
         "policy.dispatch=sglang max_ratio=0.5",
         "policy.dispatch=production-stack load_weight=-1",
-        "policy.dispatch=soonest equal_tokens=0",
+        "policy.dispatch=soonest horizon_steps=-1",
         "policy.dispatch=soonest eviction_weight=-1",
         "policy.binds_late=true ageing_tokens_per_s=-1",
     ],
