@@ -140,7 +140,8 @@ def _parser() -> argparse.ArgumentParser:
         description=(
             "Run the paper's evaluation with the code that serves, and write "
             "bench/results/paper and docs/evaluation.md. Simulated but for figures 4, 10 and 16, "
-            "which use measurements."
+            "which use measurements. `sterna reproduce policies` compares policies beyond the "
+            "paper's, with options of its own."
         ),
     )
     parser.add_argument(

@@ -94,7 +94,7 @@ def run_cells(
         )
         for seed, cell in planned
     ]
-    with _progress() as progress:
+    with simulation_progress() as progress:
         task = progress.add_task(name, total=len(jobs))
         results = map_runs(
             jobs,
@@ -150,7 +150,8 @@ def _of(distribution: Distribution | None, name: str) -> float | None:
     return None if distribution is None else rounded(getattr(distribution, name))
 
 
-def _progress() -> Progress:
+def simulation_progress() -> Progress:
+    """A bar for many runs."""
     return Progress(
         TextColumn("{task.description:>12}"),
         BarColumn(),

@@ -12,11 +12,13 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def reproduce(arguments: Sequence[str]) -> NoReturn:
-    """Run `sterna reproduce`: become the paper's evaluation.
+    """Run `sterna reproduce`: become the paper's evaluation, or the comparison of policies.
 
     Raises:
         ConfigurationError: this is no source checkout.
     """
+    if arguments[:1] == ["policies"]:
+        become("bench.policies", arguments[1:])
     become("bench.paper", arguments)
 
 

@@ -1,0 +1,158 @@
+"""`sterna reproduce policies`: Sterna's policy against Llumnix and the rules of other systems."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from bench.common.command import ended, positive
+from bench.common.pages import write_marked
+from bench.common.results_io import RESULTS, ROOT, read, write
+from bench.paper.points import Row
+from bench.policies import report
+from bench.policies.contenders import contenders
+from bench.policies.families import FAMILIES, PREFIXES, REASONING
+from bench.policies.plots import draw_prefixes
+from bench.policies.runs import rows_of
+from bench.policies.search import SEEDS as SEARCH_SEEDS
+from bench.policies.search import searched, tuned
+from sterna.errors import ConfigurationError
+
+PAGE = ROOT / "docs" / "policies.md"
+COMMAND = "sterna reproduce policies"
+SEARCH = "policies_search"
+NAME = "policies"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    args = _parser().parse_args(arguments)
+    return ended(lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> None:
+    console = Console()
+    begun_s = time.monotonic()
+    if args.search:
+        rows = searched(PREFIXES, is_quick=args.quick, num_processes=args.processes)
+        if not args.quick:
+            config = {"points": [each.name for each in PREFIXES.points if each.chooses]}
+            write(SEARCH, {**config, "seeds": list(SEARCH_SEEDS)}, rows, args.results)
+        for rule, variant in tuned(rows).items():
+            console.print(f"{rule}: {variant}")
+    elif args.redraw:
+        _show(read(NAME, args.results)["rows"], args.results)
+    else:
+        _compare(args, console)
+    console.print(f"done in {time.monotonic() - begun_s:.0f} s")
+    if args.quick:
+        console.print("a quick run: its numbers have no meaning, so none was written")
+
+
+def _compare(args: argparse.Namespace, console: Console) -> None:
+    seeds = range(1, args.seeds + 1)
+    rows = _kept(args.results, args.families)
+    for name in args.families:
+        family = FAMILIES[name]
+        chosen = _tuned(args.results)
+        competing = {
+            point: contenders(name, chosen, has_parts=point.has_parts) for point in family.points
+        }
+        rows += rows_of(
+            family,
+            competing,
+            seeds,
+            has_bound=family is REASONING,
+            is_quick=args.quick,
+            num_processes=args.processes,
+        )
+    goals = [asdict(each) for each in report.goals(rows)]
+    for goal in goals:
+        console.print(f"{goal['name']}: {goal['found']} (goal: {goal['bound']})", soft_wrap=True)
+    if not args.quick:
+        config = {"seeds": list(seeds)}
+        write(NAME, config, rows, args.results, summary=goals)
+        _show(rows, args.results)
+
+
+def _kept(results: Path, families: Sequence[str]) -> list[Row]:
+    """The rows of the families that do not run again."""
+    try:
+        rows: list[Row] = read(NAME, results)["rows"]
+    except FileNotFoundError:
+        return []
+    return [row for row in rows if row["family"] not in families]
+
+
+def _tuned(results: Path) -> dict[str, str]:
+    try:
+        return dict(tuned(read(SEARCH, results)["rows"]))
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"there are no chosen parameters yet: {COMMAND} --search"
+        ) from None
+
+
+def _show(rows: Sequence[Row], results: Path) -> None:
+    """Draw the plot, and write the page from the results of the repository."""
+    draw_prefixes(rows, results / f"{NAME}.png")
+    text = report.markdown(rows, [asdict(each) for each in report.goals(rows)])
+    if results.resolve() == RESULTS:
+        write_marked(PAGE, COMMAND, text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=COMMAND,
+        description=(
+            "Simulate Sterna's policy, its parts, and the rules of other systems, and write "
+            f"bench/results/{NAME}.json and docs/policies.md."
+        ),
+    )
+    parser.add_argument(
+        "families",
+        nargs="*",
+        type=_family,
+        default=list(FAMILIES),
+        metavar="FAMILY",
+        help=f"some of {', '.join(FAMILIES)} (default: all); the others keep their rows",
+    )
+    parser.add_argument(
+        "--seeds", type=positive, default=8, metavar="N", help="seeds 1 to N (default: 8)"
+    )
+    parser.add_argument(
+        "--search",
+        action="store_true",
+        help=f"choose the parameters of all rules anew, into {SEARCH}.json, and end",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="few requests, as a check; writes nothing"
+    )
+    parser.add_argument(
+        "--processes", type=positive, metavar="N", help="runs at once (default: one a core)"
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS,
+        metavar="FOLDER",
+        help="where the result files are (default: bench/results)",
+    )
+    parser.add_argument(
+        "--redraw", action="store_true", help="only write plot and page from the result file"
+    )
+    return parser
+
+
+def _family(text: str) -> str:
+    if text not in FAMILIES:
+        raise argparse.ArgumentTypeError(f"must be some of {', '.join(FAMILIES)}, not {text!r}")
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

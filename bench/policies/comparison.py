@@ -1,0 +1,91 @@
+"""Ratios of two policies over points and seeds, with confidence intervals. Pure."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.paper.cells import LOSS_FLOOR_S
+from bench.paper.points import Row
+
+NUM_RESAMPLES = 2_000
+CONFIDENCE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A policy against another one; above 1 it is better.
+
+    Attributes:
+        mean: the geometric mean over points and seeds.
+        low, high: the bounds of the interval of `CONFIDENCE`, over the seeds.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of_seeds(cls, logs: Sequence[float]) -> "Factor":
+        """From the logarithm of each seed's factor, resampled (bootstrap, percentiles)."""
+        values = np.array(logs)
+        mean = math.exp(float(values.mean()))
+        if len(values) < 2:
+            return cls(mean, math.nan, math.nan)
+        draws = np.random.default_rng(0).integers(len(values), size=(NUM_RESAMPLES, len(values)))
+        means = np.exp(values[draws].mean(axis=1))
+        tail = 50 * (1 - CONFIDENCE)
+        low, high = np.percentile(means, (tail, 100 - tail))
+        return cls(mean, float(low), float(high))
+
+    def __str__(self) -> str:
+        if math.isnan(self.low):
+            return f"{self.mean:.2f}"
+        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def factor(
+    rows: Iterable[Row], metric: str, policy: str, other: str, points: Sequence[str]
+) -> Factor | None:
+    """The other's value over the policy's, for a metric of which less is better.
+
+    Preemption losses count with at least `LOSS_FLOOR_S`.
+
+    Returns:
+        None if a value is missing.
+    """
+    found = {(row["policy"], row["point"], row["seed"]): row.get(metric) for row in rows}
+    seeds = sorted({seed for name, point, seed in found if name == policy and point in points})
+    floor = LOSS_FLOOR_S if metric == "loss_mean_s" else 0.0
+    logs = []
+    for seed in seeds:
+        of_seed = []
+        for point in points:
+            ours, theirs = found.get((policy, point, seed)), found.get((other, point, seed))
+            if (not ours and not floor) or theirs is None or ours is None:
+                return None
+            of_seed.append(math.log(max(theirs, floor) / max(ours, floor)))
+        logs.append(sum(of_seed) / len(of_seed))
+    return Factor.of_seeds(logs) if logs else None
+
+
+def mean(rows: Iterable[Row], metric: str, policy: str, point: str) -> float | None:
+    """The mean over the seeds of one point; None without values."""
+    values = [
+        row[metric]
+        for row in rows
+        if row["policy"] == policy and row["point"] == point and row.get(metric) is not None
+    ]
+    return sum(values) / len(values) if values else None
+
+
+def best(
+    value_of: Callable[[str], float | None], policies: Iterable[str]
+) -> tuple[str, float] | None:
+    """The policy of the smallest value, and that value."""
+    known = [(value, each) for each in policies if (value := value_of(each)) is not None]
+    if not known:
+        return None
+    value, name = min(known)
+    return name, value

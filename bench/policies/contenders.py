@@ -1,0 +1,90 @@
+"""The policies that are compared, and the parameters among which the search chooses. Pure.
+
+A policy is named as in `sterna simulate`: a preset, or a variant of one.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+LLUMNIX = "llumnix"
+STERNA = "sterna"
+
+ZOO = (
+    "round-robin",
+    "power-of-two",
+    "vllm-dp",
+    "session-hash",
+    "llm-d",
+    "dynamo",
+    "sglang",
+    "production-stack",
+)
+"""The rules of other systems with their defaults."""
+
+GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+    "llm-d": {
+        "dispatch.min_share": (0.5, 0.8),
+        "saturation_tokens": (0, 2_000, 8_000, 32_000, 286_704),
+    },
+    "dynamo": {"prefill_scale": (1, 2, 4, 8, 16), "request_tokens": (0, 500, 2_000)},
+    "sglang": {"dispatch.min_share": (0.3, 0.5, 0.7), "max_difference": (4, 8, 16, 32)},
+    "production-stack": {"load_weight": (0.05, 0.1, 0.25, 0.5, 1)},
+    "sterna": {"horizon_steps": (0, 16, 32, 64), "others_weight": (0.1, 0.25, 0.5)},
+}
+"""For each rule with parameters, the values that the search combines."""
+
+OBJECTIVE = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "request_mean_s")
+"""The search minimises the product of these, over the points of choice."""
+
+ALONE = (
+    "llumnix:dispatch=soonest",
+    "llumnix:binds_late=true",
+    "llumnix:shares_headroom=true",
+    "llumnix:balance_ratio=1.2",
+    "llumnix:concurrency=4",
+)
+"""Single parts of Sterna's policy, and settings that it leaves alone, beside the paper's rules."""
+
+WITHOUT = (
+    "sterna:dispatch=freest",
+    "sterna:binds_late=false",
+    "sterna:shares_headroom=false",
+    "sterna:migrates=false",
+)
+"""Sterna's policy without one of its parts."""
+
+COSTS = (
+    "sterna:pair_cost=0",
+    "sterna:request_cost=1.2",
+    "sterna:kv_token_cost=0.0015",
+    "sterna:kv_token_cost=0.006",
+)
+"""Sterna's dispatch with other costs than those of the engine."""
+
+
+def combinations(name: str) -> list[str]:
+    """The variants of one grid."""
+    grid = GRIDS[name]
+    return [
+        f"{name}:" + ",".join(f"{key}={value:g}" for key, value in zip(grid, values, strict=True))
+        for values in itertools.product(*grid.values())
+    ]
+
+
+def contenders(family: str, tuned: Mapping[str, str], *, has_parts: bool) -> Sequence[str]:
+    """The policies on a point of the family, without repetition.
+
+    Args:
+        tuned: the best variant of each rule (`search.tuned`).
+        has_parts: whether single parts of Sterna's policy run as well.
+    """
+    parts = (*ALONE, *WITHOUT) if has_parts else ()
+    match family:
+        case "paper":
+            others: Sequence[str] = ("infaas++", "round-robin", "vllm-dp")
+        case "prefixes":
+            theirs = [variant for rule, variant in tuned.items() if rule != STERNA]
+            others, parts = (*ZOO, *theirs), (*parts, *COSTS) if has_parts else ()
+        case _:
+            others = ("round-robin", "vllm-dp", *tuned.values())
+    return list(dict.fromkeys((LLUMNIX, STERNA, *others, *parts)))

@@ -1,0 +1,129 @@
+"""The workloads: families of points, each the options of one `sterna simulate`."""
+
+from dataclasses import dataclass, fields
+
+from bench.paper.points import paper_points
+from sterna.simulator.paper import COPY_TIME, SERVING_STEP_TIME
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One workload on one cluster.
+
+    Attributes:
+        name: unique within its family.
+        options: those of `sterna simulate`, except for the policy and the seed.
+        chooses: whether parameters were chosen on it, on other seeds.
+        has_parts: whether single parts of Sterna's policy run on it.
+    """
+
+    name: str
+    options: tuple[str, ...]
+    chooses: bool = False
+    has_parts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Points of one kind.
+
+    Attributes:
+        name: on the command line and in the rows.
+        title: in the page.
+    """
+
+    name: str
+    title: str
+    points: tuple[Point, ...]
+
+
+def _paper() -> Family:
+    """The paper's seven traces at their middle and top rates, as its cluster ran them, with live
+    load reports."""
+    serving = [f"step_time.{each.name}" for each in fields(SERVING_STEP_TIME)]
+    copying = [f"copy_time.{each.name}" for each in fields(COPY_TIME)]
+    changed: list[str] = []
+    for part, names in ((SERVING_STEP_TIME, serving), (COPY_TIME, copying)):
+        for name in names:
+            changed += ["--set", f"{name}={getattr(part, name.partition('.')[2])!r}"]
+    rates: dict[str, list[float]] = {}
+    for row in paper_points("figure11"):
+        if row["policy"] == "Llumnix":
+            rates.setdefault(row["trace"], []).append(row["request_rate"])
+    points = []
+    for trace, of_trace in rates.items():
+        of_trace.sort()
+        for rate in (of_trace[len(of_trace) // 2], of_trace[-1]):
+            options = ("--trace", trace, "--rate", f"{rate:g}", "--requests", "10000", *changed)
+            # Runs of the parts on all points would take hours.
+            is_first = trace in ("M-M", "L-L")
+            points.append(Point(f"{trace} {rate:g}/s", options, is_first, is_first))
+    return Family("paper", "The paper's traces", tuple(points))
+
+
+def _options(
+    profile: str, num_instances: int, trace: str, *more: str, caches: bool = True
+) -> tuple[str, ...]:
+    cluster = ["--profile", profile, "--instances", str(num_instances), "--trace", trace]
+    caching = ["--set", "engine.prefix_caching=true"] if caches else []
+    return (*cluster, *more, *caching)
+
+
+H100, RTX4090 = "h100-llama-3.1-8b", "rtx4090-llama-3.1-8b"
+
+PREFIXES = Family(
+    "prefixes",
+    "Prefixes and sessions",
+    (
+        Point(
+            "mooncake-conversation",
+            _options(H100, 16, "mooncake-conversation", "--rate", "6", "--requests", "6000"),
+            chooses=True,
+        ),
+        Point(
+            "agents",
+            _options(
+                RTX4090,
+                8,
+                "agents",
+                *("--rate", "0.45", "--requests", "3000", "--divide-lengths", "16"),
+            ),
+            chooses=True,
+        ),
+        Point(
+            "mooncake-conversation, full",
+            _options(H100, 8, "mooncake-conversation", "--rate", "5", "--requests", "4000"),
+        ),
+        Point("mooncake-arxiv", _options(H100, 8, "mooncake-arxiv", "--rate", "5.5")),
+        Point(
+            "agentic-code",
+            _options(RTX4090, 8, "agentic-code", "--rate", "0.4", "--divide-lengths", "16"),
+        ),
+        Point(
+            "8 system prompts",
+            _options(H100, 8, "prompts:8-2048-256-128", "--rate", "45", "--requests", "6000"),
+        ),
+        Point(
+            "1 system prompt",
+            _options(H100, 8, "prompts:1-2048-256-128", "--rate", "200", "--requests", "8000"),
+        ),
+    ),
+)
+
+REASONING = Family(
+    "reasoning",
+    "Long outputs",
+    (
+        Point(
+            "reasoning 3/s",
+            _options(H100, 16, "reasoning", "--rate", "3", "--requests", "2000", caches=False),
+        ),
+        Point(
+            "512 rollouts at once",
+            _options(H100, 16, "reasoning", "--rate", "100000", "--requests", "512", caches=False),
+        ),
+    ),
+)
+
+FAMILIES = {each.name: each for each in (_paper(), PREFIXES, REASONING)}
+"""All of them, by name."""

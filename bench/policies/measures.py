@@ -1,0 +1,68 @@
+"""The numbers of one run. Pure."""
+
+import numpy as np
+
+from bench.paper.cells import rounded
+from bench.paper.points import Row
+from sterna.metrics.summary import Distribution
+from sterna.simulator.runs import SimulationRun
+
+THIRDS = ("short", "middle", "long")
+
+METRICS = {
+    "ttft_mean_s": "TTFT mean",
+    "ttft_p99_s": "TTFT P99",
+    "tpot_mean_s": "TPOT mean",
+    "tpot_p99_s": "TPOT P99",
+    "request_mean_s": "request mean",
+    "request_p99_s": "request P99",
+    "loss_mean_s": "preemption loss",
+}
+"""Of a row, those of which less is better, and their names in the page."""
+
+THIRD_METRICS = {
+    f"ttft_{what}_{third}_s": f"TTFT {name}, {third} prompts"
+    for third in THIRDS
+    for what, name in (("p99", "P99"), ("max", "maximum"))
+}
+"""The same of each third of the requests by the lengths of their prompts."""
+
+
+def row_of(run: SimulationRun) -> list[Row]:
+    """One row. Durations are in seconds."""
+    summary, records = run.summary(), run.records
+    ttft_s = records.first_token_s - records.arrival_s
+    ranks = np.argsort(np.argsort(records.input_tokens, kind="stable"), kind="stable")
+    by_third = {}
+    for index, third in enumerate(THIRDS):
+        those = ttft_s[ranks * len(THIRDS) // len(ranks) == index]
+        by_third[f"ttft_p99_{third}_s"] = rounded(float(np.percentile(those, 99)))
+        by_third[f"ttft_max_{third}_s"] = rounded(float(those.max()))
+    duration_s = summary.simulated_s
+    return [
+        {
+            "n": summary.num_requests,
+            "ttft_mean_s": _of(summary.ttft_s, "mean"),
+            "ttft_p99_s": _of(summary.ttft_s, "p99"),
+            "tpot_mean_s": _of(summary.tpot_s, "mean"),
+            "tpot_p90_s": _of(summary.tpot_s, "p90"),
+            "tpot_p99_s": _of(summary.tpot_s, "p99"),
+            "request_mean_s": _of(summary.request_s, "mean"),
+            "request_p99_s": _of(summary.request_s, "p99"),
+            "loss_mean_s": _of(summary.preemption_loss_s, "mean"),
+            "interactivity_mean": _of(summary.interactivity, "mean"),
+            "goodput_ttft": rounded(summary.goodput[0].fraction),
+            "goodput_tpot": rounded(summary.goodput[1].fraction),
+            "prefix_reuse": rounded(summary.prefix_reuse),
+            "imbalance_mean": rounded(summary.imbalance_mean),
+            "instances_avg": rounded(summary.instances_avg),
+            "makespan_s": rounded(duration_s),
+            "output_tokens_per_s": rounded(float(records.output_tokens.sum()) / duration_s),
+            "migrations": summary.migrations_committed,
+            **by_third,
+        }
+    ]
+
+
+def _of(distribution: Distribution | None, name: str) -> float | None:
+    return None if distribution is None else rounded(getattr(distribution, name))

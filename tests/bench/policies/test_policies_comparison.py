@@ -1,0 +1,107 @@
+"""Ratios, their intervals, and the choice of parameters, by hand."""
+
+import math
+from typing import Any
+
+import pytest
+
+from bench.policies.comparison import Factor, best, factor, mean
+from bench.policies.contenders import GRIDS, combinations, contenders
+from bench.policies.search import score, tuned
+
+METRIC = "ttft_mean_s"
+
+
+def row(
+    policy: str, seed: int, value: float | None, point: str = "p", **more: Any
+) -> dict[str, Any]:
+    return {"policy": policy, "point": point, "seed": seed, METRIC: value, **more}
+
+
+def test_a_factor_is_the_others_value_over_ours() -> None:
+    """By hand: twice and eight times as good in two seeds is four times in the mean."""
+    rows = [row("ours", 1, 1.0), row("ours", 2, 0.5), row("other", 1, 2.0), row("other", 2, 4.0)]
+    found = factor(rows, METRIC, "ours", "other", ["p"])
+    assert found is not None
+    assert found.mean == pytest.approx(4.0)
+    assert found.low == pytest.approx(2.0)
+    assert found.high == pytest.approx(8.0)
+
+
+def test_points_weigh_the_same_whatever_their_values() -> None:
+    rows = [
+        *(row("ours", 1, 1.0, "p"), row("other", 1, 3.0, "p")),
+        *(row("ours", 1, 300.0, "q"), row("other", 1, 100.0, "q")),
+    ]
+    found = factor(rows, METRIC, "ours", "other", ["p", "q"])
+    assert found is not None
+    assert found.mean == pytest.approx(1.0)
+    assert str(found) == "1.00"
+
+
+def test_a_value_that_is_missing_gives_no_factor() -> None:
+    rows = [row("ours", 1, 1.0), row("other", 1, None)]
+    assert factor(rows, METRIC, "ours", "other", ["p"]) is None
+    assert factor(rows, METRIC, "nobody", "other", ["p"]) is None
+    assert factor(rows, METRIC, "ours", "other", ["p", "q"]) is None
+
+
+def test_a_loss_that_is_gone_counts_as_a_millisecond() -> None:
+    rows = [
+        {"policy": policy, "point": "p", "seed": 1, "loss_mean_s": value}
+        for policy, value in (("ours", 0.0), ("other", 0.5))
+    ]
+    found = factor(rows, "loss_mean_s", "ours", "other", ["p"])
+    assert found is not None
+    assert found.mean == pytest.approx(500.0)
+
+
+def test_an_interval_holds_most_seeds_means_and_is_the_same_each_time() -> None:
+    logs = [math.log(value) for value in (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7)]
+    found = Factor.of_seeds(logs)
+    assert found == Factor.of_seeds(logs)
+    assert 1.15 < found.low < found.mean < found.high < 1.55
+
+
+def test_the_mean_leaves_out_what_is_missing() -> None:
+    rows = [row("ours", 1, 1.0), row("ours", 2, 3.0), row("ours", 3, None), row("other", 1, 9.0)]
+    assert mean(rows, METRIC, "ours", "p") == 2.0
+    assert mean(rows, METRIC, "ours", "q") is None
+
+
+def test_the_best_policy_has_the_smallest_value() -> None:
+    values = {"a": 2.0, "b": 1.0, "c": None}
+    assert best(values.get, values) == ("b", 1.0)
+    assert best(values.get, ["c"]) is None
+
+
+def test_a_grid_has_every_combination() -> None:
+    found = combinations("dynamo")
+    assert len(found) == len(set(found)) == 15
+    assert "dynamo:prefill_scale=4,request_tokens=500" in found
+
+
+def test_the_score_is_the_geometric_mean_of_the_latencies() -> None:
+    latencies = dict(zip(
+        ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "request_mean_s"),
+        (1.0, 2.0, 4.0, 8.0, 16.0),
+        strict=True,
+    ))  # fmt: skip
+    assert score([{"policy": "a", **latencies}, {"policy": "b"}], "a") == pytest.approx(4.0)
+
+
+def test_each_rule_gets_its_best_variant() -> None:
+    rows = [
+        {"rule": "dynamo", "policy": "dynamo:prefill_scale=1", "score_s": 2.0},
+        {"rule": "dynamo", "policy": "dynamo:prefill_scale=4", "score_s": 1.0},
+        {"rule": "sglang", "policy": "sglang:max_difference=8", "score_s": 3.0},
+    ]
+    assert tuned(rows) == {"dynamo": "dynamo:prefill_scale=4", "sglang": "sglang:max_difference=8"}
+
+
+@pytest.mark.parametrize("family", ["paper", "prefixes", "reasoning"])
+def test_each_policy_competes_once(family: str) -> None:
+    chosen = {rule: combinations(rule)[0] for rule in GRIDS}
+    found = contenders(family, chosen, has_parts=True)
+    assert len(found) == len(set(found))
+    assert found[:2] == ["llumnix", "sterna"]

@@ -1,0 +1,113 @@
+"""The comparison of policies as a whole: few requests, every table, and the page from rows."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.common.results_io import ROOT
+from bench.policies import report
+from bench.policies.contenders import LLUMNIX, STERNA, contenders
+from bench.policies.families import FAMILIES, PREFIXES, REASONING
+from bench.policies.measures import METRICS, THIRD_METRICS
+from bench.policies.plots import draw_prefixes
+from bench.policies.runs import POOLED, jobs, pooled, rows_of
+
+TUNED = {"dynamo": "dynamo:prefill_scale=4", "sterna": "sterna:horizon_steps=32"}
+
+
+def rows(family: str, **of_sterna: float) -> list[dict[str, Any]]:
+    """Rows in which every value is 1, but for these of Sterna's policy."""
+    ones = dict.fromkeys((*METRICS, *THIRD_METRICS, "prefix_reuse", "imbalance_mean"), 1.0)
+    ones |= {"makespan_s": 1.0, "migrations": 1.0}
+    return [
+        {
+            "family": family,
+            "point": point.name,
+            "policy": policy,
+            "seed": seed,
+            **ones,
+            **(of_sterna if policy == STERNA else {}),
+        }
+        for point in FAMILIES[family].points
+        for policy in (
+            *contenders(family, TUNED, has_parts=point.has_parts),
+            *([POOLED] if family == "reasoning" else []),
+        )
+        for seed in (1, 2)
+    ]
+
+
+def test_the_goals_are_judged_by_the_factors() -> None:
+    found = {each.name: each for each in report.goals(rows("paper", ttft_mean_s=0.4))}
+    mean = found["TTFT mean of the paper's traces against Llumnix's"]
+    assert (mean.found, mean.is_reached) == ("2.50 [2.50, 2.50] times better", True)
+    assert not found["TTFT P99 of the paper's traces against Llumnix's"].is_reached
+
+
+def test_a_trace_with_prefixes_needs_both_latencies_at_once() -> None:
+    slow = {each.name: each for each in report.goals(rows("prefixes", tpot_mean_s=1.2))}
+    both = "against `dynamo:prefill_scale=4`, and TPOT mean against round robin"
+    assert not slow[f"agents: TTFT mean {both}"].is_reached
+    even = {each.name: each for each in report.goals(rows("prefixes"))}
+    assert even[f"agents: TTFT mean {both}"].is_reached
+
+
+def test_the_makespan_is_judged_by_the_bound() -> None:
+    found = {each.name: each for each in report.goals(rows("reasoning", makespan_s=1.25))}
+    goal = found["512 rollouts at once: makespan over the bound's"]
+    assert (goal.found, goal.is_reached) == ("1.25", False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_page_has_every_policy_and_every_point(family: str, tmp_path: Path) -> None:
+    of_family = rows(family)
+    text = report.markdown(of_family, [])
+    for policy in contenders(family, TUNED, has_parts=True):
+        assert policy == LLUMNIX or f"`{policy}`" in text
+    if family != "paper":
+        for point in FAMILIES[family].points:
+            assert f"**{point.name}**" in text
+    draw_prefixes(of_family, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1_000
+
+
+def test_the_bound_has_the_memory_and_the_speed_of_all_instances() -> None:
+    (job,) = jobs(REASONING.points[0], ["round-robin"], [1])
+    bound = pooled(job).config
+    assert bound.num_instances == 1
+    assert bound.engine.total_tokens == 16 * job.config.engine.total_tokens
+    assert bound.step_time.decode_token_s == pytest.approx(job.config.step_time.decode_token_s / 16)
+    assert bound.step_time.decode_s == job.config.step_time.decode_s
+
+
+def test_points_run_as_the_command_would_run_them() -> None:
+    found = rows_of(PREFIXES, {PREFIXES.points[0]: ["sterna", "dynamo"]}, [3], is_quick=True)
+    assert [row["policy"] for row in found] == ["sterna", "dynamo"]
+    assert all(row["n"] == 100 and row["prefix_reuse"] > 0 for row in found)
+    assert all(row["ttft_p99_long_s"] >= row["ttft_mean_s"] for row in found)
+
+
+def test_a_family_that_does_not_exist_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.policies", "paprika"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "must be some of paper, prefixes, reasoning, not 'paprika'" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_quick_run_goes_through_everything_and_writes_nothing(tmp_path: Path) -> None:
+    chosen = [{"rule": rule, "policy": variant, "score_s": 1.0} for rule, variant in TUNED.items()]
+    (tmp_path / "policies_search.json").write_text(json.dumps({"rows": chosen}))
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.policies", "--quick", "--seeds", "1", "--results", tmp_path],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "none was written" in done.stdout
+    assert [each.name for each in tmp_path.iterdir()] == ["policies_search.json"]
