@@ -141,6 +141,7 @@ class Soonest:
         pair_cost: a pair of tokens that attend to each other, in a prompt.
         request_cost: a request of the batch, in a decode step.
         kv_token_cost: a token of the KV cache, in a decode step.
+        looks_at_caches: whether it knows what the prefix caches have; engines may have none.
     """
 
     horizon_steps: float = 32.0
@@ -149,10 +150,11 @@ class Soonest:
     pair_cost: float = 3e-5
     request_cost: float = 0.6
     kv_token_cost: float = 0.003
+    looks_at_caches: bool = True
 
     def __post_init__(self) -> None:
-        for name in (each.name for each in fields(self)):
-            _require(getattr(self, name) >= 0, self, name, "at least 0")
+        for each in fields(self):
+            _require(getattr(self, each.name) >= 0, self, each.name, "at least 0")
 
 
 PrefixDispatch = LlmD | Dynamo | Sglang | ProductionStack | Soonest
@@ -261,6 +263,8 @@ class PolicyConfig:
         """Whether decisions depend on what the prefix caches of the instances have."""
         if self.own is not None and self.own.looks_at_prefixes:
             return True
+        if isinstance(self.dispatch, Soonest):
+            return self.dispatch.looks_at_caches
         return isinstance(self.dispatch, PrefixDispatch)
 
     def anew(self) -> "PolicyConfig":

@@ -143,6 +143,8 @@ class InstanceLoad(msgspec.Struct, frozen=True):
         num_preempted: queuing requests whose memory was taken back.
         uncomputed_tokens: tokens that the engine has still to compute for the requests that queue
             or are being prefilled (`RequestView.uncomputed_tokens`).
+        uncomputed_pairs: pairs of tokens that attend to each other in the same computations, which
+            take the more time, the longer the prompts are (`pairs_of`).
     """
 
     instance_id: InstanceId
@@ -165,6 +167,12 @@ class InstanceLoad(msgspec.Struct, frozen=True):
     num_preempted: int = 0
     prefill_demand_tokens: int = 0
     uncomputed_tokens: int = 0
+    uncomputed_pairs: int = 0
+
+
+def pairs_of(num_tokens: int, num_uncomputed: int) -> int:
+    """Return the pairs of attending tokens of a prompt, n^2, less those that are computed."""
+    return num_uncomputed * (2 * num_tokens - num_uncomputed)
 
 
 _GROUP_FACTOR = 0x9E3779B97F4A7C15

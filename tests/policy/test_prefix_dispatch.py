@@ -20,11 +20,11 @@ from sterna.policy.dispatch import choose
 from sterna.policy.presets import (
     DYNAMO,
     LLM_D,
-    LLUMNIX,
     POLICIES,
     PRODUCTION_STACK,
     ROUND_ROBIN,
     SGLANG,
+    STERNA,
 )
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import HIGH, NORMAL, InstanceId, InstanceLoad
@@ -36,6 +36,7 @@ def instance(
     name: str,
     *,
     uncomputed_tokens: int = 0,
+    uncomputed_pairs: int = 0,
     num_running: int = 0,
     used_tokens: int = 0,
     in_flight: tuple[NewRequest, ...] = (),
@@ -51,6 +52,7 @@ def instance(
         num_running,
         0,
         uncomputed_tokens=uncomputed_tokens,
+        uncomputed_pairs=uncomputed_pairs,
     )
     return Candidate(load, in_flight, num_dispatched_tokens=num_dispatched_tokens)
 
@@ -184,6 +186,15 @@ def test_the_end_of_a_long_prompt_takes_longer_than_its_beginning() -> None:
         assert chosen(request, rule, *candidates) == expected
 
 
+def test_long_prompts_in_front_take_longer_than_as_many_tokens_of_short_ones() -> None:
+    """By hand: a has a prompt of 1,000 tokens in front, and another of 500 on its way; b has 1,800
+    tokens of short ones. With 1/2,000 a pair a takes 1,500 + (1,000,000 + 250,000) / 2,000."""
+    a = instance("a", uncomputed_tokens=1_000, uncomputed_pairs=1_000_000, in_flight=(prompt(500),))
+    for pair_cost, expected in ((0.0, "a"), (0.0005, "b")):
+        b = instance("b", uncomputed_tokens=1_800)
+        assert chosen(prompt(10), replace(FIRST_TOKEN_ALONE, pair_cost=pair_cost), a, b) == expected
+
+
 def test_a_loaded_instance_decodes_more_slowly_after_the_first_token() -> None:
     """By hand: ten steps beside 4 requests with 1,000 tokens take 10 x (4 x 2 + 1,000 x 0.01)."""
     rule = replace(FIRST_TOKEN_ALONE, horizon_steps=10.0, request_cost=2.0, kv_token_cost=0.01)
@@ -218,31 +229,29 @@ def test_what_a_prompt_evicts_counts_where_contents_are_young() -> None:
         assert chosen(request, FIRST_TOKEN_ALONE, busy, idle) == "a"
 
 
-STERNAS = replace(LLUMNIX, dispatch=Soonest())
-
-
 def test_an_instance_without_freeness_gets_a_request_only_while_no_other_has_any() -> None:
     request = prompt(1_000, a=1_000)
     full = instance("a", num_running=5, used_tokens=100_000)
     empty, also_full = instance("b"), instance("c", num_running=5, used_tokens=100_001)
-    assert choose(request, [full, empty], STERNAS) == "b"
-    assert choose(request, [full, also_full], STERNAS) == "a"
+    assert choose(request, [full, empty], STERNA) == "b"
+    assert choose(request, [full, also_full], STERNA) == "a"
 
 
 def test_a_request_with_a_headroom_goes_to_the_least_load_whatever_is_cached() -> None:
     request = replace(prompt(1_000, a=1_000), execution_priority=HIGH)
     loaded, empty = instance("a", num_running=3, used_tokens=5_000), instance("b")
-    assert choose(request, [loaded, empty], STERNAS) == "b"
-    assert choose(prompt(1_000, a=1_000), [loaded, empty], STERNAS) == "a"
+    assert choose(request, [loaded, empty], STERNA) == "b"
+    assert choose(prompt(1_000, a=1_000), [loaded, empty], STERNA) == "a"
 
 
 # ------------------------------------------------------------------------------------- all
 
 
 def test_the_presets_have_their_systems_rules() -> None:
-    assert BY_PREFIX == (LLM_D, DYNAMO, SGLANG, PRODUCTION_STACK)
-    assert [type(each.dispatch) for each in BY_PREFIX] == [LlmD, Dynamo, Sglang, ProductionStack]
-    assert not any(each.migrates for each in BY_PREFIX)
+    theirs = (LLM_D, DYNAMO, SGLANG, PRODUCTION_STACK)
+    assert (*theirs, STERNA) == BY_PREFIX
+    assert [type(each.dispatch) for each in theirs] == [LlmD, Dynamo, Sglang, ProductionStack]
+    assert not any(each.migrates for each in theirs)
 
 
 @pytest.mark.parametrize("policy", BY_PREFIX, ids=lambda each: each.name)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sterna.config import DispatchRule, PolicyConfig, QueueDemand, Victim
+from sterna.config import DispatchRule, PolicyConfig, QueueDemand, Soonest, Victim
 from sterna.errors import ConfigurationError
 from sterna.policy.pairing import pair
 from sterna.policy.presets import (
@@ -89,11 +89,13 @@ def test_llumnix_base_differs_from_llumnix_in_priorities_alone() -> None:
     assert differing == {"name", "has_priorities"}
 
 
-def test_sternas_own_policy_is_the_papers_with_headrooms_that_others_can_bear() -> None:
+def test_sternas_own_policy_is_the_papers_with_another_dispatch_and_bearable_headrooms() -> None:
     differing = {
         name for name in LLUMNIX.__slots__ if getattr(LLUMNIX, name) != getattr(STERNA, name)
     }
-    assert differing == {"name", "shares_headroom"}
+    assert differing == {"name", "dispatch", "binds_late", "shares_headroom"}
+    assert STERNA.dispatch == Soonest()
+    assert STERNA.binds_late
     assert STERNA.shares_headroom
 
 

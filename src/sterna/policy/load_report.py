@@ -6,6 +6,7 @@ from sterna.policy.virtual_usage import (
     free_tokens_of,
     num_by_priority_of,
     prefill_demand_tokens_of,
+    uncomputed_pairs_of,
     uncomputed_tokens_of,
     used_tokens_of,
 )
@@ -57,6 +58,7 @@ def load(
         num_preempted=sum(request.num_preemptions > 0 for request in view.queuing),
         prefill_demand_tokens=prefill_demand_tokens,
         uncomputed_tokens=uncomputed_tokens_of(view),
+        uncomputed_pairs=uncomputed_pairs_of(view),
     )
 
 

@@ -42,15 +42,13 @@ def tokens_to_compute(request: NewRequest, candidate: Candidate) -> int:
 
 def _soonest(request: NewRequest, eligible: Sequence[Candidate], rule: Soonest) -> Candidate:
     fewest_tokens = min([each.num_dispatched_tokens for each in eligible])
-    prompt_tokens = request.prompt_tokens
     # What the request adds to a decode step, and with it to the wait of each other request.
     step_cost = rule.request_cost + rule.kv_token_cost * request.demand_tokens
 
     def cost(candidate: Candidate) -> float:
-        cached_tokens = request.cached_tokens(candidate.instance_id)
-        uncached_tokens = prompt_tokens - cached_tokens
-        pairs = prompt_tokens * prompt_tokens - cached_tokens * cached_tokens
-        prefill = uncached_tokens + rule.pair_cost * pairs
+        uncached_tokens = request.uncached_tokens(candidate.instance_id)
+        prefill = uncached_tokens + rule.pair_cost * request.uncached_pairs(candidate.instance_id)
+        before = candidate.uncomputed_tokens + rule.pair_cost * candidate.uncomputed_pairs
         # What it has computed beyond the others, it has evicted; its oldest contents are so much
         # younger, and the likelier to be asked for again.
         excess = (candidate.num_dispatched_tokens - fewest_tokens) / candidate.load.total_tokens
@@ -62,7 +60,7 @@ def _soonest(request: NewRequest, eligible: Sequence[Candidate], rule: Soonest) 
         others = candidate.load.num_running * prefill
         others += rule.horizon_steps * num_requests * step_cost
         return (
-            candidate.uncomputed_tokens
+            before
             + prefill
             + eviction
             + rule.horizon_steps * own_step

@@ -27,6 +27,7 @@ from sterna.types import (
     InstanceLoad,
     InstanceView,
     Priority,
+    pairs_of,
 )
 
 DEFAULT_POLICY = PolicyConfig(name="default")
@@ -54,6 +55,10 @@ class NewRequest:
     def uncached_tokens(self, instance_id: InstanceId) -> int:
         """Tokens of its prompt that the instance would have to compute."""
         return self.prompt_tokens - self.cached_tokens(instance_id)
+
+    def uncached_pairs(self, instance_id: InstanceId) -> int:
+        """Pairs of attending tokens that the instance would have to compute for its prompt."""
+        return pairs_of(self.prompt_tokens, self.uncached_tokens(instance_id))
 
 
 @dataclass(slots=True)
@@ -125,6 +130,12 @@ class Candidate:
         return self.load.uncomputed_tokens + sum(in_flight)
 
     @property
+    def uncomputed_pairs(self) -> int:
+        """Pairs of attending tokens of prompts that it has still to compute, likewise."""
+        in_flight = [each.uncached_pairs(self.load.instance_id) for each in self.in_flight]
+        return self.load.uncomputed_pairs + sum(in_flight)
+
+    @property
     def room_tokens(self) -> int:
         """Memory for requests beside all that run, queue or are on their way; may be negative."""
         return self.load.total_tokens - self.real_load_tokens
@@ -169,6 +180,17 @@ def prefill_demand_tokens_of(instance: InstanceView) -> int:
 def uncomputed_tokens_of(instance: InstanceView) -> int:
     """Tokens that the engine has still to compute before its requests all decode."""
     return sum([request.uncomputed_tokens for request in (*instance.running, *instance.queuing)])
+
+
+def uncomputed_pairs_of(instance: InstanceView) -> int:
+    """Pairs of attending tokens that the engine has still to compute for the same."""
+    return sum(
+        [
+            pairs_of(request.num_tokens, request.uncomputed_tokens)
+            for request in (*instance.running, *instance.queuing)
+            if request.uncomputed_tokens
+        ]
+    )
 
 
 def free_tokens_of(

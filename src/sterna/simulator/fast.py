@@ -300,6 +300,7 @@ class FastEngines:
         num_preemptions: int,
         last_dispatch: int,
         uncomputed_tokens: int,
+        uncomputed_pairs: int,
         *counts: int,
     ) -> InstanceLoad:
         engine = self._engines[row]
@@ -355,6 +356,7 @@ class FastEngines:
             num_preempted,
             prefill_tokens,
             uncomputed_tokens,
+            uncomputed_pairs,
         )
 
     def view(self, row: int, now_s: float) -> InstanceView:

@@ -1,10 +1,13 @@
 """What `sterna serve` makes of its own options, and how it refuses values that cannot work."""
 
 import argparse
+from types import SimpleNamespace
 
 import pytest
 
+from sterna.cli.serve.engine_options import with_prefix_caches
 from sterna.cli.serve.serve_options import add_serve_options, cluster_config
+from sterna.config import ClusterConfig, Soonest
 from sterna.errors import ConfigurationError
 from sterna.priority_classes import DEFAULT_CLASSES
 
@@ -51,3 +54,61 @@ def test_what_auto_scaling_refuses_it_refuses_by_the_options_names() -> None:
         cluster_config(parsed("--max-instances", "8", "--instances", "9"))
     words = "--instances must be between --min-instances (1) and --max-instances (8), not 9"
     assert str(refused.value) == words
+
+
+@pytest.mark.parametrize(
+    ("options", "binds_late"),
+    [
+        ((), True),
+        (("--no-late-binding",), False),
+        (("--policy", "llumnix"), False),
+        (("--policy", "llumnix", "--late-binding"), True),
+    ],
+)
+def test_requests_are_held_as_the_policy_says_or_the_option(
+    options: tuple[str, ...], binds_late: bool
+) -> None:
+    assert cluster_config(parsed(*options)).llumlet.policy.binds_late is binds_late
+
+
+def engine(algorithm: str = "sha256", *, is_caching: bool = True) -> SimpleNamespace:
+    cache = SimpleNamespace(enable_prefix_caching=is_caching, prefix_caching_hash_algo=algorithm)
+    return SimpleNamespace(cache_config=cache)
+
+
+def on_vllm(*options: str) -> tuple[ClusterConfig, argparse.Namespace]:
+    args = parsed(*options)
+    config = cluster_config(args)
+    args.emulated = None
+    return config, args
+
+
+def test_sternas_policy_looks_at_prefix_caches_where_there_are_any() -> None:
+    config, args = on_vllm()
+    assert with_prefix_caches(config, args, engine()) == config
+    blind = with_prefix_caches(config, args, engine(is_caching=False)).llumlet.policy
+    assert not blind.looks_at_prefixes
+    assert blind.dispatch == Soonest(looks_at_caches=False)
+
+
+def test_hashes_that_differ_between_processes_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, args = on_vllm()
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    unlike = with_prefix_caches(config, args, engine("xxhash"))
+    assert not unlike.llumlet.policy.looks_at_prefixes
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    assert with_prefix_caches(config, args, engine("xxhash")) == config
+
+
+def test_a_policy_that_is_made_for_prefix_caches_needs_them() -> None:
+    config, args = on_vllm("--policy", "dynamo")
+    assert with_prefix_caches(config, args, engine()) == config
+    with pytest.raises(ConfigurationError, match="--policy dynamo looks at prefix caches"):
+        with_prefix_caches(config, args, engine(is_caching=False))
+
+
+def test_other_policies_do_not_care_for_prefix_caches() -> None:
+    config, args = on_vllm("--policy", "llumnix")
+    assert with_prefix_caches(config, args, engine(is_caching=False)) == config

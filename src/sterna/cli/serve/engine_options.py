@@ -4,10 +4,11 @@ import logging
 import os
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sterna.config import PolicyConfig
+from sterna.config import ClusterConfig, PolicyConfig, Soonest
 from sterna.engine.vllm.guard import is_cpu_build
 from sterna.errors import ConfigurationError
 
@@ -139,17 +140,36 @@ def checked_engine_config(args: Namespace) -> Any:
     return config
 
 
-def require_prefix_cache(policy: PolicyConfig, args: Namespace, config: Any) -> None:
-    """Check that instances can report their prefix caches, if the policy looks at them.
+def with_prefix_caches(cluster: ClusterConfig, args: Namespace, config: Any) -> ClusterConfig:
+    """Return the configuration for engines whose prefix caches the policy can look at, or not.
 
     Args:
         config: vLLM's configuration of an instance.
 
     Raises:
+        ConfigurationError: the policy is made for prefix caches, and cannot look at them; Sterna's
+            does without.
+    """
+    policy = cluster.llumlet.policy
+    if not policy.looks_at_prefixes:
+        return cluster
+    try:
+        _require_prefix_cache(policy, args, config)
+    except ConfigurationError as error:
+        if policy.own is not None or not isinstance(policy.dispatch, Soonest):
+            raise
+        logger.info("requests are dispatched without a look at prefix caches: %s", error)
+        policy = replace(policy, dispatch=replace(policy.dispatch, looks_at_caches=False))
+        return replace(cluster, llumlet=replace(cluster.llumlet, policy=policy))
+    return cluster
+
+
+def _require_prefix_cache(policy: PolicyConfig, args: Namespace, config: Any) -> None:
+    """Check that instances can report their prefix caches.
+
+    Raises:
         ConfigurationError: there is no cache, or its hashes differ between processes.
     """
-    if not policy.looks_at_prefixes:
-        return
     cache = config.cache_config
     is_there = cache.enable_prefix_caching
     if args.emulated is not None:

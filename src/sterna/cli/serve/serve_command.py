@@ -14,7 +14,7 @@ from sterna.cli.serve.engine_options import (
     SMALL_MODEL_NAME,
     checked_engine_config,
     choose_model,
-    require_prefix_cache,
+    with_prefix_caches,
     world_size,
 )
 from sterna.cli.serve.priority_options import settle_classes, with_target_load
@@ -59,7 +59,7 @@ def serve(arguments: Sequence[str]) -> int:
         _check_port(args.host, args.port)
         check_tls(args)
         engine = checked_engine_config(args)
-        require_prefix_cache(config.llumlet.policy, args, engine)
+        config = with_prefix_caches(config, args, engine)
         return with_target_load(config, args, engine), args
 
     host = None if address is None else address.host

@@ -74,8 +74,8 @@ POLICY = OptionTable(
             "hold requests at the scheduler until an instance has memory for them, small ones "
             "before large ones that came a little earlier",
             field="binds_late",
-            action="store_true",
-            default=False,
+            action=argparse.BooleanOptionalAction,
+            unless_given="the policy's",
         ),
         Option(
             "--no-migration",

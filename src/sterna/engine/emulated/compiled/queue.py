@@ -59,6 +59,13 @@ def demand_of(request: Any, block_size: int) -> int:
 
 
 @njit
+def queued_pairs_of(request: Any) -> int:
+    """Pairs of attending tokens that the queuing request lacks (`types.pairs_of`)."""
+    num_tokens = request.prompt_tokens + request.num_output_tokens
+    return request.uncomputed_tokens * (2 * num_tokens - request.uncomputed_tokens)
+
+
+@njit
 def link(tables: Tables, r: int, index: int, behind: int) -> None:
     """Insert the request in front of `behind`, or at the end of the queue."""
     row, request = tables.rows[r], tables.requests[index]
@@ -84,6 +91,7 @@ def link(tables: Tables, r: int, index: int, behind: int) -> None:
         num_found, _ = find(tables, r, index)
         request.uncomputed_tokens -= num_found * rule.block_size
     row.queued_uncomputed_tokens += request.uncomputed_tokens
+    row.queued_uncomputed_pairs += queued_pairs_of(request)
 
 
 @njit
@@ -102,6 +110,7 @@ def unlink(tables: Tables, r: int, index: int) -> None:
     row.num_preempted_queuing -= 1 if request.num_preemptions > 0 else 0
     row.queued_blocks -= demand_of(request, tables.settings[0].block_size)
     row.queued_uncomputed_tokens -= request.uncomputed_tokens
+    row.queued_uncomputed_pairs -= queued_pairs_of(request)
 
 
 @njit

@@ -34,6 +34,7 @@ from sterna.engine.emulated.compiled.tables import (
     REPORTED,
     RESERVED_BLOCKS,
     SHORTEST,
+    UNCOMPUTED_PAIRS,
     UNCOMPUTED_TOKENS,
     USED_BLOCKS,
     Tables,
@@ -47,9 +48,10 @@ def take_report(tables: Tables, which: int, r: int) -> None:
     # Blocks that several requests hold count once.
     report[USED_BLOCKS] = rule.num_blocks - row.free_blocks - row.reserved_blocks
     report[RESERVED_BLOCKS] = row.reserved_blocks
-    num_prefill_blocks, num_prefill_tokens = left_to_prefill(tables, r)
+    num_prefill_blocks, num_prefill_tokens, num_prefill_pairs = left_to_prefill(tables, r)
     report[PREFILL_BLOCKS] = num_prefill_blocks
     report[UNCOMPUTED_TOKENS] = row.queued_uncomputed_tokens + num_prefill_tokens
+    report[UNCOMPUTED_PAIRS] = row.queued_uncomputed_pairs + num_prefill_pairs
     report[NUM_RUNNING] = row.num_running + row.num_drained
     report[NUM_QUEUING] = row.num_queuing
     report[NUM_PREEMPTED_QUEUING] = row.num_preempted_queuing
@@ -70,18 +72,20 @@ def take_report(tables: Tables, which: int, r: int) -> None:
 
 
 @njit
-def left_to_prefill(tables: Tables, r: int) -> tuple[int, int]:
-    """Blocks that requests in the batch still need for their whole prompts, and the tokens of
-    these that are not computed."""
+def left_to_prefill(tables: Tables, r: int) -> tuple[int, int, int]:
+    """Blocks that requests in the batch still need for their whole prompts, and the tokens and
+    pairs of attending tokens of these that are not computed."""
     row, block_size = tables.rows[r], tables.settings[0].block_size
-    num_blocks = num_tokens = 0
+    num_blocks = num_tokens = num_pairs = 0
     if row.num_prefilling > 0:
         for place in range(row.num_running):
             request = tables.requests[tables.running[r, place]]
             if is_prefilling(row, request):
                 num_blocks += max(0, demand_of(request, block_size) - request.num_blocks)
-                num_tokens += num_tokens_of(row, request) - request.num_computed_tokens
-    return num_blocks, num_tokens
+                num_whole, num_computed = num_tokens_of(row, request), request.num_computed_tokens
+                num_tokens += num_whole - num_computed
+                num_pairs += num_whole * num_whole - num_computed * num_computed
+    return num_blocks, num_tokens, num_pairs
 
 
 @njit
@@ -92,7 +96,7 @@ def has_room(tables: Tables, r: int, num_blocks: int) -> bool:
     room_blocks = row.free_blocks - spare_blocks - row.queued_blocks
     if num_blocks > room_blocks:
         return False
-    num_prefill_blocks, _ = left_to_prefill(tables, r)
+    num_prefill_blocks, _, _ = left_to_prefill(tables, r)
     return num_blocks <= room_blocks - num_prefill_blocks
 
 

@@ -35,8 +35,9 @@ BEGUN, REPORTED, LISTED = range(3)
     NUM_PREEMPTIONS,
     LAST_DISPATCH,
     UNCOMPUTED_TOKENS,
+    UNCOMPUTED_PAIRS,
     BY_PRIORITY,
-) = range(14)
+) = range(15)
 """Indices in a report: the sums from which a load report is made, then, from the last index on,
 the running requests of each priority. PREFILL_BLOCKS are blocks that prompts in chunks still need.
 MOVE_BLOCKS and MOVE_PRIORITY belong to the running request that would move first; NONE when none
@@ -121,6 +122,7 @@ ENGINE = np.dtype(
         ("last", np.int64),
         ("queued_blocks", np.int64),
         ("queued_uncomputed_tokens", np.int64),
+        ("queued_uncomputed_pairs", np.int64),
         ("free_blocks", np.int64),
         ("used_blocks", np.int64),
         ("reserved_blocks", np.int64),
