@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from sterna.config import FrontendConfig, LlumletConfig, MigrationConfig, PolicyConfig, Soonest
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
 from sterna.engine.emulated.durations import StepTime
-from sterna.policy.presets import STERNA
+from sterna.policy.presets import LLUMNIX
 
 ENGINE = EmulatedEngineConfig(
     num_blocks=40,
@@ -43,10 +43,11 @@ TELL_S = 0.001
 """Longest time until an instance hears of what its engine did, unless a fault makes it more."""
 
 POLICY: PolicyConfig = replace(
-    STERNA,
+    LLUMNIX,
     source_freeness_steps=12.0,
     destination_freeness_steps=12.0,
-    target_load_tokens=dict.fromkeys(STERNA.target_load_tokens, 80),
+    target_load_tokens=dict.fromkeys(LLUMNIX.target_load_tokens, 80),
+    shares_headroom=True,
     num_concurrent_migrations=2,
 )
 
