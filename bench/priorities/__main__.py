@@ -2,7 +2,7 @@
 
 The same requests, a tenth of them high, are sent in bursts to real instances of `sterna serve` with
 priorities and without them: a pair. Every pair has other requests, so that no prompt is in a cache,
-and begins with the other side. The two sides differ only in the policy's priorities (`sterna`,
+and begins with the other side. The two sides differ only in the policy's priorities (`llumnix`,
 `llumnix-base`); clients ask for their tier in both. Both servers run all the time, and take turns:
 the two runs of a pair are close to each other, so that a machine that is slower for a while slows
 both. A pair during which the machine's speed changed is measured again. Every few pairs have

@@ -9,7 +9,7 @@ from bench.serving.comparing import add_common_options, results_folder, serve_op
 from sterna.cli.options.option_values import positive
 from sterna.errors import ConfigurationError
 
-POLICIES = {"on": "sterna", "off": "llumnix-base"}
+POLICIES = {"on": "llumnix", "off": "llumnix-base"}
 
 QUICK_RATE, QUICK_SECONDS = 4.0, 15.0
 

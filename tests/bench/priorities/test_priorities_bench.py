@@ -235,7 +235,7 @@ def test_only_results_of_the_same_options_are_continued(
         hardware["cpu"] = settings.pop("cpu", hardware["cpu"])
         config = {
             "serve": [],
-            "policies": {"on": "sterna", "off": "llumnix-base"},
+            "policies": {"on": "llumnix", "off": "llumnix-base"},
             "instances": 2,
             "seconds": 60.0,
             "arrivals": "gamma:4",

@@ -30,7 +30,7 @@ DESCRIPTIONS = {
     "dynamo": "Dynamo's: tokens to compute and memory in use",
     "sglang": "SGLang's: to the prefix cache, unless loads differ",
     "production-stack": "vLLM production stack's: cached share less relative load",
-    "sterna": "Sterna's own",
+    "sterna": "Sterna's own: late binding, first token soonest, migration",
 }
 """Descriptions of policies in one line; a policy without one is listed as well."""
 
