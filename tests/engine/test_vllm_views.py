@@ -40,7 +40,7 @@ def test_what_a_step_computes_is_shown_before_it_is_computed(
         return execute(*args, **kwargs)
 
     monkeypatch.setattr(core.model_executor, "execute_model", execute_model)
-    views = Views(InstanceId("i0"), shown.append)
+    views = Views(InstanceId("i0"), shown.append, lambda changes: None)
     views.follow(core)
 
     def names(view: InstanceView) -> tuple[list[str], list[str]]:
