@@ -56,9 +56,9 @@ def _run(args: argparse.Namespace) -> None:
 def _compare(args: argparse.Namespace, console: Console) -> None:
     seeds = range(1, args.seeds + 1)
     rows = _kept(args.results, args.families)
+    chosen = _tuned(args.results)
     for name in args.families:
         family = FAMILIES[name]
-        chosen = _tuned(args.results)
         competing = {
             point: contenders(name, chosen, has_parts=point.has_parts) for point in family.points
         }

@@ -1,5 +1,5 @@
-"""What an engine reports of its prefix cache, over vLLM's own managers: by it, the scheduler finds
-for every prompt what vLLM itself would find."""
+"""Reports of an engine about its prefix cache, over vLLM's own managers: by them, the scheduler
+finds for every prompt what vLLM itself would find."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""What the scheduler knows of the prefix caches: reports, prompts on their way, ends."""
+"""The scheduler's knowledge of the prefix caches: reports, prompts on their way, ends."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

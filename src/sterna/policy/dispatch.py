@@ -26,8 +26,12 @@ def choose(
         return None
     if policy.own is not None:
         return _chosen_by_own(request, eligible, policy.own)
-    if isinstance(policy.dispatch, Soonest):
-        return _soonest(request, eligible, policy.dispatch, policy).instance_id
+    is_ours = isinstance(policy.dispatch, Soonest)
+    if (is_ours or policy.dispatch is DispatchRule.FREEST) and _has_headroom(request, policy):
+        return _for_high_priority(request, eligible, policy).instance_id
+    if is_ours:
+        # Without freeness an instance is the place of high priority, or others wait there already.
+        eligible = [each for each in eligible if each.freeness > 0] or eligible
     if not isinstance(policy.dispatch, DispatchRule):
         return choose_by_prefix(request, eligible, policy.dispatch).instance_id
     match policy.dispatch:
@@ -45,26 +49,12 @@ def choose(
             ranks, first = _by_id(eligible), _num_dispatched(eligible) % len(eligible)
             chosen = min([*ranks[first:], *ranks[:first]], key=_vllm_dp_score)
         case DispatchRule.FREEST:
-            if _has_headroom(request, policy):
-                chosen = _for_high_priority(request, eligible, policy)
-            else:
-                highest = max([each.dispatch_freeness for each in eligible])
-                freest = [each for each in eligible if each.dispatch_freeness == highest]
-                chosen = min(freest, key=lambda each: each.tie_break)
+            highest = max([each.dispatch_freeness for each in eligible])
+            freest = [each for each in eligible if each.dispatch_freeness == highest]
+            chosen = min(freest, key=lambda each: each.tie_break)
         case _:
             assert_never(policy.dispatch)
     return chosen.instance_id
-
-
-def _soonest(
-    request: NewRequest, eligible: Sequence[Candidate], rule: Soonest, policy: PolicyConfig
-) -> Candidate:
-    """Headrooms and lines go before prefix caches: an instance without freeness is the place of a
-    request that has a headroom, or others wait there already."""
-    if _has_headroom(request, policy):
-        return _for_high_priority(request, eligible, policy)
-    free = [each for each in eligible if each.freeness > 0]
-    return choose_by_prefix(request, free or eligible, rule)
 
 
 def _chosen_by_own(

@@ -59,10 +59,9 @@ PRODUCTION_STACK = replace(ROUND_ROBIN, name="production-stack", dispatch=Produc
 """Weighs the cached share of a prompt against the number of requests."""
 
 STERNA = replace(LLUMNIX, name="sterna", dispatch=Soonest(), binds_late=True, shares_headroom=True)
-"""Sterna's own policy: the rules that are measured to be better than Llumnix's (docs/policies.md).
-Requests go where their first tokens come soonest, prefix caches included, and wait at the scheduler
-until an instance has memory for them. Headrooms are no larger than the other instances can bear
-(`policy.headroom`)."""
+"""Sterna's own policy (docs/policies.md). Requests go where their first tokens come soonest, prefix
+caches included, and wait at the scheduler until an instance has memory for them. Headrooms are no
+larger than the other instances can bear (`policy.headroom`)."""
 
 POLICIES = (
     LLUMNIX,

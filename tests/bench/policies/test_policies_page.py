@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from bench.common.pages import END, begin_mark
 from bench.common.results_io import ROOT
 from bench.policies import report
+from bench.policies.__main__ import COMMAND, PAGE
 from bench.policies.contenders import LLUMNIX, STERNA, contenders
 from bench.policies.families import FAMILIES, PREFIXES, REASONING
 from bench.policies.measures import METRICS, THIRD_METRICS
@@ -89,6 +91,11 @@ def test_points_run_as_the_command_would_run_them() -> None:
     assert [row["policy"] for row in found] == ["sterna", "dynamo"]
     assert all(row["n"] == 100 and row["prefix_reuse"] > 0 for row in found)
     assert all(row["ttft_p99_long_s"] >= row["ttft_mean_s"] for row in found)
+
+
+def test_the_page_has_a_place_for_the_tables() -> None:
+    text = PAGE.read_text()
+    assert text.index(begin_mark(COMMAND)) < text.index(END)
 
 
 def test_a_family_that_does_not_exist_is_refused() -> None:

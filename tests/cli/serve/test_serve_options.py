@@ -1,4 +1,4 @@
-"""What `sterna serve` makes of its own options, and how it refuses values that cannot work."""
+"""Options of `sterna serve` alone: the configuration from them, and values that it refuses."""
 
 import argparse
 from types import SimpleNamespace

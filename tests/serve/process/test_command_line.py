@@ -1,4 +1,4 @@
-"""What `sterna` says to bad input: one clear line, and nothing was started."""
+"""Bad input to `sterna`: one clear line, and nothing was started."""
 
 import logging
 import os

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sterna.config import ClusterConfig, PolicyConfig, Soonest
+from sterna.config import ClusterConfig, Soonest
 from sterna.engine.vllm.guard import is_cpu_build
 from sterna.errors import ConfigurationError
 
@@ -151,38 +151,31 @@ def with_prefix_caches(cluster: ClusterConfig, args: Namespace, config: Any) -> 
             does without.
     """
     policy = cluster.llumlet.policy
-    if not policy.looks_at_prefixes:
+    obstacle = _obstacle_to_caches(args, config) if policy.looks_at_prefixes else None
+    if obstacle is None:
         return cluster
-    try:
-        _require_prefix_cache(policy, args, config)
-    except ConfigurationError as error:
-        if policy.own is not None or not isinstance(policy.dispatch, Soonest):
-            raise
-        logger.info("requests are dispatched without a look at prefix caches: %s", error)
-        policy = replace(policy, dispatch=replace(policy.dispatch, looks_at_caches=False))
-        return replace(cluster, llumlet=replace(cluster.llumlet, policy=policy))
-    return cluster
+    if policy.own is not None or not isinstance(policy.dispatch, Soonest):
+        raise ConfigurationError(
+            f"--policy {policy.name} looks at prefix caches, and {obstacle}, or choose another "
+            "policy"
+        )
+    logger.info("requests are dispatched without a look at prefix caches: %s", obstacle)
+    policy = replace(policy, dispatch=replace(policy.dispatch, looks_at_caches=False))
+    return replace(cluster, llumlet=replace(cluster.llumlet, policy=policy))
 
 
-def _require_prefix_cache(policy: PolicyConfig, args: Namespace, config: Any) -> None:
-    """Check that instances can report their prefix caches.
-
-    Raises:
-        ConfigurationError: there is no cache, or its hashes differ between processes.
-    """
+def _obstacle_to_caches(args: Namespace, config: Any) -> str | None:
+    """Return why instances cannot report their prefix caches, and what to do; None: they can."""
     cache = config.cache_config
     is_there = cache.enable_prefix_caching
     if args.emulated is not None:
         is_there = args.emulated.engine.prefix_caching
     if not is_there:
-        raise ConfigurationError(
-            f"--policy {policy.name} looks at prefix caches, and the engines have none: give "
-            "--enable-prefix-caching, or choose another policy"
-        )
+        return "the engines have none: give --enable-prefix-caching"
     algorithm = cache.prefix_caching_hash_algo
     if not algorithm.startswith("sha256") and "PYTHONHASHSEED" not in os.environ:
-        raise ConfigurationError(
-            f"--policy {policy.name} compares hashes of several processes, which with "
-            f"--prefix-caching-hash-algo {algorithm} have a random start: choose sha256_cbor, or "
-            "set PYTHONHASHSEED"
+        return (
+            f"with --prefix-caching-hash-algo {algorithm} the hashes of each process have a random "
+            "start: choose sha256_cbor, set PYTHONHASHSEED"
         )
+    return None
