@@ -39,6 +39,7 @@ def instance(
     uncomputed_pairs: int = 0,
     num_running: int = 0,
     used_tokens: int = 0,
+    headroom_tokens: int = 0,
     in_flight: tuple[NewRequest, ...] = (),
     num_dispatched_tokens: int = 0,
 ) -> Candidate:
@@ -47,7 +48,7 @@ def instance(
         1,
         100_000,
         used_tokens,
-        100_000 - used_tokens,
+        100_000 - used_tokens - headroom_tokens,
         100_000 - used_tokens,
         num_running,
         0,
@@ -227,6 +228,19 @@ def test_what_a_prompt_evicts_counts_where_contents_are_young() -> None:
         with_eviction = replace(FIRST_TOKEN_ALONE, eviction_weight=8.0)
         assert chosen(request, with_eviction, busy, idle) == expected
         assert chosen(request, FIRST_TOKEN_ALONE, busy, idle) == "a"
+
+
+def test_a_headroom_counts_as_memory_in_use_as_far_as_it_counts() -> None:
+    """By hand: half of 40,000 tokens makes ten steps on a longer by 10 x 20,000 x 0.01."""
+    rule = replace(FIRST_TOKEN_ALONE, horizon_steps=10.0, kv_token_cost=0.01)
+    for headroom_share, uncomputed_tokens, expected in (
+        (0.5, 1_999, "b"),
+        (0.5, 2_001, "a"),
+        (0.0, 1, "a"),
+    ):
+        host = replace(instance("a", headroom_tokens=40_000), headroom_share=headroom_share)
+        other = instance("b", uncomputed_tokens=uncomputed_tokens)
+        assert chosen(prompt(100), rule, host, other) == expected
 
 
 def test_an_instance_without_freeness_gets_a_request_only_while_no_other_has_any() -> None:

@@ -15,7 +15,7 @@ from sterna.config import PolicyConfig, QueueDemand
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.metrics.summary import Summary, summarize
-from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, ROUND_ROBIN
+from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, ROUND_ROBIN, STERNA
 from sterna.simulator import SimulationConfig, simulate
 from sterna.types import HIGH, NORMAL
 from sterna.workload.catalog import Workload, build_trace
@@ -149,20 +149,24 @@ def test_priorities_help_those_who_have_them_at_little_cost_to_others() -> None:
     assert {name: gain for name, gain in found.items() if gain < least[name]} == {}
 
 
-def test_on_few_instances_normal_requests_pay_little_for_headrooms_that_are_shared() -> None:
+@pytest.mark.parametrize(
+    "own", [replace(LLUMNIX, shares_headroom=True), STERNA], ids=["llumnix", "sterna"]
+)
+def test_on_few_instances_normal_requests_pay_little_for_headrooms_that_are_shared(
+    own: PolicyConfig,
+) -> None:
     """With the paper's headroom, normal requests of four instances wait long for memory while one
     instance is kept for high-priority ones; Sterna's counts only as far as the others can bear it
-    (`policy.headroom`). Over six seeds normal requests take 1.02 times as long as without
-    priorities, in place of 1.32 times, and high ones still gain: 1.10, and in TTFT 1.82 times."""
+    (`policy.headroom`). Normal requests take at most 1.02 times as long as without priorities, in
+    place of 1.32 times, and high ones still gain: 1.09, and in TTFT 1.74 times."""
     paper = gains_of_priorities(LLUMNIX, num_instances=4, num_requests=2_500)
-    sharing = replace(LLUMNIX, shares_headroom=True)
-    own = gains_of_priorities(sharing, num_instances=4, num_requests=2_500)
+    found = gains_of_priorities(own, num_instances=4, num_requests=2_500)
     normal, high = f"{NORMAL} request_s mean", f"{HIGH} request_s mean"
-    assert own[normal] > 0.93 > 0.9 > paper[normal]
-    assert own[f"{NORMAL} ttft_s mean"] > 0.75 > 0.6 > paper[f"{NORMAL} ttft_s mean"]
-    assert own[high] > 1.05
-    assert own[f"{HIGH} ttft_s mean"] > 1.3
-    assert own[f"{HIGH} tpot_s mean"] > 1.03
+    assert found[normal] > 0.93 > 0.9 > paper[normal]
+    assert found[f"{NORMAL} ttft_s mean"] > 0.75 > 0.6 > paper[f"{NORMAL} ttft_s mean"]
+    assert found[high] > 1.05
+    assert found[f"{HIGH} ttft_s mean"] > 1.3
+    assert found[f"{HIGH} tpot_s mean"] > 1.03
 
 
 def gains_of_priorities(

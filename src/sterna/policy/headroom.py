@@ -36,23 +36,23 @@ def shared(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
 
     Terminating instances do not count in the share: they take no requests.
     """
-    hosts = [each for each in candidates if _headrooms_tokens(each) > 0]
+    hosts = [each for each in candidates if each.headrooms_tokens > 0]
     if not hosts:
         return tuple(candidates)
     share = _share(candidates)
     return tuple(
-        replace(each, headroom_share=share) if _headrooms_tokens(each) > 0 else each
+        replace(each, headroom_share=share) if each.headrooms_tokens > 0 else each
         for each in candidates
     )
 
 
 def _share(candidates: Sequence[Candidate]) -> float:
     staying = [each for each in candidates if not each.load.is_terminating]
-    givers = [each for each in staying if _headrooms_tokens(each) > 0]
+    givers = [each for each in staying if each.headrooms_tokens > 0]
     if not givers:
         return 1.0
-    others = [each for each in staying if _headrooms_tokens(each) == 0]
-    headrooms_tokens = sum(_headrooms_tokens(each) for each in givers)
+    others = [each for each in staying if each.headrooms_tokens == 0]
+    headrooms_tokens = sum(each.headrooms_tokens for each in givers)
     room_tokens = sum(_room_tokens(each) for each in others)
     total_tokens = sum(each.load.total_tokens for each in givers)
     bearable_tokens = _bearable_part(len(givers) / len(staying)) * total_tokens
@@ -69,11 +69,6 @@ def _bearable_part(giving: float) -> float:
     """
     growth = sqrt(MAX_GROWTH)
     return growth / (sqrt(giving * (1.0 - giving)) + giving * growth)
-
-
-def _headrooms_tokens(candidate: Candidate) -> float:
-    """All headrooms of an instance's requests, in tokens."""
-    return candidate.load.normal_free_tokens - candidate.load.free_tokens
 
 
 def _room_tokens(candidate: Candidate) -> float:

@@ -54,8 +54,9 @@ def _soonest(request: NewRequest, eligible: Sequence[Candidate], rule: Soonest) 
         excess = (candidate.num_dispatched_tokens - fewest_tokens) / candidate.load.total_tokens
         eviction = rule.eviction_weight * excess * uncached_tokens
         num_requests = candidate.num_requests
+        # A headroom counts as if other requests used it: it keeps the steps of its owners short.
         own_step = (
-            rule.request_cost * num_requests + rule.kv_token_cost * candidate.real_load_tokens
+            rule.request_cost * num_requests + rule.kv_token_cost * candidate.virtual_load_tokens
         )
         others = candidate.load.num_running * prefill
         others += rule.horizon_steps * num_requests * step_cost

@@ -124,6 +124,16 @@ class Candidate:
         return running_tokens + load.queued_demand_tokens + in_flight_tokens
 
     @property
+    def headrooms_tokens(self) -> int:
+        """All headrooms of its running requests as a whole, in tokens."""
+        return self.load.normal_free_tokens - self.load.free_tokens
+
+    @property
+    def virtual_load_tokens(self) -> float:
+        """`real_load_tokens` with the headrooms, as far as they count."""
+        return self.real_load_tokens + self.headroom_share * self.headrooms_tokens
+
+    @property
     def uncomputed_tokens(self) -> int:
         """Tokens of prompts that it has still to compute, requests in flight included."""
         in_flight = [each.uncached_tokens(self.load.instance_id) for each in self.in_flight]
