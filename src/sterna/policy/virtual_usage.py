@@ -124,7 +124,7 @@ class Candidate:
         return running_tokens + load.queued_demand_tokens + in_flight_tokens
 
     @property
-    def headrooms_tokens(self) -> int:
+    def headrooms_tokens(self) -> float:
         """All headrooms of its running requests as a whole, in tokens."""
         return self.load.normal_free_tokens - self.load.free_tokens
 
