@@ -229,6 +229,8 @@ class PolicyConfig:
         balance_ratio: requests also move while memory is plenty, for the speed of decoding: from
             an instance whose load, divided by that which another would have with the next request
             to move, exceeds this; None: only by freeness.
+        balance_after_tokens: those that move for balance have generated as many tokens, so that
+            they are likely to run long enough to be worth it; those with most go first.
         own: decides in place of the rules above.
     """
 
@@ -256,6 +258,7 @@ class PolicyConfig:
     ageing_tokens_per_s: float = 512.0
     hold_limit_s: float | None = None
     balance_ratio: float | None = None
+    balance_after_tokens: int = 1024
     own: OwnDecisions | None = None
 
     @property
@@ -292,6 +295,7 @@ class PolicyConfig:
         _require(self.ageing_tokens_per_s >= 0, self, "ageing_tokens_per_s", "at least 0")
         if self.balance_ratio is not None:
             _require(self.balance_ratio >= 1, self, "balance_ratio", "at least 1")
+        _require(self.balance_after_tokens >= 0, self, "balance_after_tokens", "at least 0")
         if self.hold_limit_s is not None:
             _require(self.hold_limit_s > 0, self, "hold_limit_s", "positive")
         for priority, target in self.target_load_tokens.items():

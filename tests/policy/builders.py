@@ -36,6 +36,7 @@ def running(
     demand_tokens: int = 0,
     priority: Priority = NORMAL,
     immovable: Immovable | None = None,
+    num_output_tokens: int = 0,
 ) -> RequestView:
     return RequestView(
         request_id=RequestId(request_id),
@@ -45,6 +46,7 @@ def running(
         demand_tokens=demand_tokens,
         scheduling_priority=priority,
         execution_priority=priority,
+        num_output_tokens=num_output_tokens,
         immovable=immovable,
     )
 

@@ -506,7 +506,7 @@ def test_as_many_that_have_overstayed_are_paired_as_others_are_there(
 
 # ------------------------------------------------------------------------ balance by load
 
-BALANCED = replace(LLUMNIX_BASE, balance_ratio=1.25)
+BALANCED = replace(LLUMNIX_BASE, balance_ratio=1.25, balance_after_tokens=0)
 
 
 def test_with_memory_to_spare_only_a_ratio_has_requests_move() -> None:
@@ -537,6 +537,16 @@ def test_an_instance_that_is_emptied_is_no_side_of_a_balance() -> None:
     emptied = evenly_loaded("i1", 160, 1, is_terminating=True)
     busy = evenly_loaded("i0", 1280, 8)
     assert "i0" not in pairs_of(busy, emptied, policy=BALANCED)
+
+
+def test_balance_leaves_headrooms_free() -> None:
+    """i1 has the least load, but for a headroom; i0 is none either, to which a request would go."""
+    policy = replace(BALANCED, has_priorities=True)
+    busy = evenly_loaded("i0", 1280, 8)
+    host = instance("i1", running=[running("high", 160, priority=HIGH)])
+    other = evenly_loaded("i2", 320, 2)
+    assert pairs_of(busy, host, policy=policy) == {}
+    assert pairs_of(busy, host, other, policy=policy) == {"i0": "i2"}
 
 
 @settings(max_examples=150)

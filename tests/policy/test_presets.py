@@ -89,11 +89,11 @@ def test_llumnix_base_differs_from_llumnix_in_priorities_alone() -> None:
     assert differing == {"name", "has_priorities"}
 
 
-def test_sternas_own_policy_is_the_papers_with_another_dispatch_and_bearable_headrooms() -> None:
+def test_sternas_own_policy_is_the_papers_with_four_rules_of_its_own() -> None:
     differing = {
         name for name in LLUMNIX.__slots__ if getattr(LLUMNIX, name) != getattr(STERNA, name)
     }
-    assert differing == {"name", "dispatch", "binds_late", "shares_headroom"}
+    assert differing == {"name", "dispatch", "binds_late", "shares_headroom", "balance_ratio"}
     assert STERNA.dispatch == Soonest()
     assert STERNA.binds_late
     assert STERNA.shares_headroom

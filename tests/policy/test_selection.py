@@ -37,6 +37,33 @@ def test_lower_priorities_and_shorter_sequences_move_first() -> None:
     assert order(view) == ["short", "long", "high-short", "high-long"]
 
 
+BALANCE = replace(LLUMNIX, balance_ratio=1.2, balance_after_tokens=100)
+
+
+def test_with_memory_only_long_outputs_move_for_balance() -> None:
+    """Those that have generated most first, the lowest priority before them; where memory is short,
+    the usual order holds."""
+    requests = [
+        running("short", 16, num_output_tokens=10),
+        running("fed", 800, num_output_tokens=99),
+        running("long", 320, num_output_tokens=100),
+        running("longest", 480, num_output_tokens=300),
+    ]
+    rich, poor = instance(running=requests), instance(running=requests, reserved_tokens=FULL)
+    assert [each.request_id for each in candidates_to_move(rich, BALANCE)] == ["longest", "long"]
+    assert [each.request_id for each in candidates_to_move(poor, BALANCE)] == order(poor)
+    assert order(rich) == order(poor) == ["short", "long", "longest", "fed"]
+
+
+def test_from_an_instance_with_a_headroom_requests_move_for_that_alone() -> None:
+    requests = [
+        running("normal", 160, num_output_tokens=10),
+        running("high", 320, priority=HIGH, num_output_tokens=300),
+    ]
+    view = instance(running=requests)
+    assert [each.request_id for each in candidates_to_move(view, BALANCE)] == ["normal"]
+
+
 def test_a_request_with_headroom_stays_where_headrooms_alone_make_a_source() -> None:
     """Section 4.4.2, high-priority requests: it is "the other normal requests" that "will be
     migrated away". The headroom of 11,072 tokens and 1,760 in use are more than the memory; by

@@ -22,7 +22,7 @@ from sterna.config import (
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
 from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.policy.own import Policy
-from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, ROUND_ROBIN
+from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, ROUND_ROBIN, STERNA
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.simulator import Report, SimulationConfig, simulate
 from sterna.simulator.fast_tables import VICTIMS
@@ -157,6 +157,11 @@ CASES = [
             engine=replace(CACHING, max_num_batched_tokens=64),
         ),
         with_prefixes(crowded_trace(seed=19, max_input=240)),
+    ),
+    Case(
+        "balance",
+        configuration(replace(STERNA, balance_after_tokens=8)),
+        crowded_trace(seed=23, rate=20.0, fraction_high=0.1),
     ),
     Case(
         "late binding",
@@ -327,6 +332,8 @@ policies = st.builds(
     binds_late=st.booleans(),
     ageing_tokens_per_s=st.sampled_from([0.0, 100.0]),
     hold_limit_s=st.sampled_from([None, 0.1, 2.0]),
+    balance_ratio=st.sampled_from([None, 1.0, 1.5]),
+    balance_after_tokens=st.sampled_from([0, 8, 40]),
 )
 scalings = st.builds(
     ScalingConfig,

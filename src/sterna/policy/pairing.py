@@ -83,24 +83,28 @@ def _balanced(candidates: Iterable[Candidate], ratio: float) -> dict[InstanceId,
     """Pairs between which the next move evens the loads out.
 
     The source has more than the destination will have. To come back, a request would need the same
-    the other way round; so requests that stay the same come to rest.
+    the other way round; so requests that stay the same come to rest. Headrooms count as load where
+    a request would go, so that they stay free.
     """
-    order = [each for each in candidates if not each.load.is_terminating]
-    order.sort(key=lambda each: (each.real_load_tokens, each.instance_id))
+    staying = [each for each in candidates if not each.load.is_terminating]
+    sources = sorted(staying, key=lambda each: (-each.real_load_tokens, each.instance_id))
+    destinations = sorted(staying, key=lambda each: (each.virtual_load_tokens, each.instance_id))
     pairs: dict[InstanceId, InstanceId] = {}
-    while len(order) > 1:
-        source = order.pop()
+    for source in sources:
         moved_tokens = source.load.move_tokens
-        if moved_tokens is None:
+        destination = destinations[0] if destinations else source
+        if destination is source:
+            # The loads of those that are left are below all destinations'.
+            break
+        if moved_tokens is None or source.instance_id in pairs.values():
             continue
-        destination = order[0]
-        after_tokens = destination.real_load_tokens + moved_tokens
-        if source.real_load_tokens <= ratio * after_tokens:
-            # Another one, with less to move, may be a source all the same.
-            continue
-        if moved_tokens <= destination.room_tokens:
+        after_tokens = destination.virtual_load_tokens + moved_tokens
+        is_far = source.real_load_tokens > ratio * after_tokens
+        # Where it is not, another source, with less to move, may be far enough all the same.
+        if is_far and moved_tokens <= destination.room_tokens:
             pairs[source.instance_id] = destination.instance_id
-            del order[0]
+            destinations.remove(destination)
+            destinations.remove(source)
     return pairs
 
 

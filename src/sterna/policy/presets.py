@@ -58,10 +58,18 @@ SGLANG = replace(ROUND_ROBIN, name="sglang", dispatch=Sglang())
 PRODUCTION_STACK = replace(ROUND_ROBIN, name="production-stack", dispatch=ProductionStack())
 """Weighs the cached share of a prompt against the number of requests."""
 
-STERNA = replace(LLUMNIX, name="sterna", dispatch=Soonest(), binds_late=True, shares_headroom=True)
+STERNA = replace(
+    LLUMNIX,
+    name="sterna",
+    dispatch=Soonest(),
+    binds_late=True,
+    shares_headroom=True,
+    balance_ratio=1.2,
+)
 """Sterna's own policy (docs/policies.md). Requests go where their first tokens come soonest, prefix
-caches included, and wait at the scheduler until an instance has memory for them. Headrooms are no
-larger than the other instances can bear (`policy.headroom`)."""
+caches included, and wait at the scheduler until an instance has memory for them. Long outputs move
+while memory is plenty, too, so that all decode at the same speed. Headrooms are no larger than the
+other instances can bear (`policy.headroom`)."""
 
 POLICIES = (
     LLUMNIX,

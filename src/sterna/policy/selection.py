@@ -11,7 +11,10 @@ from sterna.policy.virtual_usage import (
     prefill_demand_tokens_of,
     used_tokens_of,
 )
-from sterna.types import InstanceView, RequestView
+from sterna.types import InstanceView, Priority, RequestId, RequestView
+
+_Ranked = tuple[Priority, int, RequestId, RequestView]
+"""A request behind what it is sorted by."""
 
 
 def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[RequestView, ...]:
@@ -23,6 +26,10 @@ def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[Re
     If headrooms alone make an instance a source, requests of the priorities with a headroom and
     above stay, and others leave until none is left. Otherwise a high-priority request that has
     an instance to itself would be the next to move, and meet other requests again.
+
+    From an instance that has memory requests move for balance alone (`balance_ratio`): those that
+    have generated most and `balance_after_tokens` at least, by priority as well. Most outputs are
+    short, and where they are not, what remains is the longer, the longer they have become.
 
     Queuing requests move only from a terminating instance, and then first and in the engine's
     order: they hold no memory, so their move copies nothing, and they cannot run before another
@@ -43,14 +50,24 @@ def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[Re
         queuing = [request for request in instance.queuing if request.immovable is None]
         return (*queuing, *[request for _, _, _, request in order])
     lowest = lowest_with_headroom(instance.total_tokens, policy)
-    if (
-        lowest is not None
-        and order
-        and order[-1][0] >= lowest
-        and not _is_source_by_memory(instance, policy)
-    ):
-        order = [each for each in order if each[0] < lowest]
+    has_headroom = lowest is not None and any(
+        policy.counts_as(request.execution_priority) >= lowest for request in instance.running
+    )
+    moves_otherwise = has_headroom or policy.balance_ratio is not None
+    if order and moves_otherwise and not _is_source_by_memory(instance, policy):
+        if lowest is not None and has_headroom:
+            order = [each for each in order if each[0] < lowest]
+        else:
+            order = _for_balance(order, policy)
     return tuple([request for _, _, _, request in order])
+
+
+def _for_balance(order: Iterable[_Ranked], policy: PolicyConfig) -> list[_Ranked]:
+    return sorted(
+        (priority, -request.num_output_tokens, request_id, request)
+        for priority, _, request_id, request in order
+        if request.num_output_tokens >= policy.balance_after_tokens
+    )
 
 
 def _is_source_by_memory(instance: InstanceView, policy: PolicyConfig) -> bool:

@@ -297,6 +297,7 @@ class FastEngines:
         queued_blocks: int,
         move_blocks: int,
         move_priority: int,
+        balance_blocks: int,
         num_preemptions: int,
         last_dispatch: int,
         uncomputed_tokens: int,
@@ -327,14 +328,17 @@ class FastEngines:
         if engine.is_terminating:
             if num_queuing > 0:
                 move_blocks = head_blocks
-        elif (
-            self._lowest_that_stays is not None
-            and move_priority >= self._lowest_that_stays
-            and not is_source_by_memory(
+        elif move_blocks != NONE:
+            lowest = self._lowest_that_stays
+            has_headroom = lowest is not None and num_by_priority[-1][0] >= lowest
+            moves_otherwise = has_headroom or self._policy.balance_ratio is not None
+            if moves_otherwise and not is_source_by_memory(
                 normal_free_tokens, num_running, num_queuing, num_preempted, self._policy
-            )
-        ):
-            move_blocks = NONE
+            ):
+                if not has_headroom:
+                    move_blocks = balance_blocks
+                elif lowest is not None and move_priority >= lowest:
+                    move_blocks = NONE
         return InstanceLoad(
             engine.instance_id,
             engine.num_reports,

@@ -12,9 +12,11 @@ from sterna.engine.emulated.compiled.queue import (
     num_tokens_of,
 )
 from sterna.engine.emulated.compiled.tables import (
+    BALANCE_BLOCKS,
     BY_PRIORITY,
     DECODING,
     DRAINED_QUEUING,
+    FOR_BALANCE,
     HEAD_BLOCKS,
     LAST_DISPATCH,
     LISTED,
@@ -62,11 +64,16 @@ def take_report(tables: Tables, which: int, r: int) -> None:
     report[NUM_PREEMPTIONS] = row.num_preemptions
     report[LAST_DISPATCH] = row.last_dispatch
     report[MOVE_BLOCKS] = report[MOVE_PRIORITY] = NONE
+    report[BALANCE_BLOCKS] = NONE
     if rule.victim != NO_VICTIM:
-        index = find_victim(tables, r)
+        index = find_victim(tables, r, rule.victim)
         if index != NONE:
             report[MOVE_BLOCKS] = num_blocks_of(row, tables.requests[index], rule.block_size)
             report[MOVE_PRIORITY] = tables.requests[index].priority
+        if rule.balances:
+            index = find_victim(tables, r, FOR_BALANCE)
+            if index != NONE:
+                report[BALANCE_BLOCKS] = num_blocks_of(row, tables.requests[index], rule.block_size)
     for priority in range(tables.counts.shape[1]):
         report[BY_PRIORITY + priority] = tables.counts[r, priority]
 
@@ -129,8 +136,9 @@ def list_changed(tables: Tables, listed: Any) -> int:
 
 
 @njit
-def find_victim(tables: Tables, r: int) -> int:
-    """The running request that would move first, as a prediction of `policy.selection`."""
+def find_victim(tables: Tables, r: int, victim: int) -> int:
+    """The running request that would move first by this rule, as a prediction of
+    `policy.selection`."""
     row, rule = tables.rows[r], tables.settings[0]
     found, found_priority, found_rank = NONE, 0, 0
     for place in range(row.num_running):
@@ -140,10 +148,14 @@ def find_victim(tables: Tables, r: int) -> int:
             continue
         priority = request.priority if rule.has_priorities else 0
         rank = -place
-        if rule.victim == SHORTEST:
+        if victim == SHORTEST:
             rank = num_tokens_of(row, request)
-        elif rule.victim == LONGEST:
+        elif victim == LONGEST:
             rank = -num_tokens_of(row, request)
+        elif victim == FOR_BALANCE:
+            rank = request.prompt_tokens - num_tokens_of(row, request)
+            if -rank < rule.balance_after_tokens:
+                continue
         is_better = found == NONE or priority < found_priority
         if not is_better and priority == found_priority:
             is_better = rank < found_rank or (rank == found_rank and index < found)

@@ -32,21 +32,22 @@ BEGUN, REPORTED, LISTED = range(3)
     QUEUED_BLOCKS,
     MOVE_BLOCKS,
     MOVE_PRIORITY,
+    BALANCE_BLOCKS,
     NUM_PREEMPTIONS,
     LAST_DISPATCH,
     UNCOMPUTED_TOKENS,
     UNCOMPUTED_PAIRS,
     BY_PRIORITY,
-) = range(15)
+) = range(16)
 """Indices in a report: the sums from which a load report is made, then, from the last index on,
 the running requests of each priority. PREFILL_BLOCKS are blocks that prompts in chunks still need.
-MOVE_BLOCKS and MOVE_PRIORITY belong to the running request that would move first; NONE when none
-can move."""
+MOVE_BLOCKS and MOVE_PRIORITY belong to the running request that would move first, BALANCE_BLOCKS to
+that which would move for balance alone; NONE when none can move."""
 
 NUM_ENDED, NUM_STEPS, NUM_TURNS, FIRST_TURN = range(4)
 """Indices in `Tables.notes`."""
 
-NO_VICTIM, SHORTEST, LONGEST, LAST_STARTED = range(4)
+NO_VICTIM, SHORTEST, LONGEST, LAST_STARTED, FOR_BALANCE = range(5)
 """Rules for the request that a report names as the next to move."""
 
 REQUEST = np.dtype(
@@ -174,6 +175,8 @@ SETTINGS = np.dtype(
         ("is_live", np.int64),
         ("is_by_step", np.int64),
         ("victim", np.int64),
+        ("balances", np.int64),
+        ("balance_after_tokens", np.int64),
         ("has_priorities", np.int64),
         ("prefix_caching", np.int64),
         # Addresses and sizes of `Contents`.
