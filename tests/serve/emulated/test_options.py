@@ -57,7 +57,7 @@ def test_engines_with_the_rules_of_vllm_1_may_have_a_prefix_cache() -> None:
         (["--num-gpu-blocks-override", "1"], "num_blocks must leave a block usable"),
         (
             ["--num-gpu-blocks-override", "40", "--max-model-len", "700"],
-            "--max-model-len 700: the emulated engine holds 624 tokens",
+            "--max-model-len 700: an engine holds 624 tokens",
         ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -1,10 +1,12 @@
-"""`sterna serve --engine emulated`: the engine that instances emulate, from options and model.
+"""`sterna serve --engine emulated` and `--engine paced`: engines that take the time of measured
+hardware, from options and model.
 
 The profile has the engine's speed and memory. The model's folder has the tokenizer and the
 vocabulary, which vLLM's own front end needs. No weights are read.
 """
 
 import json
+import logging
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
@@ -14,10 +16,14 @@ from types import MappingProxyType
 from typing import Any
 
 from sterna.engine.emulated.config import EmulatedEngineConfig
+from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.emulated_engine import EmulatedOptions
 from sterna.engine.emulated.profiles import profile
 from sterna.engine.emulated.tokens import Vocabulary
+from sterna.engine.vllm.guard import is_cpu_build
 from sterna.errors import ConfigurationError
+
+logger = logging.getLogger("sterna.serve")
 
 _CHANGES: Mapping[str, str] = MappingProxyType(
     {
@@ -29,6 +35,9 @@ _CHANGES: Mapping[str, str] = MappingProxyType(
     }
 )
 """vLLM's options that change the profile's engine, and what they change."""
+
+CPU_BLOCK_SIZE = 32
+"""Block sizes of vLLM's attention on CPU are multiples of this."""
 
 _PLAIN_TEXT = re.compile(r"[Ġ▁]?[!-~]+")
 """Tokens that are a piece of text by themselves, in the spelling of tokenizers' files: printable
@@ -62,6 +71,38 @@ def emulated_options(args: Namespace) -> EmulatedOptions:
     )
 
 
+def paced_options(args: Namespace) -> StepTime:
+    """Return how long the steps of a real engine last. Memory and limits are the profile's as well,
+    where no option gives them.
+
+    Raises:
+        ConfigurationError: there is no such profile, or vLLM is not the one for CPUs.
+    """
+    if not is_cpu_build():
+        raise ConfigurationError(
+            "--engine paced needs vLLM's build for CPUs: on a GPU steps overlap, and have its speed"
+        )
+    chosen = profile(args.profile)
+    num_tokens = chosen.engine.num_blocks * chosen.engine.block_size
+    if args.block_size is None:
+        args.block_size = -(-chosen.engine.block_size // CPU_BLOCK_SIZE) * CPU_BLOCK_SIZE
+    if args.num_gpu_blocks_override is None:
+        # vLLM keeps one block to itself.
+        args.num_gpu_blocks_override = num_tokens // args.block_size + 1
+    for option in ("max_num_seqs", "max_num_batched_tokens"):
+        if getattr(args, option) is None:
+            setattr(args, option, getattr(chosen.engine, option))
+    num_blocks = args.num_gpu_blocks_override - 1
+    engine = replace(chosen.engine, num_blocks=num_blocks, block_size=args.block_size)
+    args.max_model_len = _max_model_len(args.max_model_len, engine, Path(args.model))
+    logger.warning(
+        "this is an experiment: steps last as long as those of %s, by sleeping for the rest of "
+        "their time; each instance logs how many were late",
+        chosen.name,
+    )
+    return chosen.step_time
+
+
 def _refuse_unsupported(args: Namespace) -> None:
     asked = {
         "--enable-lora": args.enable_lora,
@@ -87,7 +128,7 @@ def _max_model_len(given: int | None, engine: EmulatedEngineConfig, folder: Path
     if given is not None:
         if given > num_tokens:
             raise ConfigurationError(
-                f"--max-model-len {given}: the emulated engine holds {num_tokens} tokens"
+                f"--max-model-len {given}: an engine holds {num_tokens} tokens"
             )
         return given
     longest = _json(folder / "config.json").get("max_position_embeddings")

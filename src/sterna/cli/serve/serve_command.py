@@ -92,14 +92,17 @@ def parse(
     choose_model(args)
     _refuse_unsupported(args)
     settle_classes(args)
-    args.emulated = None
-    if args.engine == "emulated":
-        from sterna.cli.serve.emulated_options import emulated_options
+    args.emulated = args.step_time = None
+    if args.engine != "vllm":
+        from sterna.cli.serve.emulated_options import emulated_options, paced_options
 
         args.profile = getattr(args, "profile", DEFAULT_PROFILE)
-        args.emulated = emulated_options(args)
+        if args.engine == "emulated":
+            args.emulated = emulated_options(args)
+        else:
+            args.step_time = paced_options(args)
     elif "profile" in args:
-        raise ConfigurationError("--profile is for --engine emulated")
+        raise ConfigurationError("--profile is for --engine emulated and --engine paced")
     validate(args)
     return args
 

@@ -28,13 +28,14 @@ ENGINE = OptionTable(
         Option(
             "--engine",
             "engine of the instances: vLLM, or an emulated engine, which computes nothing, takes "
-            "the time of measured hardware, and answers with tokens that a client can check",
-            choices=("vllm", "emulated"),
+            "the time of measured hardware, and answers with tokens that a client can check; for "
+            "experiments also vLLM with steps that last as long as on measured hardware",
+            choices=("vllm", "emulated", "paced"),
             default="vllm",
         ),
         Option(
             "--profile",
-            "hardware and model whose speed is emulated",
+            "hardware and model whose speed is taken",
             metavar="NAME|FILE",
             unless_given=f"{DEFAULT_PROFILE}, the paper's",
         ),

@@ -20,6 +20,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from sterna.config import TransportConfig
 from sterna.engine.drains import DrainOutcome, Left, refused
+from sterna.engine.emulated.durations import StepTime
 from sterna.engine.interface import (
     EngineActivity,
     EngineFacts,
@@ -49,7 +50,7 @@ from sterna.engine.vllm.request_state import (
     until_grammar_ready,
 )
 from sterna.engine.vllm.scheduler import MigratingScheduler
-from sterna.engine.vllm.step_thread import StepThread, Views
+from sterna.engine.vllm.step_thread import Pace, StepThread, Views
 from sterna.engine.vllm.transfers import Transfers
 from sterna.errors import InstanceStartError
 from sterna.messages.actors import MAX_FRAME_BYTES, TokenSpan
@@ -93,6 +94,7 @@ class VllmEngine:
 
     Args:
         reports_cache: whether the listener hears of the contents of the prefix cache.
+        step_time: how long steps last, in experiments; None: as long as they take.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class VllmEngine:
         classes: PriorityClasses = DEFAULT_CLASSES,
         log_stats: bool = False,
         reports_cache: bool = False,
+        step_time: StepTime | None = None,
     ) -> None:
         self._listener = listener
         self._classes = classes
@@ -121,6 +124,7 @@ class VllmEngine:
             on_step=self._on_step,
             on_idle_command=self._views.publish,
             on_failure=lambda error: self._to_loop(listener.on_failure, error),
+            pace=None if step_time is None else Pace(step_time),
         )
         # Of the step thread: each request as its front end sent it, and the number of its tokens
         # that were delivered.

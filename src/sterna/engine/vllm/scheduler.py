@@ -63,12 +63,12 @@ class MigratingScheduler(Scheduler):
     Attributes:
         classes: the priority classes of requests in views.
         groups: the KV cache groups.
-        on_scheduled: called when a step has been scheduled, before it is computed.
+        on_scheduled: called in this order when a step has been scheduled, before it is computed.
         cache_reports: tells of changes to the prefix cache; None unless `report_cache` was called.
     """
 
     classes: PriorityClasses = DEFAULT_CLASSES
-    on_scheduled: Callable[[], None] | None = None
+    on_scheduled: Sequence[Callable[[SchedulerOutput], None]] = ()
     cache_reports: CacheReports | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -99,8 +99,8 @@ class MigratingScheduler(Scheduler):
         """Schedule a step as vLLM does, then call `on_scheduled`."""
         self._hold_adapters()
         output = super().schedule(*args, **kwargs)
-        if self.on_scheduled is not None:
-            self.on_scheduled()
+        for tell in self.on_scheduled:
+            tell(output)
         return output
 
     def report_cache(self) -> None:

@@ -1,15 +1,17 @@
-"""Step thread: builds vLLM's engine core, steps it, and runs commands between two steps; and the
-views that it publishes."""
+"""Step thread: builds vLLM's engine core, steps it, and runs commands between two steps; the views
+that it publishes; and the pace of its steps in experiments."""
 
 import logging
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from sterna.engine.cache_changes import CacheChanges
+from sterna.engine.emulated.durations import StepTime
 from sterna.engine.interface import EngineActivity
 from sterna.types import InstanceId, InstanceView
 
@@ -28,6 +30,7 @@ class StepThread:
         on_step: called on this thread after each step with the step's outputs, by client index.
         on_idle_command: called on this thread after commands that ran while nothing stepped.
         on_failure: called on this thread when a step raised; the thread ends.
+        pace: how long steps last; None: as long as they take.
     """
 
     def __init__(
@@ -37,8 +40,10 @@ class StepThread:
         on_step: Callable[[Core, dict[int, Any]], None],
         on_idle_command: Callable[[Core], None],
         on_failure: Callable[[BaseException], None],
+        pace: "Pace | None" = None,
     ) -> None:
         self._build = build
+        self._pace = pace
         self._on_step = on_step
         self._on_idle_command = on_idle_command
         self._on_failure = on_failure
@@ -93,6 +98,8 @@ class StepThread:
             self._ready.set_exception(error)
             return
         self._ready.set_result(None)
+        if self._pace is not None:
+            self._pace.follow(core)
         try:
             while self._run_commands(core):
                 self._step(core)
@@ -100,12 +107,16 @@ class StepThread:
             logger.exception("engine failed")
             self._on_failure(error)
         finally:
+            if self._pace is not None:
+                self._pace.report()
             core.shutdown()
 
     def _run_commands(self, core: Core) -> bool:
         """Run the queued commands; wait while there is nothing to step. False: close."""
         while not self._commands.empty() or not _has_work(core):
             self._is_busy = False
+            if self._pace is not None and not _has_work(core):
+                self._pace.pause()
             command = self._commands.get()
             if command is None:
                 return False
@@ -117,7 +128,11 @@ class StepThread:
         return True
 
     def _step(self, core: Core) -> None:
+        if self._pace is not None:
+            self._pace.begin()
         outputs, is_executed = core.step_fn()
+        if self._pace is not None:
+            self._pace.end()
         self._on_step(core, outputs or {})
         core.post_step(is_executed)
         self._num_ended += 1
@@ -128,6 +143,101 @@ class StepThread:
 
 def _has_work(core: Core) -> bool:
     return bool(core.scheduler.has_requests() or core.batch_queue)
+
+
+class Pace:
+    """Lets each step last as long as on other hardware: the thread sleeps for the rest of it.
+
+    Engines that share the cores of one machine then behave as if each had hardware of its own, as
+    long as their own work leaves the cores time. A step begins where the one before it ended, also
+    if the thread was busy in between. A step that takes longer than its time makes the following
+    ones no shorter. Belongs to the step thread.
+
+    Args:
+        step_time: the durations of steps, by their contents.
+        report_interval_s: time between two lines of the log that say whether steps kept the pace.
+    """
+
+    def __init__(
+        self,
+        step_time: StepTime,
+        *,
+        report_interval_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._step_time = step_time
+        self._report_interval_s = report_interval_s
+        self._clock, self._sleep = clock, sleep
+        self._begun_s = self._last_end_s = -math.inf
+        self._duration_s = 0.0
+        self._reported_s = clock()
+        self._num_steps = self._num_late = 0
+        self._paced_s = self._late_s = 0.0
+
+    def follow(self, core: Core) -> None:
+        """Learn of the contents of this core's steps."""
+        scheduler = core.scheduler
+        scheduler.on_scheduled = (
+            *scheduler.on_scheduled,
+            lambda output: self.expect(output.num_scheduled_tokens, scheduler.requests),
+        )
+
+    def expect(self, num_scheduled_tokens: Mapping[str, int], requests: Mapping[str, Any]) -> None:
+        """Take the duration of a step that has been scheduled, with so many tokens of these
+        requests; vLLM has counted them as computed."""
+        num_prompt_tokens = num_pairs = num_decodes = num_context_tokens = 0
+        for request_id, num_tokens in num_scheduled_tokens.items():
+            request = requests[request_id]
+            end = request.num_computed_tokens
+            first = end - num_tokens
+            if first >= request.num_tokens - 1:
+                num_decodes += 1
+                num_context_tokens += end
+            else:
+                num_prompt_tokens += num_tokens
+                num_pairs += end * end - first * first
+        self._duration_s = 0.0
+        if num_scheduled_tokens:
+            self._duration_s = self._step_time.duration_s(
+                num_prompt_tokens, num_pairs, num_decodes, num_context_tokens
+            )
+
+    def pause(self) -> None:
+        """The thread has nothing to step: the next step begins when it begins."""
+        self._last_end_s = -math.inf
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._duration_s = 0.0
+        self._begun_s = self._clock() if self._last_end_s == -math.inf else self._last_end_s
+
+    def end(self) -> None:
+        """A step has been computed: wait until its time is over."""
+        if self._duration_s == 0.0:
+            return
+        end_s, now_s = self._begun_s + self._duration_s, self._clock()
+        self._num_steps += 1
+        self._paced_s += self._duration_s
+        if now_s < end_s:
+            self._sleep(end_s - now_s)
+        else:
+            self._num_late += 1
+            self._late_s += now_s - end_s
+        self._last_end_s = max(now_s, end_s)
+        if now_s >= self._reported_s + self._report_interval_s:
+            self._reported_s = now_s
+            self.report()
+
+    def report(self) -> None:
+        """Log how many steps there were, and how far they were late."""
+        logger.info(
+            "paced steps=%d seconds=%.1f late=%d late_seconds=%.2f",
+            self._num_steps,
+            self._paced_s,
+            self._num_late,
+            self._late_s,
+        )
 
 
 class Views:
@@ -157,7 +267,8 @@ class Views:
 
     def follow(self, core: Any) -> None:
         """Publish the state of each step of this core before it is computed."""
-        core.scheduler.on_scheduled = lambda: self.publish(core)
+        scheduler = core.scheduler
+        scheduler.on_scheduled = (*scheduler.on_scheduled, lambda _: self.publish(core))
 
     def on_step_end(self, core: Any) -> None:
         """Publish the state, unless another step follows at once, which will do so."""

@@ -346,6 +346,7 @@ def _vllm_engine(
         classes=args.classes,
         log_stats=not args.disable_log_stats,
         reports_cache=spec.llumlet.policy.looks_at_prefixes,
+        step_time=args.step_time,
     )
 
 
