@@ -220,10 +220,17 @@ def test_interactivity_is_the_rate_of_an_answer_with_its_wait() -> None:
     assert interactivity.mean == interactivity.max == 4.0
 
 
-def test_imbalance_is_the_mean_of_the_samples_in_which_memory_was_in_use() -> None:
-    run = replace(cluster(), imbalance=np.array([1.0, nan, 2.0]))
-    assert summarize(records(), run).imbalance_mean == 1.5
-    assert summarize(records(), replace(run, imbalance=np.array([nan]))).imbalance_mean is None
+def test_imbalance_is_a_mean_in_which_a_moment_counts_by_the_memory_in_use() -> None:
+    """By hand: 1.0 of 300 tokens and 2.0 of 100 are 1.25; nothing is in use in between."""
+    run = replace(
+        cluster(),
+        imbalance=np.array([1.0, nan, 2.0]),
+        total_tokens=np.array([500, 500, 500]),
+        free_tokens=np.array([200, 500, 400]),
+    )
+    assert summarize(records(), run).imbalance_mean == 1.25
+    empty = replace(run, imbalance=np.array([nan, nan, nan]))
+    assert summarize(records(), empty).imbalance_mean is None
 
 
 def test_an_empty_run_has_no_nan_either() -> None:

@@ -109,7 +109,9 @@ class Summary:
             (Section 6.2, "the average fraction of time span with ongoing migration for each
             instance").
         fragmentation_mean: mean fragmented memory over the total memory (Section 6.3).
-        imbalance_mean: mean over time of the largest memory in use on an instance over the mean.
+        imbalance_mean: the largest memory in use on an instance over the mean of all, a mean over
+            time in which a moment counts by the memory in use: when nearly all requests have ended,
+            the last ones are in few places.
         instances_avg: mean number of instances, weighted by time: the cost of the run
             (Section 6.5).
         simulated_s: when the last request ended.
@@ -161,7 +163,7 @@ def summarize(
     instances_avg = _instances_avg(cluster)
     gaps_s = records.largest_gap_s
     preemptions = _known(records.num_preemptions[those])
-    proportions, imbalances = cluster.fragmentation_proportion, _known(cluster.imbalance)
+    proportions = cluster.fragmentation_proportion
     return Summary(
         num_requests=num_requests,
         num_completed=len(request_s),
@@ -183,7 +185,7 @@ def summarize(
         downtime_s=Distribution.of(cluster.downtime_s),
         migrating_fraction=_migrating_fraction(cluster, instances_avg),
         fragmentation_mean=float(proportions.mean()) if len(proportions) else None,
-        imbalance_mean=float(imbalances.mean()) if len(imbalances) else None,
+        imbalance_mean=_imbalance(cluster),
         instances_avg=instances_avg,
         simulated_s=cluster.simulated_s,
         wall_s=cluster.wall_s,
@@ -298,6 +300,14 @@ def _latencies_to_the_end(
     num_intervals = records.output_tokens[decoded] - 1
     tpot_s = (records.end_s - records.first_token_s)[decoded] / num_intervals
     return request_s, tpot_s, _known(records.decode_execution_s[decoded] / num_intervals)
+
+
+def _imbalance(cluster: ClusterRecord) -> float | None:
+    is_used = ~np.isnan(cluster.imbalance)
+    if not is_used.any():
+        return None
+    used_tokens = cluster.total_tokens - cluster.free_tokens
+    return float(np.average(cluster.imbalance[is_used], weights=used_tokens[is_used]))
 
 
 def _interactivity(records: Records) -> Values:
