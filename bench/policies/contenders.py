@@ -49,6 +49,7 @@ WITHOUT = (
     "sterna:dispatch=freest",
     "sterna:binds_late=false",
     "sterna:shares_headroom=false",
+    "sterna:balance_ratio=none",
     "sterna:migrates=false",
 )
 """Sterna's policy without one of its parts."""

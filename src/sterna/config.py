@@ -135,6 +135,8 @@ class Soonest:
     Attributes:
         horizon_steps: decode steps that count beside the time to the first token.
         others_weight: weight of a delay of another request against the same delay of this one.
+        backlog_tokens: delays of others count double where prompts of this many tokens queue
+            already, three times where twice as many do, and so on, since they add up.
         eviction_weight: weight of the contents that a prompt takes the place of. They count the
             more, the more its instance has had to compute than others: its contents have been in
             use more recently.
@@ -146,6 +148,7 @@ class Soonest:
 
     horizon_steps: float = 32.0
     others_weight: float = 0.25
+    backlog_tokens: float = 4_000.0
     eviction_weight: float = 8.0
     pair_cost: float = 3e-5
     request_cost: float = 0.6
@@ -155,6 +158,7 @@ class Soonest:
     def __post_init__(self) -> None:
         for each in fields(self):
             _require(getattr(self, each.name) >= 0, self, each.name, "at least 0")
+        _require(self.backlog_tokens > 0, self, "backlog_tokens", "positive")
 
 
 PrefixDispatch = LlmD | Dynamo | Sglang | ProductionStack | Soonest

@@ -216,6 +216,22 @@ def test_what_delays_others_counts_less() -> None:
         assert chosen(prompt(100), rule, loaded, other) == expected
 
 
+def test_a_delay_behind_a_backlog_counts_more() -> None:
+    """By hand: 4 decodes wait for 100 tokens, which with a quarter of the weight is 100; behind 200
+    tokens, with a backlog of 100 in the rule, it is three times that."""
+    rule = replace(FIRST_TOKEN_ALONE, others_weight=0.25)
+    loaded = instance("a", num_running=4, uncomputed_tokens=200)
+    for backlog_tokens, uncomputed_tokens, expected in (
+        (1e9, 299, "b"),
+        (1e9, 301, "a"),
+        (100.0, 499, "b"),
+        (100.0, 501, "a"),
+    ):
+        other = instance("b", uncomputed_tokens=uncomputed_tokens)
+        each = replace(rule, backlog_tokens=backlog_tokens)
+        assert chosen(prompt(100), each, loaded, other) == expected
+
+
 def test_what_a_prompt_evicts_counts_where_contents_are_young() -> None:
     """By hand: a has computed a tenth of its memory more than b, so that 1,000 tokens evict what
     is worth 800 at weight 8; b lacks a shared prefix of 700 or 900 tokens."""

@@ -58,7 +58,8 @@ def _soonest(request: NewRequest, eligible: Sequence[Candidate], rule: Soonest) 
         own_step = (
             rule.request_cost * num_requests + rule.kv_token_cost * candidate.virtual_load_tokens
         )
-        others = candidate.load.num_running * prefill
+        # Where prompts queue, others are delayed already, and once more is worse.
+        others = candidate.load.num_running * prefill * (1.0 + before / rule.backlog_tokens)
         others += rule.horizon_steps * num_requests * step_cost
         return (
             before

@@ -184,8 +184,12 @@ class Pace:
         )
 
     def expect(self, num_scheduled_tokens: Mapping[str, int], requests: Mapping[str, Any]) -> None:
-        """Take the duration of a step that has been scheduled, with so many tokens of these
-        requests; vLLM has counted them as computed."""
+        """Take the duration of a step that has been scheduled.
+
+        Args:
+            num_scheduled_tokens: tokens of each request that it computes.
+            requests: those of the engine, where vLLM has counted these tokens as computed.
+        """
         num_prompt_tokens = num_pairs = num_decodes = num_context_tokens = 0
         for request_id, num_tokens in num_scheduled_tokens.items():
             request = requests[request_id]
