@@ -81,7 +81,7 @@ def contenders(family: str, tuned: Mapping[str, str], *, has_parts: bool) -> Seq
     """
     parts = (*ALONE, *WITHOUT) if has_parts else ()
     match family:
-        case "paper":
+        case "paper" | "clusters":
             others: Sequence[str] = ("infaas++", "round-robin", "vllm-dp")
         case "prefixes":
             theirs = [variant for rule, variant in tuned.items() if rule != STERNA]

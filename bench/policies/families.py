@@ -5,6 +5,10 @@ from dataclasses import dataclass, fields
 from bench.paper.points import paper_points
 from sterna.simulator.paper import COPY_TIME, SERVING_STEP_TIME
 
+SCALING_STEPS = ((80, 480), (160, 960), (320, 1_920))
+"""Bounds of the mean freeness between which auto-scaling keeps a cluster; the second are the
+default."""
+
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -37,15 +41,20 @@ class Family:
     points: tuple[Point, ...]
 
 
+def _serving_options() -> tuple[str, ...]:
+    """The paper's engines, with the costs of serving."""
+    parts = {"step_time": SERVING_STEP_TIME, "copy_time": COPY_TIME}
+    return tuple(
+        text
+        for name, part in parts.items()
+        for each in fields(part)
+        for text in ("--set", f"{name}.{each.name}={getattr(part, each.name)!r}")
+    )
+
+
 def _paper() -> Family:
     """The paper's seven traces at their middle and top rates, as its cluster ran them, with live
     load reports."""
-    serving = [f"step_time.{each.name}" for each in fields(SERVING_STEP_TIME)]
-    copying = [f"copy_time.{each.name}" for each in fields(COPY_TIME)]
-    changed: list[str] = []
-    for part, names in ((SERVING_STEP_TIME, serving), (COPY_TIME, copying)):
-        for name in names:
-            changed += ["--set", f"{name}={getattr(part, name.partition('.')[2])!r}"]
     rates: dict[str, list[float]] = {}
     for row in paper_points("figure11"):
         if row["policy"] == "Llumnix":
@@ -54,11 +63,41 @@ def _paper() -> Family:
     for trace, of_trace in rates.items():
         of_trace.sort()
         for rate in (of_trace[len(of_trace) // 2], of_trace[-1]):
-            options = ("--trace", trace, "--rate", f"{rate:g}", "--requests", "10000", *changed)
+            options = ("--trace", trace, "--rate", f"{rate:g}", "--requests", "10000")
             # Runs of the parts on all points would take hours.
             is_first = trace in ("M-M", "L-L")
-            points.append(Point(f"{trace} {rate:g}/s", options, is_first, is_first))
+            name = f"{trace} {rate:g}/s"
+            points.append(Point(name, (*options, *_serving_options()), is_first, is_first))
     return Family("paper", "The paper's traces", tuple(points))
+
+
+def _clusters() -> Family:
+    """The middle rate of one of the paper's traces, M-M, for each instance, on other clusters."""
+
+    def point(name: str, rate: float, num_requests: int, *more: str) -> Point:
+        workload = ("--trace", "M-M", "--rate", f"{rate:g}", "--requests", str(num_requests))
+        return Point(name, (*workload, *_serving_options(), *more), has_parts=False)
+
+    scaling = [
+        point(
+            f"auto-scaling from {low} to {high} steps",
+            *(4.0, 10_000, "--auto-scaling", "1:16", "--arrivals", "gamma:4"),
+            *("--scale-low", str(low), "--scale-high", str(high)),
+        )
+        for low, high in SCALING_STEPS
+    ]
+    return Family(
+        "clusters",
+        "Other clusters",
+        (
+            point("4 instances", 1.9, 4_000, "--instances", "4"),
+            point("64 instances", 30.4, 20_000, "--instances", "64"),
+            point("chunked prefill", 7.6, 10_000, "--engine-mode", "chunked"),
+            point("a tenth of high priority", 7.6, 10_000, "--high-fraction", "0.1"),
+            point("1.5 times the sustainable rate", 11.7, 5_000),
+            *scaling,
+        ),
+    )
 
 
 def _options(
@@ -125,5 +164,5 @@ REASONING = Family(
     ),
 )
 
-FAMILIES = {each.name: each for each in (_paper(), PREFIXES, REASONING)}
+FAMILIES = {each.name: each for each in (_paper(), _clusters(), PREFIXES, REASONING)}
 """All of them, by name."""

@@ -6,6 +6,7 @@ from bench.paper.cells import rounded
 from bench.paper.points import Row
 from sterna.metrics.summary import Distribution
 from sterna.simulator.runs import SimulationRun
+from sterna.types import HIGH
 
 THIRDS = ("short", "middle", "long")
 
@@ -39,6 +40,7 @@ def row_of(run: SimulationRun) -> list[Row]:
         by_third[f"ttft_p99_{third}_s"] = rounded(float(np.percentile(those, 99)))
         by_third[f"ttft_max_{third}_s"] = rounded(float(those.max()))
     duration_s = summary.simulated_s
+    high = run.summary(HIGH)
     return [
         {
             "n": summary.num_requests,
@@ -49,6 +51,9 @@ def row_of(run: SimulationRun) -> list[Row]:
             "tpot_p99_s": _of(summary.tpot_s, "p99"),
             "request_mean_s": _of(summary.request_s, "mean"),
             "request_p99_s": _of(summary.request_s, "p99"),
+            "high_ttft_mean_s": _of(high.ttft_s, "mean"),
+            "high_tpot_mean_s": _of(high.tpot_s, "mean"),
+            "high_request_mean_s": _of(high.request_s, "mean"),
             "loss_mean_s": _of(summary.preemption_loss_s, "mean"),
             "interactivity_mean": _of(summary.interactivity, "mean"),
             "goodput_ttft": rounded(summary.goodput[0].fraction),

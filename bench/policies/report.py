@@ -44,6 +44,16 @@ def _paper_tables(rows: Sequence[Row], family: Family) -> list[str]:
     ]
 
 
+def _cluster_tables(rows: Sequence[Row], family: Family) -> list[str]:
+    parts = [
+        "Each instance gets what it gets on M-M at 7.6/s, the middle rate, unless a point says "
+        "otherwise."
+    ]
+    for point in family.points:
+        parts += [f"**{point.name}**", _absolute(rows, point.name)]
+    return parts
+
+
 def _prefix_tables(rows: Sequence[Row], family: Family) -> list[str]:
     parts = []
     for point in family.points:
@@ -65,6 +75,7 @@ def _reasoning_tables(rows: Sequence[Row], family: Family) -> list[str]:
 
 _TABLES: Mapping[str, Callable[[Sequence[Row], Family], list[str]]] = {
     "paper": _paper_tables,
+    "clusters": _cluster_tables,
     "prefixes": _prefix_tables,
     "reasoning": _reasoning_tables,
 }
@@ -117,10 +128,15 @@ _COLUMNS: Mapping[str, tuple[str, float]] = {
     "tpot_mean_s": ("TPOT mean [ms]", 1000),
     "tpot_p99_s": ("P99 [ms]", 1000),
     "request_mean_s": ("request mean [s]", 1),
+    "loss_mean_s": ("preemption loss [s]", 1),
+    "high_ttft_mean_s": ("high: TTFT mean [s]", 1),
+    "high_tpot_mean_s": ("high: TPOT mean [ms]", 1000),
+    "high_request_mean_s": ("high: request mean [s]", 1),
     "goodput_ttft": ("TTFT kept [%]", 100),
     "goodput_tpot": ("TPOT kept [%]", 100),
     "prefix_reuse": ("reuse [%]", 100),
     "imbalance_mean": ("largest / mean load", 1),
+    "instances_avg": ("instances", 1),
     "makespan_s": ("makespan [s]", 1),
     "migrations": ("moves", 1),
 }
@@ -166,6 +182,8 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
     }
     if "paper" in by_family:
         found += _paper_goals(by_family["paper"])
+    if "clusters" in by_family:
+        found += _cluster_goals(by_family["clusters"])
     if "prefixes" in by_family:
         found += _prefix_goals(by_family["prefixes"])
     if "reasoning" in by_family:
@@ -192,6 +210,49 @@ def _paper_goals(rows: Sequence[Row]) -> list[Goal]:
             name = f"{names[metric]} of the paper's traces against Llumnix's"
             found.append(Goal(name, f"{bound:g}", text, value.mean >= bound))
     return found
+
+
+def _cluster_goals(rows: Sequence[Row]) -> list[Goal]:
+    found = []
+    for point in FAMILIES["clusters"].points:
+        if point.name.startswith("auto-scaling"):
+            continue
+        for metric, bound in {
+            "ttft_p99_s": 1.0,
+            "request_mean_s": 0.98,
+            "tpot_p99_s": 0.95,
+        }.items():
+            value = factor(rows, metric, STERNA, LLUMNIX, [point.name])
+            if value is not None:
+                name = f"{point.name}: {METRICS[metric]} against Llumnix's"
+                reached = value.mean >= bound
+                found.append(Goal(name, f"{bound:g}", f"{value} times better", reached))
+    found += _scaling_goals(rows)
+    return found
+
+
+def _scaling_goals(rows: Sequence[Row]) -> list[Goal]:
+    """Fewer instances at no larger P99: Sterna's fewest among the thresholds at which its P99 is at
+    most that of Llumnix at the default ones."""
+    points = [
+        each.name for each in FAMILIES["clusters"].points if each.name.startswith("auto-scaling")
+    ]
+    default = points[1]
+    limit_s = mean(rows, "ttft_p99_s", LLUMNIX, default)
+    theirs = mean(rows, "instances_avg", LLUMNIX, default)
+    if limit_s is None or theirs is None:
+        return []
+    fewest = [
+        instances
+        for point in points
+        if (p99_s := mean(rows, "ttft_p99_s", STERNA, point)) is not None and p99_s <= limit_s
+        if (instances := mean(rows, "instances_avg", STERNA, point)) is not None
+    ]
+    name = "auto-scaling: instances at no larger TTFT P99 than Llumnix's"
+    if not fewest:
+        return [Goal(name, "at most 0.9", "at no threshold", is_reached=False)]
+    share = min(fewest) / theirs
+    return [Goal(name, "at most 0.9", f"{share:.2f}", share <= 0.9)]
 
 
 def _prefix_goals(rows: Sequence[Row]) -> list[Goal]:

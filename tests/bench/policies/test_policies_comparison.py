@@ -99,7 +99,7 @@ def test_each_rule_gets_its_best_variant() -> None:
     assert tuned(rows) == {"dynamo": "dynamo:prefill_scale=4", "sglang": "sglang:max_difference=8"}
 
 
-@pytest.mark.parametrize("family", ["paper", "prefixes", "reasoning"])
+@pytest.mark.parametrize("family", ["paper", "clusters", "prefixes", "reasoning"])
 def test_each_policy_competes_once(family: str) -> None:
     chosen = {rule: combinations(rule)[0] for rule in GRIDS}
     found = contenders(family, chosen, has_parts=True)
