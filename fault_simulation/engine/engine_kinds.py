@@ -11,6 +11,9 @@ from random import Random
 
 from fault_simulation.virtual.settings import (
     AGEING_TOKENS_PER_S,
+    BALANCE_AFTER_TOKENS,
+    BALANCE_RATIO,
+    BALANCE_SHARE,
     BY_PREFIX,
     BY_PREFIX_SHARE,
     ENGINE,
@@ -166,4 +169,8 @@ def policy_of(seed: int, kind: EngineKind) -> PolicyConfig:
     policy = BY_PREFIX if kind.has_prefix_cache and is_by_prefix else POLICY
     if rng.random() < LATE_SHARE:
         policy = replace(policy, binds_late=True, ageing_tokens_per_s=AGEING_TOKENS_PER_S)
+    if rng.random() < BALANCE_SHARE:
+        policy = replace(
+            policy, balance_ratio=BALANCE_RATIO, balance_after_tokens=BALANCE_AFTER_TOKENS
+        )
     return policy

@@ -63,6 +63,12 @@ LATE_SHARE = 0.3
 AGEING_TOKENS_PER_S = 40.0
 """By this much a second such a request counts as smaller."""
 
+BALANCE_SHARE = 0.3
+"""Of all seeds: those in which requests also move while memory is plenty."""
+
+BALANCE_RATIO, BALANCE_AFTER_TOKENS = 1.2, 4
+"""With these rules of `PolicyConfig`."""
+
 LLUMLET = LlumletConfig(
     policy=POLICY,
     migration=MigrationConfig(
