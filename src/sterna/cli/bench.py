@@ -24,6 +24,10 @@ BENCHMARKS = {
         "bench.priorities",
         "gain of urgent requests from priorities, and cost for the others, on real instances",
     ),
+    "paced": (
+        "bench.paced",
+        "policies on real engines whose steps take the time of measured hardware",
+    ),
     "autoscaling": (
         "bench.autoscaling",
         "a load step up and down on one to three real instances",

@@ -1,0 +1,169 @@
+"""Compares policies on real engines whose steps last as long as on measured hardware.
+
+The same requests are sent to servers that differ in their policy alone, one after the other; a
+round has every policy once, and other requests than the other rounds. Beside each run stands what
+the simulator predicts for the same requests. Steps sleep for the rest of their time
+(docs/emulated_engine.md), so that a few cores carry all instances; how many steps were late is in
+each row.
+
+    sterna bench paced ["M-M, 4 instances" ...] [--rounds 5] [--policies sterna ...] [--continue]
+
+`bench/results/paced.json` is written after every run; `--continue` goes on with what is missing.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+from bench.common import results_io
+from bench.common.command import end_like_ctrl_c, ended
+from bench.common.command import positive as count
+from bench.common.pages import goal_list, write_marked
+from bench.paced import report
+from bench.paced.cases import CASES, POLICIES, Case
+from bench.paced.runs import PACED, SIMULATED, Row
+from bench.serving.comparing import PAGE, QUICK_FOLDER, reporting_kept
+from sterna.errors import ConfigurationError
+from sterna.workload.catalog import has_drawn_lengths
+
+NAME = "paced"
+
+QUICK_REQUESTS = 24
+QUICK_TOKENS = 256
+"""The number and the longest of the requests of a run that only checks."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, and write the results."""
+    options = _parser().parse_args(argv)
+    return ended(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    folder = QUICK_FOLDER if options.quick else results_io.RESULTS
+    rows = _kept() if options.is_continued or options.report else []
+    if not options.report:
+        with reporting_kept("runs"):
+            rows = _measured(options, rows)
+    text = report.markdown({"rows": rows})
+    found = [asdict(each) for each in report.goals(rows)]
+    text = f"{text}\n\n{goal_list(found)}"
+    print(text)
+    if folder == results_io.RESULTS:
+        write_marked(PAGE, f"sterna bench {NAME}", text)
+
+
+def _kept() -> list[Row]:
+    try:
+        rows: list[Row] = results_io.read(NAME)["rows"]
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"there is no bench/results/{NAME}.json yet: leave out --continue and --report"
+        ) from None
+    return rows
+
+
+def _measured(options: argparse.Namespace, rows: list[Row]) -> list[Row]:
+    from bench.paced.cases import tiny_model
+    from bench.paced.runs import job_of, paced_row, simulated_row
+    from bench.serving.measured import LOGS, Notes
+
+    notes = Notes()
+    logs = LOGS / NAME
+    logs.mkdir(parents=True, exist_ok=True)
+    model = tiny_model(logs / "model")
+    known = {(row["point"], row["policy"], row["seed"], row["kind"]) for row in rows}
+    for seed in range(1, options.rounds + 1):
+        for case in map(_quick if options.quick else _whole, options.cases):
+            hardware = case.write_hardware(logs)
+            # A machine that is slower for a while does not always slow the same policy.
+            shift = seed % len(options.policies)
+            for policy in (*options.policies[shift:], *options.policies[:shift]):
+                job = job_of(case, hardware, policy, seed)
+                if (case.name, policy, seed, SIMULATED) not in known:
+                    rows.append(simulated_row(case, job))
+                if (case.name, policy, seed, PACED) not in known:
+                    notes.say(f"round {seed} of {options.rounds}: {case.name}, {policy}")
+                    log = logs / f"{case.name}-{policy}-{seed}.log".replace(" ", "")
+                    row = paced_row(case, job, model, hardware, log, notes)
+                    notes.say(
+                        f"TTFT {row['ttft_mean_s']:.3f} s, TPOT {1000 * row['tpot_mean_s']:.1f} ms,"
+                        f" {row['late_steps']} of {row['steps']} steps late"
+                    )
+                    commit = results_io.measured_commit()
+                    rows.append({**row, "commit": commit})
+                    _write(options, rows)
+    return rows
+
+
+def _write(options: argparse.Namespace, rows: list[Row]) -> None:
+    config = {"rounds": options.rounds, "cases": [asdict(each) for each in options.cases]}
+    folder = QUICK_FOLDER if options.quick else results_io.RESULTS
+    order = {name: place for place, name in enumerate(POLICIES)}
+    rows.sort(key=lambda row: (list(CASES).index(row["point"]), order.get(row["policy"], 99)))
+    results_io.write(NAME, config, rows, folder)
+
+
+def _whole(case: Case) -> Case:
+    return case
+
+
+def _quick(case: Case) -> Case:
+    """Two instances, and few requests, short ones where lengths are drawn."""
+    few = replace(case, instances=2, requests=QUICK_REQUESTS, rate=20.0)
+    is_drawn = has_drawn_lengths(case.workload[case.workload.index("--trace") + 1])
+    return replace(few, max_total_tokens=QUICK_TOKENS) if is_drawn else few
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"sterna bench {NAME}",
+        description="Compare policies on real engines whose steps last as long as on measured "
+        "hardware, and with what the simulator predicts.",
+        epilog="docs/benchmarks.md explains what is measured.",
+    )
+    parser.add_argument(
+        "cases",
+        nargs="*",
+        type=_case,
+        default=list(CASES.values()),
+        metavar="CASE",
+        help=f"some of: {'; '.join(CASES)} (default: all)",
+    )
+    parser.add_argument(
+        "--rounds", type=count, default=5, metavar="N", help="runs of each policy (default: 5)"
+    )
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        default=list(POLICIES),
+        metavar="NAME",
+        help=f"default: {' '.join(POLICIES)}",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="two instances and few requests, as a check"
+    )
+    parser.add_argument(
+        "--continue",
+        dest="is_continued",
+        action="store_true",
+        help="measure only what the results lack",
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="measure nothing; write the page again"
+    )
+    return parser
+
+
+def _case(text: str) -> Case:
+    try:
+        return CASES[text]
+    except KeyError:
+        names = "; ".join(CASES)
+        raise argparse.ArgumentTypeError(f"must be one of: {names}, not {text!r}") from None
+
+
+if __name__ == "__main__":
+    end_like_ctrl_c()
+    sys.exit(main())

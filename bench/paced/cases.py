@@ -1,0 +1,167 @@
+"""The cases: a workload on a number of paced instances, with the options of the server and those of
+the simulation that predicts it.
+
+Real hardware is taken at a multiple of its speed, and so are the rates, for shorter runs.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from sterna.engine.emulated.config import Preemption, StepMode
+from sterna.engine.emulated.durations import CopyTime, StepTime
+from sterna.engine.emulated.profiles import Profile, profile
+
+POLICIES = ("sterna", "llumnix", "infaas++", "round-robin", "llm-d", "dynamo")
+"""Those that are compared, in the order of the table."""
+
+BLOCK_SIZE = 32
+"""The smallest that vLLM's attention on CPU has."""
+
+COPY_TIME = CopyTime(block_s=5e-5, stage_s=1e-2)
+"""Of the tiny model's blocks through shared memory, in the simulation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A workload on paced instances.
+
+    Attributes:
+        name: in rows and tables.
+        profile: the hardware, by its name.
+        speed: steps last as long as the profile's, divided by this.
+        instances: their number.
+        workload: options of `sterna simulate` for the requests.
+        rate: of the hardware without `speed`, in requests or sessions a second; None: the
+            requests come at once.
+        requests: their number.
+        max_total_tokens: longer requests are left out, or drawn again.
+    """
+
+    name: str
+    profile: str
+    speed: float
+    instances: int
+    workload: tuple[str, ...]
+    rate: float | None
+    requests: int
+    max_total_tokens: int
+
+    def hardware(self) -> Profile:
+        """The profile that server and simulation have: vLLM 1's rules, the block size of its CPU
+        build, and the case's speed."""
+        chosen = profile(self.profile)
+        engine = chosen.engine
+        num_tokens = engine.num_blocks * engine.block_size
+        steps = {name: each / self.speed for name, each in asdict(chosen.step_time).items()}
+        return replace(
+            chosen,
+            name=f"{chosen.name}-x{self.speed:g}",
+            engine=replace(
+                engine,
+                num_blocks=num_tokens // BLOCK_SIZE,
+                block_size=BLOCK_SIZE,
+                watermark=0.0,
+                step_mode=StepMode.CHUNKED,
+                preemption=Preemption.LAST_ADMITTED,
+                keeps_block_free=False,
+                max_num_batched_tokens=2_048,
+                prefix_caching=True,
+            ),
+            step_time=StepTime(**steps),
+            copy_time=COPY_TIME,
+        )
+
+    def write_hardware(self, folder: Path) -> Path:
+        """Write the profile as a file for `--profile`."""
+        hardware = self.hardware()
+        engine = {
+            **asdict(hardware.engine),
+            "step_mode": hardware.engine.step_mode.value,
+            "preemption": hardware.engine.preemption.value,
+        }
+        document = {**asdict(hardware), "engine": engine}
+        path = folder / f"{hardware.name}.yaml"
+        path.write_text(yaml.safe_dump(document, sort_keys=False))
+        return path
+
+    def serve_options(self, model: Path, hardware: Path, policy: str) -> list[str]:
+        """The options of `sterna serve`."""
+        return [
+            *(str(model), "--engine", "paced", "--profile", str(hardware)),
+            *("--instances", str(self.instances), "--policy", policy),
+            *("--max-model-len", str(self.max_total_tokens), "--dtype", "float32"),
+            *("--enforce-eager", "--enable-prefix-caching"),
+        ]
+
+    def simulate_options(self, hardware: Path, seed: int) -> list[str]:
+        """The options of `sterna simulate`. Loads are reported as the server's instances report
+        them: when a step has been scheduled."""
+        rate = 100_000.0 if self.rate is None else self.rate * self.speed
+        return [
+            *self.workload,
+            *("--rate", f"{rate:g}", "--requests", str(self.requests), "--seed", str(seed)),
+            *("--max-total-tokens", str(self.max_total_tokens)),
+            *("--profile", str(hardware), "--instances", str(self.instances)),
+            *("--report", "step"),
+        ]
+
+
+def tiny_model(folder: Path) -> Path:
+    """A random model with the small model's tokenizer, whose steps take a few milliseconds; made
+    once.
+
+    What it says has no meaning. Its vocabulary is as large as the ids of the prompts need.
+    """
+    if (folder / "config.json").is_file():
+        return folder
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from sterna.demo_model.small_model import default_cache_folder, ensure_small_model
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49_152,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=65_536,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
+    tokenizer = ensure_small_model(default_cache_folder(os.environ), print)
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    LlamaForCausalLM(config).save_pretrained(partial)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        if (tokenizer / name).is_file():
+            shutil.copy(tokenizer / name, partial / name)
+    partial.rename(folder)
+    return folder
+
+
+_A10, _RTX4090 = "a10-llama-7b", "rtx4090-llama-3.1-8b"
+
+CASES: Mapping[str, Case] = {
+    each.name: each
+    for each in (
+        Case("M-M, 4 instances", _A10, 2.0, 4, ("--trace", "M-M"), 1.95, 250, 8_192),
+        Case(
+            "sessions, 4 instances",
+            *(_RTX4090, 1.0, 4, ("--trace", "agents", "--divide-lengths", "16"), 0.22),
+            *(200, 16_384),
+        ),
+        Case("reasoning, 4 instances", _RTX4090, 1.0, 4, ("--trace", "reasoning"), None, 96, 6_144),
+        Case("M-M, 8 instances", _A10, 1.0, 8, ("--trace", "M-M"), 3.9, 400, 8_192),
+    )
+}
+"""All of them, by name."""

@@ -1,0 +1,131 @@
+"""One run of a case: on paced instances, and in simulation."""
+
+import argparse
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.paced.cases import Case
+from bench.paper.cells import rounded
+from bench.serving.measured import Measured, Notes, Server, started
+from sterna.cli.simulate.simulate_command import configuration, jobs_of
+from sterna.cli.simulate.simulate_options import add_simulate_options
+from sterna.engine.emulated.config import Preemption
+from sterna.metrics.summary import Distribution, Summary
+from sterna.simulator.runs import Job, run
+from sterna.workload.catalog import build_trace
+
+PACED, SIMULATED = "paced", "simulated"
+"""The kinds of rows."""
+
+PACE = re.compile(r"paced steps=(\d+) seconds=[\d.]+ late=(\d+) late_seconds=([\d.]+)")
+"""The line in which an instance counts its steps, the last one those of its whole life."""
+
+INSTANCE = re.compile(r"^\(instance (\w+)")
+
+Row = dict[str, Any]
+
+
+def job_of(case: Case, hardware: Path, policy: str, seed: int) -> Job:
+    """The simulation of the case under this policy."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_simulate_options(parser)
+    args = parser.parse_args(case.simulate_options(hardware, seed))
+    (job,) = jobs_of(args, {policy: configuration(args, policy)})
+    if not job.config.policy.has_priorities:
+        return job
+    # `sterna serve` has vLLM schedule by priority then.
+    engine = replace(job.config.engine, preemption=Preemption.LEAST_URGENT)
+    return replace(job, config=replace(job.config, engine=engine))
+
+
+def simulated_row(case: Case, job: Job) -> Row:
+    """What the simulator predicts."""
+    done = run(job)
+    return {**_labels(case, job, SIMULATED), **_metrics(done.summary())}
+
+
+def paced_row(case: Case, job: Job, model: Path, hardware: Path, log: Path, notes: Notes) -> Row:
+    """The same requests on a server of their own.
+
+    Raises:
+        ConfigurationError: the server did not start; the message says why.
+    """
+    options = case.serve_options(model, hardware, job.policy)
+    with started(options, log) as server:
+        server.warm_up()
+        before = _prefix_hits(server)
+        what = f"{case.name}, {job.policy}"
+        done = server.measure(build_trace(job.workload), what, seed=job.workload.seed)
+        after = _prefix_hits(server)
+    notes.say_outcome(done)
+    num_steps, num_late, late_s = late_steps(log.read_text("utf-8", "replace").splitlines())
+    asked = after[0] - before[0]
+    return {
+        **_labels(case, job, PACED),
+        **_metrics(done.run.summary()),
+        "prefix_hits": rounded((after[1] - before[1]) / asked) if asked else None,
+        "failed": _num_failed(done),
+        "foreign_cores": done.foreign_cores,
+        "steps": num_steps,
+        "late_steps": num_late,
+        "late_s": round(late_s, 2),
+    }
+
+
+def late_steps(lines: Iterable[str]) -> tuple[int, int, float]:
+    """Steps of all instances, those that were late, and by how many seconds together."""
+    last: dict[str, tuple[int, int, float]] = {}
+    for line in lines:
+        name, found = INSTANCE.match(line), PACE.search(line)
+        if name is not None and found is not None:
+            last[name[1]] = int(found[1]), int(found[2]), float(found[3])
+    steps, late, seconds = zip(*last.values(), strict=True) if last else ((), (), ())
+    return sum(steps), sum(late), sum(seconds)
+
+
+def _labels(case: Case, job: Job, kind: str) -> Row:
+    return {"point": case.name, "policy": job.policy, "seed": job.workload.seed, "kind": kind}
+
+
+def _metrics(summary: Summary) -> Row:
+    return {
+        "n": summary.num_completed,
+        "ttft_mean_s": _of(summary.ttft_s, "mean"),
+        "ttft_p99_s": _of(summary.ttft_s, "p99"),
+        "tpot_mean_s": _of(summary.tpot_s, "mean"),
+        "tpot_p99_s": _of(summary.tpot_s, "p99"),
+        "request_mean_s": _of(summary.request_s, "mean"),
+        "request_p99_s": _of(summary.request_s, "p99"),
+        "makespan_s": rounded(summary.simulated_s),
+        "preemptions": summary.num_preemptions,
+        "migrations": summary.migrations_committed,
+    }
+
+
+def _of(distribution: Distribution | None, name: str) -> float | None:
+    return None if distribution is None else rounded(getattr(distribution, name))
+
+
+def _num_failed(done: Measured) -> int:
+    summary = done.run.summary()
+    return summary.num_requests - summary.num_completed
+
+
+def _prefix_hits(server: Server) -> tuple[float, float]:
+    """Tokens of prompts so far, and those that prefix caches had, by vLLM's own metrics."""
+    import urllib.request
+
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with urllib.request.urlopen(f"{server.target.url}/metrics", timeout=30.0) as answer:
+        text = answer.read().decode()
+    sums = {"vllm:prompt_tokens_total": 0.0, "vllm:prompt_tokens_cached_total": 0.0}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name in sums:
+                sums[sample.name] += sample.value
+    num_tokens, num_cached = sums.values()
+    return num_tokens, num_cached

@@ -1,0 +1,123 @@
+"""The comparison of policies on paced engines: its cases, its tables, and a run of few requests."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.common.results_io import ROOT
+from bench.paced import report
+from bench.paced.cases import CASES, POLICIES, Case
+from bench.paced.runs import PACED, SIMULATED, job_of, late_steps
+from bench.serving.comparing import QUICK_FOLDER
+from sterna.engine.emulated.config import Preemption
+from sterna.engine.emulated.profiles import profile
+from sterna.policy.presets import PRESETS
+from sterna.workload.catalog import build_trace
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=lambda each: each.name)
+def test_server_and_simulation_have_the_hardware_of_the_case(case: Case, tmp_path: Path) -> None:
+    path = case.write_hardware(tmp_path)
+    assert profile(str(path)) == case.hardware()
+    job = job_of(case, path, "round-robin", 3)
+    assert job.config.engine == case.hardware().engine
+    assert job.config.num_instances == case.instances
+    assert case.hardware().step_time.decode_s == pytest.approx(
+        profile(case.profile).step_time.decode_s / case.speed
+    )
+    trace = build_trace(job.workload)
+    assert len(trace) == case.requests
+    assert (trace.input_tokens + trace.output_tokens).max() <= case.max_total_tokens
+
+
+def test_an_engine_serves_by_priority_where_the_policy_has_priorities(tmp_path: Path) -> None:
+    case = CASES["M-M, 4 instances"]
+    path = case.write_hardware(tmp_path)
+    for policy in POLICIES:
+        engine = job_of(case, path, policy, 1).config.engine
+        is_urgent_last = engine.preemption is Preemption.LEAST_URGENT
+        assert is_urgent_last == PRESETS[policy].has_priorities
+
+
+def test_the_last_line_of_each_instance_counts() -> None:
+    def line(name: str, num_steps: int, num_late: int, late_s: float) -> str:
+        pace = f"paced steps={num_steps} seconds=1 late={num_late} late_seconds={late_s}"
+        return f"(instance {name} pid=7) 12:00 INFO step_thread: {pace}"
+
+    lines = [
+        line("i0", 10, 1, 1),
+        line("i1", 5, 0, 0),
+        "(instance i0 pid=7) another line",
+        line("i0", 30, 2, 1.5),
+        line("i0", 99, 99, 99).partition(") ")[2],
+    ]
+    assert late_steps(lines) == (35, 2, 1.5)
+    assert late_steps([]) == (0, 0, 0)
+
+
+def row(policy: str, seed: int, kind: str, value: float, **more: Any) -> dict[str, Any]:
+    metrics = dict.fromkeys(report.SHOWN, 1.0)
+    return {
+        "point": "a case",
+        "policy": policy,
+        "seed": seed,
+        "kind": kind,
+        **metrics,
+        "request_mean_s": value,
+        **more,
+    }
+
+
+ROWS = [
+    *(row("sterna", 1, PACED, 1.0), row("sterna", 1, SIMULATED, 1.5)),
+    *(row("llumnix", 1, PACED, 2.0), row("llumnix", 1, SIMULATED, 2.0)),
+    *(row("sterna", 2, PACED, 2.0), row("llumnix", 2, PACED, 4.0)),
+]
+
+
+def test_a_prediction_is_judged_by_the_mean_over_the_rounds() -> None:
+    """By hand: 1.5 of 1.5 seconds, and 2 of 3."""
+    found = {each.name.partition("`")[2].partition("`")[0]: each for each in report.goals(ROWS)}
+    assert (found["sterna"].found, found["sterna"].is_reached) == ("1.00", True)
+    assert (found["llumnix"].found, found["llumnix"].is_reached) == ("0.67", False)
+
+
+def test_the_page_has_both_numbers_and_the_factors() -> None:
+    text = report.markdown({"rows": ROWS})
+    assert "**a case**, 2 rounds" in text
+    assert "| `sterna` |" in text
+    assert "1.50<br>(1.50)" in text
+    assert "2.00 [2.00, 2.00]" in text
+
+
+def test_a_case_that_does_not_exist_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.paced", "paprika"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "must be one of: M-M, 4 instances; " in done.stderr
+
+
+@pytest.mark.slow
+def test_a_quick_run_has_a_row_for_each_policy_and_its_prediction() -> None:
+    command = [sys.executable, "-m", "bench.paced", "M-M, 4 instances", "--quick"]
+    done = subprocess.run(
+        [*command, "--rounds", "1", "--policies", "sterna", "round-robin"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((QUICK_FOLDER / "paced.json").read_text())["rows"]
+    assert {(each["policy"], each["kind"]) for each in rows} == {
+        (policy, kind) for policy in ("sterna", "round-robin") for kind in (PACED, SIMULATED)
+    }
+    for each in rows:
+        assert each["n"] > 0
+        if each["kind"] == PACED:
+            assert each["failed"] == 0
+            assert each["steps"] > 0
+            assert each["prefix_hits"] is not None
