@@ -105,6 +105,7 @@ class InstanceView:
         shared_tokens: the excess in the sum of the requests' physical usages, which counts a block
             that requests share through the prefix cache once for each of them; in tokens.
         is_terminating: the instance is being emptied; its freeness is minus infinity.
+        num_slots: requests that its batch may have; None: any number.
     """
 
     instance_id: InstanceId
@@ -116,6 +117,7 @@ class InstanceView:
     shared_tokens: int = 0
     num_preemptions: int = 0
     is_terminating: bool = False
+    num_slots: int | None = None
 
 
 class InstanceLoad(msgspec.Struct, frozen=True):
@@ -145,6 +147,7 @@ class InstanceLoad(msgspec.Struct, frozen=True):
             or are being prefilled (`RequestView.uncomputed_tokens`).
         uncomputed_pairs: pairs of tokens that attend to each other in the same computations, which
             take the more time, the longer the prompts are (`pairs_of`).
+        num_slots: requests that its batch may have; None: any number.
     """
 
     instance_id: InstanceId
@@ -168,6 +171,7 @@ class InstanceLoad(msgspec.Struct, frozen=True):
     prefill_demand_tokens: int = 0
     uncomputed_tokens: int = 0
     uncomputed_pairs: int = 0
+    num_slots: int | None = None
 
 
 def pairs_of(num_tokens: int, num_uncomputed: int) -> int:

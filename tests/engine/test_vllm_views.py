@@ -57,3 +57,4 @@ def test_what_a_step_computes_is_shown_before_it_is_computed(
     assert [names(each) for each in shown] == states
     assert shown[0].running[0].physical_usage_tokens == 64
     assert shown[-1].reserved_tokens == shown[-1].shared_tokens == 0
+    assert {each.num_slots for each in shown} == {1}

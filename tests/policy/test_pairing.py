@@ -539,6 +539,13 @@ def test_an_instance_that_is_emptied_is_no_side_of_a_balance() -> None:
     assert "i0" not in pairs_of(busy, emptied, policy=BALANCED)
 
 
+def test_balance_leaves_a_full_batch_alone() -> None:
+    busy = evenly_loaded("i0", 1280, 8)
+    light = evenly_loaded("i1", 160, 2)
+    assert pairs_of(busy, replace(light, num_slots=3), policy=BALANCED) == {"i0": "i1"}
+    assert pairs_of(busy, replace(light, num_slots=2), policy=BALANCED) == {}
+
+
 def test_balance_leaves_headrooms_free() -> None:
     """i1 has the least load, but for a headroom; i0 is none either, to which a request would go."""
     policy = replace(BALANCED, has_priorities=True)

@@ -52,6 +52,18 @@ def test_what_queues_is_on_its_way_or_is_prefilled_needs_its_memory_first() -> N
     assert core.on_request(ask("c", 160), 0.0) == []
 
 
+def test_a_full_batch_takes_no_request_however_much_memory_there_is() -> None:
+    """What queues or is on its way gets a place before it."""
+    two = [running("a", 16), running("b", 16)]
+    core = scheduler(replace(instance("i0", running=two), num_slots=3))
+    assert places(core.on_request(ask("c", 160), 0.0)) == [("c", "i0")]
+    assert core.on_request(ask("d", 160), 0.0) == []
+    queued = replace(instance("i0", running=two, queuing=[queuing("c", 160)]), num_slots=3)
+    assert freed(core, queued) == []
+    one = replace(instance("i0", running=two[:1]), num_slots=3)
+    assert places(core.on_load(report(one, sequence=3, last_dispatch=1), 2.0)) == [("d", "i0")]
+
+
 def test_the_smallest_demand_goes_first() -> None:
     core = scheduler(full("i0"))
     for name, demand_tokens in (("large", 480), ("small", 160), ("medium", 320)):

@@ -59,6 +59,7 @@ def load(
         prefill_demand_tokens=prefill_demand_tokens,
         uncomputed_tokens=uncomputed_tokens_of(view),
         uncomputed_pairs=uncomputed_pairs_of(view),
+        num_slots=view.num_slots,
     )
 
 

@@ -147,7 +147,11 @@ class Candidate:
 
     @property
     def room_tokens(self) -> int:
-        """Memory for requests beside all that run, queue or are on their way; may be negative."""
+        """Memory for requests beside all that run, queue or are on their way; may be negative. None
+        while these fill the batch."""
+        num_slots = self.load.num_slots
+        if num_slots is not None and self.num_requests >= num_slots:
+            return 0
         return self.load.total_tokens - self.real_load_tokens
 
     def with_load(self, load: InstanceLoad) -> "Candidate":

@@ -361,6 +361,7 @@ class FastEngines:
             prefill_tokens,
             uncomputed_tokens,
             uncomputed_pairs,
+            self._config.engine.max_num_seqs,
         )
 
     def view(self, row: int, now_s: float) -> InstanceView:
@@ -391,6 +392,7 @@ class FastEngines:
             num_preemptions=columns.num_preemptions[row],
             is_terminating=engine.is_terminating,
             shared_tokens=(columns.used_blocks[row] - num_used_blocks) * self._block_size,
+            num_slots=self._config.engine.max_num_seqs,
         )
 
     def _view_running(

@@ -115,6 +115,8 @@ class PlainEngines:
 
     def has_room(self, row: int, num_tokens: int) -> bool:
         view = self._view(self._engines[row])
+        if view.num_slots is not None and len(view.running) + len(view.queuing) >= view.num_slots:
+            return False
         taken_tokens = used_tokens_of(view) + prefill_demand_tokens_of(view)
         taken_tokens += sum(each.demand_tokens for each in view.queuing)
         return taken_tokens + num_tokens <= view.total_tokens

@@ -139,6 +139,7 @@ class EmulatedCore:
             num_preemptions=self._num_preemptions,
             is_terminating=is_terminating,
             shared_tokens=self._num_shared_blocks * self._config.block_size,
+            num_slots=self._config.max_num_seqs,
         )
 
     @property

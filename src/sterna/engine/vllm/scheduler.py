@@ -175,6 +175,7 @@ class MigratingScheduler(Scheduler):
             shared_tokens=max(0, counted_tokens - used_blocks * block_tokens),
             num_preemptions=self.num_preemptions,
             is_terminating=is_terminating,
+            num_slots=self._admission_limit,
         )
 
     def _drained_running(self) -> list[Request]:

@@ -97,8 +97,11 @@ def left_to_prefill(tables: Tables, r: int) -> tuple[int, int, int]:
 
 @njit
 def has_room(tables: Tables, r: int, num_blocks: int) -> bool:
-    """Whether there is memory for a request of this demand beside all that run or queue."""
+    """Whether there is memory for a request of this demand beside all that run or queue, and a
+    place in the batch."""
     row, rule = tables.rows[r], tables.settings[0]
+    if row.num_running + row.num_drained + row.num_queuing >= rule.max_num_seqs:
+        return False
     spare_blocks = max(rule.watermark_blocks, rule.min_free_blocks)
     room_blocks = row.free_blocks - spare_blocks - row.queued_blocks
     if num_blocks > room_blocks:
