@@ -16,7 +16,7 @@ from sterna.engine.emulated.config import Preemption, StepMode
 from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.engine.emulated.profiles import Profile, profile
 
-POLICIES = ("sterna", "llumnix", "infaas++", "round-robin", "llm-d", "dynamo")
+POLICIES = ("sterna", "llumnix", "infaas++", "round-robin", "llm-d", "dynamo-tuned")
 """Those that are compared, in the order of the table."""
 
 BLOCK_SIZE = 32

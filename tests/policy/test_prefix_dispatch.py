@@ -19,6 +19,7 @@ from sterna.config import (
 from sterna.policy.dispatch import choose
 from sterna.policy.presets import (
     DYNAMO,
+    DYNAMO_TUNED,
     LLM_D,
     POLICIES,
     PRODUCTION_STACK,
@@ -278,9 +279,12 @@ def test_a_request_with_a_headroom_goes_to_the_least_load_whatever_is_cached() -
 
 
 def test_the_presets_have_their_systems_rules() -> None:
-    theirs = (LLM_D, DYNAMO, SGLANG, PRODUCTION_STACK)
+    theirs = (LLM_D, DYNAMO, DYNAMO_TUNED, SGLANG, PRODUCTION_STACK)
     assert (*theirs, STERNA) == BY_PREFIX
-    assert [type(each.dispatch) for each in theirs] == [LlmD, Dynamo, Sglang, ProductionStack]
+    assert [type(each.dispatch) for each in theirs] == [
+        *(LlmD, Dynamo, Dynamo),
+        *(Sglang, ProductionStack),
+    ]
     assert not any(each.migrates for each in theirs)
 
 

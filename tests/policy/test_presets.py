@@ -7,6 +7,7 @@ from sterna.errors import ConfigurationError
 from sterna.policy.pairing import pair
 from sterna.policy.presets import (
     DYNAMO,
+    DYNAMO_TUNED,
     INFAAS_PP,
     LLM_D,
     LLUMNIX,
@@ -36,6 +37,7 @@ from tests.policy.builders import candidate, evenly_loaded, instance
         ("vllm-dp", VLLM_DP),
         ("llm-d", LLM_D),
         ("dynamo", DYNAMO),
+        ("dynamo-tuned", DYNAMO_TUNED),
         ("sglang", SGLANG),
         ("production-stack", PRODUCTION_STACK),
         ("sterna", STERNA),
@@ -73,6 +75,7 @@ def test_the_baselines_do_not_migrate() -> None:
         "vllm-dp",
         "llm-d",
         "dynamo",
+        "dynamo-tuned",
         "sglang",
         "production-stack",
     ]

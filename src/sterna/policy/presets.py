@@ -52,6 +52,11 @@ LLM_D = replace(ROUND_ROBIN, name="llm-d", dispatch=LlmD())
 DYNAMO = replace(ROUND_ROBIN, name="dynamo", dispatch=Dynamo())
 """Weighs what is to be computed against the memory in use, as NVIDIA's router does."""
 
+DYNAMO_TUNED = replace(
+    DYNAMO, name="dynamo-tuned", dispatch=Dynamo(prefill_scale=4.0, request_tokens=2_000.0)
+)
+"""The same rule with the parameters that `sterna reproduce policies --search` chose for it."""
+
 SGLANG = replace(ROUND_ROBIN, name="sglang", dispatch=Sglang())
 """Goes by prefix caches until the numbers of requests differ."""
 
@@ -81,6 +86,7 @@ POLICIES = (
     VLLM_DP,
     LLM_D,
     DYNAMO,
+    DYNAMO_TUNED,
     SGLANG,
     PRODUCTION_STACK,
     STERNA,

@@ -28,6 +28,7 @@ DESCRIPTIONS = {
     "vllm-dp": "vLLM's --data-parallel-size: fewest requests",
     "llm-d": "llm-d's: to the prefix cache, until it is saturated",
     "dynamo": "Dynamo's: tokens to compute and memory in use",
+    "dynamo-tuned": "the same, with parameters that a search has chosen",
     "sglang": "SGLang's: to the prefix cache, unless loads differ",
     "production-stack": "vLLM production stack's: cached share less relative load",
     "sterna": "Sterna's own: late binding, first token soonest, migration",
