@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBar
+
 from sterna.errors import SternaError
 
 
@@ -50,3 +53,13 @@ class Progress:
     def __call__(self, text: str) -> None:
         minutes, seconds = divmod(int(time.monotonic() - self._begun_s), 60)
         print(f"[{minutes:3}:{seconds:02}] {text}", file=self._stream, flush=True)
+
+
+def simulation_progress() -> ProgressBar:
+    """A bar for many runs."""
+    return ProgressBar(
+        TextColumn("{task.description:>12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )

@@ -5,8 +5,8 @@ from statistics import fmean
 from typing import Any
 
 from bench.common.pages import Goal
+from bench.common.tables import markdown_table, number
 from bench.paced.runs import PACED, SIMULATED, Row
-from bench.paper.tables import markdown_table, number
 from bench.policies.comparison import Factor, factor
 
 BASE = "llumnix"

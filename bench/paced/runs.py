@@ -5,15 +5,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from bench.common.tables import Row, rounded, statistic
 from bench.paced.cases import Case
-from bench.paper.cells import rounded
 from bench.serving.measured import Measured, Notes, Server, started
 from sterna.cli.simulate.simulate_command import configuration, jobs_of
 from sterna.cli.simulate.simulate_options import add_simulate_options
 from sterna.engine.emulated.config import Preemption
-from sterna.metrics.summary import Distribution, Summary
+from sterna.metrics.summary import Summary
 from sterna.simulator.runs import Job, run
 from sterna.workload.catalog import build_trace
 
@@ -24,8 +23,6 @@ PACE = re.compile(r"paced steps=(\d+) seconds=[\d.]+ late=(\d+) late_seconds=([\
 """The line in which an instance counts its steps, the last one those of its whole life."""
 
 INSTANCE = re.compile(r"^\(instance (\w+)")
-
-Row = dict[str, Any]
 
 
 def job_of(case: Case, hardware: Path, policy: str, seed: int) -> Job:
@@ -93,20 +90,16 @@ def _labels(case: Case, job: Job, kind: str) -> Row:
 def _metrics(summary: Summary) -> Row:
     return {
         "n": summary.num_completed,
-        "ttft_mean_s": _of(summary.ttft_s, "mean"),
-        "ttft_p99_s": _of(summary.ttft_s, "p99"),
-        "tpot_mean_s": _of(summary.tpot_s, "mean"),
-        "tpot_p99_s": _of(summary.tpot_s, "p99"),
-        "request_mean_s": _of(summary.request_s, "mean"),
-        "request_p99_s": _of(summary.request_s, "p99"),
+        "ttft_mean_s": statistic(summary.ttft_s, "mean"),
+        "ttft_p99_s": statistic(summary.ttft_s, "p99"),
+        "tpot_mean_s": statistic(summary.tpot_s, "mean"),
+        "tpot_p99_s": statistic(summary.tpot_s, "p99"),
+        "request_mean_s": statistic(summary.request_s, "mean"),
+        "request_p99_s": statistic(summary.request_s, "p99"),
         "makespan_s": rounded(summary.simulated_s),
         "preemptions": summary.num_preemptions,
         "migrations": summary.migrations_committed,
     }
-
-
-def _of(distribution: Distribution | None, name: str) -> float | None:
-    return None if distribution is None else rounded(getattr(distribution, name))
 
 
 def _num_failed(done: Measured) -> int:

@@ -13,12 +13,12 @@ from rich.table import Table
 
 from bench.common.command import ended, positive
 from bench.common.results_io import read, write
+from bench.common.tables import Row
 from bench.paper import compare, page
 from bench.paper.catalog import ALL, EXPERIMENTS
 from bench.paper.cells import Options
 from bench.paper.claims import Claim
 from bench.paper.experiment import Experiment
-from bench.paper.points import Row
 from bench.paper.tables import claim_cells
 from sterna.errors import ConfigurationError
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.paper.points import Row
-from sterna.metrics.summary import Distribution, Summary
+from bench.common.command import simulation_progress
+from bench.common.tables import LOSS_FLOOR_S, Row, rounded, statistic
+from sterna.metrics.summary import Summary
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.runs import Job, SimulationRun, map_runs
 from sterna.workload.catalog import Workload
@@ -16,10 +16,6 @@ from sterna.workload.seeds import PAPER_SEED
 
 NUM_REQUESTS = 10_000
 """The cluster of every run on 16 instances (Section 6.1)."""
-
-LOSS_FLOOR_S = 0.001
-"""Smallest preemption loss in ratios: a ratio of two tiny losses has no meaning, and a ratio to
-zero does not exist."""
 
 POLICY_NAMES = {
     "infaas++": "INFaaS++",
@@ -118,14 +114,14 @@ def serving_row(run: SimulationRun) -> list[Row]:
 def latency_columns(summary: Summary) -> Row:
     """The latencies under the names that the files of the paper's points use."""
     return {
-        "request_p99_s": _of(summary.request_s, "p99"),
-        "request_mean_s": _of(summary.request_s, "mean"),
-        "prefill_p99_s": _of(summary.ttft_s, "p99"),
-        "prefill_mean_s": _of(summary.ttft_s, "mean"),
-        "decode_p99_s": _of(summary.tpot_s, "p99"),
-        "decode_mean_s": _of(summary.tpot_s, "mean"),
-        "decode_execution_s": _of(summary.tpot_execution_s, "mean"),
-        "preemption_loss_s": _of(summary.preemption_loss_s, "mean"),
+        "request_p99_s": statistic(summary.request_s, "p99"),
+        "request_mean_s": statistic(summary.request_s, "mean"),
+        "prefill_p99_s": statistic(summary.ttft_s, "p99"),
+        "prefill_mean_s": statistic(summary.ttft_s, "mean"),
+        "decode_p99_s": statistic(summary.tpot_s, "p99"),
+        "decode_mean_s": statistic(summary.tpot_s, "mean"),
+        "decode_execution_s": statistic(summary.tpot_execution_s, "mean"),
+        "preemption_loss_s": statistic(summary.preemption_loss_s, "mean"),
     }
 
 
@@ -139,25 +135,6 @@ def _cluster_columns(summary: Summary) -> Row:
         "avg_instances": rounded(summary.instances_avg),
         "wall_s": round(summary.wall_s, 2),
     }
-
-
-def rounded(value: float | None) -> float | None:
-    """The value to five significant digits: more would only make files longer."""
-    return None if value is None else float(f"{value:.5g}")
-
-
-def _of(distribution: Distribution | None, name: str) -> float | None:
-    return None if distribution is None else rounded(getattr(distribution, name))
-
-
-def simulation_progress() -> Progress:
-    """A bar for many runs."""
-    return Progress(
-        TextColumn("{task.description:>12}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
 
 
 def at_paper_seed(rows: Sequence[Row]) -> list[Row]:

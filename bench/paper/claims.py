@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.paper.points import Row
+from bench.common.tables import Row
 from sterna.workload.seeds import PAPER_SEED
 
 REPRODUCED = "reproduced"

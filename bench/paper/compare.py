@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.common.results_io import ROOT
+from bench.common.tables import Row
 from bench.paper.cells import Options, geometric_mean
 from bench.paper.experiment import Experiment
-from bench.paper.points import Row
 from sterna.errors import ConfigurationError
 
 METRICS = (

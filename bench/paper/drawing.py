@@ -8,7 +8,8 @@ from typing import Any
 
 import matplotlib
 
-from bench.paper.points import Row, matching
+from bench.common.tables import Row
+from bench.paper.points import matching
 from bench.paper.tables import METRIC_NAMES
 
 # Before pyplot, which otherwise looks for a screen.

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.common.tables import Row
 from bench.paper.cells import Options
 from bench.paper.claims import Claim
-from bench.paper.points import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,12 @@ from typing import Any
 
 from bench.common.results_io import RESULTS as ALL_RESULTS
 from bench.common.results_io import ROOT, read
+from bench.common.tables import markdown_table
 from bench.paper import claims as judging
 from bench.paper.catalog import EXPERIMENTS
 from bench.paper.claims import Claim
 from bench.paper.experiment import Experiment
-from bench.paper.tables import claims_table, markdown_table
+from bench.paper.tables import claims_table
 
 RESULTS = ALL_RESULTS / "paper"
 PAGE = ROOT / "docs" / "evaluation.md"

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+
+from bench.common.tables import Row
 
 _FOLDER = Path(__file__).parent / "points"
 
 LEAST_LOSS_S = 0.05
 """Mean losses below this come from a few requests; their ratios have no meaning."""
-
-Row = dict[str, Any]
-"""One point or one measured cell: its labels, and numbers under names that end in their unit."""
 
 
 @cache

@@ -1,10 +1,9 @@
 """Markdown tables from rows."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from bench.common.tables import Row, markdown_table, number
 from bench.paper.claims import UNTESTED, Claim, Kind
-from bench.paper.points import Row
 
 METRIC_NAMES = {
     "request_p99_s": "request P99 [s]",
@@ -22,22 +21,6 @@ METRIC_NAMES = {
 def short_name(metric: str) -> str:
     """The metric's name without its unit."""
     return METRIC_NAMES[metric].partition(" [")[0]
-
-
-def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]], num_text: int = 1) -> str:
-    """A table; its first `num_text` columns are text, the others numbers."""
-    marks = ["---" if index < num_text else "---:" for index in range(len(header))]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [header, marks, *lines])
-
-
-def number(value: float | None) -> str:
-    """Three significant digits."""
-    if value is None or math.isnan(value):
-        return ""
-    if value == 0 or 0.001 <= abs(value) < 1000:
-        digits = 3 - (math.floor(math.log10(abs(value))) + 1 if value else 1)
-        return f"{value:,.{max(0, digits)}f}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1e}"
 
 
 def points_table(
@@ -80,11 +63,6 @@ def claim_cells(claim: Claim, num_seeds: int) -> list[str]:
         _over_seeds(claim, num_seeds),
         _verdict(claim.verdict),
     ]
-
-
-def folded(summary: str, text: str) -> str:
-    """A part of the page that is folded at first."""
-    return f"<details>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 
 def _versus(ours: float | None, paper: float | None) -> str:

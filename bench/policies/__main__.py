@@ -12,7 +12,7 @@ from rich.console import Console
 from bench.common.command import ended, positive
 from bench.common.pages import write_marked
 from bench.common.results_io import RESULTS, ROOT, read, write
-from bench.paper.points import Row
+from bench.common.tables import Row
 from bench.policies import report
 from bench.policies.contenders import contenders
 from bench.policies.families import FAMILIES, PREFIXES, REASONING

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.paper.cells import LOSS_FLOOR_S
-from bench.paper.points import Row
+from bench.common.tables import LOSS_FLOOR_S, Row
 
 NUM_RESAMPLES = 2_000
 CONFIDENCE = 0.9

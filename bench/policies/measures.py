@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from bench.paper.cells import rounded
-from bench.paper.points import Row
-from sterna.metrics.summary import Distribution
+from bench.common.tables import Row, rounded, statistic
 from sterna.simulator.runs import SimulationRun
 from sterna.types import HIGH
 
@@ -44,18 +42,18 @@ def row_of(run: SimulationRun) -> list[Row]:
     return [
         {
             "n": summary.num_requests,
-            "ttft_mean_s": _of(summary.ttft_s, "mean"),
-            "ttft_p99_s": _of(summary.ttft_s, "p99"),
-            "tpot_mean_s": _of(summary.tpot_s, "mean"),
-            "tpot_p90_s": _of(summary.tpot_s, "p90"),
-            "tpot_p99_s": _of(summary.tpot_s, "p99"),
-            "request_mean_s": _of(summary.request_s, "mean"),
-            "request_p99_s": _of(summary.request_s, "p99"),
-            "high_ttft_mean_s": _of(high.ttft_s, "mean"),
-            "high_tpot_mean_s": _of(high.tpot_s, "mean"),
-            "high_request_mean_s": _of(high.request_s, "mean"),
-            "loss_mean_s": _of(summary.preemption_loss_s, "mean"),
-            "interactivity_mean": _of(summary.interactivity, "mean"),
+            "ttft_mean_s": statistic(summary.ttft_s, "mean"),
+            "ttft_p99_s": statistic(summary.ttft_s, "p99"),
+            "tpot_mean_s": statistic(summary.tpot_s, "mean"),
+            "tpot_p90_s": statistic(summary.tpot_s, "p90"),
+            "tpot_p99_s": statistic(summary.tpot_s, "p99"),
+            "request_mean_s": statistic(summary.request_s, "mean"),
+            "request_p99_s": statistic(summary.request_s, "p99"),
+            "high_ttft_mean_s": statistic(high.ttft_s, "mean"),
+            "high_tpot_mean_s": statistic(high.tpot_s, "mean"),
+            "high_request_mean_s": statistic(high.request_s, "mean"),
+            "loss_mean_s": statistic(summary.preemption_loss_s, "mean"),
+            "interactivity_mean": statistic(summary.interactivity, "mean"),
             "goodput_ttft": rounded(summary.goodput[0].fraction),
             "goodput_tpot": rounded(summary.goodput[1].fraction),
             "prefix_reuse": rounded(summary.prefix_reuse),
@@ -67,7 +65,3 @@ def row_of(run: SimulationRun) -> list[Row]:
             **by_third,
         }
     ]
-
-
-def _of(distribution: Distribution | None, name: str) -> float | None:
-    return None if distribution is None else rounded(getattr(distribution, name))

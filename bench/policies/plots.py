@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.common.tables import Row
 from bench.paper.drawing import figure
-from bench.paper.points import Row
 from bench.policies.comparison import mean
 from bench.policies.contenders import ALONE, COSTS, STERNA, WITHOUT
 from bench.policies.families import PREFIXES

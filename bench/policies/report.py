@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bench.common.pages import Goal, goal_list
-from bench.paper.points import Row
-from bench.paper.tables import folded, markdown_table, number
+from bench.common.tables import Row, folded, markdown_table, number
 from bench.policies.comparison import best, factor, mean
 from bench.policies.contenders import ALONE, COSTS, LLUMNIX, STERNA, WITHOUT
 from bench.policies.families import FAMILIES, PREFIXES, REASONING, Family

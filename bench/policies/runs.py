@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bench.paper.cells import simulation_progress
-from bench.paper.points import Row
+from bench.common.command import simulation_progress
+from bench.common.tables import Row
 from bench.policies.families import Family, Point
 from bench.policies.measures import row_of
 from sterna.cli.simulate.simulate_command import configuration, jobs_of

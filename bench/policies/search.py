@@ -7,7 +7,7 @@ Every combination of a rule's grid runs on the points of choice, and the smalles
 import math
 from collections.abc import Mapping, Sequence
 
-from bench.paper.points import Row
+from bench.common.tables import Row
 from bench.policies.contenders import GRIDS, OBJECTIVE, combinations
 from bench.policies.families import Family
 from bench.policies.runs import rows_of

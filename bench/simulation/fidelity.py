@@ -15,9 +15,9 @@ from typing import Any
 from bench.common import results_io
 from bench.common.command import ended, positive
 from bench.common.pages import write_marked
+from bench.common.tables import Row
 from bench.paper.cells import NUM_REQUESTS, Options, run_cells
 from bench.paper.figures import figure11
-from bench.paper.points import Row
 from bench.simulation.fidelity_report import markdown, summaries
 from sterna.workload.seeds import PAPER_SEED
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.paper.cells import rounded
+from bench.common.tables import markdown_table, rounded
 from bench.paper.figures.figure11 import METRICS, REAL
 from bench.paper.points import Distance, distance
-from bench.paper.tables import markdown_table, short_name
+from bench.paper.tables import short_name
 
 Row = Mapping[str, Any]
 

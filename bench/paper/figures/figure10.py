@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.results_io import RESULTS
+from bench.common.tables import Row, markdown_table, number
 from bench.paper.cells import Options
 from bench.paper.claims import Claim, Kind, claim
 from bench.paper.drawing import figure
 from bench.paper.experiment import Experiment
-from bench.paper.points import Row, matching, paper_points
-from bench.paper.tables import markdown_table, number
+from bench.paper.points import matching, paper_points
 from sterna.errors import ConfigurationError
 
 MODEL = "llama-7b"

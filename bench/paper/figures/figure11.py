@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.common.tables import Row, folded, markdown_table, number
 from bench.paper.cells import (
     POLICY_NAMES,
     Cell,
@@ -18,8 +19,8 @@ from bench.paper.cells import (
 from bench.paper.claims import Claim, Kind, claim, up_to_and_typical
 from bench.paper.drawing import grid
 from bench.paper.experiment import Experiment
-from bench.paper.points import LEAST_LOSS_S, Row, distance, matching, paper_points
-from bench.paper.tables import folded, markdown_table, number, points_table, short_name
+from bench.paper.points import LEAST_LOSS_S, distance, matching, paper_points
+from bench.paper.tables import points_table, short_name
 from sterna.policy.presets import preset
 from sterna.simulator.paper import paper_config, shipped_config
 from sterna.workload.catalog import Workload

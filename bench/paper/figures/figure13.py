@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.common.tables import Row
 from bench.paper.cells import (
     POLICY_NAMES,
     Cell,
@@ -17,7 +18,7 @@ from bench.paper.cells import (
 from bench.paper.claims import Claim, Kind, claim
 from bench.paper.drawing import grid
 from bench.paper.experiment import Experiment
-from bench.paper.points import Row, paper_points
+from bench.paper.points import paper_points
 from bench.paper.tables import points_table
 from sterna.simulator.paper import paper_config
 from sterna.simulator.runs import SimulationRun

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from bench.common.tables import Row
 from bench.paper.cells import (
     POLICY_NAMES,
     Cell,
@@ -16,7 +17,7 @@ from bench.paper.cells import (
 from bench.paper.claims import Claim, Kind, claim, up_to_and_typical
 from bench.paper.drawing import grid
 from bench.paper.experiment import Experiment
-from bench.paper.points import Row, paper_points
+from bench.paper.points import paper_points
 from bench.paper.tables import points_table
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.paper import PAPER_SCALING, PAPER_SCALING_BEGINS_S, paper_config

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from bench.common.tables import Row, markdown_table, number
 from bench.paper.cells import POLICY_NAMES, Cell, Options, at_paper_seed, run_cells
 from bench.paper.claims import Claim, Kind, claim
 from bench.paper.drawing import COLORS, figure
 from bench.paper.experiment import Experiment
 from bench.paper.figures.figure14 import scaling_config
-from bench.paper.points import Row, matching, paper_points
-from bench.paper.tables import markdown_table, number
+from bench.paper.points import matching, paper_points
 from sterna.workload.catalog import Workload
 
 THRESHOLDS = (5.0, 25.0, 45.0, 65.0, 85.0)

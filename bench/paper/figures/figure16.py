@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from bench.paper.cells import Options, rounded
+from bench.common.tables import Row, markdown_table, number, rounded
+from bench.paper.cells import Options
 from bench.paper.claims import Claim, Kind, claim
 from bench.paper.drawing import figure
 from bench.paper.experiment import Experiment
@@ -28,8 +29,7 @@ from bench.paper.figures.scheduling_costs import (
     scheduler_rows,
 )
 from bench.paper.figures.stress import CENTRALIZED, LLUMLETS, NO_SCHEDULING, stress_row
-from bench.paper.points import Row, matching
-from bench.paper.tables import markdown_table, number
+from bench.paper.points import matching
 
 RATES = (50.0, 100.0, 200.0, 300.0, 400.0, 500.0)
 SIMULATED_S = 40.0

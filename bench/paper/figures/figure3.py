@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.paper.cells import Cell, Options, at_paper_seed, rounded, run_cells
+from bench.common.tables import Row, markdown_table, number, rounded
+from bench.paper.cells import Cell, Options, at_paper_seed, run_cells
 from bench.paper.claims import Claim, Kind, claim
 from bench.paper.drawing import figure
 from bench.paper.experiment import Experiment
-from bench.paper.points import Row, matching
-from bench.paper.tables import markdown_table, number
+from bench.paper.points import matching
 from sterna.simulator.paper import paper_config
 from sterna.simulator.runs import SimulationRun
 from sterna.workload.catalog import Workload

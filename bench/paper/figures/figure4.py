@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 
 from bench.common.results_io import RESULTS, read
-from bench.paper.cells import Options, rounded
+from bench.common.tables import Row, markdown_table, number, rounded
+from bench.paper.cells import Options
 from bench.paper.claims import Claim, Kind, claim
 from bench.paper.drawing import figure
 from bench.paper.experiment import Experiment
-from bench.paper.points import Row, matching, paper_points
-from bench.paper.tables import markdown_table, number
+from bench.paper.points import matching, paper_points
 from sterna.simulator.paper import paper_config
 
 LENGTHS = (64, 128, 256, 512, 1024)

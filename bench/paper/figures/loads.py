@@ -7,6 +7,7 @@ memory, above them none has.
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.common.tables import Row, markdown_table, number, rounded
 from bench.paper.cells import (
     POLICY_NAMES,
     Cell,
@@ -14,15 +15,13 @@ from bench.paper.cells import (
     at_paper_seed,
     geometric_mean,
     ratios,
-    rounded,
     run_cells,
     serving_row,
 )
 from bench.paper.claims import Claim
 from bench.paper.drawing import COLORS, figure
 from bench.paper.experiment import Experiment
-from bench.paper.points import Row, matching
-from bench.paper.tables import markdown_table, number
+from bench.paper.points import matching
 from sterna.simulator.paper import paper_config
 from sterna.simulator.runs import SimulationRun
 from sterna.workload.catalog import Workload

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.common.results_io import RESULTS, read, summary
-from bench.paper.points import Row
+from bench.common.tables import Row
 from sterna.errors import ConfigurationError
 from sterna.messages.actors import DispatchRequest
 from sterna.policy.presets import LLUMNIX

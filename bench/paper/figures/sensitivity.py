@@ -12,12 +12,12 @@ from typing import Any
 
 from matplotlib.ticker import NullFormatter
 
-from bench.paper.cells import LOSS_FLOOR_S, NUM_REQUESTS, Cell, Options, geometric_mean, run_cells
+from bench.common.tables import LOSS_FLOOR_S, Row, markdown_table, number
+from bench.paper.cells import NUM_REQUESTS, Cell, Options, geometric_mean, run_cells
 from bench.paper.claims import Claim
 from bench.paper.drawing import figure
 from bench.paper.experiment import Experiment
-from bench.paper.points import Row, matching
-from bench.paper.tables import markdown_table, number
+from bench.paper.points import matching
 from sterna.config import QueueDemand, Victim
 from sterna.engine.emulated.config import Preemption, StepMode
 from sterna.simulator.config import Report, SimulationConfig

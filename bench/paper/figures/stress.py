@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.paper.cells import rounded
+from bench.common.tables import Row, rounded
 from bench.paper.figures.scheduling_costs import NUM_INSTANCES, NUM_TOKENS, Costs
-from bench.paper.points import Row
 from sterna.engine.emulated.durations import StepTime
 from sterna.simulator.paper import paper_config
 from sterna.workload.seeds import PAPER_SEED

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bench.common.tables import number
 from bench.paper import __main__ as command
 from bench.paper.catalog import ALL, EXPERIMENTS
 from bench.paper.cells import NUM_REQUESTS, Options, ratios
@@ -24,7 +25,6 @@ from bench.paper.figures import (
     stress,
 )
 from bench.paper.points import paper_points
-from bench.paper.tables import number
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import PRESETS
 from sterna.simulator.config import Report
