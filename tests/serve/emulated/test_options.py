@@ -8,7 +8,7 @@ import pytest
 
 from sterna.cli.serve.emulated_options import plain_vocabulary
 from sterna.cli.serve.serve_command import parse
-from sterna.engine.emulated.profiles import PROFILES
+from sterna.engine.emulated.profiles import PROFILES, RTX4090_LLAMA_31_8B
 from sterna.engine.emulated.tokens import Vocabulary
 from sterna.errors import ConfigurationError
 from tests.models import small_model
@@ -66,6 +66,36 @@ def test_what_cannot_be_emulated_is_refused(more: list[str], message: str) -> No
     with pytest.raises(ConfigurationError) as refused:
         options(*more)
     assert message in str(refused.value)
+
+
+def paced(*more: str) -> Any:
+    return parse(["serve", "--engine", "paced", "--profile", "rtx4090-llama-3.1-8b", *more])
+
+
+def test_a_paced_engine_has_the_steps_the_memory_and_the_limits_of_the_profile() -> None:
+    """2,900 blocks of 16 tokens are 1,450 of 32, the smallest that vLLM computes on CPU; vLLM keeps
+    one more to itself."""
+    args = paced()
+    assert args.emulated is None
+    assert args.step_time == RTX4090_LLAMA_31_8B.step_time
+    assert (args.num_gpu_blocks_override, args.block_size) == (1_451, 32)
+    assert args.max_num_batched_tokens == RTX4090_LLAMA_31_8B.engine.max_num_batched_tokens
+    assert args.max_num_seqs == RTX4090_LLAMA_31_8B.engine.max_num_seqs
+
+
+def test_options_overrule_the_profile_of_a_paced_engine() -> None:
+    args = paced("--num-gpu-blocks-override", "101", "--block-size", "64", "--max-num-seqs", "7")
+    assert (args.num_gpu_blocks_override, args.block_size, args.max_num_seqs) == (101, 64, 7)
+    # What is longer would never be admitted.
+    assert args.max_model_len <= 100 * 64
+    with pytest.raises(ConfigurationError, match="--max-model-len 8000: an engine holds"):
+        paced("--num-gpu-blocks-override", "101", "--block-size", "64", "--max-model-len", "8000")
+
+
+def test_engines_are_paced_on_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sterna.cli.serve.emulated_options.is_cpu_build", lambda: False)
+    with pytest.raises(ConfigurationError, match="--engine paced needs vLLM's build for CPUs"):
+        paced()
 
 
 def test_a_profile_without_an_emulated_engine_is_refused() -> None:
