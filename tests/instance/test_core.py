@@ -51,7 +51,7 @@ from sterna.migration.messages import (
     ReserveBlocks,
     Reserved,
 )
-from sterna.policy.presets import INFAAS_PP, STERNA
+from sterna.policy.presets import INFAAS_PP, LLUMNIX
 from sterna.types import (
     FrontendId,
     Immovable,
@@ -68,7 +68,7 @@ R = RequestId("r")
 
 
 def core() -> InstanceCore:
-    return InstanceCore(I0, LlumletConfig(policy=STERNA))
+    return InstanceCore(I0, LlumletConfig(policy=LLUMNIX))
 
 
 def membership(version: int, *frontends: FrontendId) -> Membership:
@@ -167,7 +167,7 @@ def test_an_end_does_not_take_older_dispatches_out_of_flight(is_shown: bool) -> 
 
 def committing(config: LlumletConfig | None = None) -> InstanceCore:
     """A core with a request of front end 0, which is drained, and waits for the verdict of i1."""
-    under_test = InstanceCore(I0, config or LlumletConfig(policy=STERNA))
+    under_test = InstanceCore(I0, config or LlumletConfig(policy=LLUMNIX))
     peer, there = InstanceId("i1"), InstanceMember(InstanceId("i1"), "i1")
     under_test.on_membership(
         structs.replace(membership(1, F0), instances=(InstanceMember(I0, "i0"), there)), 0.0
@@ -521,7 +521,7 @@ def emptied(
     immovable: Immovable | None,
     *others: InstanceMember,
     hands_back: bool = True,
-    policy: PolicyConfig = STERNA,
+    policy: PolicyConfig = LLUMNIX,
 ) -> tuple[InstanceCore, list[InstanceEffect]]:
     """An instance with one request of front end 0, which is being emptied since 0 s, beside these
     others; and what it does when the limit has come."""
@@ -605,7 +605,7 @@ def test_what_waits_in_the_queue_is_handed_back_as_well() -> None:
 
 
 def test_an_engine_that_has_shown_nothing_yet_has_nothing_to_hand_back() -> None:
-    under_test = InstanceCore(I0, LlumletConfig(policy=STERNA, drain_limit_s=LIMIT_S))
+    under_test = InstanceCore(I0, LlumletConfig(policy=LLUMNIX, drain_limit_s=LIMIT_S))
     itself = InstanceMember(I0, "i0", is_terminating=True, emptied_since=1)
     under_test.on_membership(Membership(1, (itself, SUCCESSOR), (), None), 0.0)
     assert under_test.on_tick(LIMIT_S) == []
@@ -632,7 +632,7 @@ def test_nothing_is_handed_back_to_front_ends_that_continue_nothing() -> None:
 
 def test_what_came_back_from_an_instance_that_died_is_handed_back() -> None:
     """It moves no more, so that it would keep the instance from its end for as long as it runs."""
-    under_test = committing(LlumletConfig(policy=STERNA, drain_limit_s=LIMIT_S))
+    under_test = committing(LlumletConfig(policy=LLUMNIX, drain_limit_s=LIMIT_S))
     itself = InstanceMember(I0, "i0", is_terminating=True, emptied_since=2)
     others = (itself, InstanceMember(InstanceId("i2"), "i2"))
     under_test.on_membership(structs.replace(membership(2, F0), instances=others), 0.0)

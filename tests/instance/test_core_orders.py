@@ -42,7 +42,7 @@ from sterna.migration.messages import (
     Reserved,
     Send,
 )
-from sterna.policy.presets import STERNA
+from sterna.policy.presets import LLUMNIX
 from sterna.types import HIGH, FrontendId, Immovable, InstanceId, MigrationId, RequestId
 from tests.instance.llumlets import queuing, running, view
 
@@ -60,7 +60,7 @@ TOLD_TO_MOVE = MigrateRequest("operator", 5, R, I1, Mode.RECOMPUTE)
 
 def ordered(*others: InstanceMember, order: MigrateRequest | None = TOLD_TO_MOVE) -> InstanceCore:
     """A core with a request of front end 0, beside i1 and others, which an operator has move."""
-    under_test = InstanceCore(I0, LlumletConfig(policy=STERNA))
+    under_test = InstanceCore(I0, LlumletConfig(policy=LLUMNIX))
     there = (InstanceMember(I0, "i0"), InstanceMember(I1, "i1"), *others)
     frontends = (FrontendMember(F0, "mailbox of 0"),)
     under_test.on_membership(Membership(1, there, frontends, "scheduler"), 0.0)
@@ -194,7 +194,7 @@ def test_a_request_that_has_come_is_here_and_no_migration_from_here() -> None:
 
 
 def test_an_operator_sees_the_requests_that_run_and_those_that_wait() -> None:
-    under_test = InstanceCore(I0, LlumletConfig(policy=STERNA))
+    under_test = InstanceCore(I0, LlumletConfig(policy=LLUMNIX))
     asked = ListRequests("operator", 6)
     assert answers(under_test.on_message(asked, [], 0.0)) == [(6, [], None)]
     some = view(

@@ -413,6 +413,7 @@ def test_a_view_shows_requests_with_their_memory_and_demands() -> None:
         ),
         reserved_tokens=12,
         is_terminating=True,
+        num_slots=256,
     )
 
 
