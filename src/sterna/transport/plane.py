@@ -190,8 +190,12 @@ class _Plane:
                 strangers[0].close()
                 del self._receivers[strangers[0]]
             receiver = Receiver(sock, self._context, self._forget_receiver)
-            receiver.start()
             self._receivers[receiver] = None
+            try:
+                receiver.start()
+            except RuntimeError:
+                del self._receivers[receiver]
+                raise
 
     def _forget_receiver(self, receiver: Receiver) -> None:
         with self._lock:
