@@ -14,8 +14,13 @@ SHOWN = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "request_mean
 
 
 def markdown(rows: Sequence[Row], goals: Sequence[Mapping[str, object]]) -> str:
-    """All tables."""
-    parts = ["### Goals", goal_list(goals)]
+    """Plot, goals and all tables."""
+    plot = (
+        "![Mean TTFT and TPOT of each policy on traces with prefixes; the lower left is better]"
+        "(../bench/results/policies.png)"
+    )
+    num_reached = sum(bool(each["is_reached"]) for each in goals)
+    parts = [plot, folded(f"{num_reached} of {len(goals)} goals are reached", goal_list(goals))]
     for family in FAMILIES.values():
         of_family = [row for row in rows if row["family"] == family.name]
         if of_family:
@@ -49,7 +54,7 @@ def _cluster_tables(rows: Sequence[Row], family: Family) -> list[str]:
         "otherwise."
     ]
     for point in family.points:
-        parts += [f"**{point.name}**", _absolute(rows, point.name)]
+        parts += [folded(point.name, _absolute(rows, point.name))]
     return parts
 
 
@@ -57,7 +62,7 @@ def _prefix_tables(rows: Sequence[Row], family: Family) -> list[str]:
     parts = []
     for point in family.points:
         note = " (parameters were chosen on it, with other seeds)" if point.chooses else ""
-        parts += [f"**{point.name}**{note}", _absolute(rows, point.name)]
+        parts += [folded(f"{point.name}{note}", _absolute(rows, point.name))]
     names = [each.name for each in family.points if each.has_parts]
     return [*parts, _parts_table(rows, names), _costs_table(rows, names)]
 
@@ -68,7 +73,7 @@ def _reasoning_tables(rows: Sequence[Row], family: Family) -> list[str]:
         "loads are even at each moment."
     ]
     for point in family.points:
-        parts += [f"**{point.name}**", _absolute(rows, point.name)]
+        parts += [folded(point.name, _absolute(rows, point.name))]
     return [*parts, _parts_table(rows, [each.name for each in family.points])]
 
 
