@@ -15,15 +15,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from bench.common import results_io
 from bench.common.command import end_like_ctrl_c, ended
 from bench.common.command import positive as count
 from bench.common.pages import goal_list, write_marked
 from bench.paced import report
-from bench.paced.cases import CASES, POLICIES, Case
-from bench.paced.runs import PACED, SIMULATED, Row
+from bench.paced.cases import CASES, POLICIES, Case, tiny_model
+from bench.paced.runs import PACED, SIMULATED, Row, job_of, paced_row, simulated_row
 from bench.serving.comparing import PAGE, QUICK_FOLDER, reporting_kept
+from bench.serving.measured import LOGS, Notes
 from sterna.errors import ConfigurationError
 from sterna.workload.catalog import has_drawn_lengths
 
@@ -41,12 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    folder = QUICK_FOLDER if options.quick else results_io.RESULTS
-    rows = _kept() if options.is_continued or options.report else []
+    folder = _folder(options)
+    rows = _kept(folder) if options.is_continued or options.report else []
     if not options.report:
         with reporting_kept("runs"):
             rows = _measured(options, rows)
-    text = report.markdown({"rows": rows})
+    text = report.markdown(rows)
     found = [asdict(each) for each in report.goals(rows)]
     text = f"{text}\n\n{goal_list(found)}"
     print(text)
@@ -54,28 +56,29 @@ def _run(options: argparse.Namespace) -> None:
         write_marked(PAGE, f"sterna bench {NAME}", text)
 
 
-def _kept() -> list[Row]:
+def _folder(options: argparse.Namespace) -> Path:
+    return QUICK_FOLDER if options.quick else results_io.RESULTS
+
+
+def _kept(folder: Path) -> list[Row]:
     try:
-        rows: list[Row] = results_io.read(NAME)["rows"]
+        rows: list[Row] = results_io.read(NAME, folder)["rows"]
     except FileNotFoundError:
         raise ConfigurationError(
-            f"there is no bench/results/{NAME}.json yet: leave out --continue and --report"
+            f"there is no {folder / NAME}.json yet: leave out --continue and --report"
         ) from None
     return rows
 
 
 def _measured(options: argparse.Namespace, rows: list[Row]) -> list[Row]:
-    from bench.paced.cases import tiny_model
-    from bench.paced.runs import job_of, paced_row, simulated_row
-    from bench.serving.measured import LOGS, Notes
-
     notes = Notes()
+    cases = [_quick(each) for each in options.cases] if options.quick else options.cases
     logs = LOGS / NAME
     logs.mkdir(parents=True, exist_ok=True)
     model = tiny_model(logs / "model")
     known = {(row["point"], row["policy"], row["seed"], row["kind"]) for row in rows}
     for seed in range(1, options.rounds + 1):
-        for case in map(_quick if options.quick else _whole, options.cases):
+        for case in cases:
             hardware = case.write_hardware(logs)
             # A machine that is slower for a while does not always slow the same policy.
             shift = seed % len(options.policies)
@@ -99,14 +102,9 @@ def _measured(options: argparse.Namespace, rows: list[Row]) -> list[Row]:
 
 def _write(options: argparse.Namespace, rows: list[Row]) -> None:
     config = {"rounds": options.rounds, "cases": [asdict(each) for each in options.cases]}
-    folder = QUICK_FOLDER if options.quick else results_io.RESULTS
     order = {name: place for place, name in enumerate(POLICIES)}
     rows.sort(key=lambda row: (list(CASES).index(row["point"]), order.get(row["policy"], 99)))
-    results_io.write(NAME, config, rows, folder)
-
-
-def _whole(case: Case) -> Case:
-    return case
+    results_io.write(NAME, config, rows, _folder(options))
 
 
 def _quick(case: Case) -> Case:

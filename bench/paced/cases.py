@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from sterna.cli.serve.emulated_options import CPU_BLOCK_SIZE
 from sterna.engine.emulated.config import Preemption, StepMode
 from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.engine.emulated.profiles import Profile, profile
@@ -19,11 +20,8 @@ from sterna.engine.emulated.profiles import Profile, profile
 POLICIES = ("sterna", "llumnix", "infaas++", "round-robin", "llm-d", "dynamo-tuned")
 """Those that are compared, in the order of the table."""
 
-BLOCK_SIZE = 32
-"""The smallest that vLLM's attention on CPU has."""
-
 COPY_TIME = CopyTime(block_s=5e-5, stage_s=1e-2)
-"""Of the tiny model's blocks through shared memory, in the simulation."""
+"""Of the tiny model's blocks through shared memory, in the simulation: assumed, not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +61,8 @@ class Case:
             name=f"{chosen.name}-x{self.speed:g}",
             engine=replace(
                 engine,
-                num_blocks=num_tokens // BLOCK_SIZE,
-                block_size=BLOCK_SIZE,
+                num_blocks=num_tokens // CPU_BLOCK_SIZE,
+                block_size=CPU_BLOCK_SIZE,
                 watermark=0.0,
                 step_mode=StepMode.CHUNKED,
                 preemption=Preemption.LAST_ADMITTED,

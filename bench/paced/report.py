@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 from bench.common.pages import Goal
 from bench.common.tables import markdown_table, number
@@ -34,9 +33,8 @@ SHOWN: Mapping[str, tuple[str, float]] = {
 }
 
 
-def markdown(document: Mapping[str, Any]) -> str:
-    """All tables of a result file."""
-    rows = document["rows"]
+def markdown(rows: Sequence[Row]) -> str:
+    """All tables."""
     parts = []
     for case in dict.fromkeys(row["point"] for row in rows):
         of_case = [row for row in rows if row["point"] == case]

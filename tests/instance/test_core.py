@@ -1,4 +1,4 @@
-"""What surrounds a llumlet: whose requests are on an instance, and whom it answers."""
+"""An instance around its llumlet: the owners of its requests, and the addressees of its answers."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Which instance migrates requests to which (Section 4.4.3, migration).
+"""The destination of each source of migrations (Section 4.4.3, migration).
 
 Every load here is one that a llumlet would report of a view, so that pairing is shown on the
 values that it meets in production.

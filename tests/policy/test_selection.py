@@ -1,4 +1,4 @@
-"""Which request moves from a source instance (Section 4.4.3, migration)."""
+"""The requests that move from a source instance (Section 4.4.3, migration)."""
 
 from dataclasses import replace
 

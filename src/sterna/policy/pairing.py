@@ -90,21 +90,23 @@ def _balanced(candidates: Iterable[Candidate], ratio: float) -> dict[InstanceId,
     sources = sorted(staying, key=lambda each: (-each.real_load_tokens, each.instance_id))
     destinations = sorted(staying, key=lambda each: (each.virtual_load_tokens, each.instance_id))
     pairs: dict[InstanceId, InstanceId] = {}
+    paired: set[InstanceId] = set()
+    place = 0
     for source in sources:
         moved_tokens = source.load.move_tokens
-        destination = destinations[0] if destinations else source
-        if destination is source:
+        while place < len(destinations) and destinations[place].instance_id in paired:
+            place += 1
+        if place == len(destinations) or (destination := destinations[place]) is source:
             # The loads of those that are left are below all destinations'.
             break
-        if moved_tokens is None or source.instance_id in pairs.values():
+        if moved_tokens is None or source.instance_id in paired:
             continue
         after_tokens = destination.virtual_load_tokens + moved_tokens
         is_far = source.real_load_tokens > ratio * after_tokens
         # Where it is not, another source, with less to move, may be far enough all the same.
         if is_far and moved_tokens <= destination.room_tokens:
             pairs[source.instance_id] = destination.instance_id
-            destinations.remove(destination)
-            destinations.remove(source)
+            paired |= {source.instance_id, destination.instance_id}
     return pairs
 
 

@@ -147,7 +147,7 @@ class Candidate:
 
     @property
     def room_tokens(self) -> int:
-        """Memory for requests beside all that run, queue or are on their way; may be negative. None
+        """Memory for requests beside all that run, queue or are on their way; may be negative. 0
         while these fill the batch."""
         num_slots = self.load.num_slots
         if num_slots is not None and self.num_requests >= num_slots:

@@ -87,7 +87,7 @@ def test_a_prediction_is_judged_by_the_mean_over_the_rounds() -> None:
 
 
 def test_the_page_has_both_numbers_and_the_factors() -> None:
-    text = report.markdown({"rows": ROWS})
+    text = report.markdown(ROWS)
     assert "**a case**, 2 rounds" in text
     assert "| `sterna` |" in text
     assert "1.50<br>(1.50)" in text

@@ -1,4 +1,4 @@
-"""Which engine the options of `sterna serve --engine emulated` describe."""
+"""The engines that the options of `sterna serve --engine emulated` and `paced` describe."""
 
 import json
 from pathlib import Path
