@@ -48,6 +48,7 @@ ALONE = (
 WITHOUT = (
     "sterna:dispatch=freest",
     "sterna:binds_late=false",
+    "sterna:growth_steps=0",
     "sterna:shares_headroom=false",
     "sterna:balance_ratio=none",
     "sterna:migrates=false",

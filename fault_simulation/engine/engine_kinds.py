@@ -17,6 +17,7 @@ from fault_simulation.virtual.settings import (
     BY_PREFIX,
     BY_PREFIX_SHARE,
     ENGINE,
+    GROWTH_STEPS,
     LATE_SHARE,
     POLICY,
 )
@@ -168,7 +169,12 @@ def policy_of(seed: int, kind: EngineKind) -> PolicyConfig:
     is_by_prefix = rng.random() < BY_PREFIX_SHARE
     policy = BY_PREFIX if kind.has_prefix_cache and is_by_prefix else POLICY
     if rng.random() < LATE_SHARE:
-        policy = replace(policy, binds_late=True, ageing_tokens_per_s=AGEING_TOKENS_PER_S)
+        policy = replace(
+            policy,
+            binds_late=True,
+            ageing_tokens_per_s=AGEING_TOKENS_PER_S,
+            growth_steps=GROWTH_STEPS,
+        )
     if rng.random() < BALANCE_SHARE:
         policy = replace(
             policy, balance_ratio=BALANCE_RATIO, balance_after_tokens=BALANCE_AFTER_TOKENS

@@ -63,6 +63,9 @@ LATE_SHARE = 0.3
 AGEING_TOKENS_PER_S = 40.0
 """By this much a second such a request counts as smaller."""
 
+GROWTH_STEPS = 1.0
+"""Memory that late binding leaves to each request on an instance."""
+
 BALANCE_SHARE = 0.3
 """Of all seeds: those in which requests also move while memory is plenty."""
 

@@ -226,6 +226,9 @@ class PolicyConfig:
             those of a class with the smallest demand first.
         ageing_tokens_per_s: for every second of such waiting a request counts as so much smaller,
             so that a large one does not wait behind small ones for ever.
+        growth_steps: such a request needs memory beside what all requests on its instance, running,
+            queuing or on their way, may need for as many decode steps; an instance without any
+            takes whatever fits.
         hold_limit_s: after this time of waiting a request is dispatched all the same; None: it
             waits as long as it takes.
         migrates_continuously: whether a source moves the next request as soon as one has moved, in
@@ -260,6 +263,7 @@ class PolicyConfig:
     migrates_continuously: bool = True
     binds_late: bool = False
     ageing_tokens_per_s: float = 512.0
+    growth_steps: float = 0.0
     hold_limit_s: float | None = None
     balance_ratio: float | None = None
     balance_after_tokens: int = 1024
@@ -297,6 +301,7 @@ class PolicyConfig:
             self.num_concurrent_migrations >= 1, self, "num_concurrent_migrations", "at least 1"
         )
         _require(self.ageing_tokens_per_s >= 0, self, "ageing_tokens_per_s", "at least 0")
+        _require(self.growth_steps >= 0, self, "growth_steps", "at least 0")
         if self.balance_ratio is not None:
             _require(self.balance_ratio >= 1, self, "balance_ratio", "at least 1")
         _require(self.balance_after_tokens >= 0, self, "balance_after_tokens", "at least 0")

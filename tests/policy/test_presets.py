@@ -96,7 +96,10 @@ def test_sternas_own_policy_is_the_papers_with_four_rules_of_its_own() -> None:
     differing = {
         name for name in LLUMNIX.__slots__ if getattr(LLUMNIX, name) != getattr(STERNA, name)
     }
-    assert differing == {"name", "dispatch", "binds_late", "shares_headroom", "balance_ratio"}
+    own = {"dispatch", "binds_late", "growth_steps", "shares_headroom", "balance_ratio"}
+    assert differing == {"name", *own}
+    # No request goes where it makes the instance a source.
+    assert STERNA.growth_steps == STERNA.source_freeness_steps
     assert STERNA.dispatch == Soonest()
     assert STERNA.binds_late
     assert STERNA.shares_headroom

@@ -1,6 +1,5 @@
 """Late binding: requests wait at the global scheduler until an instance has memory for them."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -50,6 +49,20 @@ def test_what_queues_is_on_its_way_or_is_prefilled_needs_its_memory_first() -> N
     assert places(core.on_request(ask("a", 160), 0.0)) == [("a", "i0")]
     assert places(core.on_request(ask("b", 160), 0.0)) == [("b", "i0")]
     assert core.on_request(ask("c", 160), 0.0) == []
+
+
+def test_those_that_are_there_keep_memory_to_grow() -> None:
+    """By hand: three requests that may each need ten tokens more leave 30 fewer, whether they run,
+    queue or are on their way. An instance without any takes whatever fits."""
+    policy = replace(LATE, growth_steps=10.0)
+    three = instance("i0", running=[running("a", 320)], queuing=[queuing("b", 160)])
+    free_tokens = M - 480 - 160
+    core = scheduler(three, policy=policy)
+    assert places(core.on_request(ask("c", 160), 0.0)) == [("c", "i0")]
+    assert core.on_request(ask("d", free_tokens - 29), 0.0) == []
+    assert places(core.on_request(ask("e", free_tokens - 30), 0.0)) == [("e", "i0")]
+    empty = scheduler(instance("i0"), policy=policy)
+    assert places(empty.on_request(ask("whole", M), 0.0)) == [("whole", "i0")]
 
 
 def test_a_full_batch_takes_no_request_however_much_memory_there_is() -> None:
@@ -165,13 +178,14 @@ demands_tokens = st.integers(1, 40).map(lambda blocks: 16 * blocks)
 @given(
     st.lists(demands_tokens, min_size=1, max_size=12),
     st.lists(st.integers(0, 60).map(lambda blocks: 16 * blocks), min_size=1, max_size=4),
+    st.sampled_from([0, 1, 48]),
 )
 def test_no_request_waits_while_there_is_memory_for_it(
-    demands: list[int], free_tokens: list[int]
+    demands: list[int], free_tokens: list[int], growth_steps: int
 ) -> None:
     """And none is dispatched where there is none."""
     views = [full(f"i{place}") for place in range(len(free_tokens))]
-    core = scheduler(*views)
+    core = scheduler(*views, policy=replace(LATE, growth_steps=growth_steps))
     for number, demand_tokens in enumerate(demands):
         assert core.on_request(ask(f"r{number}", demand_tokens), 0.0) == []
     loads = [
@@ -179,17 +193,13 @@ def test_no_request_waits_while_there_is_memory_for_it(
         for place, number in enumerate(free_tokens)
     ]
     sent = places(core.on_loads(loads, 1.0))
-    left = _left(sent, demands, free_tokens)
-    assert min(left.values()) >= 0
-    if core.smallest_held_tokens is not None:
-        assert max(left.values()) < core.smallest_held_tokens
+    for place, number in enumerate(free_tokens):
+        instance_id = f"i{place}"
+        got = [int(request_id[1:]) for request_id, to in sent if to == instance_id]
+        left_tokens = number - sum(demands[each] for each in got)
+        # One request ran there before.
+        if got:
+            assert left_tokens >= growth_steps * len(got)
+        if core.smallest_held_tokens is not None:
+            assert left_tokens - growth_steps * (len(got) + 1) < core.smallest_held_tokens
     assert core.num_held + len(sent) == len(demands)
-
-
-def _left(
-    sent: Iterable[tuple[str, str]], demands: list[int], free_tokens: list[int]
-) -> dict[InstanceId, int]:
-    left = {InstanceId(f"i{place}"): number for place, number in enumerate(free_tokens)}
-    for request_id, instance_id in sent:
-        left[InstanceId(instance_id)] -= demands[int(request_id[1:])]
-    return left

@@ -98,6 +98,32 @@ def test_replays_are_the_same_to_the_bit() -> None:
     assert differences(*runs) == []
 
 
+def test_sterna_is_faster_beyond_what_the_cluster_sustains_and_preempts_no_more() -> None:
+    """At 1.5 times the rate: without memory to grow, small requests that go first would fill the
+    memory, and preempt each other three times as often as it does now."""
+    overload = [Workload("M-M", num_requests=1_200, rate=11.7 / 4, seed=seed) for seed in SEEDS]
+    llumnix, sterna, crowded = (
+        means(policy, overload) for policy in (LLUMNIX, STERNA, replace(STERNA, growth_steps=0.0))
+    )
+    assert sterna["ttft_s mean"] < 0.6 * llumnix["ttft_s mean"]
+    assert sterna["request_s mean"] < 0.8 * llumnix["request_s mean"]
+    assert sterna["tpot_s p99"] < llumnix["tpot_s p99"] < 0.5 * crowded["tpot_s p99"]
+    assert sterna["preemption_loss_s mean"] < 0.6 * crowded["preemption_loss_s mean"]
+
+
+def means(policy: PolicyConfig, workloads: Sequence[Workload]) -> dict[str, float]:
+    """Means over the workloads."""
+    config = cluster_of_four(policy)
+    summaries = [summarize(*simulate(build_trace(each), config)) for each in workloads]
+    return {
+        f"{field} {statistic}": float(
+            np.mean([getattr(getattr(each, field), statistic) for each in summaries])
+        )
+        for field in ("ttft_s", "tpot_s", "request_s", "preemption_loss_s")
+        for statistic in ("mean", "p99")
+    }
+
+
 # ------------------------------------------------------------------------------- two collapses
 
 

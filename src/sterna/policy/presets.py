@@ -68,11 +68,13 @@ STERNA = replace(
     name="sterna",
     dispatch=Soonest(),
     binds_late=True,
+    growth_steps=LLUMNIX.source_freeness_steps,
     shares_headroom=True,
     balance_ratio=1.2,
 )
 """Sterna's own policy (docs/policies.md). Requests go where their first tokens come soonest, prefix
-caches included, and wait at the scheduler until an instance has memory for them. Long outputs move
+caches included, and wait at the scheduler until an instance has memory for them beside what those
+there may need before any of them would move away. Long outputs move
 while memory is plenty, too, so that all decode at the same speed. Headrooms are no larger than the
 other instances can bear (`policy.headroom`)."""
 

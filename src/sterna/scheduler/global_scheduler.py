@@ -421,8 +421,8 @@ class _Room:
     """
 
     candidates: Sequence[Candidate]
-    room_tokens: Sequence[int]
-    most_tokens: int
+    room_tokens: Sequence[float]
+    most_tokens: float
     total_tokens: int
 
     @classmethod

@@ -62,8 +62,9 @@ class Engines(Protocol):
         """
 
     def has_room(self, row: int, num_tokens: int) -> bool:
-        """Whether there is memory for a request of this demand beside all that run or queue, and a
-        place in the batch, after the last step or at its beginning."""
+        """Whether there is memory for a request of this demand beside all that run or queue and
+        what they may need further (`growth_steps`), and a place in the batch, after the last step
+        or at its beginning."""
 
     def step_end_s(self, row: int, now_s: float) -> float | None:
         """The end of the step that is under way at this moment, or None between two steps."""

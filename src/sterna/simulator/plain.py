@@ -115,11 +115,13 @@ class PlainEngines:
 
     def has_room(self, row: int, num_tokens: int) -> bool:
         view = self._view(self._engines[row])
-        if view.num_slots is not None and len(view.running) + len(view.queuing) >= view.num_slots:
+        num_requests = len(view.running) + len(view.queuing)
+        if view.num_slots is not None and num_requests >= view.num_slots:
             return False
         taken_tokens = used_tokens_of(view) + prefill_demand_tokens_of(view)
         taken_tokens += sum(each.demand_tokens for each in view.queuing)
-        return taken_tokens + num_tokens <= view.total_tokens
+        growth_tokens = self._config.policy.growth_steps * num_requests
+        return taken_tokens + growth_tokens + num_tokens <= view.total_tokens
 
     def step_end_s(self, row: int, now_s: float) -> float | None:
         engine = self._engines[row]
