@@ -5,9 +5,13 @@ from dataclasses import dataclass, fields
 from bench.paper.points import paper_points
 from sterna.simulator.paper import COPY_TIME, SERVING_STEP_TIME
 
-SCALING_STEPS = ((80, 480), (160, 960), (320, 1_920))
-"""Bounds of the mean freeness between which auto-scaling keeps a cluster; the second are the
-default."""
+SCALING_STEPS = ((20, 160), (80, 480), (160, 960), (320, 1_920))
+"""Bounds of the mean freeness between which auto-scaling keeps a cluster."""
+
+
+def scaling_point(low_steps: float, high_steps: float) -> str:
+    """The point's name."""
+    return f"auto-scaling from {low_steps:g} to {high_steps:g} steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def _clusters() -> Family:
 
     scaling = [
         point(
-            f"auto-scaling from {low} to {high} steps",
+            scaling_point(low, high),
             *(4.0, 10_000, "--auto-scaling", "1:16", "--arrivals", "gamma:4"),
             *("--scale-low", str(low), "--scale-high", str(high)),
         )

@@ -6,9 +6,17 @@ from bench.common.pages import Goal, goal_list
 from bench.common.tables import Row, folded, markdown_table, number
 from bench.policies.comparison import best, factor, mean
 from bench.policies.contenders import ALONE, COSTS, LLUMNIX, STERNA, WITHOUT
-from bench.policies.families import FAMILIES, PREFIXES, REASONING, Family
+from bench.policies.families import (
+    FAMILIES,
+    PREFIXES,
+    REASONING,
+    SCALING_STEPS,
+    Family,
+    scaling_point,
+)
 from bench.policies.measures import METRICS, THIRD_METRICS
 from bench.policies.runs import POOLED
+from sterna.config import ScalingConfig
 
 SHOWN = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "request_mean_s")
 
@@ -238,10 +246,9 @@ def _cluster_goals(rows: Sequence[Row]) -> list[Goal]:
 def _scaling_goals(rows: Sequence[Row]) -> list[Goal]:
     """Fewer instances at no larger P99: Sterna's fewest among the thresholds at which its P99 is at
     most that of Llumnix at the default ones."""
-    points = [
-        each.name for each in FAMILIES["clusters"].points if each.name.startswith("auto-scaling")
-    ]
-    default = points[1]
+    points = [scaling_point(*each) for each in SCALING_STEPS]
+    scaling = ScalingConfig()
+    default = scaling_point(scaling.low_freeness_steps, scaling.high_freeness_steps)
     limit_s = mean(rows, "ttft_p99_s", LLUMNIX, default)
     theirs = mean(rows, "instances_avg", LLUMNIX, default)
     if limit_s is None or theirs is None:

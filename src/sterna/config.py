@@ -335,6 +335,8 @@ class ScalingConfig:
             value at the end of each period decides (the paper's runs).
         cooldown_s: time for which no instance is terminated after a decision and the starts that it
             led to.
+        starved_after_s: a request that waits at the scheduler for this time (late binding) has an
+            instance started at once. Until then, requests that end or move may make room for it.
         terminates_newest: whether the instance of the largest id is terminated, in place of the
             one with the fewest running requests (the paper's runs).
     """
@@ -346,6 +348,7 @@ class ScalingConfig:
     period_s: float = 10.0
     is_sustained: bool = True
     cooldown_s: float = 0.0
+    starved_after_s: float = 3.0
     terminates_newest: bool = False
 
     def __post_init__(self) -> None:
@@ -366,6 +369,7 @@ class ScalingConfig:
         )
         _require(self.period_s > 0, self, "period_s", "positive")
         _require(self.cooldown_s >= 0, self, "cooldown_s", "at least 0")
+        _require(self.starved_after_s >= 0, self, "starved_after_s", "at least 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def decisions(
     num_starting: int = 0,
     num_pending: int = 0,
     begins_s: float = 0.0,
-    num_held: int = 0,
+    held_since_s: float | None = None,
 ) -> list[tuple[float, ScalingDecision]]:
     """What is decided over a history of (time, loads), with the times."""
     state, taken = ScalingState(), []
@@ -66,7 +66,7 @@ def decisions(
             num_pending=num_pending,
             now_s=now_s,
             begins_s=begins_s,
-            num_held=num_held,
+            held_since_s=held_since_s,
         )
         if decision is not None:
             taken.append((now_s, decision))
@@ -210,7 +210,12 @@ def test_requests_that_just_fit_are_no_reason_not_to_wait_for_the_period() -> No
 
 
 def test_a_request_that_is_held_at_the_scheduler_does_not_wait_for_the_period() -> None:
-    assert decisions([(0.0, EASY)], num_held=1) == [(0.0, ScaleUp(1))]
+    """It waits for three seconds, in which others may end or move."""
+    history = [(2.0, EASY), (3.9, EASY), (4.0, EASY)]
+    assert decisions(history, held_since_s=1.0) == [(4.0, ScaleUp(1))]
+    assert decisions(history) == []
+    at_once = replace(CONFIG, starved_after_s=0)
+    assert decisions([(1.0, EASY)], at_once, held_since_s=1.0) == [(1.0, ScaleUp(1))]
 
 
 def test_one_instance_that_can_take_requests_lets_the_period_decide() -> None:

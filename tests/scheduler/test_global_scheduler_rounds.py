@@ -11,7 +11,8 @@ from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.policy.selection import candidates_to_move
 from sterna.scheduler.global_scheduler import Effect, GlobalScheduler, SetDestination
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceView, RequestId
-from tests.policy.builders import evenly_loaded, freeness, instance, queuing, report
+from tests.policy.builders import M, evenly_loaded, freeness, instance, queuing, report
+from tests.scheduler.test_global_scheduler import ask
 
 OVERLOADED = evenly_loaded("i0", 12_640, 20)
 IDLE = instance("i1")
@@ -246,6 +247,19 @@ def test_rounds_terminate_the_instance_with_the_fewest_running_requests() -> Non
     core = scheduler(evenly_loaded("i0", 320, 2), evenly_loaded("i1", 160, 1), scaling=SCALING)
     core.on_tick(0.2)
     assert core.on_tick(1.4) == [Terminate(InstanceId("i1"))]
+
+
+def test_a_request_that_is_held_for_long_starts_an_instance() -> None:
+    """The one that came first counts; 320 tokens are free."""
+    config = replace(SCALING, low_freeness_steps=0.0, starved_after_s=3.0)
+    late = replace(LLUMNIX, binds_late=True)
+    core = scheduler(evenly_loaded("i0", M - 320, 1), policy=late, scaling=config)
+    assert core.on_request(ask("large", 480), 1.0) == []
+    assert core.on_request(ask("later", 640), 3.5) == []
+    rounds_s = [1.2, 2.0, 3.0, 3.8, 4.0]
+    decided = {now_s: core.on_tick(now_s) for now_s in rounds_s}
+    assert decided.pop(1.2) == [told("i0", None)]
+    assert decided == {2.0: [], 3.0: [], 3.8: [], 4.0: [ScaleUp(1)]}
 
 
 def test_a_policy_without_migration_scales_as_well() -> None:

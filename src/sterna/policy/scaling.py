@@ -91,7 +91,7 @@ def decide(
     num_pending: int = 0,
     now_s: float,
     begins_s: float = 0.0,
-    num_held: int = 0,
+    held_since_s: float | None = None,
 ) -> tuple[ScalingState, ScalingDecision | None]:
     """The next state, and a decision or None.
 
@@ -102,6 +102,9 @@ def decide(
 
     Of the starting ones, `num_pending` wait for a place, perhaps for ever. A decision to terminate
     then gives up one of these starts, whichever instance it names.
+
+    Args:
+        held_since_s: when the first of those that wait at the scheduler came; None without any.
     """
     every = tuple(candidates)
     staying = _staying(every)
@@ -121,7 +124,8 @@ def decide(
         # An instance that comes up is empty, and lifts the average before it gets requests.
         cooled_s = now_s + config.cooldown_s
     after = ScalingState(no_end_before_s=now_s + config.cooldown_s)
-    is_starved = num_starting == 0 and (num_held > 0 or all(map(_is_full, staying)))
+    is_held = held_since_s is not None and now_s >= held_since_s + config.starved_after_s
+    is_starved = num_starting == 0 and (is_held or all(map(_is_full, staying)))
     if average < config.low_freeness_steps or is_starved:
         deadline_s = now_s if is_starved else _deadline(state.scale_up_at_s, config, now_s)
         num_needed = _num_needed(staying, config, num_starting)

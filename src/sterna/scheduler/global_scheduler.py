@@ -389,7 +389,7 @@ class GlobalScheduler:
             num_pending=len(self._pending.intersection(starting)),
             now_s=now_s,
             begins_s=self._scaling_begins_s,
-            num_held=len(self._held),
+            held_since_s=min(self._held_since_s.values(), default=None),
         )
         return [] if decision is None else [decision]
 
