@@ -153,6 +153,9 @@ PREFIXES = Family(
     ),
 )
 
+SESSIONS = ("agents", "agentic-code")
+"""Those whose requests are turns, almost all of them."""
+
 REASONING = Family(
     "reasoning",
     "Long outputs",

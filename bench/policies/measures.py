@@ -3,6 +3,7 @@
 import numpy as np
 
 from bench.common.tables import Row, rounded, statistic
+from sterna.metrics.records import Records
 from sterna.simulator.runs import SimulationRun
 from sterna.types import HIGH
 
@@ -63,5 +64,22 @@ def row_of(run: SimulationRun) -> list[Row]:
             "output_tokens_per_s": rounded(float(records.output_tokens.sum()) / duration_s),
             "migrations": summary.migrations_committed,
             **by_third,
+            **by_reuse(records),
         }
     ]
+
+
+def by_reuse(records: Records) -> Row:
+    """P99 TTFT of the requests of whose prompts an earlier one had a part, and of those that found
+    all of it where they ran."""
+    reusable, cached = records.reusable_tokens, records.cached_tokens
+    if reusable is None or cached is None:
+        return {}
+    ttft_s = records.first_token_s - records.arrival_s
+    again = reusable > 0
+    local = again & (cached >= reusable)
+    return {
+        f"{name}_ttft_p99_s": rounded(float(np.percentile(ttft_s[those], 99)))
+        for name, those in (("again", again), ("local", local))
+        if those.any()
+    }

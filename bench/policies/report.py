@@ -11,6 +11,7 @@ from bench.policies.families import (
     PREFIXES,
     REASONING,
     SCALING_STEPS,
+    SESSIONS,
     Family,
     scaling_point,
 )
@@ -303,6 +304,17 @@ def _prefix_goals(rows: Sequence[Row]) -> list[Goal]:
                         p99.mean >= 1.5,
                     )
                 )
+        again, local = of("again_ttft_p99_s", STERNA), of("local_ttft_p99_s", STERNA)
+        if point.name in SESSIONS and again is not None and local is not None:
+            found.append(
+                Goal(
+                    f"{point.name}: TTFT P99 of next turns over that of those with all of their "
+                    "prefix in the cache",
+                    "at most 1.1",
+                    f"{again / local:.2f}",
+                    again <= 1.1 * local,
+                )
+            )
         imbalance = of("imbalance_mean", STERNA)
         if point.name == "1 system prompt" and imbalance is not None:
             found.append(

@@ -3,9 +3,11 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bench.common.pages import END, begin_mark
@@ -14,9 +16,10 @@ from bench.policies import report
 from bench.policies.__main__ import COMMAND, PAGE
 from bench.policies.contenders import LLUMNIX, STERNA, contenders
 from bench.policies.families import FAMILIES, PREFIXES, REASONING
-from bench.policies.measures import METRICS, THIRD_METRICS
+from bench.policies.measures import METRICS, THIRD_METRICS, by_reuse
 from bench.policies.plots import draw_prefixes
 from bench.policies.runs import POOLED, jobs, pooled, rows_of
+from sterna.metrics.records import Records
 
 TUNED = {"dynamo": "dynamo:prefill_scale=4", "sterna": "sterna:horizon_steps=32"}
 
@@ -25,6 +28,7 @@ def rows(family: str, **of_sterna: float) -> list[dict[str, Any]]:
     """Rows in which every value is 1, but for these of Sterna's policy."""
     ones = dict.fromkeys((*METRICS, *THIRD_METRICS, "prefix_reuse", "imbalance_mean"), 1.0)
     ones |= {"makespan_s": 1.0, "migrations": 1.0, "instances_avg": 1.0}
+    ones |= {"again_ttft_p99_s": 1.0, "local_ttft_p99_s": 1.0}
     return [
         {
             "family": family,
@@ -56,6 +60,39 @@ def test_a_trace_with_prefixes_needs_both_latencies_at_once() -> None:
     assert not slow[f"agents: TTFT mean {both}"].is_reached
     even = {each.name: each for each in report.goals(rows("prefixes"))}
     assert even[f"agents: TTFT mean {both}"].is_reached
+
+
+def test_next_turns_are_compared_with_those_that_found_their_prefix() -> None:
+    found = {each.name: each for each in report.goals(rows("prefixes", again_ttft_p99_s=2.3))}
+    of_turns = [each for name, each in found.items() if "next turns" in name]
+    assert [(each.found, each.is_reached) for each in of_turns] == 2 * [("2.30", False)]
+    even = [each for each in report.goals(rows("prefixes")) if "next turns" in each.name]
+    assert [each.is_reached for each in even] == [True, True]
+
+
+def test_local_hits_are_those_that_found_all_that_was_computed_before() -> None:
+    """By hand: three of five had a prefix to find, and two of these found it; the first tokens of
+    the others are later."""
+    arrival_s, tokens = np.zeros(5), np.full(5, 8)
+    first_token_s = np.array([9.0, 1.0, 5.0, 1.0, 9.0])
+    records = Records(
+        arrival_s=arrival_s,
+        first_token_s=first_token_s,
+        end_s=first_token_s + 1,
+        input_tokens=tokens,
+        output_tokens=tokens,
+        priority=np.zeros(5, np.int64),
+        num_preemptions=np.zeros(5, np.int64),
+        preemption_loss_s=arrival_s,
+        queue_s=arrival_s,
+        decode_execution_s=arrival_s,
+        cached_tokens=np.array([0, 64, 16, 32, 0]),
+        reusable_tokens=np.array([0, 64, 64, 32, 0]),
+    )
+    found = by_reuse(records)
+    assert found["local_ttft_p99_s"] == 1.0
+    assert 4.9 < found["again_ttft_p99_s"] <= 5.0
+    assert by_reuse(replace(records, reusable_tokens=None)) == {}
 
 
 def test_fewer_instances_count_only_where_first_tokens_come_as_soon() -> None:
