@@ -19,14 +19,12 @@ from pathlib import Path
 
 from bench.common import results_io
 from bench.common.command import end_like_ctrl_c, ended
-from bench.common.command import positive as count
-from bench.common.pages import goal_list, write_marked
+from bench.common.pages import goal_list
 from bench.paced import report
 from bench.paced.cases import CASES, POLICIES, Case, tiny_model
 from bench.paced.runs import PACED, SIMULATED, Row, job_of, paced_row, simulated_row
-from bench.serving.comparing import PAGE, QUICK_FOLDER, reporting_kept
+from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
 from bench.serving.measured import LOGS, Notes
-from sterna.errors import ConfigurationError
 from sterna.workload.catalog import has_drawn_lengths
 
 NAME = "paced"
@@ -43,34 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    folder = _folder(options)
-    rows = _kept(folder) if options.is_continued or options.report else []
-    if not options.report:
-        with reporting_kept("runs"):
-            rows = _measured(options, rows)
-    text = report.markdown(rows)
+    def measure(rows: list[Row], folder: Path) -> None:
+        _measure(options, rows, folder)
+
+    rows_in_rounds(NAME, NAME, options, measure, _page)
+
+
+def _page(rows: Sequence[Row]) -> str:
     found = [asdict(each) for each in report.goals(rows)]
-    text = f"{text}\n\n{goal_list(found)}"
-    print(text)
-    if folder == results_io.RESULTS:
-        write_marked(PAGE, f"sterna bench {NAME}", text)
+    return f"{report.markdown(rows)}\n\n{goal_list(found)}"
 
 
-def _folder(options: argparse.Namespace) -> Path:
-    return QUICK_FOLDER if options.quick else results_io.RESULTS
-
-
-def _kept(folder: Path) -> list[Row]:
-    try:
-        rows: list[Row] = results_io.read(NAME, folder)["rows"]
-    except FileNotFoundError:
-        raise ConfigurationError(
-            f"there is no {folder / NAME}.json yet: leave out --continue and --report"
-        ) from None
-    return rows
-
-
-def _measured(options: argparse.Namespace, rows: list[Row]) -> list[Row]:
+def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
     notes = Notes()
     cases = [_quick(each) for each in options.cases] if options.quick else options.cases
     logs = LOGS / NAME
@@ -80,9 +62,7 @@ def _measured(options: argparse.Namespace, rows: list[Row]) -> list[Row]:
     for seed in range(1, options.rounds + 1):
         for case in cases:
             hardware = case.write_hardware(logs)
-            # A machine that is slower for a while does not always slow the same policy.
-            shift = seed % len(options.policies)
-            for policy in (*options.policies[shift:], *options.policies[:shift]):
+            for policy in in_turn(options.policies, seed):
                 job = job_of(case, hardware, policy, seed)
                 if (case.name, policy, seed, SIMULATED) not in known:
                     rows.append(simulated_row(case, job))
@@ -94,17 +74,15 @@ def _measured(options: argparse.Namespace, rows: list[Row]) -> list[Row]:
                         f"TTFT {row['ttft_mean_s']:.3f} s, TPOT {1000 * row['tpot_mean_s']:.1f} ms,"
                         f" {row['late_steps']} of {row['steps']} steps late"
                     )
-                    commit = results_io.measured_commit()
-                    rows.append({**row, "commit": commit})
-                    _write(options, rows)
-    return rows
+                    rows.append({**row, "commit": results_io.measured_commit()})
+                    _write(options, rows, folder)
 
 
-def _write(options: argparse.Namespace, rows: list[Row]) -> None:
+def _write(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
     config = {"rounds": options.rounds, "cases": [asdict(each) for each in options.cases]}
     order = {name: place for place, name in enumerate(POLICIES)}
     rows.sort(key=lambda row: (list(CASES).index(row["point"]), order.get(row["policy"], 99)))
-    results_io.write(NAME, config, rows, _folder(options))
+    results_io.write(NAME, config, rows, folder)
 
 
 def _quick(case: Case) -> Case:
@@ -130,27 +108,13 @@ def _parser() -> argparse.ArgumentParser:
         help=f"some of: {'; '.join(CASES)} (default: all)",
     )
     parser.add_argument(
-        "--rounds", type=count, default=5, metavar="N", help="runs of each policy (default: 5)"
-    )
-    parser.add_argument(
         "--policies",
         nargs="+",
         default=list(POLICIES),
         metavar="NAME",
         help=f"default: {' '.join(POLICIES)}",
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="two instances and few requests, as a check"
-    )
-    parser.add_argument(
-        "--continue",
-        dest="is_continued",
-        action="store_true",
-        help="measure only what the results lack",
-    )
-    parser.add_argument(
-        "--report", action="store_true", help="measure nothing; write the page again"
-    )
+    add_round_options(parser, quick="two instances and few requests, as a check")
     return parser
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from bench.common.comparison import Factor, factor
 from bench.common.pages import Goal
 from bench.common.tables import markdown_table, number
 from bench.paced.runs import PACED, SIMULATED, Row
-from bench.policies.comparison import Factor, factor
 
 BASE = "llumnix"
 """The policy that factors refer to."""

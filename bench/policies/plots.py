@@ -6,9 +6,9 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
+from bench.common.comparison import mean
 from bench.common.tables import Row
 from bench.paper.drawing import figure
-from bench.policies.comparison import mean
 from bench.policies.contenders import ALONE, COSTS, STERNA, WITHOUT
 from bench.policies.families import PREFIXES
 

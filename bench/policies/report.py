@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from bench.common.comparison import best, factor, mean
 from bench.common.pages import Goal, goal_list
 from bench.common.tables import Row, folded, markdown_table, number
-from bench.policies.comparison import best, factor, mean
 from bench.policies.contenders import ALONE, COSTS, LLUMNIX, STERNA, WITHOUT
 from bench.policies.families import (
     FAMILIES,

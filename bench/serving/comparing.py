@@ -4,14 +4,18 @@ import argparse
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.common import results_io
+from bench.common.command import positive
 from bench.common.pages import write_marked
+from bench.common.tables import Row
 from sterna.errors import ConfigurationError
 from sterna.workload.seeds import MAX_SEED
+
+Item = TypeVar("Item")
 
 QUICK_SERVE = ("--engine", "emulated")
 QUICK_FOLDER = results_io.ROOT / ".cache" / "bench" / "quick"
@@ -79,6 +83,74 @@ def reporting_kept(parts: str) -> Iterator[None]:
         raise
 
 
+def add_round_options(parser: argparse.ArgumentParser, *, quick: str) -> None:
+    """Add the options of the benchmarks that repeat all runs in rounds, and write after each.
+
+    Args:
+        quick: the measurement with --quick, in words.
+    """
+    parser.add_argument(
+        "--rounds", type=positive, default=5, metavar="N", help="runs of each (default: 5)"
+    )
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument(
+        "--continue",
+        dest="is_continued",
+        action="store_true",
+        help="measure only what the results lack",
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="measure nothing; write the page again"
+    )
+
+
+def rows_in_rounds(
+    name: str,
+    command: str,
+    options: argparse.Namespace,
+    measure: Callable[[list[Row], Path], None],
+    markdown: Callable[[Sequence[Row]], str],
+) -> None:
+    """Measure as the options of `add_round_options` say, print the report, and write the page.
+
+    Args:
+        name: of the file of results.
+        command: of `sterna bench`.
+        measure: adds the rows that are missing, and writes them to the folder after each run.
+
+    Raises:
+        ConfigurationError: there are no results to go on with.
+    """
+    folder = QUICK_FOLDER if options.quick else results_io.RESULTS
+    rows: list[Row] = []
+    if options.is_continued or options.report:
+        rows = _kept_rows(name, folder)
+    if not options.report:
+        with reporting_kept("runs"):
+            measure(rows, folder)
+    text = markdown(rows)
+    print(text)
+    if folder == results_io.RESULTS:
+        write_marked(PAGE, f"sterna bench {name.replace('_', '-')}", text)
+
+
+def _kept_rows(name: str, folder: Path) -> list[Row]:
+    try:
+        rows: list[Row] = results_io.read(name, folder)["rows"]
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"there is no {folder / name}.json yet: leave out --continue and --report"
+        ) from None
+    return rows
+
+
+def in_turn(items: Sequence[Item], number: int) -> Sequence[Item]:
+    """The items of this round: each begins with another one, since a machine that is slower for a
+    while must not always slow the same one."""
+    shift = number % len(items)
+    return (*items[shift:], *items[:shift])
+
+
 def write_report(
     name: str,
     folder: Path,
@@ -100,4 +172,4 @@ def write_report(
     text = markdown(document)
     print(text)
     if folder.resolve() == results_io.RESULTS:
-        write_marked(PAGE, f"sterna bench {name}", text)
+        write_marked(PAGE, f"sterna bench {name.replace('_', '-')}", text)

@@ -6,7 +6,7 @@ The output of a server is kept in `.cache/bench`, for requests that have failed.
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -124,14 +124,23 @@ class Server:
 
 
 @contextlib.contextmanager
-def started(options: Sequence[str], log: Path) -> Iterator[Server]:
-    """Run `sterna serve` with these options for as long as the context lasts.
+def started(
+    options: Sequence[str],
+    log: Path,
+    *,
+    program: Sequence[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Run `sterna serve`, or another program, with these options for as long as the context lasts.
+
+    Args:
+        program, environment: see `served`.
 
     Raises:
         ConfigurationError: it did not start; the message says why.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with served(options, log=log) as url:
+    with served(options, log=log, program=program, environment=environment) as url:
         yield Server(asyncio.run(find_target(url)), log)
 
 

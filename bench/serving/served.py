@@ -32,6 +32,7 @@ def served(
     log: Path | None = None,
     timeout_s: float = START_TIMEOUT_S,
     within: Sequence[str] = (),
+    program: Sequence[str] | None = None,
     environment: Mapping[str, str] | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[str]:
@@ -42,6 +43,7 @@ def served(
     Args:
         log: the file for its output; by default only the reason of a failed start is reported.
         within: a command that becomes the one that follows it, such as `env`.
+        program: in place of `sterna serve`: a server with `--port` and `/health`.
         environment: environment variables besides those of this process.
         tls: how a client checks the certificate that the options name; None without one.
 
@@ -49,7 +51,9 @@ def served(
         ConfigurationError: the server ended before it was ready, or took longer than `timeout_s`.
     """
     port = _port(options)
-    command = [*within, str(Path(sys.executable).with_name("sterna")), "serve", *options]
+    if program is None:
+        program = (str(Path(sys.executable).with_name("sterna")), "serve")
+    command = [*within, *program, *options]
     if PORT_OPTION not in _names(options):
         command += [PORT_OPTION, str(port)]
     url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
@@ -96,9 +100,9 @@ def _until_ready(
 ) -> None:
     while True:
         if process.poll() is not None:
-            raise ConfigurationError(f"sterna serve ended: {_last_line(log)}")
+            raise ConfigurationError(f"the server ended: {_last_line(log)}")
         if time.monotonic() > deadline_s:
-            raise ConfigurationError(f"sterna serve was not ready in time: {_last_line(log)}")
+            raise ConfigurationError(f"the server was not ready in time: {_last_line(log)}")
         # Another program on the port may answer anything; the server then ends.
         with (
             contextlib.suppress(OSError, http.client.HTTPException),

@@ -28,6 +28,10 @@ BENCHMARKS = {
         "bench.paced",
         "policies on real engines whose steps take the time of measured hardware",
     ),
+    "data-parallel": (
+        "bench.plain_vllm.data_parallel",
+        "replicas of Sterna's beside those of vLLM's own data parallelism",
+    ),
     "autoscaling": (
         "bench.autoscaling",
         "a load step up and down on one to three real instances",

@@ -76,7 +76,7 @@ def test_a_server_under_load_is_recorded_and_ended(tmp_path: Path) -> None:
 def test_a_server_that_does_not_start_says_why() -> None:
     options = ["--engine", "emulated", "--profile", "no-such-hardware"]
     with (
-        pytest.raises(ConfigurationError, match=r"sterna serve ended: .*no-such-hardware"),
+        pytest.raises(ConfigurationError, match=r"the server ended: .*no-such-hardware"),
         served(options),
     ):
         pass

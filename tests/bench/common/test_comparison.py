@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.policies.comparison import Factor, best, factor, mean
+from bench.common.comparison import Factor, best, factor, mean
 from bench.policies.contenders import GRIDS, combinations, contenders
 from bench.policies.search import score, tuned
 

@@ -1,0 +1,158 @@
+"""Compares replicas that Sterna runs with those of vLLM's own data parallelism.
+
+The same requests are sent to each server, one after the other; a round has each server once, and
+other requests than the other rounds. The replicas of the small model share the machine's cores, so
+that balance gains little here: the comparison is of costs, and of waits that queues and memory
+make.
+
+    sterna bench data-parallel [--replicas 2 3] [--rounds 5] [--sides sterna vllm ...] [--continue]
+
+`bench/results/data_parallel.json` is written after every run.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.common import results_io
+from bench.common.command import end_like_ctrl_c, ended
+from bench.common.tables import Row, rounded, statistic
+from bench.plain_vllm import report
+from bench.plain_vllm.sides import SIDES, Side, side
+from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
+from bench.serving.measured import LOGS, Measured, Notes
+from sterna.demo_model.small_model import default_cache_folder, ensure_small_model
+from sterna.workload.catalog import Workload, build_trace
+
+NAME, COMMAND = "data_parallel", "data-parallel"
+
+TRACE, RATE, NUM_REQUESTS, MAX_TOTAL_TOKENS = "M-M", 1.2, 120, 2_048
+"""The paper's medium lengths, at a rate that two cores carry."""
+
+QUICK_REQUESTS, QUICK_TOKENS = 8, 128
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, and write the results."""
+    options = _parser().parse_args(argv)
+    return ended(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    sides = [side(each) for each in options.sides]
+
+    def measure(rows: list[Row], folder: Path) -> None:
+        _measure(options, sides, rows, folder)
+
+    rows_in_rounds(NAME, COMMAND, options, measure, report.markdown)
+
+
+def _measure(
+    options: argparse.Namespace, sides: Sequence[Side], rows: list[Row], folder: Path
+) -> None:
+    notes = Notes()
+    model = ensure_small_model(default_cache_folder(os.environ), notes.say)
+    known = {(row["replicas"], row["side"], row["seed"]) for row in rows}
+    for seed in range(1, options.rounds + 1):
+        for num_replicas in options.replicas:
+            for each in in_turn(sides, seed):
+                if (num_replicas, each.name, seed) in known:
+                    continue
+                notes.say(f"round {seed} of {options.rounds}: {num_replicas} of {each.name}")
+                workload = _workload(seed, is_quick=options.quick)
+                row = _measured_row(each, model, num_replicas, workload, notes)
+                rows.append({**row, "commit": results_io.measured_commit()})
+                _write(options, rows, folder)
+
+
+def _workload(seed: int, *, is_quick: bool) -> Workload:
+    if is_quick:
+        return Workload(TRACE, QUICK_REQUESTS, RATE, seed=seed, max_total_tokens=QUICK_TOKENS)
+    return Workload(TRACE, NUM_REQUESTS, RATE, seed=seed, max_total_tokens=MAX_TOTAL_TOKENS)
+
+
+def _measured_row(
+    which: Side, model: Path, num_replicas: int, workload: Workload, notes: Notes
+) -> Row:
+    log = LOGS / NAME / f"{which.name}-{num_replicas}-{workload.seed}.log".replace(" ", "")
+    begun_s = time.monotonic()
+    with which.started(model, num_replicas, log) as server:
+        start_s = time.monotonic() - begun_s
+        server.warm_up()
+        done = server.measure(build_trace(workload), which.name, seed=workload.seed)
+    notes.say_outcome(done)
+    row = {
+        "replicas": num_replicas,
+        "side": which.name,
+        "seed": workload.seed,
+        "start_s": rounded(start_s),
+        **_metrics(done),
+    }
+    notes.say(f"TTFT P99 {row['ttft_p99_s']:.2f} s, TPOT {1000 * row['tpot_mean_s']:.1f} ms")
+    return row
+
+
+def _metrics(done: Measured) -> Row:
+    summary = done.run.summary()
+    return {
+        "n": summary.num_completed,
+        "failed": summary.num_requests - summary.num_completed,
+        "ttft_mean_s": statistic(summary.ttft_s, "mean"),
+        "ttft_p99_s": statistic(summary.ttft_s, "p99"),
+        "tpot_mean_s": statistic(summary.tpot_s, "mean"),
+        "tpot_p99_s": statistic(summary.tpot_s, "p99"),
+        "gap_max_s": statistic(summary.largest_gap_s, "max"),
+        "request_mean_s": statistic(summary.request_s, "mean"),
+        "makespan_s": rounded(summary.simulated_s),
+        "foreign_cores": done.foreign_cores,
+    }
+
+
+def _write(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
+    config = {
+        "rounds": options.rounds,
+        "workload": {
+            "trace": TRACE,
+            "rate": RATE,
+            "requests": NUM_REQUESTS,
+            "max_total_tokens": MAX_TOTAL_TOKENS,
+        },
+        "sides": {name: list(each.options) for name, each in SIDES.items()},
+    }
+    rows.sort(key=lambda row: (row["replicas"], list(SIDES).index(row["side"]), row["seed"]))
+    results_io.write(NAME, config, rows, folder)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"sterna bench {COMMAND}",
+        description="Compare replicas that Sterna runs with vLLM's own data parallelism, on the "
+        "small model.",
+        epilog="docs/benchmarks.md explains what is measured.",
+    )
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        nargs="+",
+        choices=(1, 2, 3, 4),
+        default=[2, 3],
+        metavar="N",
+        help="their numbers (default: 2 3)",
+    )
+    parser.add_argument(
+        "--sides",
+        nargs="+",
+        default=list(SIDES),
+        metavar="NAME",
+        help=f"some of: {'; '.join(SIDES)} (default: all)",
+    )
+    add_round_options(parser, quick="few requests, short ones, as a check")
+    return parser
+
+
+if __name__ == "__main__":
+    end_like_ctrl_c()
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""The servers that are compared: Sterna, and vLLM's own data parallelism.
+
+All have the same model and the same options of vLLM, so that each replica has the same memory.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.serving.measured import Server, started
+from sterna.errors import ConfigurationError
+
+ENGINE_OPTIONS = (
+    *("--served-model-name", "small", "--max-model-len", "2048", "--block-size", "32"),
+    *("--max-num-batched-tokens", "512", "--max-num-seqs", "32"),
+    *("--kv-cache-memory-bytes", "64M"),
+)
+"""Options of vLLM. The memory is that of about 2,900 tokens of the small model in 16 bits: less
+would hold no request of the largest length, and with more none would ever be preempted."""
+
+STERNA, STERNA_AS_VLLM = "sterna", "sterna, vllm-dp"
+VLLM, VLLM_LEAN = "vllm", "vllm, one thread a rank"
+
+VLLM_PROGRAM = (sys.executable, "-m", "bench.plain_vllm.vllm_serve", "serve")
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""The threads that `sterna serve` gives each instance on CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the servers.
+
+    Attributes:
+        says: what it is, for the page.
+        program: without the model; None for `sterna serve`.
+        options: beside `ENGINE_OPTIONS`; NUM stands for the number of replicas.
+        environment: beside this process's.
+    """
+
+    name: str
+    says: str
+    program: tuple[str, ...] | None
+    options: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def started(self, model: Path, num_replicas: int, log: Path) -> Iterator[Server]:
+        """Run the server for as long as the context lasts.
+
+        Raises:
+            ConfigurationError: it did not start; the message says why.
+        """
+        options = [str(num_replicas) if each == NUM else each for each in self.options]
+        with started(
+            (str(model), *ENGINE_OPTIONS, *options),
+            log,
+            program=self.program,
+            environment=self.environment,
+        ) as server:
+            yield server
+
+
+NUM = "NUM"
+
+SIDES: Mapping[str, Side] = {
+    each.name: each
+    for each in (
+        Side(STERNA, "`sterna serve --instances N`", None, ("--instances", NUM)),
+        Side(
+            STERNA_AS_VLLM,
+            "the same with vLLM's balance, and no moves",
+            None,
+            ("--instances", NUM, "--policy", "vllm-dp"),
+        ),
+        Side(
+            VLLM_LEAN,
+            "`vllm serve --data-parallel-size N --api-server-count 1`, a thread for each rank as "
+            "with Sterna",
+            VLLM_PROGRAM,
+            ("--data-parallel-size", NUM, "--api-server-count", "1"),
+            ONE_THREAD,
+        ),
+        Side(
+            VLLM,
+            "`vllm serve --data-parallel-size N` as it comes",
+            VLLM_PROGRAM,
+            ("--data-parallel-size", NUM),
+        ),
+    )
+}
+"""By name, in the order of the tables."""
+
+
+def side(name: str) -> Side:
+    """The side of this name.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    try:
+        return SIDES[name]
+    except KeyError:
+        raise ConfigurationError(f"there is no {name!r}: choose of {', '.join(SIDES)}") from None
