@@ -144,6 +144,11 @@ class Soonest:
         request_cost: a request of the batch, in a decode step.
         kv_token_cost: a token of the KV cache, in a decode step.
         looks_at_caches: whether it knows what the prefix caches have; engines may have none.
+        copy_token_cost: a token of the KV cache that is copied from another instance: 0.6 to 1.0.
+            What only another instance has of a prompt is copied where that takes less than to
+            compute it. None: nothing is copied.
+        copy_start_cost: the wait for a copy besides: for the ends of the steps under way on both
+            instances.
     """
 
     horizon_steps: float = 32.0
@@ -154,10 +159,13 @@ class Soonest:
     request_cost: float = 0.6
     kv_token_cost: float = 0.003
     looks_at_caches: bool = True
+    copy_token_cost: float | None = None
+    copy_start_cost: float = 2_000.0
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            _require(getattr(self, each.name) >= 0, self, each.name, "at least 0")
+            value = getattr(self, each.name)
+            _require(value is None or value >= 0, self, each.name, "at least 0")
         _require(self.backlog_tokens > 0, self, "backlog_tokens", "positive")
 
 

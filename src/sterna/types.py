@@ -21,6 +21,22 @@ FrontendId = NewType("FrontendId", int)
 RequestId = NewType("RequestId", str)
 MigrationId = NewType("MigrationId", str)
 
+_PREFIX_OF = "prefix of "
+
+
+def prefix_id(request_id: RequestId) -> RequestId:
+    """The id under which the request's prefix moves alone, to where the request will be. No front
+    end gives a request such an id."""
+    return RequestId(_PREFIX_OF + request_id)
+
+
+def whose_prefix(request_id: RequestId) -> RequestId | None:
+    """The request whose prefix moves under this id; None for that of a request."""
+    if request_id.startswith(_PREFIX_OF):
+        return RequestId(request_id.removeprefix(_PREFIX_OF))
+    return None
+
+
 Priority = NewType("Priority", int)
 """A rank: larger is more urgent (Section 4.4.1)."""
 

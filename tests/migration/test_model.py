@@ -40,6 +40,7 @@ NOT_MODELLED = {
     "ClientAborted": "`source_on_client_aborted`, `destination_on_client_aborted`",
     "PeerDead": "`source_on_peer_dead`, `destination_on_peer_dead`",
     "Cancelled": "`source_on_cancelled`, `destination_on_cancelled`",
+    "KeepPrefix": "a prefix that moves alone is to the machines a request that leaves no batch",
     "Tick": "`clock`: deadlines have no length here, only an order",
 }
 """Effects and events of the code that are no names in the model, and what stands for them there."""

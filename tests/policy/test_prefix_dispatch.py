@@ -17,6 +17,7 @@ from sterna.config import (
     Soonest,
 )
 from sterna.policy.dispatch import choose
+from sterna.policy.prefix_dispatch import prefix_to_copy
 from sterna.policy.presets import (
     DYNAMO,
     DYNAMO_TUNED,
@@ -311,3 +312,51 @@ def test_more_of_the_prompt_never_makes_an_instance_lose_it(
     assert first is not None
     more = {**cached, first: cached[first] + 99}
     assert choose(prompt(1_000, **more), candidates, policy) == first
+
+
+# ------------------------------------------------------------------------------------ copies
+
+COPYING = Soonest(
+    pair_cost=0.0, others_weight=0.5, backlog_tokens=1_000.0, copy_token_cost=0.5,
+    copy_start_cost=100.0,
+)  # fmt: skip
+
+
+def test_a_prefix_is_copied_where_that_takes_less_than_to_compute_it() -> None:
+    """By hand: 200 tokens take 100 + 100 to be copied, and 200 to be computed."""
+    for num_tokens, expected in ((200, None), (201, "a")):
+        assert prefix_to_copy(prompt(1_000, a=num_tokens), instance("b"), COPYING) == expected
+
+
+def test_what_the_chosen_instance_has_is_not_copied() -> None:
+    assert prefix_to_copy(prompt(1_000, a=500, b=300), instance("b"), COPYING) is None
+    assert prefix_to_copy(prompt(1_000, a=501, b=300), instance("b"), COPYING) == "a"
+    assert prefix_to_copy(prompt(1_000, a=300, b=300), instance("b"), COPYING) is None
+    assert prefix_to_copy(prompt(1_000), instance("b"), COPYING) is None
+
+
+def test_a_copy_while_prompts_queue_costs_less_time() -> None:
+    """By hand: 100 tokens take 150; 51 of it pass while 51 other tokens are computed."""
+    for uncomputed_tokens, expected in ((50, None), (51, "a")):
+        busy = instance("b", uncomputed_tokens=uncomputed_tokens)
+        assert prefix_to_copy(prompt(1_000, a=100), busy, COPYING) == expected
+
+
+def test_what_is_not_computed_delays_no_other_request() -> None:
+    """By hand: 100 tokens, half of them for each of two others, are 200, and take 150."""
+    assert prefix_to_copy(prompt(1_000, a=100), instance("b", num_running=2), COPYING) == "a"
+
+
+def test_pairs_of_tokens_are_saved_with_a_prefix() -> None:
+    """By hand: the first 100 of 1,000 tokens attend to 100 * 100 pairs: 100 and 1 x 100."""
+    rule = replace(COPYING, pair_cost=0.01)
+    assert prefix_to_copy(prompt(1_000, a=100), instance("b"), rule) == "a"
+
+
+def test_the_instance_with_most_of_it_is_the_source() -> None:
+    assert prefix_to_copy(prompt(2_000, a=700, c=900, d=800), instance("b"), COPYING) == "c"
+
+
+def test_without_costs_nothing_is_copied() -> None:
+    for rule in (Soonest(), Dynamo()):
+        assert prefix_to_copy(prompt(9_000, a=9_000), instance("b"), rule) is None

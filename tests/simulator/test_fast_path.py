@@ -311,6 +311,7 @@ policies = st.builds(
             Dynamo(),
             LlmD(saturation_tokens=100.0),
             Soonest(),
+            Soonest(copy_token_cost=0.01, copy_start_cost=1.0),
         ]
     ),
     migrates=st.sampled_from([True, True, True, False]),

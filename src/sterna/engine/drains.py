@@ -55,3 +55,15 @@ def drain_outcome(progress: RequestPosition | None, drain: Drain) -> DrainOutcom
 def refused(outcome: Outgrown | Stays) -> DrainRefused:
     """Return the refusal of a drain for the migration."""
     return DrainRefused(outcome.reason if isinstance(outcome, Stays) else None)
+
+
+def position_of_prefix(num_blocks: int, block_size: int) -> RequestPosition:
+    """Return the position of a kept prefix (`KeepPrefix`): that of a request whose blocks are all
+    full."""
+    return RequestPosition(
+        is_queuing=False,
+        num_full_blocks=num_blocks,
+        num_blocks=num_blocks,
+        num_preemptions=0,
+        num_valid_tokens=num_blocks * block_size,
+    )

@@ -25,6 +25,7 @@ from sterna.migration.messages import (
     Drained,
     DrainRefused,
     Inspected,
+    KeepPrefix,
     ReserveBlocks,
     ReserveFailed,
 )
@@ -157,6 +158,9 @@ class Engine(Protocol):
         self, frontend_id: FrontendId, call_id: int, method: str, payload: bytes
     ) -> None:
         """Call a method of the engine; the result comes through the listener."""
+
+    def keep_prefix(self, effect: KeepPrefix) -> None:
+        """Carry out `KeepPrefix`. The other effects of migrations then take the prefix's id."""
 
     async def inspect(self, migration_id: MigrationId, request_id: RequestId) -> Inspected:
         """Carry out `Inspect`."""

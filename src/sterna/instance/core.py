@@ -19,7 +19,7 @@ from sterna.config import LlumletConfig
 from sterna.engine.cache_changes import CacheChanges
 from sterna.instance.admissions import Admissions
 from sterna.instance.cache_contents import CacheContents
-from sterna.instance.llumlet import ForwardAbort, Llumlet, LlumletEffect, Report
+from sterna.instance.llumlet import ForwardAbort, Llumlet, LlumletEffect, PrefixCopied, Report
 from sterna.instance.termination import Termination
 from sterna.messages.actors import (
     AbortRequests,
@@ -27,6 +27,7 @@ from sterna.messages.actors import (
     AdminReply,
     CacheReport,
     CallUtility,
+    CopyPrefix,
     Emptied,
     Farewell,
     HandedBack,
@@ -37,6 +38,7 @@ from sterna.messages.actors import (
     MigrationMessage,
     OwnerQuery,
     OwnerReply,
+    PrefixDone,
     RequestNews,
     RequestsMoved,
     SetDestination,
@@ -65,6 +67,7 @@ from sterna.types import (
     MigrationId,
     RequestId,
     RequestView,
+    whose_prefix,
 )
 
 MAX_KEPT_MESSAGES = 10_000
@@ -225,6 +228,11 @@ class InstanceCore:
                 return self._on_llumlet(self._llumlet.on_message(sender, inner, now_s), now_s)
             case SetDestination(destination):
                 return self._on_llumlet(self._llumlet.on_destination(destination, now_s), now_s)
+            case CopyPrefix(request_id, destination, block_hashes, first_token):
+                copied = self._llumlet.on_copy_prefix(
+                    request_id, destination, block_hashes, first_token, now_s
+                )
+                return self._on_llumlet(copied, now_s)
             case CallUtility():
                 return [CallEngine(message, frames[0])]
             case OwnerQuery(frontend_id, query_id, request_ids):
@@ -472,6 +480,10 @@ class InstanceCore:
                 case Report(load):
                     if self._membership.scheduler is not None:
                         addressed += self._report(self._membership.scheduler, load)
+                case PrefixCopied(request_id):
+                    if self._membership.scheduler is not None:
+                        done = PrefixDone(request_id)
+                        addressed.append(ToMailbox(self._membership.scheduler, done))
                 case ForwardAbort(instance_id, request_id):
                     if (address := self._addresses.get(instance_id)) is not None:
                         addressed.append(ToMailbox(address, AbortRequests((request_id,))))
@@ -494,7 +506,7 @@ class InstanceCore:
         """Count the migration; returns a fact for the log, and the answer to its operator."""
         drained_s = self._drained_s.pop(ended.migration_id, None)
         order = self._orders.pop(ended.migration_id, None)
-        if not ended.is_outgoing:
+        if not ended.is_outgoing or whose_prefix(ended.request_id) is not None:
             return []
         if ended.aborted is None:
             self._num_committed += 1

@@ -22,6 +22,7 @@ from sterna.migration.messages import (
     Ended,
     FreeReservation,
     Inspect,
+    KeepPrefix,
     Outcome,
     Release,
     ReservationFreed,
@@ -70,6 +71,8 @@ class EffectRunner:
         match effect:
             case Send(peer, message):
                 self._send(peer, MigrationMessage(self._instance_id, message))
+            case KeepPrefix():
+                self._engine.keep_prefix(effect)
             case CopyBlocks():
                 self._engine.copy(effect)
             case StopCopying(migration_id):

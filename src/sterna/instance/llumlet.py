@@ -18,13 +18,16 @@ from sterna.config import LlumletConfig
 from sterna.migration.coordinator import MigrationCoordinator
 from sterna.migration.messages import (
     AbortRequest,
+    Adopt,
     ClientAborted,
     Effect,
     Ended,
     Event,
+    KeepPrefix,
     Message,
     Mode,
     Reason,
+    Release,
     RequestEnded,
 )
 from sterna.policy.load_report import load
@@ -37,6 +40,8 @@ from sterna.types import (
     MigrationId,
     RequestId,
     RequestView,
+    prefix_id,
+    whose_prefix,
 )
 
 MOVED_OUT_CAPACITY = 4096
@@ -73,7 +78,15 @@ class ForwardAbort:
     request_id: RequestId
 
 
-LlumletEffect = Effect | Report | ForwardAbort
+@dataclass(frozen=True, slots=True)
+class PrefixCopied:
+    """Notify the global scheduler that it need not wait for this request's prefix: it has been
+    copied, or will not be. No outcome."""
+
+    request_id: RequestId
+
+
+LlumletEffect = Effect | Report | ForwardAbort | PrefixCopied
 
 
 class Llumlet:
@@ -234,6 +247,27 @@ class Llumlet:
         migration_id, effects = self._coordinator.start(request_id, destination, mode, now_s)
         return migration_id, self._then_start_and_report(effects, now_s)
 
+    def on_copy_prefix(
+        self,
+        request_id: RequestId,
+        destination: InstanceId,
+        block_hashes: bytes,
+        first_token: int,
+        now_s: float,
+    ) -> list[LlumletEffect]:
+        """The global scheduler sends a request to the destination, and has the part of its prefix
+        copied there that only this instance has: see `KeepPrefix`."""
+        moving_id = prefix_id(request_id)
+        if destination == self._instance_id or destination in self._incompatible_instances:
+            return [PrefixCopied(request_id)]
+        if self._coordinator.source_of(moving_id) is not None:
+            return []
+        migration_id, effects = self._coordinator.start(
+            moving_id, destination, Mode.STOP_AND_COPY, now_s
+        )
+        keep = KeepPrefix(migration_id, moving_id, block_hashes, first_token)
+        return self._then_start_and_report([keep, *effects], now_s)
+
     def on_message(self, sender: InstanceId, message: Message, now_s: float) -> list[LlumletEffect]:
         """A message of another llumlet arrived.
 
@@ -312,7 +346,8 @@ class Llumlet:
             del self._moved_out[request_id]
         committing = self._coordinator.committing_requests()
         effects = self._coordinator.on_peer_dead(instance_id, now_s)
-        self._taken_back |= committing - self._coordinator.committing_requests()
+        taken_back = committing - self._coordinator.committing_requests()
+        self._taken_back |= {each for each in taken_back if whose_prefix(each) is None}
         if self._view is not None:
             self._view = self._completed(self._view)
         return self._then_start_and_report(effects, now_s)
@@ -367,16 +402,19 @@ class Llumlet:
         for effect in effects:
             if isinstance(effect, Ended):
                 self._note_end(effect, now_s)
+        completed = [each for effect in effects for each in _with_what_prefixes_need(effect)]
         self._end_backoffs(now_s)
         if self._recompute_from_s is not None and now_s >= self._recompute_from_s:
             self._has_changed = self._has_changed or not self._has_overstayed
             self._has_overstayed = True
         if self._view is None:
-            return [*effects]
+            return completed
         started = self._start_migrations(self._view, now_s)
-        return [*effects, *started, *self._report(self._view, now_s)]
+        return [*completed, *started, *self._report(self._view, now_s)]
 
     def _note_end(self, ended: Ended, now_s: float) -> None:
+        if whose_prefix(ended.request_id) is not None:
+            return
         if not ended.is_outgoing:
             if ended.aborted is None:
                 self._moved_out.pop(ended.request_id, None)
@@ -479,3 +517,25 @@ class Llumlet:
             # A request that moves without its KV cache queues at any destination.
             return structs.replace(current, move_tokens=0)
         return current
+
+
+def _with_what_prefixes_need(effect: Effect) -> list[LlumletEffect]:
+    """The effect, with those that follow from it where a prefix moves alone.
+
+    A migration that commits releases the source's blocks, and one that is given up leaves them to
+    their owner, as with a request. A prefix has none. Its request may come as soon as the blocks
+    are on the destination: the engine adopts them before it admits a request that arrives later.
+    """
+    match effect:
+        case Ended(is_outgoing=True):
+            request_id = whose_prefix(effect.request_id)
+            if request_id is not None and effect.aborted is not None:
+                release = Release(effect.migration_id, effect.request_id)
+                return [release, effect, PrefixCopied(request_id)]
+        case Adopt():
+            request_id = whose_prefix(effect.request_id)
+            if request_id is not None:
+                return [effect, PrefixCopied(request_id)]
+        case _:
+            pass
+    return [effect]

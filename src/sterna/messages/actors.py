@@ -248,6 +248,28 @@ class SetDestination(msgspec.Struct, frozen=True, tag=True):
     destination: InstanceId | None
 
 
+class CopyPrefix(msgspec.Struct, frozen=True, tag=True):
+    """Scheduler -> instance: copy this prompt's prefix to the prefix cache of the destination,
+    where the request is to be sent. Answered by PrefixDone.
+
+    Attributes:
+        block_hashes: see `DispatchRequest`.
+        first_token: tokens before it are there already.
+    """
+
+    request_id: RequestId
+    destination: InstanceId
+    block_hashes: bytes
+    first_token: int
+
+
+class PrefixDone(msgspec.Struct, frozen=True, tag=True):
+    """Instance -> scheduler: the request need not wait for its prefix: it was copied, or will not
+    be."""
+
+    request_id: RequestId
+
+
 class AddInstances(msgspec.Struct, frozen=True, tag=True):
     """Scheduler -> supervisor: this number of further instances is needed (auto-scaling)."""
 
@@ -515,6 +537,8 @@ WireMessage = (
     | LoadReport
     | CacheReport
     | SetDestination
+    | CopyPrefix
+    | PrefixDone
     | AddInstances
     | TerminateInstance
     | Emptied

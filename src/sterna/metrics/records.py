@@ -93,6 +93,7 @@ class ClusterRecord:
         num_preemptions: preemptions of all requests together, if they are not counted by request.
         imbalance: float64[k], at these times the memory in use on the instance that uses most, over
             the mean of all instances; NaN while none is in use.
+        prefixes_copied: prefixes that were copied for a request that was sent to another instance.
     """
 
     migrations_started: int | None
@@ -113,3 +114,4 @@ class ClusterRecord:
     room_tokens: NDArray[np.int64] = field(default_factory=_none)
     num_preemptions: int | None = None
     imbalance: NDArray[np.float64] = field(default_factory=_no_proportions)
+    prefixes_copied: int | None = None

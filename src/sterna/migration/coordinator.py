@@ -44,7 +44,11 @@ from sterna.migration.messages import (
     Tick,
 )
 from sterna.migration.source import MigrationSource
-from sterna.types import InstanceId, MigrationId, RequestId
+from sterna.types import InstanceId, MigrationId, RequestId, whose_prefix
+
+MAX_INCOMING_PREFIXES = 8
+"""Prefixes that an instance takes in at once. They are not among the migrations of requests, whose
+number policies set."""
 
 Machine = MigrationSource | MigrationDestination
 
@@ -61,6 +65,7 @@ class MigrationCoordinator:
         # Counted as migrations begin and end: they are read at every event.
         self._num_outgoing = 0
         self._num_incoming = 0
+        self._num_incoming_prefixes = 0
         self._num_started = 0
         self._num_reservations = 0
 
@@ -68,12 +73,12 @@ class MigrationCoordinator:
 
     @property
     def num_outgoing(self) -> int:
-        """Migrations from here that have not ended."""
+        """Migrations of requests from here that have not ended."""
         return self._num_outgoing
 
     @property
     def num_incoming(self) -> int:
-        """Migrations to here that have not ended."""
+        """Migrations of requests to here that have not ended."""
         return self._num_incoming
 
     @property
@@ -151,7 +156,7 @@ class MigrationCoordinator:
         migration_id = MigrationId(f"{self._instance_id}-{self._num_started}")
         source = self._new_source(migration_id, request_id, destination, mode)
         self._sources[migration_id] = source
-        self._num_outgoing += 1
+        self._count(source, 1)
         return migration_id, source.start(now_s)
 
     def on_message(
@@ -198,16 +203,22 @@ class MigrationCoordinator:
         was_settled = machine.is_settled
         effects = machine.on_event(event, now_s)
         if machine.is_settled and not was_settled:
-            if isinstance(machine, MigrationSource):
-                self._num_outgoing -= 1
-            else:
-                self._num_incoming -= 1
+            self._count(machine, -1)
         if machine.is_over:
             machines = self._sources if isinstance(machine, MigrationSource) else self._destinations
             del machines[machine.migration_id]
         return effects
 
     # ---------------------------------------------------------------------------- internals
+
+    def _count(self, machine: Machine, change: int) -> None:
+        is_request = whose_prefix(machine.request_id) is None
+        if isinstance(machine, MigrationSource):
+            self._num_outgoing += change * is_request
+        elif is_request:
+            self._num_incoming += change
+        else:
+            self._num_incoming_prefixes += change
 
     def _machines(self) -> tuple[Machine, ...]:
         return *self._sources.values(), *self._destinations.values()
@@ -249,7 +260,7 @@ class MigrationCoordinator:
             reserve.migration_id, reserve.request_id, sender, ReservationId(self._num_reservations)
         )
         self._destinations[reserve.migration_id] = destination
-        self._num_incoming += 1
+        self._count(destination, 1)
         return self.notify(destination, Received(reserve), now_s)
 
     def _refusal(self, request_id: RequestId, is_terminating: bool) -> Reason | None:
@@ -258,7 +269,11 @@ class MigrationCoordinator:
         # For example a request that comes back while its departure has no verdict yet.
         if self.source_of(request_id) or self.destination_of(request_id):
             return Reason.DUPLICATE_REQUEST
-        if self.num_incoming >= self._max_incoming:
+        if whose_prefix(request_id) is not None:
+            is_busy = self._num_incoming_prefixes >= MAX_INCOMING_PREFIXES
+        else:
+            is_busy = self.num_incoming >= self._max_incoming
+        if is_busy:
             return Reason.BUSY
         return None
 

@@ -5,6 +5,7 @@
 which request moves, `scaling` how many instances there should be. `own` is the base of classes that
 decide in place of these.
 
-Offers: dispatch, headroom, load_report, own, pairing, presets, scaling, selection, virtual_usage.
+Offers: dispatch, headroom, load_report, own, pairing, prefix_dispatch, presets, scaling, selection,
+virtual_usage.
 Imports: config, errors, types.
 """

@@ -10,6 +10,7 @@ from typing import assert_never
 
 from sterna.config import Dynamo, LlmD, PrefixDispatch, ProductionStack, Sglang, Soonest
 from sterna.policy.virtual_usage import Candidate, NewRequest
+from sterna.types import InstanceId
 
 
 def choose_by_prefix(
@@ -48,7 +49,7 @@ def _soonest(request: NewRequest, eligible: Sequence[Candidate], rule: Soonest) 
     def cost(candidate: Candidate) -> float:
         uncached_tokens = request.uncached_tokens(candidate.instance_id)
         prefill = uncached_tokens + rule.pair_cost * request.uncached_pairs(candidate.instance_id)
-        before = candidate.uncomputed_tokens + rule.pair_cost * candidate.uncomputed_pairs
+        before = _cost_before(candidate, rule)
         # What it has computed beyond the others, it has evicted; its oldest contents are so much
         # younger, and the likelier to be asked for again.
         excess = (candidate.num_dispatched_tokens - fewest_tokens) / candidate.load.total_tokens
@@ -70,6 +71,35 @@ def _soonest(request: NewRequest, eligible: Sequence[Candidate], rule: Soonest) 
         )
 
     return min(eligible, key=lambda each: (cost(each), *each.tie_break))
+
+
+def prefix_to_copy(
+    request: NewRequest, chosen: Candidate, rule: PrefixDispatch
+) -> InstanceId | None:
+    """The instance from which a part of the request's prefix is to be copied to the chosen one,
+    before the request is sent there; None where it is computed there.
+
+    What is saved delays neither this request nor those that run there, by the weights of the rule;
+    the wait for the copy delays this one alone, and only beyond what it would queue for.
+    """
+    if not isinstance(rule, Soonest) or rule.copy_token_cost is None or not request.cached:
+        return None
+    source = max(request.cached, key=lambda each: (request.cached[each], each))
+    cached_tokens = request.cached_tokens(chosen.instance_id)
+    num_tokens = request.cached[source] - cached_tokens
+    if num_tokens <= 0:
+        return None
+    num_pairs = request.uncached_pairs(chosen.instance_id) - request.uncached_pairs(source)
+    saved = num_tokens + rule.pair_cost * num_pairs
+    before = _cost_before(chosen, rule)
+    wait = max(0.0, rule.copy_start_cost + rule.copy_token_cost * num_tokens - before)
+    others = rule.others_weight * chosen.load.num_running * (1.0 + before / rule.backlog_tokens)
+    return source if saved * (1.0 + others) > wait else None
+
+
+def _cost_before(candidate: Candidate, rule: Soonest) -> float:
+    """What the instance has still to compute before a new prompt, in the time of a token."""
+    return candidate.uncomputed_tokens + rule.pair_cost * candidate.uncomputed_pairs
 
 
 def _sticky_until_saturated(

@@ -14,6 +14,7 @@ from sterna.messages.actors import (
     CacheReport,
     CancelDispatch,
     ClusterStats,
+    CopyPrefix,
     Dispatched,
     DispatchRequest,
     Held,
@@ -21,6 +22,7 @@ from sterna.messages.actors import (
     InstanceStats,
     LoadReport,
     Membership,
+    PrefixDone,
     SetDestination,
     TerminateInstance,
     WireMessage,
@@ -127,6 +129,8 @@ class SchedulerCore:
                 if self._core.waits(request_id):
                     effects += self._tell(frontend_id, [request_id], now_s)
                 return effects
+            case PrefixDone(request_id):
+                return self._translate(self._core.on_prefix_done(request_id, now_s))
             case CancelDispatch(request_id):
                 return self._translate(self._core.on_cancel(request_id, now_s))
             case Membership():
@@ -222,6 +226,13 @@ class SchedulerCore:
                     if source in self._instances:
                         address = self._instances[source].address
                         translated.append(ToMailbox(address, SetDestination(destination)))
+                case rules.CopyPrefix(request, source, destination, first_token):
+                    if source in self._instances:
+                        order = CopyPrefix(
+                            request.request_id, destination, request.block_hashes, first_token
+                        )
+                        address = self._instances[source].address
+                        translated.append(ToMailbox(address, order))
                 case ScaleUp(num_instances):
                     translated += [effect, *self._to_supervisor(AddInstances(num_instances))]
                 case Terminate(instance_id):

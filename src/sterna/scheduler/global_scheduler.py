@@ -18,14 +18,19 @@ from typing import Protocol
 
 from msgspec import structs
 
-from sterna.config import PolicyConfig, ScalingConfig
+from sterna.config import DispatchRule, PolicyConfig, ScalingConfig
 from sterna.messages.actors import DispatchRequest
 from sterna.policy.dispatch import choose
 from sterna.policy.headroom import shared
 from sterna.policy.pairing import pair
+from sterna.policy.prefix_dispatch import prefix_to_copy
 from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, decide, towards
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
+
+COPY_LIMIT_S = 5.0
+"""After this time a request is sent without its prefix. Copies that fail are reported; this is for
+messages that are lost with an instance or a scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,19 @@ class SetDestination:
     destination: InstanceId | None
 
 
-Effect = Dispatch | SetDestination | ScaleUp | Terminate
+@dataclass(frozen=True, slots=True)
+class CopyPrefix:
+    """Tell the source to copy to the destination's prefix cache what it has of this prompt from
+    this token on, on behalf of a request that will be sent there; `on_prefix_done` ends the wait.
+    """
+
+    request: DispatchRequest
+    source: InstanceId
+    destination: InstanceId
+    first_token: int
+
+
+Effect = Dispatch | SetDestination | CopyPrefix | ScaleUp | Terminate
 
 
 class PrefixKnowledge(Protocol):
@@ -110,6 +127,7 @@ class GlobalScheduler:
         self._gone: set[InstanceId] = set()
         self._held: dict[RequestId, DispatchRequest] = {}
         self._held_since_s: dict[RequestId, float] = {}
+        self._copying: dict[RequestId, _Copying] = {}
         # No dispatch in flight is taken for lost before this time.
         self._first_expiry_s = math.inf
         self._last_destinations: dict[InstanceId, InstanceId | None] = {}
@@ -122,6 +140,8 @@ class GlobalScheduler:
         limit_s = self._policy.hold_limit_s
         if self._policy.binds_late and self._held and limit_s is not None:
             deadline_s = min(deadline_s, min(self._held_since_s.values()) + limit_s)
+        if self._copying:
+            deadline_s = min(deadline_s, min(each.until_s for each in self._copying.values()))
         return None if deadline_s == math.inf else deadline_s
 
     @property
@@ -154,14 +174,18 @@ class GlobalScheduler:
         return len(self._held)
 
     def waits(self, request_id: RequestId) -> bool:
-        """Whether the request is held until an instance has memory for it (late binding)."""
+        """Whether the request waits until an instance has memory for it (late binding), or its
+        prefix."""
+        if request_id in self._copying:
+            return True
         return self._policy.binds_late and request_id in self._held and bool(self.candidates)
 
     def waiting(self) -> dict[RequestId, FrontendId]:
         """All requests of which that holds, with their front ends."""
-        if not (self._policy.binds_late and self._held and self.candidates):
-            return {}
-        return {request_id: each.frontend_id for request_id, each in self._held.items()}
+        waiting = {name: each.request.frontend_id for name, each in self._copying.items()}
+        if self._policy.binds_late and self._held and self.candidates:
+            waiting |= {name: each.frontend_id for name, each in self._held.items()}
+        return waiting
 
     @property
     def smallest_held_tokens(self) -> int | None:
@@ -171,8 +195,11 @@ class GlobalScheduler:
     def on_request(self, request: DispatchRequest, now_s: float) -> list[Effect]:
         """A front end asks for an instance; without one, the request is held.
 
-        A repeated call for a held request only replaces its values.
+        A repeated call for a held request only replaces its values; for one that waits for its
+        prefix it changes nothing.
         """
+        if request.request_id in self._copying:
+            return []
         self._held[request.request_id] = request
         self._held_since_s.setdefault(request.request_id, now_s)
         return self._dispatch_held(now_s)
@@ -181,11 +208,21 @@ class GlobalScheduler:
         """A front end no longer needs an instance for the request, or never sent it there."""
         self._held.pop(request_id, None)
         self._held_since_s.pop(request_id, None)
+        self._copying.pop(request_id, None)
         for instance in self._instances.values():
             instance.drop(lambda each: each.request_id == request_id)
         if self._prefixes is not None:
             self._prefixes.on_cancel(request_id)
         return []
+
+    def on_prefix_done(self, request_id: RequestId, now_s: float) -> list[Effect]:
+        """The request's prefix has been copied, or will not be: it is sent to its instance."""
+        copying = self._copying.pop(request_id, None)
+        if copying is None:
+            return []
+        instance = self._instances[copying.instance_id]
+        instance.drop(lambda each: each.request_id == request_id)
+        return [self._send(copying.request, copying.new, copying.instance_id, now_s)]
 
     def on_load(self, load: InstanceLoad, now_s: float) -> list[Effect]:
         """An instance reports; an overtaken report and one of an instance that left are ignored."""
@@ -258,7 +295,20 @@ class GlobalScheduler:
             if destination == instance_id:
                 self._last_destinations[source] = None
                 effects.append(SetDestination(source, None))
-        return effects
+        return [*effects, *self._end_copies(instance_id, now_s)]
+
+    def _end_copies(self, gone: InstanceId, now_s: float) -> list[Effect]:
+        """Copies to this instance and from it end: requests that were to be sent there look for
+        another one, the others do not wait any longer."""
+        effects: list[Effect] = []
+        for request_id, copying in list(self._copying.items()):
+            if copying.instance_id == gone:
+                del self._copying[request_id]
+                self._held[request_id] = copying.request
+                self._held_since_s[request_id] = now_s
+            elif copying.source == gone:
+                effects += self.on_prefix_done(request_id, now_s)
+        return [*effects, *(self._dispatch_held(now_s) if self._held else [])]
 
     def on_frontend_left(self, frontend_id: FrontendId, now_s: float) -> list[Effect]:
         """A front end died, and its requests with it, held and in flight."""
@@ -268,6 +318,11 @@ class GlobalScheduler:
             if request.frontend_id != frontend_id
         }
         self._held_since_s = {each: self._held_since_s[each] for each in self._held}
+        self._copying = {
+            request_id: copying
+            for request_id, copying in self._copying.items()
+            if copying.request.frontend_id != frontend_id
+        }
         for instance in self._instances.values():
             instance.drop(lambda each: each.frontend_id == frontend_id)
         return []
@@ -276,6 +331,9 @@ class GlobalScheduler:
         """Run a round if it is due: pair instances, then scale their number. Requests that have
         waited long enough are dispatched."""
         effects = self._dispatch_held(now_s) if self._held else []
+        for request_id, copying in list(self._copying.items()):
+            if now_s >= copying.until_s:
+                effects += self.on_prefix_done(request_id, now_s)
         deadline_s = self._next_round_s
         if not self._has_rounds or now_s < deadline_s:
             return effects
@@ -309,9 +367,39 @@ class GlobalScheduler:
             del self._held_since_s[request.request_id]
             if self._prefixes is not None:
                 self._prefixes.on_dispatched(request, instance_id, now_s)
-            effects.append(self._send(request, new, instance_id, now_s))
+            effects.append(
+                self._copy_first(request, new, instance_id, candidates, now_s)
+                or self._send(request, new, instance_id, now_s)
+            )
             room = self._room()
         return effects
+
+    def _copy_first(
+        self,
+        request: DispatchRequest,
+        new: NewRequest,
+        instance_id: InstanceId,
+        candidates: Sequence[Candidate],
+        now_s: float,
+    ) -> CopyPrefix | None:
+        """Have the part of the prefix copied that only another instance has, if it is worth it. The
+        request counts on its own instance meanwhile."""
+        rule = self._policy.dispatch
+        if isinstance(rule, DispatchRule):
+            return None
+        chosen = next(each for each in candidates if each.instance_id == instance_id)
+        source = prefix_to_copy(new, chosen, rule)
+        if source is None:
+            return None
+        until_s = now_s + COPY_LIMIT_S
+        self._copying[request.request_id] = _Copying(request, new, instance_id, source, until_s)
+        if self._policy.counts_dispatched:
+            instance = self._instances[instance_id]
+            instance.in_flight.append(
+                _InFlight(math.inf, request.request_id, request.frontend_id, new, math.inf)
+            )
+            instance.known = None
+        return CopyPrefix(request, source, instance_id, new.cached_tokens(instance_id))
 
     def _room(self) -> "_Room":
         return _Room.of(self.candidates) if self._policy.binds_late else NO_ROOM
@@ -442,8 +530,19 @@ NO_ROOM = _Room((), (), 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
+class _Copying:
+    """A request that waits for its prefix, and is to be sent to this instance."""
+
+    request: DispatchRequest
+    new: NewRequest
+    instance_id: InstanceId
+    source: InstanceId
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class _InFlight:
-    dispatch_number: int
+    dispatch_number: float
     request_id: RequestId
     frontend_id: FrontendId
     request: NewRequest

@@ -19,8 +19,8 @@ def request_id_of(index: int) -> RequestId:
 
 
 def index_of(request_id: RequestId) -> int:
-    """The request's index in the trace."""
-    return int(request_id[1:])
+    """The index in the trace of the request, or of the one whose prefix this is."""
+    return int(request_id.rpartition("r")[2])
 
 
 class Engines(Protocol):
@@ -121,6 +121,18 @@ class Engines(Protocol):
         self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int
     ) -> None:
         """Add the migrated request, with its KV in the reservation's first blocks."""
+
+    def keep_prefix(self, row: int, index: int, first_token: int) -> None:
+        """Hold what the prefix cache has of the request's prompt, from this token on."""
+
+    def export_prefix(self, row: int, index: int) -> bytes:
+        """The contents of the kept prefix."""
+
+    def adopt_prefix(
+        self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int
+    ) -> None:
+        """Enter the reservation's first blocks, with these contents, into the prefix cache, and
+        free all."""
 
     def records(self) -> Records:
         """The records of all requests."""

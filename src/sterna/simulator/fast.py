@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from sterna.engine.drains import DrainOutcome, Left, drain_outcome
+from sterna.engine.drains import DrainOutcome, Left, drain_outcome, position_of_prefix
 from sterna.engine.emulated.compiled import entries
 from sterna.engine.emulated.compiled.tables import (
     FIRST_TURN,
@@ -45,6 +45,7 @@ from sterna.types import (
     RequestId,
     RequestStatus,
     RequestView,
+    whose_prefix,
 )
 from sterna.workload.block_hashes import BlockHashes
 from sterna.workload.trace import Trace
@@ -69,6 +70,21 @@ class _Drained:
     cached: NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """What the prefix of a request holds, which moves alone.
+
+    Attributes:
+        first_block: the place in the prefix of the first of these blocks.
+        cached: int32[k], blocks of the prefix cache.
+        num_idle_blocks: those of them that no request held before.
+    """
+
+    first_block: int
+    cached: NDArray[np.int32]
+    num_idle_blocks: int
+
+
 @dataclass(slots=True, eq=False)
 class _Engine:
     """One engine, a row of the tables, with the interface for migrations (`outcomes.Core`)."""
@@ -82,9 +98,13 @@ class _Engine:
     num_reports: int = 0
     reservations: dict[MigrationId, _Reservation] = field(default_factory=dict)
     drained: dict[int, _Drained] = field(default_factory=dict)
+    kept: dict[int, _Kept] = field(default_factory=dict)
 
     def progress(self, request_id: RequestId) -> RequestPosition | None:
         index, block_size = index_of(request_id), self.tables._block_size
+        if whose_prefix(request_id) is not None:
+            kept = self.kept.get(index)
+            return None if kept is None else position_of_prefix(len(kept.cached), block_size)
         is_drained = index in self.drained
         is_here, is_queuing, num_valid_tokens, num_preemptions, is_prefilling = entries.progress_of(
             self.tables._places, self.row, index
@@ -101,7 +121,7 @@ class _Engine:
 
     def begin_drain(self, drain: Drain) -> DrainOutcome:
         outcome = drain_outcome(self.progress(drain.request_id), drain)
-        if isinstance(outcome, Left):
+        if isinstance(outcome, Left) and whose_prefix(drain.request_id) is None:
             index = index_of(drain.request_id)
             entries.drain(self.tables._places, self.row, index)
             self.drained[index] = _Drained(
@@ -110,12 +130,17 @@ class _Engine:
         return outcome
 
     def resume(self, request_id: RequestId) -> None:
+        if whose_prefix(request_id) is not None:
+            return
         index = index_of(request_id)
         del self.drained[index]
         entries.resume(self.tables._places, self.row, index)
 
     def release(self, request_id: RequestId) -> None:
         index, row = index_of(request_id), self.row
+        if whose_prefix(request_id) is not None:
+            self.release_prefix(index)
+            return
         drained = self.drained.pop(index)
         if drained.num_blocks == 0:
             return
@@ -125,6 +150,28 @@ class _Engine:
         columns.free_blocks[row] += drained.num_blocks - num_others
         columns.used_blocks[row] -= drained.num_blocks
         tables.counts[row, tables.requests[index]["priority"]] -= 1
+
+    def keep_prefix(self, index: int, first_block: int) -> None:
+        """See `EmulatedCore.keep_prefix`."""
+        columns, row, places = self.tables._columns, self.row, self.tables._places
+        num_free_blocks = columns.free_blocks[row]
+        listed = self.tables.new_list()
+        num_blocks = entries.keep_prefix(places, row, index, first_block, listed)
+        if num_blocks == 0:
+            return
+        num_idle_blocks = num_free_blocks - columns.free_blocks[row]
+        columns.reserved_blocks[row] += num_idle_blocks
+        self.kept[index] = _Kept(first_block, listed[:num_blocks], num_idle_blocks)
+
+    def release_prefix(self, index: int) -> None:
+        """Free the kept prefix, if there is one."""
+        kept = self.kept.pop(index, None)
+        if kept is None:
+            return
+        columns, row = self.tables._columns, self.row
+        num_others = entries.leave(self.tables._places, row, kept.cached)
+        columns.free_blocks[row] += len(kept.cached) - num_others
+        columns.reserved_blocks[row] -= kept.num_idle_blocks
 
     def reserve(
         self, migration_id: MigrationId, num_blocks: int, *, needs_slot: bool
@@ -467,7 +514,7 @@ class FastEngines:
     def is_empty(self, row: int) -> bool:
         engine, columns = self._engines[row], self._columns
         num_requests = columns.num_running[row] + columns.num_queuing[row]
-        return not (num_requests or engine.drained or engine.reservations)
+        return not (num_requests or engine.drained or engine.reservations or engine.kept)
 
     def memory(self) -> MemorySample:
         listed, block_size = np.zeros(len(self._tables.rows), np.int64), self._block_size
@@ -517,11 +564,30 @@ class FastEngines:
         held: NDArray[np.int32] = self._contents.held[first : first + int(request["num_cached"])]
         return held.copy()
 
+    def new_list(self) -> NDArray[np.int32]:
+        """A list for as many blocks as an engine has."""
+        return np.zeros(self._config.engine.num_blocks, np.int32)
+
     def adopt(
         self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int
     ) -> None:
         self._engines[row].end_reservation(migration_id, num_blocks)
         entries.adopt(self._places, row, index, num_blocks)
+
+    def keep_prefix(self, row: int, index: int, first_token: int) -> None:
+        self._engines[row].keep_prefix(index, first_token // self._block_size)
+
+    def export_prefix(self, row: int, index: int) -> bytes:
+        # With the number of blocks it says which of the hashes in the table they have.
+        return self._engines[row].kept[index].first_block.to_bytes(8)
+
+    def adopt_prefix(
+        self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int
+    ) -> None:
+        if self._config.engine.prefix_caching:
+            first_block, listed = int.from_bytes(state), self.new_list()
+            entries.adopt_prefix(self._places, row, index, first_block, num_blocks, listed)
+        self._engines[row].end_reservation(migration_id, 0)
 
     def records(self) -> Records:
         requests = self._tables.requests

@@ -3,6 +3,7 @@
 They are the reference for the compiled engines (`fast`), and the ones that the checks inspect.
 """
 
+from array import array
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +18,14 @@ from sterna.policy.virtual_usage import prefill_demand_tokens_of, used_tokens_of
 from sterna.simulator.config import Report, SimulationConfig
 from sterna.simulator.engines import index_of, request_id_of
 from sterna.simulator.recorder import MemorySample
-from sterna.types import InstanceId, InstanceLoad, InstanceView, MigrationId, Priority
+from sterna.types import (
+    InstanceId,
+    InstanceLoad,
+    InstanceView,
+    MigrationId,
+    Priority,
+    prefix_id,
+)
 from sterna.workload.block_hashes import BlockHashes
 from sterna.workload.trace import Trace
 from sterna.workload.turns import NONE
@@ -297,6 +305,26 @@ class PlainEngines:
         self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int
     ) -> None:
         self._engines[row].core.adopt(migration_id, decode_state(state), num_blocks)
+
+    def keep_prefix(self, row: int, index: int, first_token: int) -> None:
+        assert self._hashes is not None
+        block_size = self._config.engine.block_size
+        num_blocks = (int(self._trace.input_tokens[index]) - 1) // block_size
+        hashes = self._hashes.of_request(index)[:num_blocks].tolist()
+        self.core(row).keep_prefix(
+            prefix_id(request_id_of(index)), hashes, first_token // block_size
+        )
+
+    def export_prefix(self, row: int, index: int) -> bytes:
+        kept = self.core(row).kept_hashes(prefix_id(request_id_of(index)))
+        return array("q", kept).tobytes()
+
+    def adopt_prefix(
+        self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int
+    ) -> None:
+        hashes = array("q")
+        hashes.frombytes(state)
+        self.core(row).adopt_prefix(migration_id, hashes)
 
     def records(self) -> Records:
         nan = float("nan")

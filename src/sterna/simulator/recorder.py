@@ -43,6 +43,7 @@ class Recorder:
 
     num_committed: int = 0
     num_aborted: int = 0
+    num_prefixes_copied: int = 0
     drained_s: dict[MigrationId, float] = field(default_factory=dict)
     downtimes_s: list[float] = field(default_factory=list)
     sample_s: list[float] = field(default_factory=list)

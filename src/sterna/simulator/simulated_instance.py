@@ -11,7 +11,7 @@ from typing import Protocol, assert_never
 from sterna.config import LlumletConfig
 from sterna.engine.drains import Left
 from sterna.engine.emulated import outcomes
-from sterna.instance.llumlet import ForwardAbort, Llumlet, LlumletEffect, Report
+from sterna.instance.llumlet import ForwardAbort, Llumlet, LlumletEffect, PrefixCopied, Report
 from sterna.migration.effect_queue import EffectQueue
 from sterna.migration.messages import (
     AbortDrained,
@@ -26,6 +26,7 @@ from sterna.migration.messages import (
     Event,
     FreeReservation,
     Inspect,
+    KeepPrefix,
     Message,
     Outcome,
     Release,
@@ -37,9 +38,9 @@ from sterna.migration.messages import (
     StopCopying,
 )
 from sterna.simulator.engines import Engines, index_of
-from sterna.types import InstanceId, MigrationId, RequestId
+from sterna.types import InstanceId, MigrationId, RequestId, whose_prefix
 
-EngineEffect = EffectWithOutcome | Resume | Release | AbortDrained
+EngineEffect = EffectWithOutcome | KeepPrefix | Resume | Release | AbortDrained
 """Effects that the engine carries out between two of its steps."""
 
 IMPOSSIBLE = (Report, ForwardAbort, AbortRequest)
@@ -67,6 +68,9 @@ class Environment(Protocol):
 
     def on_ended(self, ended: Ended) -> None:
         """A migration is over for one of its sides."""
+
+    def on_prefix_done(self, request_id: RequestId, now_s: float) -> None:
+        """The request's prefix has been copied, or will not be."""
 
     def on_activity(self, instance: "SimulatedInstance", now_s: float) -> None:
         """The instance has handled an event and carried out the effects."""
@@ -109,6 +113,15 @@ class SimulatedInstance:
         self._carry_out(self.llumlet.on_destination(destination, now_s), now_s)
         self._environment.on_activity(self, now_s)
 
+    def on_copy_prefix(
+        self, request_id: RequestId, destination: InstanceId, first_token: int, now_s: float
+    ) -> None:
+        """The global scheduler has a prefix copied."""
+        # The engines know the contents of each request of the trace.
+        effects = self.llumlet.on_copy_prefix(request_id, destination, b"", first_token, now_s)
+        self._carry_out(effects, now_s)
+        self._environment.on_activity(self, now_s)
+
     def on_message(self, sender: InstanceId, message: Message, now_s: float) -> None:
         """A message of another llumlet arrived."""
         self._carry_out(self.llumlet.on_message(sender, message, now_s), now_s)
@@ -143,16 +156,19 @@ class SimulatedInstance:
             return
         self.is_between_steps = True
         while self._commands:
-            effect = self._commands.popleft()
-            outcome = self._execute(effect, now_s)
-            if outcome is not None:
-                self._on_outcome(effect.migration_id, outcome, now_s)
-                for each in self._effects.done(effect.migration_id):
-                    self._begin(each, now_s)
+            self._finish(self._commands.popleft(), now_s)
         self._environment.on_activity(self, now_s)
         self.is_between_steps = False
 
     # ------------------------------------------------------------------------------ effects
+
+    def _finish(self, effect: EngineEffect, now_s: float) -> None:
+        """Carry out an effect on the engine, and begin those that waited for its outcome."""
+        outcome = self._execute(effect, now_s)
+        if outcome is not None:
+            self._on_outcome(effect.migration_id, outcome, now_s)
+            for each in self._effects.done(effect.migration_id):
+                self._begin(each, now_s)
 
     def _on_outcome(self, migration_id: MigrationId, event: Event, now_s: float) -> None:
         self._carry_out(self.llumlet.on_outcome(migration_id, event, now_s), now_s)
@@ -168,6 +184,9 @@ class SimulatedInstance:
         """Carry the effects out, each after all earlier ones of its migration."""
         for effect in effects:
             assert not isinstance(effect, IMPOSSIBLE), f"a simulation has no {effect}"
+            if isinstance(effect, PrefixCopied):
+                self._environment.on_prefix_done(effect.request_id, now_s)
+                continue
             if self._effects.push(effect):
                 self._begin(effect, now_s)
 
@@ -181,6 +200,9 @@ class SimulatedInstance:
                 self._environment.stop_copy(migration_id, now_s)
             case Ended():
                 self._environment.on_ended(effect)
+            case Drain(_, request_id) if whose_prefix(request_id) is not None:
+                # A kept prefix is in no step.
+                self._finish(effect, now_s)
             case (
                 Inspect()
                 | Drain()
@@ -190,6 +212,7 @@ class SimulatedInstance:
                 | ReserveBlocks()
                 | FreeReservation()
                 | Adopt()
+                | KeepPrefix()
             ):
                 self._commands.append(effect)
             case AbortRequest():
@@ -201,11 +224,14 @@ class SimulatedInstance:
         """Carry out an effect on the engine; returns its outcome, if it has one."""
         core = self._engines.core(self.row)
         match effect:
+            case KeepPrefix(_, request_id, _, first_token):
+                self._engines.keep_prefix(self.row, index_of(request_id), first_token)
             case Inspect(_, request_id):
                 return outcomes.inspect(core, request_id, _encode)
             case Drain():
                 outcome = core.begin_drain(effect)
-                if isinstance(outcome, Left) and not outcome.was_queuing:
+                is_prefix = whose_prefix(effect.request_id) is not None
+                if isinstance(outcome, Left) and not outcome.was_queuing and not is_prefix:
                     self._environment.on_drained(effect.migration_id, now_s)
                 return outcomes.drained(effect, outcome, self._export)
             case Resume(_, request_id):
@@ -221,6 +247,9 @@ class SimulatedInstance:
             case Adopt(migration_id, request_id, num_blocks, state):
                 self._expected.pop(migration_id, None)
                 index = index_of(request_id)
+                if whose_prefix(request_id) is not None:
+                    self._engines.adopt_prefix(self.row, migration_id, index, state, num_blocks)
+                    return Adopted()
                 self._engines.adopt(self.row, migration_id, index, state, num_blocks)
                 self._environment.on_adopted(migration_id, now_s)
                 return Adopted()
@@ -229,6 +258,8 @@ class SimulatedInstance:
         return None
 
     def _export(self, request_id: RequestId) -> bytes:
+        if whose_prefix(request_id) is not None:
+            return self._engines.export_prefix(self.row, index_of(request_id))
         return self._engines.export(self.row, index_of(request_id))
 
     def _expect(self, effect: ReserveBlocks) -> tuple[str, ...]:

@@ -23,7 +23,13 @@ from sterna.messages.actors import DispatchRequest
 from sterna.metrics.records import ClusterRecord, Records
 from sterna.migration.messages import CopyBlocks, Ended, Message
 from sterna.policy.scaling import ScaleUp, Terminate
-from sterna.scheduler.global_scheduler import Dispatch, Effect, GlobalScheduler, SetDestination
+from sterna.scheduler.global_scheduler import (
+    CopyPrefix,
+    Dispatch,
+    Effect,
+    GlobalScheduler,
+    SetDestination,
+)
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.engines import Engines, index_of, request_id_of
 from sterna.simulator.event_queue import EventQueue, Rank
@@ -32,7 +38,7 @@ from sterna.simulator.links import Copy, Links
 from sterna.simulator.plain import PlainEngines
 from sterna.simulator.recorder import Recorder
 from sterna.simulator.simulated_instance import SimulatedInstance
-from sterna.types import FrontendId, InstanceId, MigrationId, Priority, RequestId
+from sterna.types import FrontendId, InstanceId, MigrationId, Priority, RequestId, whose_prefix
 from sterna.workload.trace import Trace
 
 FRONTEND = FrontendId(0)
@@ -149,6 +155,7 @@ class Simulation:
             blocked_demands_tokens=tuple(recorded.blocked_demands_tokens),
             room_tokens=np.array(recorded.room_tokens, np.int64),
             imbalance=np.array(recorded.imbalance, np.float64),
+            prefixes_copied=recorded.num_prefixes_copied,
         )
 
     # ----------------------------------------------------------------------- dispatch, rounds
@@ -239,6 +246,14 @@ class Simulation:
                     # The source may end at the same time as its destination.
                     if source in self._instances:
                         self._instances[source].on_destination(destination, now_s)
+                case CopyPrefix(request, source, destination, first_token):
+                    request_id = request.request_id
+                    if source in self._instances:
+                        instance = self._instances[source]
+                        instance.on_copy_prefix(request_id, destination, first_token, now_s)
+                    else:
+                        self.on_prefix_done(request_id, now_s)
+                    self._plan_round(now_s)
                 case ScaleUp(num_instances):
                     for _ in range(num_instances):
                         self._launch(now_s, self._config.start_delay_s)
@@ -354,9 +369,21 @@ class Simulation:
         if drained_s is not None:
             self._recorder.downtimes_s.append(now_s - drained_s)
 
+    def on_prefix_done(self, request_id: RequestId, now_s: float) -> None:
+        """The request's prefix has been copied, or will not be."""
+        # Not at once: the caller is still carrying out effects.
+        action = partial(self._end_wait, request_id)
+        self._events.push(now_s + self._config.message_delay_s, Rank.MESSAGE, action)
+
+    def _end_wait(self, request_id: RequestId, now_s: float) -> None:
+        self._carry_out(self._scheduler.on_prefix_done(request_id, now_s), now_s)
+
     def on_ended(self, ended: Ended) -> None:
         """A migration is over for one of its sides."""
         if not ended.is_outgoing:
+            return
+        if whose_prefix(ended.request_id) is not None:
+            self._recorder.num_prefixes_copied += ended.aborted is None
             return
         if ended.aborted is None:
             self._recorder.num_committed += 1

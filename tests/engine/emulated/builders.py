@@ -111,9 +111,10 @@ def batch(core: EmulatedCore) -> list[str]:
 
 
 def num_held(core: EmulatedCore) -> int:
-    """The blocks that requests hold, those that several hold counted once."""
+    """The blocks that requests and moving prefixes hold, those of several counted once."""
     requests = list(core.requests())
     cached = {id(block) for each in requests for block in each.cached}
+    cached |= {id(block) for block in core.kept_blocks}
     return len(cached) + sum(each.num_blocks - len(each.cached) for each in requests)
 
 

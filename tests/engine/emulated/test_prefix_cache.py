@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from sterna.engine.drains import Left
 from sterna.engine.emulated.config import Preemption
 from sterna.engine.emulated.core import EmulatedCore
 from sterna.engine.emulated.prefix_cache import PrefixCache, num_free
 from sterna.engine.emulated.requests import RequestState
 from sterna.errors import ConfigurationError
-from sterna.types import InstanceId, MigrationId, RequestId
+from sterna.types import InstanceId, MigrationId, RequestId, prefix_id
 from tests.engine.emulated.builders import add, chunked, drain, engine, named, request, step, steps
 
 
@@ -90,6 +91,53 @@ def test_blocks_without_content_are_taken_first_and_then_what_was_used_longest_a
     ask(core, asking("d", [10, 11, 12], 12))
     assert set(core.cached_hashes()) == {1, 4, 5, 6, 7, 10, 11, 12}
     assert ask(core, asking("e", [1, 2, 3], 5)) == [4]
+
+
+def test_a_kept_prefix_stays_until_it_is_released() -> None:
+    """Of twelve tokens of a, the blocks behind the first are kept; one of them is in use by b."""
+    core = caching(8)
+    ask(core, asking("a", [1, 2, 3], 12))
+    add(core, asking("b", [1, 2, 9], 12, 50))
+    step(core)
+    prefix = prefix_id(RequestId("r"))
+    core.keep_prefix(prefix, [1, 2, 3, 4], 1)
+    assert core.kept_hashes(prefix) == [2, 3]
+    assert core.num_free_blocks == 8 - 3 - 1
+    view = core.view(InstanceId("i0"))
+    assert (view.reserved_tokens, view.shared_tokens, len(view.running)) == (4, 0, 1)
+    core.abort(RequestId("b"))
+    # Two blocks are kept, and six are left for what comes.
+    assert core.num_free_blocks == 6
+    assert ask(core, asking("c", [11, 12, 13, 14, 15, 16], 24)) == [0]
+    assert {2, 3} <= set(core.cached_hashes())
+    assert not core.is_empty
+    core.release(prefix)
+    core.release(prefix)
+    assert (core.num_free_blocks, core.is_empty) == (8, True)
+    assert core.view(InstanceId("i0")).reserved_tokens == 0
+
+
+def test_a_prefix_that_is_nowhere_is_not_kept() -> None:
+    core = caching()
+    prefix = prefix_id(RequestId("r"))
+    core.keep_prefix(prefix, [1, 2], 0)
+    assert core.progress(prefix) is None
+    ask(core, asking("a", [1, 2], 8))
+    core.keep_prefix(prefix, [1, 2], 2)
+    assert core.progress(prefix) is None
+
+
+def test_an_adopted_prefix_is_found_by_the_request_that_follows() -> None:
+    there, here = caching(), caching()
+    ask(there, asking("a", [1, 2, 3], 12))
+    prefix, migration_id = prefix_id(RequestId("r")), MigrationId("m")
+    there.keep_prefix(prefix, [1, 2, 3], 0)
+    assert drain(there, prefix) == Left(3, False)
+    assert here.reserve(migration_id, 4, needs_slot=False) is None
+    here.adopt_prefix(migration_id, there.kept_hashes(prefix))
+    there.release(prefix)
+    assert here.num_free_blocks == there.num_free_blocks == 20
+    assert ask(here, asking("r", [1, 2, 3, 4], 16)) == [12]
 
 
 def test_a_preempted_request_finds_what_is_left_of_its_own() -> None:

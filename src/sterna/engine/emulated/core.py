@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sterna.engine.cache_changes import CacheRecorder
-from sterna.engine.drains import DrainOutcome, Left, drain_outcome
+from sterna.engine.drains import DrainOutcome, Left, drain_outcome, position_of_prefix
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
 from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.prefix_cache import CachedBlock, PrefixCache, num_common, num_free
@@ -29,6 +29,7 @@ from sterna.types import (
     RequestId,
     RequestStatus,
     RequestView,
+    whose_prefix,
 )
 
 
@@ -36,6 +37,18 @@ from sterna.types import (
 class _Reservation:
     num_blocks: int = 0
     has_slot: bool = False
+
+
+@dataclass(slots=True)
+class _KeptPrefix:
+    """Blocks of a prefix that moves alone.
+
+    Attributes:
+        num_idle_blocks: those of them that no request held before.
+    """
+
+    blocks: list[CachedBlock]
+    num_idle_blocks: int
 
 
 class EmulatedCore:
@@ -59,6 +72,7 @@ class EmulatedCore:
         self._waiting: list[EmulatedRequest] = []
         self._drained: dict[RequestId, EmulatedRequest] = {}
         self._reservations: dict[MigrationId, _Reservation] = {}
+        self._kept: dict[RequestId, _KeptPrefix] = {}
         self._num_free_blocks = config.num_blocks
         self._prefixes = PrefixCache(recorder)
         self._num_preemptions = 0
@@ -82,6 +96,11 @@ class EmulatedCore:
         return sum(each.num_blocks for each in self._reservations.values())
 
     @property
+    def kept_blocks(self) -> Iterable[CachedBlock]:
+        """Blocks of prefixes that move from here; requests may hold some of them, too."""
+        return (block for each in self._kept.values() for block in each.blocks)
+
+    @property
     def num_reservations(self) -> int:
         """Incoming migrations that hold blocks or a slot, or may do so later."""
         return len(self._reservations)
@@ -94,7 +113,7 @@ class EmulatedCore:
     @property
     def is_empty(self) -> bool:
         """Whether there are neither requests nor reservations."""
-        return not self._requests and not self._reservations
+        return not (self._requests or self._reservations or self._kept)
 
     def cached_hashes(self) -> Iterable[int]:
         """The block hashes of the contents that the prefix cache has."""
@@ -135,7 +154,7 @@ class EmulatedCore:
             block_size=self._config.block_size,
             running=tuple(self._view(each, RequestStatus.RUNNING) for each in running),
             queuing=tuple(self._view(each, RequestStatus.QUEUING) for each in self._waiting),
-            reserved_tokens=self.num_reserved_blocks * self._config.block_size,
+            reserved_tokens=self._num_owned_blocks * self._config.block_size,
             num_preemptions=self._num_preemptions,
             is_terminating=is_terminating,
             shared_tokens=self._num_shared_blocks * self._config.block_size,
@@ -146,8 +165,15 @@ class EmulatedCore:
     def _num_shared_blocks(self) -> int:
         """How often requests hold blocks more than the number of blocks that they hold."""
         num_held = sum(each.num_blocks for each in self._requests.values())
-        num_used = self._config.num_blocks - self._num_free_blocks - self.num_reserved_blocks
+        num_used = self._config.num_blocks - self._num_free_blocks - self._num_owned_blocks
         return num_held - num_used
+
+    @property
+    def _num_owned_blocks(self) -> int:
+        """Blocks that belong to migrations: those that are reserved, and those that were free until
+        a prefix was to move."""
+        num_kept = sum(each.num_idle_blocks for each in self._kept.values())
+        return self.num_reserved_blocks + num_kept
 
     def _view(self, request: EmulatedRequest, status: RequestStatus) -> RequestView:
         is_awaiting = status is RequestStatus.QUEUING or request.is_prefilling
@@ -181,6 +207,8 @@ class EmulatedCore:
 
     def progress(self, request_id: RequestId) -> RequestPosition | None:
         """The request's position, or None when it is not here."""
+        if (kept := self._kept.get(request_id)) is not None:
+            return position_of_prefix(len(kept.blocks), self._config.block_size)
         request = self._requests.get(request_id)
         if request is None:
             return None
@@ -475,7 +503,7 @@ class EmulatedCore:
     def begin_drain(self, drain: Drain) -> DrainOutcome:
         """Take the request out of the batch or queue if it may leave; it keeps blocks and slot."""
         outcome = drain_outcome(self.progress(drain.request_id), drain)
-        if isinstance(outcome, Left):
+        if isinstance(outcome, Left) and drain.request_id not in self._kept:
             request = self._requests[drain.request_id]
             (self._waiting if outcome.was_queuing else self._running).remove(request)
             self._drained[drain.request_id] = request
@@ -487,7 +515,9 @@ class EmulatedCore:
 
     def resume(self, request_id: RequestId) -> None:
         """Put the drained request back into the batch by the batch's order (`_join_batch`), or in
-        front of the queuing requests of its priority."""
+        front of the queuing requests of its priority. A prefix stays kept."""
+        if request_id in self._kept:
+            return
         request = self._forget_drained(request_id)
         if request.num_blocks > 0:
             self._join_batch(request)
@@ -495,7 +525,12 @@ class EmulatedCore:
             self._enqueue_in_front(request)
 
     def release(self, request_id: RequestId) -> None:
-        """Free the drained request without a token."""
+        """Free the drained request without a token, or the kept prefix, if there is one."""
+        if whose_prefix(request_id) is not None:
+            kept = self._kept.pop(request_id, None)
+            if kept is not None:
+                self._num_free_blocks += self._prefixes.leave(kept.blocks)
+            return
         request = self._forget_drained(request_id)
         self._free(request)
         del self._requests[request_id]
@@ -508,6 +543,20 @@ class EmulatedCore:
 
     def _drained_running(self) -> list[EmulatedRequest]:
         return [each for each in self._drained.values() if each.num_blocks > 0]
+
+    def keep_prefix(
+        self, prefix_id: RequestId, block_hashes: Sequence[int], first_block: int
+    ) -> None:
+        """Carry out `KeepPrefix`; from this block of the prefix on."""
+        blocks = self._prefixes.find(block_hashes, len(block_hashes))[first_block:]
+        if blocks:
+            num_idle_blocks = self._prefixes.use(blocks)
+            self._num_free_blocks -= num_idle_blocks
+            self._kept[prefix_id] = _KeptPrefix(blocks, num_idle_blocks)
+
+    def kept_hashes(self, prefix_id: RequestId) -> list[int]:
+        """The hashes of the kept blocks, in order: what the destination must know."""
+        return [each.block_hash for each in self._kept[prefix_id].blocks]
 
     # ------------------------------------------------------------------------- destination
 
@@ -561,6 +610,19 @@ class EmulatedCore:
             self._join_batch(request)
         else:
             self._queue_arriving(request)
+
+    def adopt_prefix(self, migration_id: MigrationId, block_hashes: Sequence[int]) -> None:
+        """Enter the reservation's first blocks, which have these contents, into the prefix cache,
+        and free all.
+
+        Raises:
+            KeyError: there is no such reservation.
+        """
+        reservation = self._reservations.pop(migration_id)
+        assert len(block_hashes) <= reservation.num_blocks
+        if self._config.prefix_caching:
+            self._prefixes.leave([self._prefixes.add(each) for each in block_hashes])
+        self._num_free_blocks += reservation.num_blocks
 
     def _has_slot(self) -> bool:
         num_held = len(self._drained_running())

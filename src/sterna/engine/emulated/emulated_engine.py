@@ -13,6 +13,7 @@ the loop do not add up.
 import asyncio
 import logging
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ from sterna.migration.messages import (
     Drained,
     DrainRefused,
     Inspected,
+    KeepPrefix,
     Reason,
     ReserveBlocks,
     ReserveFailed,
@@ -69,6 +71,7 @@ from sterna.types import (
     InstanceView,
     MigrationId,
     RequestId,
+    whose_prefix,
 )
 
 logger = logging.getLogger(__name__)
@@ -319,6 +322,11 @@ class EmulatedEngine:
 
     # ------------------------------------------------------------------------------- source
 
+    def keep_prefix(self, effect: KeepPrefix) -> None:
+        hashes = memoryview(effect.block_hashes).cast("q").tolist()
+        first_block = effect.first_token // self._options.engine.block_size
+        self._do(lambda: self._core.keep_prefix(effect.request_id, hashes, first_block))
+
     async def inspect(self, migration_id: MigrationId, request_id: RequestId) -> Inspected:
         return await self._call(lambda: outcomes.inspect(self._core, request_id, self._encode))
 
@@ -326,9 +334,13 @@ class EmulatedEngine:
         return await self._call(lambda: outcomes.drain(self._core, effect, self._export))
 
     def _encode(self, request_id: RequestId) -> bytes:
+        if whose_prefix(request_id) is not None:
+            return b""
         return msgspec.msgpack.encode(self._streams[request_id].origin)
 
     def _export(self, request_id: RequestId) -> bytes:
+        if whose_prefix(request_id) is not None:
+            return array("q", self._core.kept_hashes(request_id)).tobytes()
         return self._core.export(request_id).encode()
 
     def resume(self, request_id: RequestId) -> None:
@@ -354,7 +366,7 @@ class EmulatedEngine:
     # -------------------------------------------------------------------------- destination
 
     async def reserve(self, effect: ReserveBlocks) -> BlocksReserved | ReserveFailed:
-        if effect.request is not None:
+        if effect.request is not None and whose_prefix(effect.request_id) is None:
             try:
                 origin = msgspec.msgpack.decode(effect.request, type=Origin)
             except UNREADABLE:
@@ -372,6 +384,8 @@ class EmulatedEngine:
         await self._call(lambda: self._core.free_reservation(migration_id))
 
     async def adopt(self, effect: Adopt) -> Adopted | AdoptFailed:
+        if whose_prefix(effect.request_id) is not None:
+            return await self._adopt_prefix(effect)
         origin = self._prepared.get(effect.migration_id)
         if origin is None:
             return AdoptFailed(Reason.UNSUPPORTED)
@@ -391,6 +405,15 @@ class EmulatedEngine:
                 origin.frontend_id, effect.request_id, state.num_output_tokens
             )
         return outcome
+
+    async def _adopt_prefix(self, effect: Adopt) -> Adopted | AdoptFailed:
+        self._copies.forget(effect.migration_id)
+        if len(effect.state) != effect.num_blocks * 8:
+            # The source is an engine of another kind.
+            return AdoptFailed(Reason.UNSUPPORTED)
+        hashes = memoryview(effect.state).cast("q").tolist()
+        await self._call(lambda: self._core.adopt_prefix(effect.migration_id, hashes))
+        return Adopted()
 
     # -------------------------------------------------------------------------------- steps
 

@@ -24,7 +24,7 @@ from sterna.migration.messages import (
     ReserveBlocks,
     ReserveFailed,
 )
-from sterna.types import MigrationId, RequestId
+from sterna.types import MigrationId, RequestId, whose_prefix
 
 
 class Core(Protocol):
@@ -75,7 +75,8 @@ def reserve(
 
     def extend() -> Reason | None:
         num_blocks = effect.first_block + effect.num_blocks
-        return core.reserve(effect.migration_id, num_blocks, needs_slot=effect.is_last)
+        needs_slot = effect.is_last and whose_prefix(effect.request_id) is None
+        return core.reserve(effect.migration_id, num_blocks, needs_slot=needs_slot)
 
     return reserved(core, effect, extend, expect)
 

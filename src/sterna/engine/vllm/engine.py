@@ -64,6 +64,7 @@ from sterna.migration.messages import (
     Drained,
     DrainRefused,
     Inspected,
+    KeepPrefix,
     Mode,
     Reason,
     ReserveBlocks,
@@ -309,6 +310,9 @@ class VllmEngine:
         self._thread.call(lambda core: core.call_utility(method, call.args, answer), may_last=True)
 
     # ------------------------------------------------------------------------------- source
+
+    def keep_prefix(self, effect: KeepPrefix) -> None:
+        """Nothing is kept: prefixes do not move between vLLM's engines yet."""
 
     async def inspect(self, migration_id: MigrationId, request_id: RequestId) -> Inspected:
         def inspect(core: HostedCore) -> tuple[Inspected, _Leaving | None]:

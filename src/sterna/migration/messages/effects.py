@@ -18,6 +18,23 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepPrefix:
+    """Source: hold the blocks of a prompt's prefix that the prefix cache has, under an id of their
+    own (`types.prefix_id`), so that they move like a request that has left the batch. They are held
+    until `Release`; none are where nothing is found. No outcome.
+
+    Attributes:
+        block_hashes: those of the prompt, packed (`types.packed`).
+        first_token: tokens before it are on the destination already, and stay out.
+    """
+
+    migration_id: MigrationId
+    request_id: RequestId
+    block_hashes: bytes
+    first_token: int
+
+
+@dataclass(frozen=True, slots=True)
 class Inspect:
     """Source: look at the request between two steps of the engine. Outcome: Inspected."""
 
@@ -183,6 +200,7 @@ EffectWithOutcome = Inspect | Drain | ReserveBlocks | FreeReservation | Adopt
 Effect = (
     EffectWithOutcome
     | Send
+    | KeepPrefix
     | CopyBlocks
     | StopCopying
     | Resume

@@ -156,3 +156,25 @@ def list_coming(places: Any, index: int, listed: Any, source: int = SOURCE) -> N
 def leave(places: Any, r: int, held: Any, source: int = SOURCE) -> int:
     """See `prefixes.leave`."""
     return prefixes.leave(tables_at(places), r, held)
+
+
+@njit(cache=True)
+def keep_prefix(
+    places: Any, r: int, index: int, first_block: int, listed: Any, source: int = SOURCE
+) -> int:
+    """See `prefixes.keep_prefix`."""
+    return prefixes.keep_prefix(tables_at(places), r, index, first_block, listed)
+
+
+@njit(cache=True)
+def adopt_prefix(
+    places: Any,
+    r: int,
+    index: int,
+    first_block: int,
+    num_blocks: int,
+    listed: Any,
+    source: int = SOURCE,
+) -> None:
+    """See `prefixes.adopt_prefix`."""
+    prefixes.adopt_prefix(tables_at(places), r, index, first_block, num_blocks, listed)

@@ -21,6 +21,15 @@ def bucket_of(contents: Contents, block_hash: int) -> int:
 
 
 @njit
+def look_up(contents: Contents, r: int, block_hash: int) -> int:
+    """The block with this content, or NONE."""
+    found: int = contents.buckets[r, bucket_of(contents, block_hash)]
+    while found != NONE and contents.cached[r, found].block_hash != block_hash:
+        found = contents.cached[r, found].next
+    return found
+
+
+@njit
 def find(tables: Tables, r: int, index: int) -> tuple[int, int]:
     """Find the blocks of the longest prefix of a request without memory, and note them as those
     that it would hold; returns their number, and how many of them are idle."""
@@ -30,10 +39,7 @@ def find(tables: Tables, r: int, index: int) -> tuple[int, int]:
     max_blocks = min((num_tokens - 1) // rule.block_size, request.num_hashes)
     num_idle = 0
     for place in range(request.first_hash, request.first_hash + max_blocks):
-        block_hash = contents.hashes[place]
-        found = contents.buckets[r, bucket_of(contents, block_hash)]
-        while found != NONE and contents.cached[r, found].block_hash != block_hash:
-            found = contents.cached[r, found].next
+        found = look_up(contents, r, contents.hashes[place])
         if found == NONE:
             return place - request.first_hash, num_idle
         contents.held[place] = found
@@ -91,16 +97,51 @@ def list_coming(tables: Tables, index: int, listed: Any) -> None:
 @njit
 def use(tables: Tables, r: int, index: int, num_blocks: int) -> None:
     """Have the request hold the blocks that `find` noted."""
-    row, request = tables.rows[r], tables.requests[index]
+    request = tables.requests[index]
     contents = contents_of(tables)
     for place in range(request.first_hash, request.first_hash + num_blocks):
-        number = contents.held[place]
-        block = contents.cached[r, number]
-        if block.num_users == 0:
-            unlink_idle(tables, r, number)
-            row.free_blocks -= 1
-        block.num_users += 1
+        use_block(tables, r, contents.held[place])
     request.num_cached = num_blocks
+
+
+@njit
+def use_block(tables: Tables, r: int, number: int) -> None:
+    """Have one more request hold the block."""
+    row, block = tables.rows[r], contents_of(tables).cached[r, number]
+    if block.num_users == 0:
+        unlink_idle(tables, r, number)
+        row.free_blocks -= 1
+    block.num_users += 1
+
+
+@njit
+def keep_prefix(tables: Tables, r: int, index: int, first_block: int, listed: Any) -> int:
+    """Hold the blocks of the request's prompt that are here, from this one on, and list them;
+    returns their number. The request itself may be anywhere."""
+    contents, request = contents_of(tables), tables.requests[index]
+    num_listed = 0
+    for place in range((request.prompt_tokens - 1) // tables.settings[0].block_size):
+        number = look_up(contents, r, contents.hashes[request.first_hash + place])
+        if number == NONE:
+            break
+        if place >= first_block:
+            listed[num_listed] = number
+            num_listed += 1
+    for place in range(num_listed):
+        use_block(tables, r, listed[place])
+    return num_listed
+
+
+@njit
+def adopt_prefix(
+    tables: Tables, r: int, index: int, first_block: int, num_blocks: int, listed: Any
+) -> None:
+    """Enter blocks with these contents of the request's prompt as idle ones. The request itself may
+    be anywhere."""
+    first = tables.requests[index].first_hash + first_block
+    for place in range(num_blocks):
+        listed[place] = enter(tables, r, contents_of(tables).hashes[first + place])
+    leave(tables, r, listed[:num_blocks])
 
 
 @njit
@@ -122,28 +163,35 @@ def unlink_idle(tables: Tables, r: int, number: int) -> None:
 @njit
 def remember(tables: Tables, r: int, index: int, num_full_blocks: int) -> None:
     """Have the first blocks of the request, up to this number, be found."""
-    row, request = tables.rows[r], tables.requests[index]
+    request = tables.requests[index]
     contents = contents_of(tables)
     first = request.first_hash + request.num_cached
     behind = request.first_hash + min(num_full_blocks, request.num_hashes)
     for place in range(first, behind):
-        number = row.first_unused
-        block = contents.cached[r, number]
-        row.first_unused = block.behind
-        block.block_hash = contents.hashes[place]
-        block.num_users = 1
-        block.next = NONE
-        # Behind all others of its bucket, so that of the same content the first one is found.
-        bucket = bucket_of(contents, block.block_hash)
-        other = contents.buckets[r, bucket]
-        if other == NONE:
-            contents.buckets[r, bucket] = number
-        else:
-            while contents.cached[r, other].next != NONE:
-                other = contents.cached[r, other].next
-            contents.cached[r, other].next = number
-        contents.held[place] = number
+        contents.held[place] = enter(tables, r, contents.hashes[place])
     request.num_cached = max(request.num_cached, behind - request.first_hash)
+
+
+@njit
+def enter(tables: Tables, r: int, block_hash: int) -> int:
+    """Give a block that is held this content; returns the block."""
+    row, contents = tables.rows[r], contents_of(tables)
+    number: int = row.first_unused
+    block = contents.cached[r, number]
+    row.first_unused = block.behind
+    block.block_hash = block_hash
+    block.num_users = 1
+    block.next = NONE
+    # Behind all others of its bucket, so that of the same content the first one is found.
+    bucket = bucket_of(contents, block_hash)
+    other = contents.buckets[r, bucket]
+    if other == NONE:
+        contents.buckets[r, bucket] = number
+        return number
+    while contents.cached[r, other].next != NONE:
+        other = contents.cached[r, other].next
+    contents.cached[r, other].next = number
+    return number
 
 
 @njit
