@@ -132,6 +132,18 @@ class _ProbedInstance(_InstanceActor):
 
     # -------------------------------------------------------------------------- inventories
 
+    async def cached_tokens(self, payload: bytes) -> int:
+        """Return the tokens of a request that the prefix cache has."""
+        from sterna.engine.vllm.payload import decode_request
+
+        engine: Any = self._instance._engine
+
+        def look(core: Any) -> int:
+            request, _ = core.preprocess_add_request(decode_request(payload))
+            return int(core.scheduler._num_cached_tokens(request))
+
+        return int(await engine._call(look))
+
     async def inventory(self) -> dict[str, int]:
         """Count everything that the instance holds for requests and migrations.
 
@@ -151,6 +163,7 @@ class _ProbedInstance(_InstanceActor):
                 "deferred": len(scheduler.deferred_waiting),
                 "drained": len(scheduler._drained),
                 "reservations": len(scheduler._reservations),
+                "kept prefixes": len(scheduler.prefixes._kept),
                 "free slots": scheduler.max_num_active_reqs,
                 "requests with blocks": sum(len(m.req_to_blocks) for m in managers),
                 "requests with cached blocks": sum(len(m.num_cached_block) for m in managers),

@@ -23,18 +23,22 @@ import ray
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 
 from sterna.config import LlumletConfig, MigrationConfig, PolicyConfig, TransportConfig
+from sterna.engine.interface import EngineReady
 from sterna.engine.vllm.payload import cut_leading_tokens, decode_outputs, encode_request
 from sterna.frontend.requests.token_streams import TokenStreams
+from sterna.frontend.vllm_server.prompt_hashes import prompt_hashes
 from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     AdminReply,
+    CopyPrefix,
     FrontendMember,
     InstanceMember,
     ListRequests,
     LoadReport,
     Membership,
     MigrateRequest,
+    PrefixDone,
     RequestsMoved,
     SetDestination,
     TokenBatch,
@@ -172,6 +176,7 @@ class InstancePair:
         self.is_closed = False
         self._generated: dict[RequestId, Generated] = {}
         self._replies: dict[int, asyncio.Future[AdminReply]] = {}
+        self._prefixes: dict[RequestId, asyncio.Future[None]] = {}
         self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -343,6 +348,25 @@ class InstancePair:
         report: dict[str, Any] = msgspec.json.decode(reply.body)
         return report
 
+    async def copy_prefix(
+        self, request: EngineCoreRequest, source: str, to: str, *, first_token: int = 0
+    ) -> None:
+        """Play the scheduler: have what the source has of the prompt copied, and wait until the
+        request may come."""
+        ready = msgspec.msgpack.decode(self.facts.ready, type=EngineReady)
+        assert ready.hashing is not None
+        request_id = RequestId(request.request_id)
+        hashes = prompt_hashes(ready.hashing)(request)
+        done = self._prefixes[request_id] = asyncio.get_running_loop().create_future()
+        order = CopyPrefix(request_id, InstanceId(to), hashes, first_token)
+        self._mailbox.send(self.addresses[InstanceId(source)], order)
+        await self.hear(done)
+
+    async def cached_tokens(self, request: EngineCoreRequest, instance_id: str) -> int:
+        """Return how many of the request's tokens the instance would not have to compute."""
+        actor = self.actors[InstanceId(instance_id)]
+        return int(await actor.cached_tokens.remote(encode_request(request)))
+
     async def generate(self, request: EngineCoreRequest, instance_id: str = "i0") -> Generated:
         """Run the request on one instance."""
         return await self.submit(request, instance_id).until_end()
@@ -484,6 +508,10 @@ class InstancePair:
                 reply = self._replies.pop(query_id, None)
                 if reply is not None and not reply.done():
                     reply.set_result(message)
+            case PrefixDone(request_id):
+                done = self._prefixes.pop(request_id, None)
+                if done is not None:
+                    done.set_result(None)
             case LoadReport(load):
                 self.loads[load.instance_id] = load
                 self._notify(self._load_changed)

@@ -31,7 +31,7 @@ from sterna.engine.interface import (
 from sterna.engine.vllm.adapters import Adapters, adapter_number
 from sterna.engine.vllm.facts import kv_format
 from sterna.engine.vllm.hosted_core import HostedCore, build_core
-from sterna.engine.vllm.kv_groups import KvGroups
+from sterna.engine.vllm.kv_groups import KvGroups, MovingPrefixes
 from sterna.engine.vllm.payload import (
     decode_request,
     decode_utility_call,
@@ -71,7 +71,7 @@ from sterna.migration.messages import (
     ReserveFailed,
 )
 from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
-from sterna.types import FrontendId, InstanceId, MigrationId, RequestId
+from sterna.types import FrontendId, InstanceId, MigrationId, RequestId, whose_prefix
 
 logger = logging.getLogger(__name__)
 
@@ -84,10 +84,12 @@ class _Leaving:
 
     Attributes:
         block_ids: of each KV cache group, column by column.
+        state: that of a prefix that moves without a request; it does not change.
     """
 
     block_ids: list[list[int]]
     num_valid_tokens: int
+    state: bytes = b""
 
 
 class VllmEngine:
@@ -312,11 +314,16 @@ class VllmEngine:
     # ------------------------------------------------------------------------------- source
 
     def keep_prefix(self, effect: KeepPrefix) -> None:
-        """Nothing is kept: prefixes do not move between vLLM's engines yet."""
+        self._thread.call(lambda core: core.scheduler.keep_prefix(effect))
 
     async def inspect(self, migration_id: MigrationId, request_id: RequestId) -> Inspected:
         def inspect(core: HostedCore) -> tuple[Inspected, _Leaving | None]:
             progress = core.scheduler.progress(request_id)
+            if progress is not None and whose_prefix(request_id) is not None:
+                prefixes: MovingPrefixes = core.scheduler.prefixes
+                state = prefixes.export(request_id)
+                table = prefixes.block_ids(request_id)
+                return Inspected(progress, b""), _Leaving(table, progress.num_valid_tokens, state)
             sent_request = self._sent_requests.get(request_id)
             if progress is None or sent_request is None:
                 return Inspected(None), None
@@ -336,6 +343,12 @@ class VllmEngine:
         return inspected
 
     async def drain(self, effect: Drain) -> Drained | DrainRefused:
+        if whose_prefix(effect.request_id) is not None:
+            # It is in no step.
+            leaving = self._leaving[effect.migration_id]
+            assert leaving is not None
+            return Drained(len(leaving.block_ids[0]), leaving.state)
+
         def drain(core: HostedCore) -> Future[Drained | DrainRefused]:
             future: Future[Drained | DrainRefused] = Future()
             outcome: DrainOutcome = core.scheduler.begin_drain(effect)
@@ -370,10 +383,15 @@ class VllmEngine:
         return Drained(scheduler.groups.num_units(num_valid_tokens), state.encode())
 
     def resume(self, request_id: RequestId) -> None:
+        if whose_prefix(request_id) is not None:
+            return
         self._thread.call(lambda core: core.scheduler.resume(request_id))
 
     def release(self, request_id: RequestId) -> None:
         def release(core: HostedCore) -> None:
+            if whose_prefix(request_id) is not None:
+                core.scheduler.prefixes.release(request_id)
+                return
             core.scheduler.release(request_id)
             self._forget(request_id)
 
@@ -409,18 +427,22 @@ class VllmEngine:
     # -------------------------------------------------------------------------- destination
 
     async def reserve(self, effect: ReserveBlocks) -> BlocksReserved | ReserveFailed:
-        if effect.request is not None:
+        is_prefix = whose_prefix(effect.request_id) is not None
+        if effect.request is not None and not is_prefix:
             try:
                 await self._prepare(effect.migration_id, effect.request)
             except Exception:
                 logger.exception("migrating request refused request=%s", effect.request_id)
                 return ReserveFailed(effect.stage, Reason.UNSUPPORTED)
-        if effect.is_last and not await self._is_grammar_compiled(effect.migration_id):
+        needs_slot = effect.is_last and not is_prefix
+        if needs_slot and not await self._is_grammar_compiled(effect.migration_id):
             return ReserveFailed(effect.stage, Reason.UNSUPPORTED)
 
         def reserve(core: HostedCore) -> list[list[int]] | Reason:
             has_kv = effect.first_block + effect.num_blocks > 0
             if has_kv and core.scheduler.immovable_features:
+                return Reason.UNSUPPORTED
+            if is_prefix and not core.scheduler.prefixes.can_move:
                 return Reason.UNSUPPORTED
             if effect.request_id in core.scheduler.requests:
                 return Reason.DUPLICATE_REQUEST
@@ -436,7 +458,7 @@ class VllmEngine:
             return core.scheduler.reserve(
                 effect.migration_id,
                 columns,
-                needs_slot=effect.is_last,
+                needs_slot=needs_slot,
                 adapter=None if prepared is None else adapter_number(prepared[0]),
             )
 
@@ -475,14 +497,20 @@ class VllmEngine:
 
     async def adopt(self, effect: Adopt) -> Adopted | AdoptFailed:
         prepared = self._prepared.get(effect.migration_id)
-        if prepared is None:
+        is_prefix = whose_prefix(effect.request_id) is not None
+        if prepared is None and not is_prefix:
             return AdoptFailed(Reason.UNSUPPORTED)
         if self._transfers.is_expecting(effect.migration_id):
             # A stage that was given up must no longer write to the request's blocks.
             await self._transfers.stop(effect.migration_id)
-        outcome: Adopted | AdoptFailed = await self._call(
-            lambda core: self._adopt(core, effect, *prepared)
-        )
+
+        def adopt(core: HostedCore) -> Adopted | AdoptFailed:
+            if prepared is not None:
+                return self._adopt(core, effect, *prepared)
+            is_adopted = core.scheduler.adopt_prefix(effect.migration_id, effect.state)
+            return Adopted() if is_adopted else AdoptFailed(Reason.UNSUPPORTED)
+
+        outcome: Adopted | AdoptFailed = await self._call(adopt)
         return outcome
 
     def _adopt(

@@ -4,9 +4,11 @@
 methods run on the engine's thread.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from vllm.v1.core.block_pool import BlockHashToBlockMap
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_block_hash, get_group_id
@@ -28,10 +30,13 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 
 from sterna.engine.cache_changes import CacheChanges, CacheRecorder
+from sterna.engine.drains import position_of_prefix
 from sterna.engine.kv_columns import Columns, Held, KvColumns
 from sterna.engine.kv_memory import KvGroup, KvMemory
+from sterna.errors import UNREADABLE
+from sterna.migration.messages import KeepPrefix, RequestPosition
 from sterna.transport.shards import Shards
-from sterna.types import CacheGroup, CacheLayout, RequestId, cache_key
+from sterna.types import CacheGroup, CacheLayout, RequestId, cache_key, unpacked
 
 try:
     from vllm.v1.core.kv_cache_planning import kv_cache_groups_tp_replicas
@@ -146,16 +151,25 @@ class _RecordedBlocks(BlockHashToBlockMap):
     def __init__(self, recorder: CacheRecorder) -> None:
         super().__init__()
         self._recorder = recorder
+        # vLLM's keys by those that are reported.
+        self._keys: dict[int, Any] = {}
 
     def insert(self, key: Any, block: KVCacheBlock) -> None:
         super().insert(key, block)
+        self._keys[_cache_key(key)] = key
         self._recorder.add(_cache_key(key))
 
     def pop(self, key: Any, block_id: int) -> KVCacheBlock | None:
         popped = super().pop(key, block_id)
         if popped is not None and self.get_one_block(key) is None:
+            self._keys.pop(_cache_key(key), None)
             self._recorder.remove(_cache_key(key))
         return popped
+
+    def find(self, reported_key: int) -> KVCacheBlock | None:
+        """The block that was reported under this key, if it is still here."""
+        key = self._keys.get(reported_key)
+        return None if key is None else self.get_one_block(key)
 
 
 class CacheReports:
@@ -184,6 +198,112 @@ class CacheReports:
     def take_changes(self) -> CacheChanges | None:
         """Return the changes since the last call, or None without any."""
         return self._recorder.take()
+
+    def find(self, reported_key: int) -> KVCacheBlock | None:
+        """The block that was reported under this key, if it is still here."""
+        return self._blocks.find(reported_key)
+
+
+class _PrefixState(msgspec.Struct, frozen=True, array_like=True):
+    """The contents of a prefix's blocks.
+
+    Attributes:
+        first_token: the first token of the first block.
+        keys: vLLM's keys of the blocks, in order.
+    """
+
+    first_token: int
+    keys: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptPrefix:
+    blocks: list[KVCacheBlock]
+    first_token: int
+    num_idle_blocks: int
+
+
+class MovingPrefixes:
+    """Prefixes that leave one engine's prefix cache for another's (`KeepPrefix`).
+
+    Only those of engines with one KV cache group move, whose requests keep all of their blocks.
+    """
+
+    def __init__(self, coordinator: KVCacheCoordinator) -> None:
+        self._pool = coordinator.block_pool
+        managers = coordinator.single_type_managers
+        self._block_tokens = managers[0].block_size
+        self.can_move = len(managers) == 1 and _keeps_all(managers[0])
+        self._kept: dict[RequestId, _KeptPrefix] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that no request held when they were kept."""
+        return sum(each.num_idle_blocks for each in self._kept.values())
+
+    def keep(
+        self, effect: KeepPrefix, reports: CacheReports, being_computed: Container[int]
+    ) -> None:
+        """Carry out `KeepPrefix`.
+
+        Args:
+            being_computed: ids of blocks that steps in flight write to. vLLM finds them already.
+        """
+        if not self.can_move:
+            return
+        hashes = unpacked(effect.block_hashes)
+        hashes_a_block = self._block_tokens // self._pool.hash_block_size
+        blocks: list[KVCacheBlock] = []
+        for end in range(hashes_a_block, len(hashes) + 1, hashes_a_block):
+            block = reports.find(cache_key(hashes[end - 1], 0))
+            if block is None or block.block_id in being_computed:
+                break
+            blocks.append(block)
+        first_block = effect.first_token // self._block_tokens
+        blocks = blocks[first_block:]
+        if not blocks:
+            return
+        num_idle = sum(each.ref_cnt == 0 for each in blocks)
+        self._pool.touch(blocks)
+        first_token = first_block * self._block_tokens
+        self._kept[effect.request_id] = _KeptPrefix(blocks, first_token, num_idle)
+
+    def position(self, prefix_id: RequestId) -> RequestPosition | None:
+        """The position of a kept prefix."""
+        kept = self._kept.get(prefix_id)
+        return None if kept is None else position_of_prefix(len(kept.blocks), self._block_tokens)
+
+    def block_ids(self, prefix_id: RequestId) -> list[list[int]]:
+        """The ids of its blocks, as `KvGroups.block_ids` has those of a request."""
+        return [[each.block_id for each in self._kept[prefix_id].blocks]]
+
+    def export(self, prefix_id: RequestId) -> bytes:
+        """The contents of its blocks."""
+        kept = self._kept[prefix_id]
+        keys = [bytes(each.block_hash) for each in kept.blocks if each.block_hash is not None]
+        return msgspec.msgpack.encode(_PrefixState(kept.first_token, keys))
+
+    def release(self, prefix_id: RequestId) -> None:
+        """Free the prefix, if it is kept; its blocks can still be found."""
+        kept = self._kept.pop(prefix_id, None)
+        if kept is not None:
+            self._pool.free_blocks(reversed(kept.blocks))
+
+    def enter(self, held: Held[KVCacheBlock], state: bytes) -> bool:
+        """Have the first reserved blocks be found as what `export` returned; the reservation is
+        still to be freed. Returns whether that is possible."""
+        try:
+            found = msgspec.msgpack.decode(state, type=_PrefixState)
+        except UNREADABLE:
+            return False
+        blocks = held[0]
+        if not self.can_move or any(place not in blocks for place in range(len(found.keys))):
+            return False
+        if self._pool.enable_caching:
+            for place, key in enumerate(found.keys):
+                num_tokens = found.first_token + (place + 1) * self._block_tokens
+                self._pool._insert_block_hash(key, blocks[place], num_tokens=num_tokens)
+        return True
 
 
 def _cache_key(key: Any) -> int:

@@ -22,11 +22,11 @@ from vllm.v1.request import Request, RequestStatus
 from sterna.engine.drains import DrainOutcome, Left, drain_outcome
 from sterna.engine.kv_columns import Columns, Held
 from sterna.engine.vllm.adapters import adapter_numbers
-from sterna.engine.vllm.kv_groups import CacheReports, KvGroups
+from sterna.engine.vllm.kv_groups import CacheReports, KvGroups, MovingPrefixes
 from sterna.engine.vllm.offloading import Offloading
 from sterna.engine.vllm.request_state import announce_with_history
 from sterna.engine.vllm.support import immovable_engine_features, immovable_request_feature
-from sterna.migration.messages import Drain, Reason, RequestPosition
+from sterna.migration.messages import Drain, KeepPrefix, Reason, RequestPosition
 from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.types import (
     Immovable,
@@ -35,6 +35,7 @@ from sterna.types import (
     MigrationId,
     RequestId,
     RequestView,
+    whose_prefix,
 )
 from sterna.types import RequestStatus as Status
 
@@ -63,6 +64,7 @@ class MigratingScheduler(Scheduler):
     Attributes:
         classes: the priority classes of requests in views.
         groups: the KV cache groups.
+        prefixes: those that move without a request.
         on_scheduled: called in this order when a step has been scheduled, before it is computed.
         cache_reports: tells of changes to the prefix cache; None unless `report_cache` was called.
     """
@@ -81,6 +83,7 @@ class MigratingScheduler(Scheduler):
             # this thread has launched all steps before it commands a copy.)
             self.defer_block_free |= self.vllm_config.max_concurrent_batches > 1
         self.groups = KvGroups(self.kv_cache_manager.coordinator, self.kv_cache_config)
+        self.prefixes = MovingPrefixes(self.kv_cache_manager.coordinator)
         self.num_preemptions = 0
         self._drained: dict[str, Request] = {}
         self._reservations: dict[MigrationId, Reservation] = {}
@@ -161,6 +164,7 @@ class MigratingScheduler(Scheduler):
         }
         queuing = [self._view(request, Status.QUEUING) for request in waiting]
         reserved_blocks = sum(r.num_blocks for r in self._reservations.values())
+        reserved_blocks += self.prefixes.num_blocks
         used_blocks = self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks()
         block_tokens = self.groups.memory.block_tokens
         counted_tokens = sum(r.physical_usage_tokens for r in running)
@@ -252,7 +256,9 @@ class MigratingScheduler(Scheduler):
         return ""
 
     def progress(self, request_id: RequestId) -> RequestPosition | None:
-        """Return the request's position, or None when it is not here."""
+        """Return the position of the request or the moving prefix, or None when it is not here."""
+        if whose_prefix(request_id) is not None:
+            return self.prefixes.position(request_id)
         request = self._unfinished(request_id)
         if request is None:
             return None
@@ -276,6 +282,18 @@ class MigratingScheduler(Scheduler):
         return None if request is None or request.is_finished() else request
 
     # ------------------------------------------------------------------------------ source
+
+    def keep_prefix(self, effect: KeepPrefix) -> None:
+        """Hold a prefix that is to move, unless the engine's features forbid that."""
+        if self.immovable_features or self.cache_reports is None or self.connector is not None:
+            return
+        unit_tokens = self.groups.unit_tokens
+        being_computed: set[int] = set()
+        for request in self.running:
+            num_valid = request.num_computed_tokens - request.num_in_flight_tokens
+            (block_ids,) = self.groups.block_ids(request.request_id)[:1]
+            being_computed.update(block_ids[num_valid // unit_tokens :])
+        self.prefixes.keep(effect, self.cache_reports, being_computed)
 
     def begin_drain(self, drain: Drain) -> DrainOutcome:
         """Take the request out of the batch or queue if it may leave; it keeps blocks and slot."""
@@ -435,6 +453,18 @@ class MigratingScheduler(Scheduler):
         self.running.append(request)
         if self.use_v2_model_runner:
             self._unannounced.add(request.request_id)
+
+    def adopt_prefix(self, migration_id: MigrationId, state: bytes) -> bool:
+        """Enter the reserved blocks into the prefix cache; returns whether that was possible, and
+        otherwise changes nothing.
+
+        Raises:
+            KeyError: there is no such reservation.
+        """
+        if not self.prefixes.enter(self._reservations[migration_id].held, state):
+            return False
+        self.free_reservation(migration_id)
+        return True
 
     def adopt_queuing(self, migration_id: MigrationId, request: Request) -> None:
         """Queue the request, which arrives without KV, in front of those of its priority.
