@@ -59,6 +59,7 @@ from sterna.migration.messages import (
     EffectWithOutcome,
     FreeReservation,
     Inspect,
+    KeepPrefix,
     Outcome,
     Reason,
     ReservationFreed,
@@ -67,7 +68,15 @@ from sterna.migration.messages import (
     StageFailed,
     StageReceived,
 )
-from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
+from sterna.types import (
+    FrontendId,
+    InstanceId,
+    InstanceView,
+    MigrationId,
+    RequestId,
+    unpacked,
+    whose_prefix,
+)
 
 Command = Callable[[], None]
 
@@ -247,6 +256,12 @@ class SimulatedEngine:
 
         self._do(release)
 
+    def keep_prefix(self, effect: KeepPrefix) -> None:
+        """Carry out `KeepPrefix`."""
+        hashes = unpacked(effect.block_hashes)
+        first_block = effect.first_token // self.cache.kind.config.block_size
+        self._do(lambda: self.core.keep_prefix(effect.request_id, hashes, first_block))
+
     # --------------------------------------------------------------- effects with an outcome
 
     def carry_out(self, effect: EffectWithOutcome) -> None:
@@ -255,7 +270,7 @@ class SimulatedEngine:
             # Its receivers stop at once.
             if (prepared := self.prepared.get(effect.migration_id)) is not None:
                 prepared.incoming.clear()
-        elif isinstance(effect, ReserveBlocks) and effect.request is not None:
+        elif isinstance(effect, ReserveBlocks) and effect.request:
             ask = msgspec.msgpack.decode(effect.request, type=Ask)
             self.prepared.setdefault(effect.migration_id, Prepared()).ask = ask
 
@@ -282,6 +297,8 @@ class SimulatedEngine:
                 return self._adopt(effect)
 
     def _encode(self, request_id: RequestId) -> bytes:
+        if whose_prefix(request_id) is not None:
+            return b""
         return encode(self.streams[request_id].ask)
 
     def _drain(self, effect: Drain) -> Drained | DrainRefused:
@@ -291,12 +308,15 @@ class SimulatedEngine:
         return outcome
 
     def _export(self, request_id: RequestId) -> bytes:
+        if whose_prefix(request_id) is not None:
+            return msgspec.msgpack.encode([each.key for each in self.core.prefixes[request_id]])
         return encode(Exported(self.core.export(request_id), self.streams[request_id].digests))
 
     def _note_leaving(self, migration_id: MigrationId, request_id: RequestId) -> None:
         position = self.core.progress(request_id)
         if position is not None:
-            tables = self.cache.tables(request_id)
+            blocks = self.core.prefixes.get(request_id)
+            tables = self.cache.tables(request_id) if blocks is None else [[*blocks]]
             self.leaving[migration_id] = Leaving(tables, position.num_valid_tokens)
 
     def _columns(self, stage: ReserveBlocks | CopyBlocks) -> Columns:
@@ -308,9 +328,8 @@ class SimulatedEngine:
         columns = self._columns(effect)
 
         def extend() -> Reason | None:
-            return self.core.reserve_columns(
-                effect.migration_id, columns, needs_slot=effect.is_last
-            )
+            needs_slot = effect.is_last and whose_prefix(effect.request_id) is None
+            return self.core.reserve_columns(effect.migration_id, columns, needs_slot=needs_slot)
 
         return outcomes.reserved(self.core, effect, extend, self._expect)
 
@@ -325,10 +344,17 @@ class SimulatedEngine:
 
     def _adopt(self, effect: Adopt) -> Adopted | AdoptFailed:
         prepared = self.prepared.pop(effect.migration_id, None)
+        if whose_prefix(effect.request_id) is not None:
+            self._enter_prefix(effect)
+            return Adopted()
         if prepared is None or prepared.ask is None:
             return AdoptFailed(Reason.UNSUPPORTED)
         ask = prepared.ask
         return outcomes.adopt(self.core, effect, lambda: self._take_in(effect, ask))
+
+    def _enter_prefix(self, effect: Adopt) -> None:
+        contents = msgspec.msgpack.decode(effect.state, type=list[Content])
+        self.core.enter_prefix(effect.migration_id, contents)
 
     def _take_in(self, effect: Adopt, ask: Ask) -> None:
         exported = msgspec.msgpack.decode(effect.state, type=Exported)

@@ -16,6 +16,8 @@ from fault_simulation.virtual.settings import (
     BALANCE_SHARE,
     BY_PREFIX,
     BY_PREFIX_SHARE,
+    COPYING,
+    COPYING_SHARE,
     ENGINE,
     GROWTH_STEPS,
     LATE_SHARE,
@@ -124,6 +126,8 @@ _CLEARED = replace(_FULL, clears_new_blocks=True)
 
 FULL = EngineKind("full attention", (_FULL,), has_prefix_cache=False)
 
+CACHED = EngineKind("full attention with a prefix cache", (_FULL,))
+
 WINDOW = EngineKind("a window", (SimulatedGroup(2, window=9), _FULL), num_blocks=72)
 
 CHUNK = EngineKind("a chunk", (_FULL, SimulatedGroup(4, chunk=10)), num_blocks=58)
@@ -153,9 +157,9 @@ SNAPSHOTS = EngineKind(
 )
 """A state is kept at the end of each of its blocks, for the prefix cache."""
 
-KINDS = (FULL, WINDOW, CHUNK, WINDOWS, STATE, SNAPSHOTS)
+KINDS = (FULL, CACHED, WINDOW, CHUNK, WINDOWS, STATE, SNAPSHOTS)
 
-_WEIGHTS = (8, 4, 3, 2, 2, 2)
+_WEIGHTS = (6, 4, 3, 3, 2, 2, 2)
 
 
 def kind_of(seed: int) -> EngineKind:
@@ -168,6 +172,8 @@ def policy_of(seed: int, kind: EngineKind) -> PolicyConfig:
     rng = Random(f"policy of {seed}")
     is_by_prefix = rng.random() < BY_PREFIX_SHARE
     policy = BY_PREFIX if kind.has_prefix_cache and is_by_prefix else POLICY
+    if kind is CACHED and (is_by_prefix or rng.random() < COPYING_SHARE):
+        policy = COPYING
     if rng.random() < LATE_SHARE:
         policy = replace(
             policy,

@@ -4,12 +4,14 @@ Production code decides: the core counts blocks, as in `engine.emulated.core`. H
 counts is a block of the cache, in all groups of a request.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from fault_simulation.engine.block_pool import Block
+from fault_simulation.engine.block_pool import Block, Content
 from fault_simulation.engine.kv_cache import KvCache
 from fault_simulation.virtual.settings import STEP_TIME
-from sterna.engine.emulated.core import EmulatedCore
+from sterna.engine.drains import position_of_prefix
+from sterna.engine.emulated.core import EmulatedCore, KeptPrefix
 from sterna.engine.emulated.requests import EmulatedRequest, RequestState
 from sterna.engine.emulated.steps import Step, Token
 from sterna.engine.kv_columns import Columns, Held
@@ -18,17 +20,24 @@ from sterna.types import MigrationId, RequestId
 
 
 class GroupedCore(EmulatedCore):
-    """One engine."""
+    """One engine.
+
+    Attributes:
+        prefixes: the blocks of those that move from here.
+    """
 
     def __init__(self, cache: KvCache) -> None:
         super().__init__(cache.kind.config, STEP_TIME)
         self._cache = cache
         self._held: dict[MigrationId, Held[Block]] = {}
+        self.prefixes: dict[RequestId, list[Block]] = {}
 
     # -------------------------------------------------------------------------------- position
 
     def progress(self, request_id: RequestId) -> RequestPosition | None:
         """As the core of an engine with one group, in units."""
+        if (prefix := self.prefixes.get(request_id)) is not None:
+            return position_of_prefix(len(prefix), self._config.block_size)
         position = super().progress(request_id)
         if position is None:
             return None
@@ -77,6 +86,44 @@ class GroupedCore(EmulatedCore):
     def _free(self, request: EmulatedRequest) -> None:
         super()._free(request)
         self._cache.release(request.request_id)
+
+    # -------------------------------------------------------------------------------- prefixes
+
+    def keep_prefix(
+        self, prefix_id: RequestId, block_hashes: Sequence[int], first_block: int
+    ) -> None:
+        """As the core of an engine whose blocks are not shared: those that a request holds are not
+        found."""
+        if not self._cache.moves_prefixes:
+            return
+        blocks = self._cache.find_prefix(block_hashes[first_block:])
+        if blocks:
+            self._num_free_blocks -= len(blocks)
+            self.prefixes[prefix_id] = self.take_prefix(blocks)
+            self._kept[prefix_id] = KeptPrefix([], len(blocks))
+
+    def take_prefix(self, blocks: list[Block]) -> list[Block]:
+        """Take the blocks of a prefix that is to move."""
+        for each in blocks:
+            self._cache.pool.take(each)
+        return blocks
+
+    def release(self, request_id: RequestId) -> None:
+        """Free the drained request or the prefix."""
+        blocks = self.prefixes.pop(request_id, None)
+        if blocks is None:
+            super().release(request_id)
+            return
+        del self._kept[request_id]
+        self._num_free_blocks += len(blocks)
+        self._cache.pool.free_blocks(reversed(blocks))
+
+    def enter_prefix(self, migration_id: MigrationId, contents: Sequence[Content]) -> None:
+        """Enter the reserved blocks into the prefix cache, with these contents, and free all."""
+        held = self._held[migration_id]
+        for place, content in enumerate(contents):
+            self._cache.pool.enter(held[0][place], content)
+        self.free_reservation(migration_id)
 
     # ----------------------------------------------------------------------------- destination
 

@@ -17,7 +17,7 @@ from fault_simulation.engine.engine_kinds import EngineKind, SimulatedGroup
 from fault_simulation.oracle.ledger import request_of
 from fault_simulation.oracle.token_oracle import EMPTY, Ask, Stream
 from sterna.engine.kv_columns import Held, KvColumns
-from sterna.types import CacheLayout, RequestId, packed
+from sterna.types import CacheLayout, RequestId, cache_key, packed
 
 NUM_BEGINNINGS = 3
 """Of prompts; each request has one of them."""
@@ -248,6 +248,24 @@ class KvCache(KvColumns[Block]):
                 table.append(block)
                 found.append(block)
             rows.tables[number] = table
+        return found
+
+    @property
+    def moves_prefixes(self) -> bool:
+        """Whether prefixes move without a request, as between vLLM's engines with one group."""
+        has_one = len(self.kind.groups) == 1 and self.kind.groups[0].keeps_all
+        return has_one and self.kind.has_prefix_cache
+
+    def find_prefix(self, hashes: Iterable[int]) -> list[Block]:
+        """The blocks of the prefix cache for the first ones of these hashes."""
+        by_key = {key_of(content): content for content in self.pool.cached}
+        found = []
+        for each in hashes:
+            content = by_key.get(cache_key(each, 0))
+            block = None if content is None else self.pool.find(content)
+            if block is None:
+                break
+            found.append(block)
         return found
 
     def keys(self) -> set[int]:

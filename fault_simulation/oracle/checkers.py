@@ -157,7 +157,7 @@ class Checkers:
         self._instances[instance.name] = instance
         core, cache = instance.engine.core, instance.engine.cache
         steppable: set[RequestId] = set()
-        num_blocks = cache.num_free + core.num_reserved_blocks
+        num_blocks = cache.num_free + core.num_reserved_blocks + core.num_kept_blocks
         if instance.may_act:
             requests = core.requests()
             self._forget_what_left(instance, requests)

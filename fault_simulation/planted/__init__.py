@@ -88,6 +88,8 @@ from fault_simulation.planted.migrations import (
     TellsOfALastStage,
 )
 from fault_simulation.planted.prefixes import (
+    EntersPrefixesUnderOtherKeys,
+    KeepsAbortedPrefixes,
     RemembersTheDead,
     ReportsEverythingOnce,
     ReportsNoEviction,
@@ -204,5 +206,7 @@ MISTAKES = (
     Mistake(
         "the scheduler remembers the prefix cache of the dead", Cores(scheduler=RemembersTheDead)
     ),
+    _of_engines("a copied prefix is entered one block off", EntersPrefixesUnderOtherKeys),
+    _on_instances("a prefix whose copy was given up stays held", KeepsAbortedPrefixes),
 )
 """All of them."""

@@ -1,17 +1,22 @@
 """Mistakes in what instances report of their prefix caches, and in what is made of it."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from fault_simulation.engine.block_pool import Block
+import msgspec
+
+from fault_simulation.engine.block_pool import Block, Content
 from fault_simulation.engine.engine import SimulatedEngine
 from fault_simulation.engine.kv_cache import KvCache
 from sterna.engine.cache_changes import CacheChanges
 from sterna.engine.kv_columns import Held
 from sterna.instance.cache_contents import CacheContents
-from sterna.instance.core import InstanceCore
+from sterna.instance.core import InstanceCore, InstanceEffect
+from sterna.instance.llumlet import LlumletEffect
+from sterna.migration.messages import Adopt, Ended, Release
 from sterna.scheduler.core import SchedulerCore
 from sterna.scheduler.prefix_index import PrefixIndex
-from sterna.types import CacheLayout, InstanceId, RequestId
+from sterna.types import CacheLayout, InstanceId, RequestId, whose_prefix
 
 
 class _OwesNothing(CacheContents):
@@ -59,3 +64,31 @@ class RemembersTheDead(SchedulerCore):
 
     def _new_index(self) -> PrefixIndex:
         return _RemembersTheDead()
+
+
+class EntersPrefixesUnderOtherKeys(SimulatedEngine):
+    """Enters a copied prefix into the cache one block off."""
+
+    def _enter_prefix(self, effect: Adopt) -> None:
+        contents = msgspec.msgpack.decode(effect.state, type=list[Content])
+        self.core.enter_prefix(effect.migration_id, [*contents[1:], *contents[:1]])
+
+
+class KeepsAbortedPrefixes(InstanceCore):
+    """Does not free the blocks of a prefix whose migration was given up."""
+
+    def _on_llumlet(self, effects: Iterable[LlumletEffect], now_s: float) -> list[InstanceEffect]:
+        wanted = [*effects]
+        is_aborted = any(isinstance(each, Ended) and each.aborted is not None for each in wanted)
+        return super()._on_llumlet(
+            [
+                each
+                for each in wanted
+                if not (
+                    is_aborted
+                    and isinstance(each, Release)
+                    and whose_prefix(each.request_id) is not None
+                )
+            ],
+            now_s,
+        )

@@ -39,6 +39,7 @@ from sterna.migration.messages import (
     Ended,
     FreeReservation,
     Inspect,
+    KeepPrefix,
     Outcome,
     Release,
     ReserveBlocks,
@@ -47,7 +48,14 @@ from sterna.migration.messages import (
     StopCopying,
 )
 from sterna.migration.source import SourceState
-from sterna.types import FrontendId, InstanceId, InstanceView, MigrationId, RequestId
+from sterna.types import (
+    FrontendId,
+    InstanceId,
+    InstanceView,
+    MigrationId,
+    RequestId,
+    whose_prefix,
+)
 
 LAST_STAGE = (SourceState.DRAINING, SourceState.COMMITTING)
 
@@ -168,6 +176,9 @@ class InstanceProcess(Actor):
         match effect:
             case Send(peer, message):
                 self.send(self.core.address_of(peer), MigrationMessage(self.instance_id, message))
+            case KeepPrefix():
+                self.world.counts["prefix to be copied"] += 1
+                engine.keep_prefix(effect)
             case CopyBlocks():
                 self.world.copies.begin(self, self.engine, effect)
             case StopCopying(migration_id):
@@ -184,6 +195,8 @@ class InstanceProcess(Actor):
             case Ended(migration_id):
                 engine.forget_migration(migration_id)
             case Inspect() | Drain() | ReserveBlocks() | FreeReservation() | Adopt():
+                if isinstance(effect, Adopt) and whose_prefix(effect.request_id) is not None:
+                    self.world.counts["prefix copied"] += 1
                 engine.carry_out(effect)
 
     def on_effect_done(self, migration_id: MigrationId, outcome: Outcome) -> None:

@@ -54,6 +54,13 @@ POLICY: PolicyConfig = replace(
 BY_PREFIX: PolicyConfig = replace(POLICY, dispatch=Soonest())
 """Dispatches by what the instances report of their prefix caches."""
 
+COPYING: PolicyConfig = replace(POLICY, dispatch=Soonest(copy_token_cost=0.0, copy_start_cost=0.5))
+"""Besides, prefixes are copied almost always where another instance has more of them."""
+
+COPYING_SHARE = 0.5
+"""Of the seeds whose engines have full attention and a prefix cache: those with that policy,
+besides those that would dispatch by prefixes alone."""
+
 BY_PREFIX_SHARE = 0.4
 """Of the seeds whose engines have a prefix cache: those with that policy."""
 

@@ -44,6 +44,8 @@ QUICK = {
     "evictions from the prefix cache are not reported": "too many",
     "adopted blocks in the prefix cache are not reported": "lacks",
     "the scheduler remembers the prefix cache of the dead": "knows the prefix caches of",
+    "a copied prefix is entered one block off": "wrong KV in group",
+    "a prefix whose copy was given up stays held": "still has requests [], 0 reservations",
 }
 """What is found within NUM_SEEDS_QUICK seeds, and what is said of it."""
 

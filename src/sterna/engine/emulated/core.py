@@ -40,7 +40,7 @@ class _Reservation:
 
 
 @dataclass(slots=True)
-class _KeptPrefix:
+class KeptPrefix:
     """Blocks of a prefix that moves alone.
 
     Attributes:
@@ -72,7 +72,7 @@ class EmulatedCore:
         self._waiting: list[EmulatedRequest] = []
         self._drained: dict[RequestId, EmulatedRequest] = {}
         self._reservations: dict[MigrationId, _Reservation] = {}
-        self._kept: dict[RequestId, _KeptPrefix] = {}
+        self._kept: dict[RequestId, KeptPrefix] = {}
         self._num_free_blocks = config.num_blocks
         self._prefixes = PrefixCache(recorder)
         self._num_preemptions = 0
@@ -94,6 +94,11 @@ class EmulatedCore:
     def num_reserved_blocks(self) -> int:
         """Blocks held for incoming migrations."""
         return sum(each.num_blocks for each in self._reservations.values())
+
+    @property
+    def num_kept_blocks(self) -> int:
+        """Blocks that no request held until they were kept for a prefix that moves from here."""
+        return sum(each.num_idle_blocks for each in self._kept.values())
 
     @property
     def kept_blocks(self) -> Iterable[CachedBlock]:
@@ -172,8 +177,7 @@ class EmulatedCore:
     def _num_owned_blocks(self) -> int:
         """Blocks that belong to migrations: those that are reserved, and those that were free until
         a prefix was to move."""
-        num_kept = sum(each.num_idle_blocks for each in self._kept.values())
-        return self.num_reserved_blocks + num_kept
+        return self.num_reserved_blocks + self.num_kept_blocks
 
     def _view(self, request: EmulatedRequest, status: RequestStatus) -> RequestView:
         is_awaiting = status is RequestStatus.QUEUING or request.is_prefilling
@@ -552,7 +556,7 @@ class EmulatedCore:
         if blocks:
             num_idle_blocks = self._prefixes.use(blocks)
             self._num_free_blocks -= num_idle_blocks
-            self._kept[prefix_id] = _KeptPrefix(blocks, num_idle_blocks)
+            self._kept[prefix_id] = KeptPrefix(blocks, num_idle_blocks)
 
     def kept_hashes(self, prefix_id: RequestId) -> list[int]:
         """The hashes of the kept blocks, in order: what the destination must know."""
