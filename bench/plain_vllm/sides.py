@@ -4,21 +4,24 @@ All have the same model and the same options of vLLM, so that each replica has t
 """
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.serving.measured import Server, started
 from sterna.errors import ConfigurationError
 
+NUM = "NUM"
+"""Stands for the number of replicas in a side's options."""
+
 ENGINE_OPTIONS = (
     *("--served-model-name", "small", "--max-model-len", "2048", "--block-size", "32"),
     *("--max-num-batched-tokens", "512", "--max-num-seqs", "32"),
     *("--kv-cache-memory-bytes", "64M"),
 )
-"""Options of vLLM. The memory is that of about 2,900 tokens of the small model in 16 bits: less
-would hold no request of the largest length, and with more none would ever be preempted."""
+"""Options of vLLM. The memory is that of about 2,900 tokens of the small model in 16 bits, for one
+request of the largest length and some short ones."""
 
 STERNA, STERNA_AS_VLLM = "sterna", "sterna, vllm-dp"
 VLLM, VLLM_LEAN = "vllm", "vllm, one thread a rank"
@@ -36,7 +39,7 @@ class Side:
     Attributes:
         says: what it is, for the page.
         program: without the model; None for `sterna serve`.
-        options: beside `ENGINE_OPTIONS`; NUM stands for the number of replicas.
+        options: beside `ENGINE_OPTIONS`.
         environment: beside this process's.
     """
 
@@ -46,24 +49,20 @@ class Side:
     options: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    @contextmanager
-    def started(self, model: Path, num_replicas: int, log: Path) -> Iterator[Server]:
+    def started(self, model: Path, num_replicas: int, log: Path) -> AbstractContextManager[Server]:
         """Run the server for as long as the context lasts.
 
         Raises:
             ConfigurationError: it did not start; the message says why.
         """
         options = [str(num_replicas) if each == NUM else each for each in self.options]
-        with started(
+        return started(
             (str(model), *ENGINE_OPTIONS, *options),
             log,
             program=self.program,
             environment=self.environment,
-        ) as server:
-            yield server
+        )
 
-
-NUM = "NUM"
 
 SIDES: Mapping[str, Side] = {
     each.name: each

@@ -98,15 +98,11 @@ class GroupedCore(EmulatedCore):
             return
         blocks = self._cache.find_prefix(block_hashes[first_block:])
         if blocks:
+            for each in blocks:
+                self._cache.pool.take(each)
             self._num_free_blocks -= len(blocks)
-            self.prefixes[prefix_id] = self.take_prefix(blocks)
+            self.prefixes[prefix_id] = blocks
             self._kept[prefix_id] = KeptPrefix([], len(blocks))
-
-    def take_prefix(self, blocks: list[Block]) -> list[Block]:
-        """Take the blocks of a prefix that is to move."""
-        for each in blocks:
-            self._cache.pool.take(each)
-        return blocks
 
     def release(self, request_id: RequestId) -> None:
         """Free the drained request or the prefix."""
