@@ -1,4 +1,4 @@
-"""When instances are added and terminated (Section 4.4.3, auto-scaling)."""
+"""Auto-scaling: when instances are added and terminated (Section 4.4.3)."""
 
 import math
 from dataclasses import replace
