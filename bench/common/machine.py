@@ -1,5 +1,6 @@
-"""Load of other programs on the machine during a measurement."""
+"""Load of other programs on the machine during a measurement, and what servers use of it."""
 
+import contextlib
 import time
 
 import psutil
@@ -11,6 +12,7 @@ class ForeignLoad:
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._own_s: dict[psutil.Process, float] = {}
+        self._children: set[psutil.Process] = set()
         self._begun_s = time.monotonic()
         self._begun_busy_s = self._busy_s()
         self.look()
@@ -19,14 +21,18 @@ class ForeignLoad:
     def look(self) -> None:
         """Record the time that this process and its descendants have used so far.
 
-        The use of a descendant between the last look and its end counts as that of others.
+        The use of a descendant between the last look and its end counts as that of others, except
+        for a program that this process has started and waited for.
         """
-        for process in [self._process, *self._process.children(recursive=True)]:
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            self._own_s[process] = times.user + times.system
+        self._own_s[self._process] = sum(self._process.cpu_times()[:4])
+        children = set(self._process.children())
+        for process in self._children - children:
+            # It is in the time of this process's children now.
+            self._own_s.pop(process, None)
+        self._children = children
+        for process in self._process.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._own_s[process] = sum(process.cpu_times()[:2])
 
     def cores(self) -> float:
         """Return the number of cores that others kept busy since the creation, on average."""
@@ -40,3 +46,25 @@ class ForeignLoad:
     def _busy_s() -> float:
         times = psutil.cpu_times()
         return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
+
+
+def descendants_cpu_s() -> float:
+    """Processor time of all processes that this one has started, and of theirs, so far.
+
+    Of those that have ended, only what a process waited for that still runs counts.
+    """
+    used_s = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            used_s += sum(process.cpu_times()[:4])
+    return used_s
+
+
+def descendants_memory_bytes() -> int:
+    """Memory of all processes that this one has started, and of theirs; pages that several of them
+    share count once (PSS)."""
+    num_bytes = 0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            num_bytes += process.memory_full_info().pss
+    return num_bytes

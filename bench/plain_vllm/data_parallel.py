@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.common import results_io
 from bench.common.command import end_like_ctrl_c, ended
 from bench.common.tables import Row, rounded, statistic
-from bench.plain_vllm import report
+from bench.plain_vllm import data_parallel_report as report
 from bench.plain_vllm.sides import SIDES, Side, side
 from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
 from bench.serving.measured import LOGS, Measured, Notes

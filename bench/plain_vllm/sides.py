@@ -26,7 +26,7 @@ request of the largest length and some short ones."""
 STERNA, STERNA_AS_VLLM = "sterna", "sterna, vllm-dp"
 VLLM, VLLM_LEAN = "vllm", "vllm, one thread a rank"
 
-VLLM_PROGRAM = (sys.executable, "-m", "bench.plain_vllm.vllm_serve", "serve")
+VLLM_PROGRAM = (sys.executable, "-m", "bench.plain_vllm.vllm_command", "serve")
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """The threads that `sterna serve` gives each instance on CPU."""

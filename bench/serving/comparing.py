@@ -110,6 +110,7 @@ def rows_in_rounds(
     options: argparse.Namespace,
     measure: Callable[[list[Row], Path], None],
     markdown: Callable[[Sequence[Row]], str],
+    page: Path = PAGE,
 ) -> None:
     """Measure as the options of `add_round_options` say, print the report, and write the page.
 
@@ -131,7 +132,7 @@ def rows_in_rounds(
     text = markdown(rows)
     print(text)
     if folder == results_io.RESULTS:
-        write_marked(PAGE, f"sterna bench {name.replace('_', '-')}", text)
+        write_marked(page, f"sterna bench {name.replace('_', '-')}", text)
 
 
 def _kept_rows(name: str, folder: Path) -> list[Row]:

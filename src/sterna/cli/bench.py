@@ -28,6 +28,10 @@ BENCHMARKS = {
         "bench.paced",
         "policies on real engines whose steps take the time of measured hardware",
     ),
+    "overhead": (
+        "bench.plain_vllm.overhead",
+        "one instance of Sterna's beside plain `vllm serve`",
+    ),
     "data-parallel": (
         "bench.plain_vllm.data_parallel",
         "replicas of Sterna's beside those of vLLM's own data parallelism",

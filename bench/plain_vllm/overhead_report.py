@@ -1,0 +1,214 @@
+"""The results of `sterna bench overhead`: tables, a summary and goals. Pure, from rows alone."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from bench.common.pages import Goal, goal_list
+from bench.common.tables import Row, markdown_table, number, rounded
+from bench.plain_vllm.sides import STERNA, VLLM
+
+NUM_RESAMPLES = 2_000
+
+LEAST_THROUGHPUT, LEAST_BUSY_THROUGHPUT = 0.99, 0.95
+MOST_TTFT_MS, MOST_TPOT, MOST_IDLE_CORES = 2.0, 1.01, 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Middle:
+    """A median over pairs of runs, with the bounds of its 90 % interval (bootstrap)."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Middle":
+        """Of at least one value; a single one has no interval."""
+        ordered = np.array(values)
+        if len(values) < 2:
+            return cls(values[0], math.nan, math.nan)
+        draws = np.random.default_rng(0).integers(len(values), size=(NUM_RESAMPLES, len(values)))
+        low, high = np.percentile(np.median(ordered[draws], axis=1), (5, 95))
+        return cls(float(np.median(ordered)), float(low), float(high))
+
+    def text(self, digits: int) -> str:
+        """With so many digits behind the point."""
+        if math.isnan(self.low):
+            return f"{self.median:.{digits}f}"
+        return f"{self.median:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """Sterna against plain vLLM, over all loads for which there is a pair of runs.
+
+    `throughput_ratio` is that of output tokens a second on saturated servers, `ttft_added_ms` and
+    `tpot_ratio` are those of means at half the rate; each is the mean of the medians of its loads.
+    """
+    found: dict[str, list[float]] = {}
+    for row in _first_rows(rows):
+        compared = _compared(rows, row["mode"], row["load"])
+        if compared is None:
+            continue
+        if row["with_busy_core"]:
+            found.setdefault("busy_throughput_ratio", []).append(compared["throughput"].median)
+        elif row["is_saturated"]:
+            found.setdefault("throughput_ratio", []).append(compared["throughput"].median)
+        else:
+            found.setdefault("ttft_added_ms", []).append(compared["ttft"].median)
+            found.setdefault("tpot_ratio", []).append(compared["tpot"].median)
+    means = {name: rounded(sum(values) / len(values)) for name, values in found.items()}
+    idle = _of_idle(rows, STERNA, "idle_cores")
+    return {**means, "idle_cores": rounded(idle), "goals": [asdict(each) for each in goals(rows)]}
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """All tables."""
+    num_rounds = len({row["seed"] for row in rows})
+    parts = [
+        f"Medians over {num_rounds} pairs of runs, with 90 % intervals; times and tokens in the "
+        "table are those of vLLM, then of Sterna:"
+    ]
+    header = (
+        *("load", "tokens/s", "ratio", "TTFT mean [ms]", "added [ms]", "TPOT mean [ms]", "ratio"),
+        *("processor time a token [ms]", "ratio"),
+    )
+    lines = []
+    for row in _first_rows(rows):
+        mode, load = row["mode"], row["load"]
+        compared = _compared(rows, mode, load)
+        if compared is None:
+            continue
+        both = [
+            " / ".join(number(_median(rows, mode, load, side, value)) for side in (VLLM, STERNA))
+            for value in (_throughput, _ttft, _tpot, _cpu)
+        ]
+        ratios = [
+            compared["throughput"].text(3),
+            compared["ttft"].text(1),
+            compared["tpot"].text(3),
+            compared["cpu"].text(2),
+        ]
+        cells = [each for pair in zip(both, ratios, strict=True) for each in pair]
+        lines.append([f"{mode}, {load}", *cells])
+    parts.append(markdown_table(header, lines))
+    parts.append("A server without requests, and the time until it answers:")
+    idle_lines = [
+        [
+            side,
+            number(60 * _of_idle(rows, side, "idle_cores")),
+            number(_of_idle(rows, side, "memory_bytes") / 2**20),
+            *(number(_of_idle(rows, side, "start_s", mode)) for mode in _modes(rows)),
+        ]
+        for side in (VLLM, STERNA)
+    ]
+    starts = [f"start, {mode} [s]" for mode in _modes(rows)]
+    header = ("server", "processor time a minute [s]", "memory [MiB]", *starts)
+    parts.append(markdown_table(header, idle_lines))
+    parts.append(goal_list([asdict(each) for each in goals(rows)]))
+    return "\n\n".join(parts)
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    """What Sterna may cost at most, for each load, and idle."""
+    found = []
+    for row in _first_rows(rows):
+        compared = _compared(rows, row["mode"], row["load"])
+        if compared is None:
+            continue
+        name = f"{row['mode']}, {row['load']}"
+        if row["is_saturated"]:
+            least = LEAST_BUSY_THROUGHPUT if row["with_busy_core"] else LEAST_THROUGHPUT
+            ratio = compared["throughput"]
+            found.append(
+                Goal(
+                    f"{name}: throughput", f"at least {least:g}", ratio.text(3),
+                    ratio.median >= least,
+                )
+            )  # fmt: skip
+        else:
+            added, tpot = compared["ttft"], compared["tpot"]
+            most = f"at most {MOST_TTFT_MS:g} ms"
+            is_reached = added.median <= MOST_TTFT_MS
+            found.append(Goal(f"{name}: added to TTFT", most, f"{added.text(1)} ms", is_reached))
+            most, is_reached = f"at most {MOST_TPOT:g}", tpot.median <= MOST_TPOT
+            found.append(Goal(f"{name}: TPOT", most, tpot.text(3), is_reached))
+    idle = _of_idle(rows, STERNA, "idle_cores")
+    if not math.isnan(idle):
+        most = f"at most {100 * MOST_IDLE_CORES:g} % of a core"
+        found.append(Goal("idle", most, f"{100 * idle:.1f} %", idle <= MOST_IDLE_CORES))
+    return found
+
+
+def _first_rows(rows: Sequence[Row]) -> list[Row]:
+    """A row for each mode and load, in the order of their first runs."""
+    first: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        if "tokens_per_s" in row:
+            first.setdefault((row["mode"], row["load"]), row)
+    return list(first.values())
+
+
+def _modes(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["mode"] for row in rows))
+
+
+def _throughput(row: Row) -> float:
+    return float(row["tokens_per_s"])
+
+
+def _ttft(row: Row) -> float:
+    return float(row["ttft_mean_ms"])
+
+
+def _tpot(row: Row) -> float:
+    return float(row["tpot_mean_ms"])
+
+
+def _cpu(row: Row) -> float:
+    """Processor time of all of the server's processes for a token, in ms."""
+    return 1_000 * float(row["server_cpu_s"]) / (row["tokens_per_s"] * row["duration_s"])
+
+
+def _compared(rows: Sequence[Row], mode: str, load: str) -> dict[str, Middle] | None:
+    by_side: dict[str, dict[int, Row]] = {VLLM: {}, STERNA: {}}
+    for row in rows:
+        if row["mode"] == mode and row["load"] == load:
+            by_side[row["side"]][row["seed"]] = row
+    seeds = sorted(by_side[VLLM].keys() & by_side[STERNA].keys())
+    if not seeds:
+        return None
+    pairs = [(by_side[VLLM][seed], by_side[STERNA][seed]) for seed in seeds]
+
+    def ratio(value: Callable[[Row], float]) -> Middle:
+        return Middle.of([value(ours) / value(theirs) for theirs, ours in pairs])
+
+    return {
+        "throughput": ratio(_throughput),
+        "ttft": Middle.of([_ttft(ours) - _ttft(theirs) for theirs, ours in pairs]),
+        "tpot": ratio(_tpot),
+        "cpu": ratio(_cpu),
+    }
+
+
+def _median(
+    rows: Sequence[Row], mode: str, load: str, side: str, value: Callable[[Row], float]
+) -> float:
+    values = [
+        value(row)
+        for row in rows
+        if row["mode"] == mode and row["load"] == load and row["side"] == side
+    ]
+    return float(np.median(values)) if values else math.nan
+
+
+def _of_idle(rows: Sequence[Row], side: str, name: str, mode: str | None = None) -> float:
+    values = [
+        row[name]
+        for row in rows
+        if row["side"] == side and name in row and mode in (None, row["mode"])
+    ]
+    return float(np.median(values)) if values else math.nan

@@ -1,0 +1,117 @@
+"""The comparison with plain `vllm serve`: its report, and a run of few requests."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from bench.common.results_io import ROOT
+from bench.plain_vllm import overhead_report as report
+from bench.plain_vllm.sides import STERNA, VLLM
+from bench.serving.comparing import QUICK_FOLDER
+
+COMMAND = [sys.executable, "-m", "bench.plain_vllm.overhead"]
+
+SATURATED, BUSY, HALF = "saturated", "saturated, a core busy", "half the rate"
+
+
+def row(
+    side: str, seed: int, load: str, *, tokens_per_s: float = 100.0, ttft: float = 50.0,
+    tpot: float = 30.0,
+) -> dict[str, Any]:  # fmt: skip
+    return {
+        "mode": "eager",
+        "side": side,
+        "seed": seed,
+        "load": load,
+        "is_saturated": load != HALF,
+        "with_busy_core": load == BUSY,
+        "tokens_per_s": tokens_per_s,
+        "duration_s": 10.0,
+        "server_cpu_s": 20.0,
+        "ttft_mean_ms": ttft,
+        "tpot_mean_ms": tpot,
+    }
+
+
+def idle(side: str, cores: float) -> dict[str, Any]:
+    return {
+        **{"mode": "eager", "side": side, "seed": 1, "load": "idle", "start_s": 20.0},
+        **{"idle_cores": cores, "memory_bytes": 2**30},
+    }
+
+
+ROWS = [
+    # Ratios of 0.9, 1.0 and 0.98 in three pairs: the median is 0.98.
+    *(row(VLLM, 1, SATURATED), row(STERNA, 1, SATURATED, tokens_per_s=90.0)),
+    *(row(VLLM, 2, SATURATED), row(STERNA, 2, SATURATED)),
+    *(row(VLLM, 3, SATURATED, tokens_per_s=50.0), row(STERNA, 3, SATURATED, tokens_per_s=49.0)),
+    *(row(VLLM, 1, BUSY), row(STERNA, 1, BUSY, tokens_per_s=96.0)),
+    *(row(VLLM, 1, HALF), row(STERNA, 1, HALF, ttft=51.5, tpot=33.0)),
+    # Without its counterpart.
+    row(VLLM, 2, HALF),
+    *(idle(VLLM, 0.2), idle(STERNA, 0.02)),
+]
+
+
+def test_the_summary_has_medians_over_pairs() -> None:
+    found = report.summary(ROWS)
+    goals = found.pop("goals")
+    assert found == pytest.approx(
+        {
+            "throughput_ratio": 0.98,
+            "busy_throughput_ratio": 0.96,
+            "ttft_added_ms": 1.5,
+            "tpot_ratio": 1.1,
+            "idle_cores": 0.02,
+        }
+    )
+    assert {each["name"]: each["is_reached"] for each in goals} == {
+        f"eager, {SATURATED}: throughput": False,
+        f"eager, {BUSY}: throughput": True,
+        f"eager, {HALF}: added to TTFT": True,
+        f"eager, {HALF}: TPOT": False,
+        "idle": True,
+    }
+
+
+def test_the_tables_have_both_servers_and_their_ratios() -> None:
+    text = report.markdown(ROWS)
+    # 20 s for 1,000 tokens and for 900.
+    assert (
+        f"| eager, {SATURATED} | 100 / 90.0 | 0.980 [0.900, 1.000] | 50.0 / 50.0 "
+        "| 0.0 [0.0, 0.0] | 30.0 / 30.0 | 1.000 [1.000, 1.000] | 20.0 / 22.2 |" in text
+    )
+    assert f"| {VLLM} | 12.0 | 1,024 | 20.0 |" in text
+    assert f"| {STERNA} | 1.20 | 1,024 | 20.0 |" in text
+
+
+def test_a_first_server_alone_has_no_summary_of_pairs() -> None:
+    found = report.summary([row(STERNA, 1, SATURATED), idle(STERNA, 0.1)])
+    assert "throughput_ratio" not in found
+
+
+def test_what_does_not_exist_is_refused() -> None:
+    done = subprocess.run(
+        [*COMMAND, "--modes", "paprika"], cwd=ROOT, capture_output=True, text=True, check=False,
+        timeout=60,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "paprika" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_quick_run_has_pairs_of_rows() -> None:
+    done = subprocess.run(
+        [*COMMAND, "--quick", "--rounds", "1", "--modes", "eager"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=1800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads((QUICK_FOLDER / "overhead.json").read_text())
+    assert {"throughput_ratio", "ttft_added_ms", "tpot_ratio"} < document["summary"].keys()
+    loads = [each for each in document["rows"] if each["load"] != "idle"]
+    assert [each["side"] for each in loads] == [STERNA, STERNA, VLLM, VLLM]
+    assert all(each["failed"] == 0 for each in loads)
+    assert all(each["n"] == 4 and each["server_cpu_s"] > 0 for each in loads)
