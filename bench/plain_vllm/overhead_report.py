@@ -36,7 +36,7 @@ class Middle:
         return cls(float(np.median(ordered)), float(low), float(high))
 
     def text(self, digits: int) -> str:
-        """With so many digits behind the point."""
+        """With this number of digits behind the point."""
         if math.isnan(self.low):
             return f"{self.median:.{digits}f}"
         return f"{self.median:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
