@@ -43,7 +43,7 @@ def full(instance_id: str) -> Candidate:
 
 def test_without_headrooms_nothing_changes() -> None:
     candidates = (idle("i0"), full("i1"))
-    assert shared(candidates) == candidates
+    assert tuple(shared(candidates)) == candidates
 
 
 def test_one_of_many_instances_gives_its_whole_headroom() -> None:

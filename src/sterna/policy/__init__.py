@@ -1,11 +1,11 @@
 """The scheduling policy (Section 4.4): pure functions over views and loads. Pure.
 
 `virtual_usage` and `headroom` say how loaded an instance is, `dispatch` where a new request goes
-(`prefix_dispatch`: by prefix caches), `pairing` between which instances requests move, `selection`
-which request moves, `scaling` how many instances there should be. `own` is the base of classes that
-decide in place of these.
+(`prefix_dispatch`: by prefix caches; `candidate_table` has what it compares), `pairing` between
+which instances requests move, `selection` which request moves, `scaling` how many instances there
+should be. `own` is the base of classes that decide in place of these.
 
-Offers: dispatch, headroom, load_report, own, pairing, prefix_dispatch, presets, scaling, selection,
-virtual_usage.
+Offers: candidate_table, dispatch, headroom, load_report, own, pairing, prefix_dispatch, presets,
+scaling, selection, virtual_usage.
 Imports: config, errors, types.
 """

@@ -6,6 +6,12 @@ from typing import assert_never
 
 from sterna.config import DispatchRule, OwnDecisions, PolicyConfig, Soonest
 from sterna.errors import ConfigurationError
+from sterna.policy.candidate_table import (
+    FREENESS,
+    IS_TERMINATING,
+    CandidateTable,
+    as_table,
+)
 from sterna.policy.prefix_dispatch import choose_by_prefix
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId
@@ -19,6 +25,8 @@ def choose(
     A terminating instance is chosen only while no other exists. Ties go to the instance with
     fewer requests, then to the smaller id.
     """
+    if isinstance(policy.dispatch, Soonest) and policy.own is None:
+        return _soonest(request, as_table(candidates), policy)
     every = tuple(candidates)
     staying = [each for each in every if not each.load.is_terminating]
     eligible = staying or every
@@ -26,12 +34,8 @@ def choose(
         return None
     if policy.own is not None:
         return _chosen_by_own(request, eligible, policy.own)
-    is_ours = isinstance(policy.dispatch, Soonest)
-    if (is_ours or policy.dispatch is DispatchRule.FREEST) and _has_headroom(request, policy):
+    if policy.dispatch is DispatchRule.FREEST and _has_headroom(request, policy):
         return _for_high_priority(request, eligible, policy).instance_id
-    if is_ours:
-        # Without freeness an instance is the place of high priority, or others wait there already.
-        eligible = [each for each in eligible if each.freeness > 0] or eligible
     if not isinstance(policy.dispatch, DispatchRule):
         return choose_by_prefix(request, eligible, policy.dispatch).instance_id
     match policy.dispatch:
@@ -55,6 +59,24 @@ def choose(
         case _:
             assert_never(policy.dispatch)
     return chosen.instance_id
+
+
+def _soonest(
+    request: NewRequest, candidates: CandidateTable, policy: PolicyConfig
+) -> InstanceId | None:
+    """Sterna's own rule, without a look at single instances."""
+    assert isinstance(policy.dispatch, Soonest)
+    if not len(candidates):
+        return None
+    is_staying = candidates.column(IS_TERMINATING) == 0
+    eligible = candidates.where(is_staying) if is_staying.any() else candidates
+    if _has_headroom(request, policy):
+        return _for_high_priority(request, eligible, policy).instance_id
+    # Without freeness an instance is the place of high priority, or others wait there already.
+    is_free = eligible.column(FREENESS) > 0
+    if is_free.any():
+        eligible = eligible.where(is_free)
+    return choose_by_prefix(request, eligible, policy.dispatch).instance_id
 
 
 def _chosen_by_own(

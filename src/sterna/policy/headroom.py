@@ -21,41 +21,50 @@ which is the variance of the batches over the square of their mean: it grows wit
 while the gain of high-priority requests grows with d itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from math import sqrt
 
+import numpy as np
+
+from sterna.policy.candidate_table import (
+    HEADROOMS_TOKENS,
+    IS_TERMINATING,
+    NORMAL_FREE_TOKENS,
+    TOTAL_TOKENS,
+    CandidateTable,
+    as_table,
+)
 from sterna.policy.virtual_usage import Candidate
 
 MAX_GROWTH = 0.06
 """Growth of the batches in which normal requests run, while high-priority ones run elsewhere."""
 
 
-def shared(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+def shared(candidates: Iterable[Candidate]) -> CandidateTable:
     """The instances, with the share for those that have headrooms.
 
     Terminating instances do not count in the share: they take no requests.
     """
-    hosts = [each for each in candidates if each.headrooms_tokens > 0]
-    if not hosts:
-        return tuple(candidates)
-    share = _share(candidates)
-    return tuple(
-        replace(each, headroom_share=share) if each.headrooms_tokens > 0 else each
-        for each in candidates
-    )
+    table = as_table(candidates)
+    (hosts,) = np.nonzero(table.column(HEADROOMS_TOKENS))
+    if not len(hosts):
+        return table
+    share, rows = _share(table), hosts.tolist()
+    return table.replaced(rows, [replace(table[row], headroom_share=share) for row in rows])
 
 
-def _share(candidates: Sequence[Candidate]) -> float:
-    staying = [each for each in candidates if not each.load.is_terminating]
-    givers = [each for each in staying if each.headrooms_tokens > 0]
-    if not givers:
+def _share(table: CandidateTable) -> float:
+    is_staying = table.column(IS_TERMINATING) == 0
+    has_headroom = table.column(HEADROOMS_TOKENS) > 0
+    gives, receives = is_staying & has_headroom, is_staying & ~has_headroom
+    num_givers, num_staying = int(gives.sum()), int(is_staying.sum())
+    if not num_givers:
         return 1.0
-    others = [each for each in staying if each.headrooms_tokens == 0]
-    headrooms_tokens = sum(each.headrooms_tokens for each in givers)
-    room_tokens = sum(_room_tokens(each) for each in others)
-    total_tokens = sum(each.load.total_tokens for each in givers)
-    bearable_tokens = _bearable_part(len(givers) / len(staying)) * total_tokens
+    headrooms_tokens = float(table.column(HEADROOMS_TOKENS)[gives].sum())
+    room_tokens = float(np.maximum(0.0, table.column(NORMAL_FREE_TOKENS)[receives]).sum())
+    total_tokens = float(table.column(TOTAL_TOKENS)[gives].sum())
+    bearable_tokens = _bearable_part(num_givers / num_staying) * total_tokens
     return min(1.0, bearable_tokens / headrooms_tokens, room_tokens / headrooms_tokens)
 
 
@@ -69,8 +78,3 @@ def _bearable_part(giving: float) -> float:
     """
     growth = sqrt(MAX_GROWTH)
     return growth / (sqrt(giving * (1.0 - giving)) + giving * growth)
-
-
-def _room_tokens(candidate: Candidate) -> float:
-    in_flight_tokens = sum(request.demand_tokens for request in candidate.in_flight)
-    return max(0.0, candidate.load.normal_free_tokens - in_flight_tokens)

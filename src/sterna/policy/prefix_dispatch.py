@@ -8,7 +8,20 @@ less of this, or later.
 from collections.abc import Sequence
 from typing import assert_never
 
+import numpy as np
+
 from sterna.config import Dynamo, LlmD, PrefixDispatch, ProductionStack, Sglang, Soonest
+from sterna.policy.candidate_table import (
+    NUM_DISPATCHED_TOKENS,
+    NUM_REQUESTS,
+    NUM_RUNNING,
+    TOTAL_TOKENS,
+    UNCOMPUTED_PAIRS,
+    UNCOMPUTED_TOKENS,
+    VIRTUAL_LOAD_TOKENS,
+    CandidateTable,
+    as_table,
+)
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId
 
@@ -19,7 +32,7 @@ def choose_by_prefix(
     """The instance for the request among at least one."""
     match rule:
         case Soonest():
-            return _soonest(request, eligible, rule)
+            return _soonest(request, as_table(eligible), rule)
         case LlmD():
             return _sticky_until_saturated(request, eligible, rule)
         case Dynamo():
@@ -41,36 +54,34 @@ def tokens_to_compute(request: NewRequest, candidate: Candidate) -> int:
     return candidate.uncomputed_tokens + request.uncached_tokens(candidate.instance_id)
 
 
-def _soonest(request: NewRequest, eligible: Sequence[Candidate], rule: Soonest) -> Candidate:
-    fewest_tokens = min([each.num_dispatched_tokens for each in eligible])
+def _soonest(request: NewRequest, eligible: CandidateTable, rule: Soonest) -> Candidate:
+    prompt_tokens = request.prompt_tokens
     # What the request adds to a decode step, and with it to the wait of each other request.
     step_cost = rule.request_cost + rule.kv_token_cost * request.demand_tokens
-
-    def cost(candidate: Candidate) -> float:
-        uncached_tokens = request.uncached_tokens(candidate.instance_id)
-        prefill = uncached_tokens + rule.pair_cost * request.uncached_pairs(candidate.instance_id)
-        before = _cost_before(candidate, rule)
-        # What it has computed beyond the others, it has evicted; its oldest contents are so much
-        # younger, and the likelier to be asked for again.
-        excess = (candidate.num_dispatched_tokens - fewest_tokens) / candidate.load.total_tokens
-        eviction = rule.eviction_weight * excess * uncached_tokens
-        num_requests = candidate.num_requests
-        # A headroom counts as if other requests used it: it keeps the steps of its owners short.
-        own_step = (
-            rule.request_cost * num_requests + rule.kv_token_cost * candidate.virtual_load_tokens
-        )
-        # Where prompts queue, others are delayed already, and once more is worse.
-        others = candidate.load.num_running * prefill * (1.0 + before / rule.backlog_tokens)
-        others += rule.horizon_steps * num_requests * step_cost
-        return (
-            before
-            + prefill
-            + eviction
-            + rule.horizon_steps * own_step
-            + rule.others_weight * others
-        )
-
-    return min(eligible, key=lambda each: (cost(each), *each.tie_break))
+    uncached_tokens = prompt_tokens - eligible.spread(request.cached)
+    # As in `pairs_of`.
+    uncached_pairs = uncached_tokens * (2 * prompt_tokens - uncached_tokens)
+    prefill = uncached_tokens + rule.pair_cost * uncached_pairs
+    before = eligible.column(UNCOMPUTED_TOKENS) + rule.pair_cost * eligible.column(UNCOMPUTED_PAIRS)
+    # What an instance has computed beyond the others, it has evicted; its oldest contents are so
+    # much younger, and the likelier to be asked for again.
+    dispatched_tokens = eligible.column(NUM_DISPATCHED_TOKENS)
+    excess = (dispatched_tokens - dispatched_tokens.min()) / eligible.column(TOTAL_TOKENS)
+    eviction = rule.eviction_weight * excess * uncached_tokens
+    num_requests = eligible.column(NUM_REQUESTS)
+    # A headroom counts as if other requests used it: it keeps the steps of its owners short.
+    own_step = rule.request_cost * num_requests
+    own_step = own_step + rule.kv_token_cost * eligible.column(VIRTUAL_LOAD_TOKENS)
+    # Where prompts queue, others are delayed already, and once more is worse.
+    others = eligible.column(NUM_RUNNING) * prefill * (1.0 + before / rule.backlog_tokens)
+    others = others + rule.horizon_steps * num_requests * step_cost
+    cost = before + prefill + eviction + rule.horizon_steps * own_step + rule.others_weight * others
+    (ties,) = np.nonzero(cost == cost.min())
+    if len(ties) == 1:
+        return eligible[int(ties[0])]
+    fewest = num_requests[ties].min()
+    fewest_of_ties: list[int] = ties[num_requests[ties] == fewest].tolist()
+    return min([eligible[row] for row in fewest_of_ties], key=lambda each: each.instance_id)
 
 
 def prefix_to_copy(

@@ -10,7 +10,7 @@ round, even if it has none, since a predecessor may have set one.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -20,6 +20,12 @@ from msgspec import structs
 
 from sterna.config import DispatchRule, PolicyConfig, ScalingConfig
 from sterna.messages.actors import DispatchRequest
+from sterna.policy.candidate_table import (
+    IS_TERMINATING,
+    ROOM_TOKENS,
+    TOTAL_TOKENS,
+    CandidateTable,
+)
 from sterna.policy.dispatch import choose
 from sterna.policy.headroom import shared
 from sterna.policy.pairing import pair
@@ -121,8 +127,11 @@ class GlobalScheduler:
         self._in_flight_lease_s = in_flight_lease_s
         self._next_round_s = now_s + policy.round_interval_s
         self._instances: dict[InstanceId, _InstanceState] = {}
-        # The instances by id; None after one has come or gone.
-        self._order: list[_InstanceState] | None = None
+        # Those that have reported, by id; None after one has come or gone. The last of them have
+        # changed since.
+        self._table: CandidateTable | None = None
+        self._changed: list[_InstanceState] = []
+        self._shared: CandidateTable | None = None
         # A report can arrive after its instance's death is known; ids are never used again.
         self._gone: set[InstanceId] = set()
         self._held: dict[RequestId, DispatchRequest] = {}
@@ -149,17 +158,27 @@ class GlobalScheduler:
         return self._policy.migrates or self._scaling is not None
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
+    def candidates(self) -> CandidateTable:
         """The instances that have reported, as decisions see them, in order of their ids."""
-        if self._order is None:
-            self._order = [instance for _, instance in sorted(self._instances.items())]
-        policy = self._policy
-        candidates = [
-            instance.known or instance.candidate(instance.load, policy)
-            for instance in self._order
-            if instance.load is not None
-        ]
-        return shared(candidates) if policy.shares_headroom else tuple(candidates)
+        if self._table is not None and not self._changed and self._shared is not None:
+            return self._shared
+        if self._table is None:
+            every = [each for _, each in sorted(self._instances.items()) if each.load is not None]
+            for row, instance in enumerate(every):
+                instance.row = row
+            self._table = CandidateTable(each.candidate(self._policy) for each in every)
+        else:
+            for instance in self._changed:
+                self._table.put(instance.row, instance.candidate(self._policy))
+        self._changed.clear()
+        self._shared = shared(self._table) if self._policy.shares_headroom else self._table
+        return self._shared
+
+    def _touch(self, instance: "_InstanceState") -> None:
+        """What is known of the instance has changed."""
+        if instance.known is not None:
+            instance.known = None
+            self._changed.append(instance)
 
     @property
     def destinations(self) -> Mapping[InstanceId, InstanceId]:
@@ -178,12 +197,12 @@ class GlobalScheduler:
         prefix."""
         if request_id in self._copying:
             return True
-        return self._policy.binds_late and request_id in self._held and bool(self.candidates)
+        return self._policy.binds_late and request_id in self._held and len(self.candidates) > 0
 
     def waiting(self) -> dict[RequestId, FrontendId]:
         """All requests of which that holds, with their front ends."""
         waiting = {name: each.request.frontend_id for name, each in self._copying.items()}
-        if self._policy.binds_late and self._held and self.candidates:
+        if self._policy.binds_late and self._held and len(self.candidates):
             waiting |= {name: each.frontend_id for name, each in self._held.items()}
         return waiting
 
@@ -210,7 +229,7 @@ class GlobalScheduler:
         self._held_since_s.pop(request_id, None)
         self._copying.pop(request_id, None)
         for instance in self._instances.values():
-            instance.drop(lambda each: each.request_id == request_id)
+            self._drop(instance, lambda each: each.request_id == request_id)
         if self._prefixes is not None:
             self._prefixes.on_cancel(request_id)
         return []
@@ -221,7 +240,7 @@ class GlobalScheduler:
         if copying is None:
             return []
         instance = self._instances[copying.instance_id]
-        instance.drop(lambda each: each.request_id == request_id)
+        self._drop(instance, lambda each: each.request_id == request_id)
         return [self._send(copying.request, copying.new, copying.instance_id, now_s)]
 
     def on_load(self, load: InstanceLoad, now_s: float) -> list[Effect]:
@@ -242,12 +261,13 @@ class GlobalScheduler:
             instance = self._join(load.instance_id)
         if instance.load is None:
             instance.num_dispatched, instance.num_dispatched_tokens = self._fewest_dispatched()
+            self._table = None
         elif load.sequence <= instance.load.sequence:
             return
         instance.load = load
-        instance.known = None
+        self._touch(instance)
         if instance.in_flight:
-            instance.drop(lambda each: each.dispatch_number <= load.last_dispatch)
+            self._drop(instance, lambda each: each.dispatch_number <= load.last_dispatch)
         # A predecessor's dispatch may still arrive; those of this scheduler must count as later.
         if load.last_dispatch >= self._next_number:
             self._next_number = load.last_dispatch + 1
@@ -263,7 +283,6 @@ class GlobalScheduler:
         instance = self._instances.get(instance_id)
         if instance is not None and instance.load is None:
             del self._instances[instance_id]
-            self._order = None
 
     def set_pending(self, instance_ids: Iterable[InstanceId]) -> None:
         """Set the starting instances that wait for a place."""
@@ -274,10 +293,9 @@ class GlobalScheduler:
         instance = self._instances.get(instance_id)
         if instance is not None and instance.is_terminating != is_terminating:
             instance.is_terminating = is_terminating
-            instance.known = None
+            self._touch(instance)
 
     def _join(self, instance_id: InstanceId) -> "_InstanceState":
-        self._order = None
         instance = self._instances[instance_id] = _InstanceState()
         return instance
 
@@ -288,7 +306,7 @@ class GlobalScheduler:
         """
         self._gone.add(instance_id)
         self._instances.pop(instance_id, None)
-        self._order = None
+        self._table = None
         self._last_destinations.pop(instance_id, None)
         effects: list[Effect] = []
         for source, destination in self.destinations.items():
@@ -324,7 +342,7 @@ class GlobalScheduler:
             if copying.request.frontend_id != frontend_id
         }
         for instance in self._instances.values():
-            instance.drop(lambda each: each.frontend_id == frontend_id)
+            self._drop(instance, lambda each: each.frontend_id == frontend_id)
         return []
 
     def on_tick(self, now_s: float) -> list[Effect]:
@@ -353,7 +371,7 @@ class GlobalScheduler:
         effects: list[Effect] = []
         room = self._room()
         for request in sorted(self._held.values(), key=partial(self._place_in_line, now_s)):
-            candidates: Sequence[Candidate] = self.candidates
+            candidates = self.candidates
             if self._may_wait(request, now_s) and request.demand_tokens <= room.total_tokens:
                 # The first comparison alone tells most of many requests.
                 if request.demand_tokens > room.most_tokens:
@@ -379,7 +397,7 @@ class GlobalScheduler:
         request: DispatchRequest,
         new: NewRequest,
         instance_id: InstanceId,
-        candidates: Sequence[Candidate],
+        candidates: CandidateTable,
         now_s: float,
     ) -> CopyPrefix | None:
         """Have the part of the prefix copied that only another instance has, if it is worth it. The
@@ -387,7 +405,7 @@ class GlobalScheduler:
         rule = self._policy.dispatch
         if isinstance(rule, DispatchRule):
             return None
-        chosen = next(each for each in candidates if each.instance_id == instance_id)
+        chosen = candidates.of(instance_id)
         source = prefix_to_copy(new, chosen, rule)
         if source is None:
             return None
@@ -398,7 +416,7 @@ class GlobalScheduler:
             instance.in_flight.append(
                 _InFlight(math.inf, request.request_id, request.frontend_id, new, math.inf)
             )
-            instance.known = None
+            self._touch(instance)
         return CopyPrefix(request, source, instance_id, new.cached_tokens(instance_id))
 
     def _room(self) -> "_Room":
@@ -436,7 +454,7 @@ class GlobalScheduler:
         instance = self._instances[instance_id]
         instance.num_dispatched += 1
         instance.num_dispatched_tokens += new.uncached_tokens(instance_id)
-        instance.known = None
+        self._touch(instance)
         if self._policy.counts_dispatched:
             expires_s = now_s + self._in_flight_lease_s
             self._first_expiry_s = min(self._first_expiry_s, expires_s)
@@ -489,12 +507,18 @@ class GlobalScheduler:
             min([each.num_dispatched_tokens for each in present], default=0),
         )
 
+    def _drop(self, instance: "_InstanceState", is_over: Callable[["_InFlight"], bool]) -> None:
+        """Requests in flight to the instance have arrived, or will not."""
+        if instance.in_flight:
+            instance.in_flight = [each for each in instance.in_flight if not is_over(each)]
+            self._touch(instance)
+
     def _drop_expired(self, now_s: float) -> None:
         if now_s < self._first_expiry_s:
             return
         self._first_expiry_s = math.inf
         for instance in self._instances.values():
-            instance.drop(lambda each: each.expires_s <= now_s)
+            self._drop(instance, lambda each: each.expires_s <= now_s)
             for each in instance.in_flight:
                 self._first_expiry_s = min(self._first_expiry_s, each.expires_s)
 
@@ -508,25 +532,26 @@ class _Room:
         total_tokens: that of the largest. A request that needs more would wait for ever.
     """
 
-    candidates: Sequence[Candidate]
-    room_tokens: Sequence[float]
+    candidates: CandidateTable
     most_tokens: float
-    total_tokens: int
+    total_tokens: float
 
     @classmethod
-    def of(cls, candidates: Sequence[Candidate]) -> "_Room":
+    def of(cls, candidates: CandidateTable) -> "_Room":
         """A terminating instance gets requests only while no other exists."""
-        staying = [each for each in candidates if not each.load.is_terminating] or candidates
-        room_tokens = [each.room_tokens for each in staying]
-        total_tokens = max((each.load.total_tokens for each in staying), default=0)
-        return cls(staying, room_tokens, max(room_tokens, default=0), total_tokens)
+        if not len(candidates):
+            return NO_ROOM
+        is_staying = candidates.column(IS_TERMINATING) == 0
+        staying = candidates.where(is_staying) if is_staying.any() else candidates
+        most_tokens = float(staying.column(ROOM_TOKENS).max())
+        return cls(staying, most_tokens, float(staying.column(TOTAL_TOKENS).max()))
 
-    def candidates_for(self, demand_tokens: int) -> list[Candidate]:
-        pairs = zip(self.candidates, self.room_tokens, strict=True)
-        return [each for each, room_tokens in pairs if demand_tokens <= room_tokens]
+    def candidates_for(self, demand_tokens: int) -> CandidateTable:
+        """Those that have room for a request."""
+        return self.candidates.where(self.candidates.column(ROOM_TOKENS) >= demand_tokens)
 
 
-NO_ROOM = _Room((), (), 0, 0)
+NO_ROOM = _Room(CandidateTable(), 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -556,10 +581,14 @@ class _InstanceState:
     num_dispatched: int = 0
     num_dispatched_tokens: int = 0
     is_terminating: bool = False
-    # Its view for decisions; None after a change.
+    # Its view for decisions, and the row of the table; None after a change.
     known: Candidate | None = None
+    row: int = -1
 
-    def candidate(self, load: InstanceLoad, policy: PolicyConfig) -> Candidate:
+    def candidate(self, policy: PolicyConfig) -> Candidate:
+        """Its view for decisions; it has reported."""
+        load = self.load
+        assert load is not None
         in_flight = tuple([each.request for each in self.in_flight]) if self.in_flight else ()
         if self.is_terminating and not load.is_terminating:
             load = structs.replace(load, is_terminating=True)
@@ -567,8 +596,3 @@ class _InstanceState:
             load, in_flight, self.num_dispatched, self.num_dispatched_tokens, policy
         )
         return self.known
-
-    def drop(self, is_over: Callable[[_InFlight], bool]) -> None:
-        if self.in_flight:
-            self.in_flight = [each for each in self.in_flight if not is_over(each)]
-            self.known = None

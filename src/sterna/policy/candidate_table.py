@@ -1,0 +1,167 @@
+"""The instances in a table: what dispatch compares of all of them stands in columns. Pure.
+
+A scheduler of a thousand instances compares all of them for each request. With one number of every
+instance side by side that takes a few operations on arrays. A report of one instance changes one
+row.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sterna.policy.virtual_usage import Candidate
+from sterna.types import InstanceId
+
+Column = NDArray[np.float64]
+"""A number of each instance. Those that count are whole, and below 2^53: they are exact."""
+
+(
+    IS_TERMINATING,
+    NUM_REQUESTS,
+    NUM_RUNNING,
+    TOTAL_TOKENS,
+    FREENESS,
+    UNCOMPUTED_TOKENS,
+    UNCOMPUTED_PAIRS,
+    NUM_DISPATCHED_TOKENS,
+    VIRTUAL_LOAD_TOKENS,
+    ROOM_TOKENS,
+    HEADROOMS_TOKENS,
+    NORMAL_FREE_TOKENS,
+) = range(12)
+"""The columns: properties of `Candidate` and of its load. The last one is the load's, less the
+demands in flight."""
+
+NUM_COLUMNS = 12
+
+
+class CandidateTable(Sequence[Candidate]):
+    """The instances among which a decision chooses, as a sequence and in columns.
+
+    The columns are made when one is first asked for; most rules need none.
+
+    Args:
+        candidates: in the order of the rows. Rules that settle ties by the id expect the order of
+            ids.
+    """
+
+    def __init__(self, candidates: Iterable[Candidate] = ()) -> None:
+        self._candidates: list[Candidate] | None = list(candidates)
+        self._columns: NDArray[np.float64] | None = None
+        # Rows that have changed since the columns were made.
+        self._changed: set[int] = set()
+        self._rows: dict[InstanceId, int] | None = None
+        # Of a part of another table: that table, and the rows.
+        self._whole: CandidateTable | None = None
+        self._part: NDArray[np.intp] | None = None
+
+    def __len__(self) -> int:
+        return len(self._every if self._part is None else self._part)
+
+    @overload
+    def __getitem__(self, place: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Candidate]: ...
+    def __getitem__(self, place: int | slice) -> Candidate | list[Candidate]:
+        if self._whole is not None and self._part is not None and isinstance(place, int):
+            return self._whole[int(self._part[place])]
+        return self._every[place]
+
+    def column(self, name: int) -> Column:
+        """One number of each instance, by the name of the column; not to be changed."""
+        column: Column = self._current()[name]
+        return column
+
+    def of(self, instance_id: InstanceId) -> Candidate:
+        """The instance of this id, which is in the table."""
+        if self._whole is not None:
+            return self._whole.of(instance_id)
+        return self._every[self._row_of[instance_id]]
+
+    def spread(self, of_instances: Mapping[InstanceId, float]) -> Column:
+        """A number of each instance from those that have one; 0 for the others."""
+        if self._whole is not None:
+            return self._whole.spread(of_instances)[self._part]
+        values = np.zeros(len(self._every))
+        for instance_id, value in of_instances.items():
+            row = self._row_of.get(instance_id)
+            if row is not None:
+                values[row] = value
+        return values
+
+    def where(self, is_in: NDArray[np.bool_]) -> "CandidateTable":
+        """The part of the table whose rows are marked; the table itself if all are."""
+        if is_in.all():
+            return self
+        part = CandidateTable()
+        part._candidates = None
+        part._whole = self
+        part._part = np.flatnonzero(is_in)
+        part._columns = self._current()[:, is_in]
+        return part
+
+    def put(self, row: int, candidate: Candidate) -> None:
+        """Replace one instance by what is known of it now. Not in a part of a table."""
+        self._every[row] = candidate
+        self._changed.add(row)
+
+    def replaced(self, rows: Iterable[int], candidates: Iterable[Candidate]) -> "CandidateTable":
+        """A table with these in place of the ones of these rows."""
+        made = CandidateTable(self._every)
+        made._columns = self._current().copy()
+        made._rows = self._rows
+        for row, candidate in zip(rows, candidates, strict=True):
+            made.put(row, candidate)
+        return made
+
+    @property
+    def _row_of(self) -> dict[InstanceId, int]:
+        if self._rows is None:
+            self._rows = {each.instance_id: row for row, each in enumerate(self._every)}
+        return self._rows
+
+    @property
+    def _every(self) -> list[Candidate]:
+        if self._candidates is None:
+            assert self._whole is not None
+            assert self._part is not None
+            every = self._whole._every
+            self._candidates = [every[row] for row in self._part.tolist()]
+        return self._candidates
+
+    def _current(self) -> NDArray[np.float64]:
+        if self._columns is None:
+            self._changed.clear()
+            rows = [_row(each) for each in self._every]
+            self._columns = np.array(rows, np.float64).reshape(-1, NUM_COLUMNS).T.copy()
+        elif self._changed:
+            changed = list(self._changed)
+            self._changed.clear()
+            self._columns[:, changed] = np.array([_row(self._every[each]) for each in changed]).T
+        return self._columns
+
+
+def as_table(candidates: Iterable[Candidate]) -> CandidateTable:
+    """The same instances in a table."""
+    return candidates if isinstance(candidates, CandidateTable) else CandidateTable(candidates)
+
+
+def _row(candidate: Candidate) -> tuple[float, ...]:
+    load = candidate.load
+    in_flight_tokens = sum([request.demand_tokens for request in candidate.in_flight])
+    return (
+        load.is_terminating,
+        candidate.num_requests,
+        load.num_running,
+        load.total_tokens,
+        candidate.freeness,
+        candidate.uncomputed_tokens,
+        candidate.uncomputed_pairs,
+        candidate.num_dispatched_tokens,
+        candidate.virtual_load_tokens,
+        candidate.room_tokens,
+        candidate.headrooms_tokens,
+        load.normal_free_tokens - in_flight_tokens,
+    )
