@@ -442,8 +442,9 @@ class LlumletConfig:
     """Reports and migrations of a llumlet.
 
     Attributes:
-        report_interval_s: time between two load reports; a report also goes out at once when
-            the number of queuing requests or the migrations in flight change. With None it sends
+        report_interval_s: time between two load reports, longer where there are more than 256; a
+            report also goes out at once when the number of queuing requests or the migrations in
+            flight change. With None it sends
             no reports, and its driver reads the loads (`simulator`).
         heartbeat_interval_s: time between two reports when nothing changes.
         retry_backoff_s: time for which a request is not chosen again after its migration aborted.

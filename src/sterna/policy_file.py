@@ -8,12 +8,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sterna.config import PolicyConfig
 from sterna.errors import ConfigurationError
-from sterna.policy.own import Policy
 from sterna.policy.presets import PRESETS, preset
+
+if TYPE_CHECKING:
+    # Imported with the first file only: `--help` needs no numpy.
+    from sterna.policy.own import Policy
 
 
 def names_file(text: str) -> bool:
@@ -44,7 +47,7 @@ def policy_named(text: str) -> PolicyConfig:
         raise ConfigurationError(f"policy {text}: {type(error).__name__}: {error}") from error
 
 
-def load_policy(source: str, file: str, name: str) -> Policy:
+def load_policy(source: str, file: str, name: str) -> "Policy":
     """Run the source, and make an object of its class.
 
     Args:
@@ -53,6 +56,8 @@ def load_policy(source: str, file: str, name: str) -> Policy:
     Raises:
         ConfigurationError: it has no such class.
     """
+    from sterna.policy.own import Policy
+
     module = ModuleType(f"sterna_policy_{Path(file).stem}")
     module.__file__ = file
     # Dataclasses look their module up.

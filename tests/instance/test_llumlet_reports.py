@@ -28,6 +28,19 @@ def test_loads_are_reported_at_most_once_an_interval_while_they_change() -> None
     assert reported == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
+def test_a_thousand_instances_report_less_often_but_what_is_urgent_at_once() -> None:
+    """By hand: 1,024 are four times as many as report at the full rate."""
+    llumlet = Llumlet(A, config(report_interval_s=0.05))
+    for num_instances, interval_s in ((256, 0.05), (1_024, 0.2)):
+        llumlet.set_num_instances(num_instances)
+        begun_s = 10.0 * num_instances
+        llumlet.on_view(view(running("r", num_instances)), begun_s)
+        assert reports(llumlet.on_view(view(running("r", 64)), begun_s + 0.01)) == []
+        assert llumlet.next_deadline_s == begun_s + interval_s
+        assert len(reports(llumlet.on_view(view(queuing("q", 96)), begun_s + 0.02))) == 1
+        assert len(reports(llumlet.on_view(view(running("r", 64)), begun_s + 0.03))) == 1
+
+
 def test_a_change_just_after_a_report_is_told_when_the_interval_is_over() -> None:
     llumlet = Llumlet(A, config(report_interval_s=0.05))
     llumlet.on_view(view(running("r", 64)), 0.0)

@@ -32,6 +32,10 @@ BENCHMARKS = {
         "bench.plain_vllm.overhead",
         "one instance of Sterna's beside plain `vllm serve`",
     ),
+    "dispatch": (
+        "bench.scheduling",
+        "the scheduler's decisions, load reports and rounds, with 16 to 1,024 instances",
+    ),
     "data-parallel": (
         "bench.plain_vllm.data_parallel",
         "replicas of Sterna's beside those of vLLM's own data parallelism",

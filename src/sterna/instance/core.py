@@ -266,6 +266,7 @@ class InstanceCore:
         self._dead_instances |= dead
         others = (membership.scheduler, membership.supervisor)
         known = {*instances.values(), *frontends.values(), *(x for x in others if x is not None)}
+        self._llumlet.set_num_instances(len(instances))
         effects: list[InstanceEffect] = [KeepOnly(frozenset(known))]
         if has_other_scheduler:
             if self._cache is not None:

@@ -44,6 +44,10 @@ from sterna.types import (
     whose_prefix,
 )
 
+FULL_RATE_INSTANCES = 256
+"""With more instances than these each reports less often: the scheduler gets the same number of
+reports a second."""
+
 MOVED_OUT_CAPACITY = 4096
 """Requests whose new instance is remembered, for aborts that arrive here after they left."""
 
@@ -115,6 +119,7 @@ class Llumlet:
         self._last_report: InstanceLoad | None = None
         self._has_changed = False
         self._report_due_s = 0.0
+        self._num_instances = 1
         self._heartbeat_due_s = 0.0
 
     # ------------------------------------------------------------------------------ queries
@@ -372,6 +377,10 @@ class Llumlet:
             self._view = replace(self._view, is_terminating=is_terminating)
             self._has_changed = True
 
+    def set_num_instances(self, num_instances: int) -> None:
+        """Set the number of instances that report to the scheduler."""
+        self._num_instances = num_instances
+
     def set_incompatible_instances(self, instance_ids: Iterable[InstanceId]) -> None:
         """Set the instances that cannot use the KV cache of this one, because of other weights or
         another layout. Requests move there without it."""
@@ -481,7 +490,7 @@ class Llumlet:
         if not (is_heartbeat_due or is_change_due or self._is_urgent(view)):
             return []
         self._has_changed = False
-        self._report_due_s = now_s + interval_s
+        self._report_due_s = now_s + spread_interval_s(interval_s, self._num_instances)
         last = self._last_report
         sequence = 1 if last is None else last.sequence + 1
         current = self._load(view, sequence)
@@ -517,6 +526,11 @@ class Llumlet:
             # A request that moves without its KV cache queues at any destination.
             return structs.replace(current, move_tokens=0)
         return current
+
+
+def spread_interval_s(interval_s: float, num_instances: int) -> float:
+    """Time between two load reports of an instance of a cluster."""
+    return interval_s * max(1.0, num_instances / FULL_RATE_INSTANCES)
 
 
 def _with_what_prefixes_need(effect: Effect) -> list[LlumletEffect]:

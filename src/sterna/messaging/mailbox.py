@@ -106,6 +106,7 @@ class Mailbox:
         self.address = f"tcp://{host}:{port}"
         self._burst: zmq.Socket[bytes] = zmq.Socket.shadow(self._inbox)
         self._connections = _Connections(self._context, keys)
+        self._throttle, self._num_dropped = LogThrottle(), 0
         self._core = MailboxCore(
             self.address,
             self._connections,
@@ -130,7 +131,14 @@ class Mailbox:
             return False
         content = [encoded, *map(bytes, frames)]
         if not self._core.send(address, content, _now_s()):
-            logger.error("message dropped, queue full peer=%s type=%s", address, type(message))
+            self._num_dropped += 1
+            if self._throttle.is_due():
+                logger.error(
+                    "message dropped, queue full peer=%s type=%s dropped_so_far=%d",
+                    address,
+                    type(message).__name__,
+                    self._num_dropped,
+                )
             return False
         if self._ticking is None:
             self._tick_later()
@@ -214,7 +222,7 @@ class _Connections:
     def __init__(self, context: zmq.asyncio.Context, keys: MailboxKeys | None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
         self._keys = keys
-        self._throttle = LogThrottle()
+        self._throttle, self._full_throttle = LogThrottle(), LogThrottle()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
 
     def connect(self, address: str) -> bool:
@@ -255,7 +263,8 @@ class _Connections:
             self._sockets[address].send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             # Messages are kept and sent again on request; everything else is repeated anyway.
-            logger.warning("sending pauses, queue full")
+            if self._full_throttle.is_due():
+                logger.warning("sending pauses, queue full peer=%s", address)
 
     def close(self, address: str) -> None:
         socket = self._sockets.pop(address, None)

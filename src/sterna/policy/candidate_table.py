@@ -5,7 +5,7 @@ instance side by side that takes a few operations on arrays. A report of one ins
 row.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import overload
 
 import numpy as np
@@ -26,15 +26,16 @@ Column = NDArray[np.float64]
     UNCOMPUTED_TOKENS,
     UNCOMPUTED_PAIRS,
     NUM_DISPATCHED_TOKENS,
+    REAL_LOAD_TOKENS,
     VIRTUAL_LOAD_TOKENS,
     ROOM_TOKENS,
     HEADROOMS_TOKENS,
     NORMAL_FREE_TOKENS,
-) = range(12)
+) = range(13)
 """The columns: properties of `Candidate` and of its load. The last one is the load's, less the
 demands in flight."""
 
-NUM_COLUMNS = 12
+NUM_COLUMNS = 13
 
 
 class CandidateTable(Sequence[Candidate]):
@@ -59,6 +60,9 @@ class CandidateTable(Sequence[Candidate]):
 
     def __len__(self) -> int:
         return len(self._every if self._part is None else self._part)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self._every)
 
     @overload
     def __getitem__(self, place: int) -> Candidate: ...
@@ -149,19 +153,36 @@ def as_table(candidates: Iterable[Candidate]) -> CandidateTable:
 
 
 def _row(candidate: Candidate) -> tuple[float, ...]:
-    load = candidate.load
-    in_flight_tokens = sum([request.demand_tokens for request in candidate.in_flight])
+    # As the properties of `Candidate`, which compute the same sums several times.
+    load, in_flight, policy = candidate.load, candidate.in_flight, candidate.policy
+    num_requests = load.num_running + load.num_queuing
+    uncomputed_tokens, uncomputed_pairs = load.uncomputed_tokens, load.uncomputed_pairs
+    in_flight_tokens = 0
+    if in_flight:
+        num_requests += len(in_flight)
+        uncomputed_tokens, uncomputed_pairs = (
+            candidate.uncomputed_tokens,
+            candidate.uncomputed_pairs,
+        )
+        in_flight_tokens = sum([request.demand_tokens for request in in_flight])
+    used_tokens = load.used_tokens + load.prefill_demand_tokens
+    load_tokens = used_tokens + load.queued_demand_tokens + in_flight_tokens
+    headrooms_tokens = load.normal_free_tokens - load.free_tokens
+    room_tokens: float = 0
+    if load.num_slots is None or num_requests < load.num_slots:
+        room_tokens = load.total_tokens - load_tokens - policy.growth_steps * num_requests
     return (
         load.is_terminating,
-        candidate.num_requests,
+        num_requests,
         load.num_running,
         load.total_tokens,
         candidate.freeness,
-        candidate.uncomputed_tokens,
-        candidate.uncomputed_pairs,
+        uncomputed_tokens,
+        uncomputed_pairs,
         candidate.num_dispatched_tokens,
-        candidate.virtual_load_tokens,
-        candidate.room_tokens,
-        candidate.headrooms_tokens,
+        load_tokens,
+        load_tokens + candidate.headroom_share * headrooms_tokens,
+        room_tokens,
+        headrooms_tokens,
         load.normal_free_tokens - in_flight_tokens,
     )

@@ -5,12 +5,19 @@ name is not a source. It sees instances, never their requests (Section 4.3); the
 the request to move (`selection`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import replace
 
 from msgspec import structs
 
 from sterna.config import PolicyConfig
+from sterna.policy.candidate_table import (
+    REAL_LOAD_TOKENS,
+    ROOM_TOKENS,
+    VIRTUAL_LOAD_TOKENS,
+    CandidateTable,
+    as_table,
+)
 from sterna.policy.virtual_usage import Candidate, headroom_tokens
 from sterna.types import NORMAL, InstanceId
 
@@ -37,9 +44,9 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
     With `balance_ratio`, those that are left are paired by their loads, the most loaded one with
     the least loaded one.
     """
-    every = tuple(candidates)
+    every = as_table(candidates)
     if policy.own is not None:
-        return dict(policy.own.pair(every))
+        return dict(policy.own.pair(tuple(every)))
     sources, destinations = [], []
     for each in every:
         has_lost_memory = policy.preempted_make_source and each.load.num_preempted > 0
@@ -73,40 +80,48 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
         for source, destination in zip(overstayed, left, strict=False):
             pairs[source.instance_id] = destination.instance_id
     if policy.balance_ratio is not None:
-        paired = pairs.keys() | set(pairs.values())
-        rest = [each for each in every if each.instance_id not in paired]
-        pairs |= _balanced(rest, policy.balance_ratio)
+        pairs |= _balanced(every, pairs.keys() | set(pairs.values()), policy.balance_ratio)
     return pairs
 
 
-def _balanced(candidates: Iterable[Candidate], ratio: float) -> dict[InstanceId, InstanceId]:
+def _balanced(
+    candidates: CandidateTable, already_paired: Set[InstanceId], ratio: float
+) -> dict[InstanceId, InstanceId]:
     """Pairs between which the next move evens the loads out.
 
     The source has more than the destination will have. To come back, a request would need the same
     the other way round; so requests that stay the same come to rest. Headrooms count as load where
     a request would go, so that they stay free.
     """
-    staying = [each for each in candidates if not each.load.is_terminating]
-    sources = sorted(staying, key=lambda each: (-each.real_load_tokens, each.instance_id))
-    destinations = sorted(staying, key=lambda each: (each.virtual_load_tokens, each.instance_id))
+    loads_tokens = candidates.column(REAL_LOAD_TOKENS).tolist()
+    virtual_loads_tokens = candidates.column(VIRTUAL_LOAD_TOKENS).tolist()
+    room_tokens = candidates.column(ROOM_TOKENS).tolist()
+    staying = [
+        (row, each)
+        for row, each in enumerate(candidates)
+        if not each.load.is_terminating and each.instance_id not in already_paired
+    ]
+    by_id = [row for row, _ in sorted(staying, key=lambda each: each[1].instance_id)]
+    sources = sorted(by_id, key=lambda row: -loads_tokens[row])
+    destinations = sorted(by_id, key=virtual_loads_tokens.__getitem__)
     pairs: dict[InstanceId, InstanceId] = {}
-    paired: set[InstanceId] = set()
+    paired: set[int] = set()
     place = 0
     for source in sources:
-        moved_tokens = source.load.move_tokens
-        while place < len(destinations) and destinations[place].instance_id in paired:
+        while place < len(destinations) and destinations[place] in paired:
             place += 1
-        if place == len(destinations) or (destination := destinations[place]) is source:
+        if place == len(destinations) or (destination := destinations[place]) == source:
             # The loads of those that are left are below all destinations'.
             break
-        if moved_tokens is None or source.instance_id in paired:
+        moved_tokens = candidates[source].load.move_tokens
+        if moved_tokens is None or source in paired:
             continue
-        after_tokens = destination.virtual_load_tokens + moved_tokens
-        is_far = source.real_load_tokens > ratio * after_tokens
+        after_tokens = virtual_loads_tokens[destination] + moved_tokens
+        is_far = loads_tokens[source] > ratio * after_tokens
         # Where it is not, another source, with less to move, may be far enough all the same.
-        if is_far and moved_tokens <= destination.room_tokens:
-            pairs[source.instance_id] = destination.instance_id
-            paired |= {source.instance_id, destination.instance_id}
+        if is_far and moved_tokens <= room_tokens[destination]:
+            pairs[candidates[source].instance_id] = candidates[destination].instance_id
+            paired |= {source, destination}
     return pairs
 
 

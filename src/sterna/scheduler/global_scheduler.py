@@ -369,14 +369,17 @@ class GlobalScheduler:
         (Section 4.4.3); with late binding the smallest demand before the first."""
         self._drop_expired(now_s)
         effects: list[Effect] = []
-        room = self._room()
+        room: _Room | None = None
         for request in sorted(self._held.values(), key=partial(self._place_in_line, now_s)):
             candidates = self.candidates
-            if self._may_wait(request, now_s) and request.demand_tokens <= room.total_tokens:
-                # The first comparison alone tells most of many requests.
-                if request.demand_tokens > room.most_tokens:
-                    continue
-                candidates = room.candidates_for(request.demand_tokens)
+            if self._may_wait(request, now_s):
+                if room is None:
+                    room = _Room.of(candidates)
+                if request.demand_tokens <= room.total_tokens:
+                    # This comparison alone tells most of many requests.
+                    if request.demand_tokens > room.most_tokens:
+                        continue
+                    candidates = room.candidates_for(request.demand_tokens)
             new = self._new(request)
             instance_id = choose(new, candidates, self._policy)
             if instance_id is None:
@@ -389,7 +392,7 @@ class GlobalScheduler:
                 self._copy_first(request, new, instance_id, candidates, now_s)
                 or self._send(request, new, instance_id, now_s)
             )
-            room = self._room()
+            room = None
         return effects
 
     def _copy_first(
@@ -418,9 +421,6 @@ class GlobalScheduler:
             )
             self._touch(instance)
         return CopyPrefix(request, source, instance_id, new.cached_tokens(instance_id))
-
-    def _room(self) -> "_Room":
-        return _Room.of(self.candidates) if self._policy.binds_late else NO_ROOM
 
     def _may_wait(self, request: DispatchRequest, now_s: float) -> bool:
         if not self._policy.binds_late:

@@ -11,6 +11,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, repeat, takewhile
+from operator import and_
 
 from sterna.messages.actors import CacheReport, DispatchRequest
 from sterna.types import CacheGroup, CacheLayout, InstanceId, RequestId, cache_key, unpacked
@@ -31,8 +33,10 @@ class PrefixIndex:
         self._bits: dict[CacheLayout, int] = {}
         # A report can arrive after its instance's death is known; ids are never used again.
         self._gone: set[InstanceId] = set()
-        # The requests that were sent somewhere, the first in front, and where.
+        # The requests that were sent somewhere, the first in front, and where; and the numbers of
+        # those that begin with each hash.
         self._coming: dict[RequestId, InstanceId] = {}
+        self._beginnings: dict[int, Counter[InstanceId]] = {}
 
     def contents(self) -> dict[InstanceId, frozenset[int]]:
         """The keys of the blocks that each instance has, of those that have reported."""
@@ -80,6 +84,7 @@ class PrefixIndex:
         instance.coming[request.request_id] = _Coming(hashes, last_key, now_s + COMING_LIMIT_S)
         instance.last_keys.setdefault(last_key, []).append(request.request_id)
         instance.coming_hashes.update(hashes)
+        self._beginnings.setdefault(hashes[0], Counter())[instance_id] += 1
 
     def on_cancel(self, request_id: RequestId) -> None:
         """The request was not sent there, or has ended."""
@@ -110,7 +115,11 @@ class PrefixIndex:
         full = [each for each in layout.groups if each.needs_all]
         others = [each for each in layout.groups if not each.needs_all]
         # For the full blocks of each of these groups, the instances that have them from the first.
-        runs = []
+        runs: list[list[int]] = []
+        if not others and [each.block_size for each in full] == [layout.alignment_tokens]:
+            run = self._run(hashes, full[0], layout, max_tokens, bits)
+            self._enter_run(run, full[0].block_size, layout.dropped_tokens, found)
+            return
         for group in full:
             runs.append(self._run(hashes, group, layout, max_tokens, bits))
             max_tokens = min(max_tokens, (len(runs[-1]) + 1) * group.block_size - 1)
@@ -140,13 +149,28 @@ class PrefixIndex:
         max_tokens: int,
         bits: int,
     ) -> list[int]:
-        run = []
-        for end in range(group.block_size, max_tokens + 1, group.block_size):
-            bits &= self._holders_at(hashes, end, group, layout)
-            if not bits:
-                break
-            run.append(bits)
+        """For each full block, the instances that have it and all before it, up to the last that
+        any has."""
+        step = group.block_size // layout.hash_tokens
+        keys = hashes[step - 1 : max_tokens // group.block_size * step : step]
+        if mask := cache_key(0, group.index):
+            keys = [each ^ mask for each in keys]
+        holders = map(self._holders.get, keys, repeat(0))
+        _, *run = takewhile(bool, accumulate(holders, and_, initial=bits))
         return run
+
+    def _enter_run(
+        self, run: Sequence[int], block_size: int, dropped_tokens: int, found: dict[InstanceId, int]
+    ) -> None:
+        """Enter the instances of a run, each with the number of blocks up to the last that has it.
+        Each of the sets is a part of the one before."""
+        num_blocks, later = len(run), 0
+        while num_blocks:
+            holders = run[num_blocks - 1]
+            num_tokens = max(0, num_blocks * block_size - dropped_tokens)
+            self._enter(holders & ~later, num_tokens, found)
+            later = holders
+            num_blocks = bisect_left(run, True, hi=num_blocks, key=later.__eq__)
 
     def _holders_before(
         self, hashes: Sequence[int], end: int, group: CacheGroup, layout: CacheLayout, bits: int
@@ -184,8 +208,9 @@ class PrefixIndex:
         found: dict[InstanceId, int],
     ) -> None:
         step = layout.alignment_tokens
-        for instance_id, instance in self._instances.items():
-            if hashes[0] not in instance.coming_hashes or instance.layout != layout:
+        for instance_id in self._beginnings.get(hashes[0], ()):
+            instance = self._instances[instance_id]
+            if instance.layout != layout:
                 continue
             # With a prompt's hash all before it are there.
             coming_hashes = instance.coming_hashes
@@ -218,8 +243,9 @@ class PrefixIndex:
         if instance is None:
             return
         self._lose_all(instance)
-        for request_id in instance.coming:
+        for request_id, coming in instance.coming.items():
             del self._coming[request_id]
+            self._end_beginning(coming.hashes[0], instance_id)
         self._places[instance.place] = None
         self._bits[instance.layout] &= ~(1 << instance.place)
         if not self._bits[instance.layout]:
@@ -250,16 +276,28 @@ class PrefixIndex:
             return
         instance = self._instances[instance_id]
         coming = instance.coming.pop(request_id)
+        self._end_beginning(coming.hashes[0], instance_id)
+        num_coming = instance.coming_hashes
         for block_hash in coming.hashes:
-            if instance.coming_hashes[block_hash] == 1:
-                del instance.coming_hashes[block_hash]
+            number = num_coming[block_hash]
+            if number == 1:
+                # To delete an item of a Counter takes ten times as long.
+                num_coming.pop(block_hash)
             else:
-                instance.coming_hashes[block_hash] -= 1
+                num_coming[block_hash] = number - 1
         others = [
             each for each in instance.last_keys.pop(coming.last_key, ()) if each != request_id
         ]
         if others:
             instance.last_keys[coming.last_key] = others
+
+    def _end_beginning(self, first_hash: int, instance_id: InstanceId) -> None:
+        beginning = self._beginnings[first_hash]
+        beginning[instance_id] -= 1
+        if not beginning[instance_id]:
+            del beginning[instance_id]
+            if not beginning:
+                del self._beginnings[first_hash]
 
 
 @dataclass(frozen=True, slots=True)

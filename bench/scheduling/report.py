@@ -1,0 +1,128 @@
+"""The results of `sterna bench dispatch`: a table, a summary and goals. Pure, from rows alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from bench.common.pages import Goal, goal_list
+from bench.common.tables import Row, markdown_table, number
+
+DEFAULT, WITHOUT_A_LOOK = "sterna", "round-robin"
+POLICIES = (DEFAULT, WITHOUT_A_LOOK)
+
+SHOWN: Mapping[str, str] = {
+    "decisions_per_s_per_core": "decisions/s and core",
+    "decision_median_ms": "a decision, median [ms]",
+    "decision_p99_ms": "P99 [ms]",
+    "p50_ms": "wait, median [ms]",
+    "p99_ms": "P99 [ms]",
+    "load_report_us": "a load report [us]",
+    "reports_cores": "cores for all reports",
+    "round_ms": "a round [ms]",
+}
+
+LEAST_DECISIONS = 5_000
+MOST_WAIT_MS, MOST_WAIT_P99_MS = 0.5, 3.0
+MOST_REPORTS_CORES, MOST_ROUND_MS = 0.25, 5.0
+MOST_SLOWDOWN = 1.25
+WAIT_INSTANCES = 64
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """The default policy's medians over the rounds, for each number of instances."""
+    found = [
+        {"instances": each, **{name: _median(rows, DEFAULT, each, name) for name in SHOWN}}
+        for each in _numbers(rows)
+    ]
+    return {"instances": found, "goals": [asdict(each) for each in goals(rows)]}
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table and the goals."""
+    num_rounds = len({row["seed"] for row in rows})
+    lines = [
+        [policy, f"{instances:,}"]
+        + [number(_median(rows, policy, instances, name)) for name in SHOWN]
+        for policy in POLICIES
+        for instances in _numbers(rows)
+        if _of(rows, policy, instances)
+    ]
+    return "\n\n".join(
+        (
+            f"Medians over {num_rounds} rounds:",
+            markdown_table(("policy", "instances", *SHOWN.values()), lines),
+            goal_list([asdict(each) for each in goals(rows)]),
+        )
+    )
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    """What the default policy is to reach."""
+    numbers = _numbers(rows)
+    if not numbers:
+        return []
+    rates = {each: _median(rows, DEFAULT, each, "decisions_per_s_per_core") for each in numbers}
+    fewest, most = numbers[0], numbers[-1]
+    worst = min(rates, key=rates.__getitem__)
+    slowdown = rates[fewest] / rates[most]
+    found = [
+        Goal(
+            "decisions a second and core",
+            f"at least {LEAST_DECISIONS:,}",
+            f"{rates[worst]:,.0f} with {worst:,} instances",
+            rates[worst] >= LEAST_DECISIONS,
+        ),
+        Goal(
+            f"from {fewest:,} to {most:,} instances, a decision takes",
+            f"at most {MOST_SLOWDOWN:g} times as long",
+            f"{slowdown:.2f} times as long",
+            slowdown <= MOST_SLOWDOWN,
+        ),
+    ]
+    if WAIT_INSTANCES in numbers:
+        p50_ms, p99_ms = (
+            _median(rows, DEFAULT, WAIT_INSTANCES, name) for name in ("p50_ms", "p99_ms")
+        )
+        found += [
+            Goal(
+                f"wait with {WAIT_INSTANCES} instances, median",
+                f"at most {MOST_WAIT_MS:g} ms",
+                f"{p50_ms:.2f} ms",
+                p50_ms <= MOST_WAIT_MS,
+            ),
+            Goal(
+                f"wait with {WAIT_INSTANCES} instances, P99",
+                f"at most {MOST_WAIT_P99_MS:g} ms",
+                f"{p99_ms:.2f} ms",
+                p99_ms <= MOST_WAIT_P99_MS,
+            ),
+        ]
+    cores, round_ms = (_median(rows, DEFAULT, most, name) for name in ("reports_cores", "round_ms"))
+    return [
+        *found,
+        Goal(
+            f"reports of {most:,} instances",
+            f"at most {MOST_REPORTS_CORES:g} of a core",
+            f"{cores:.2f}",
+            cores <= MOST_REPORTS_CORES,
+        ),
+        Goal(
+            f"a round of {most:,} instances",
+            f"at most {MOST_ROUND_MS:g} ms",
+            f"{round_ms:.1f} ms",
+            round_ms <= MOST_ROUND_MS,
+        ),
+    ]
+
+
+def _numbers(rows: Sequence[Row]) -> list[int]:
+    return sorted({row["instances"] for row in rows if row["policy"] == DEFAULT})
+
+
+def _of(rows: Sequence[Row], policy: str, instances: int) -> list[Row]:
+    return [row for row in rows if row["policy"] == policy and row["instances"] == instances]
+
+
+def _median(rows: Sequence[Row], policy: str, instances: int, name: str) -> float:
+    return float(median(row[name] for row in _of(rows, policy, instances)))

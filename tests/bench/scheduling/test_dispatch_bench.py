@@ -1,0 +1,86 @@
+"""The scheduler's costs: the report, the made-up cluster, and a run of few decisions."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from bench.common.results_io import ROOT
+from bench.scheduling import report
+from bench.scheduling.core_costs import core_row
+from bench.scheduling.made_cluster import MadeCluster
+from bench.serving.comparing import QUICK_FOLDER
+from sterna.messages.actors import CacheReport
+from sterna.types import unpacked
+
+COMMAND = [sys.executable, "-m", "bench.scheduling"]
+
+
+def row(
+    policy: str, instances: int, seed: int, decisions: float, **values: float
+) -> dict[str, Any]:
+    ones = dict.fromkeys(report.SHOWN, 1.0)
+    return {
+        **{"policy": policy, "instances": instances, "seed": seed, **ones},
+        **{"decisions_per_s_per_core": decisions, **values},
+    }
+
+
+ROWS = [
+    *(row("sterna", 64, seed, rate) for seed, rate in ((1, 6_000.0), (2, 7_000.0), (3, 8_000.0))),
+    row("sterna", 1_024, 1, 5_500.0, reports_cores=0.2, round_ms=6.0, p99_ms=90.0),
+    row("round-robin", 64, 1, 20_000.0),
+]
+
+
+def test_medians_and_goals_are_those_of_the_default_policy() -> None:
+    """By hand: 7,000 against 5,500 decisions are 1.27 times as long."""
+    found = report.summary(ROWS)
+    assert [each["instances"] for each in found["instances"]] == [64, 1_024]
+    assert found["instances"][0]["decisions_per_s_per_core"] == 7_000.0
+    assert {each["name"]: each["is_reached"] for each in found["goals"]} == {
+        "decisions a second and core": True,
+        "from 64 to 1,024 instances, a decision takes": False,
+        "wait with 64 instances, median": False,
+        "wait with 64 instances, P99": True,
+        "reports of 1,024 instances": True,
+        "a round of 1,024 instances": False,
+    }
+    text = report.markdown(ROWS)
+    assert "| sterna | 64 | 7,000 | 1.00 |" in text
+    assert "| round-robin | 64 | 20,000 |" in text
+    assert "| round-robin | 1,024 |" not in text
+
+
+def test_a_computed_prompt_is_in_the_cache_that_is_reported() -> None:
+    cluster = MadeCluster(3, seed=1)
+    first, *_ = cluster.caches()
+    request = cluster.request()
+    computed = cluster.computed(first.instance_id, request)
+    assert isinstance(computed, CacheReport)
+    held, asked = set(unpacked(first.added)), set(unpacked(request.block_hashes))
+    assert set(unpacked(computed.added)) == asked - held
+    assert unpacked(cluster.computed(first.instance_id, request).added).tolist() == []
+
+
+def test_every_decision_is_counted() -> None:
+    found = core_row("sterna", 4, 150, seed=1)
+    assert found["n"] == 150
+    assert found["decision_p99_ms"] >= found["decision_median_ms"] > 0
+    assert found["load_report_us"] > 0
+    assert found["cache_report_us"] > 0
+    assert found["round_ms"] > 0
+
+
+@pytest.mark.slow
+def test_a_quick_run_has_a_row_for_each_policy() -> None:
+    done = subprocess.run(
+        [*COMMAND, "--quick", "--rounds", "1", "--instances", "4"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((QUICK_FOLDER / "dispatch.json").read_text())["rows"]
+    assert [each["policy"] for each in rows] == ["sterna", "round-robin"]
+    assert all(each["p99_ms"] >= each["p50_ms"] > 0 for each in rows)
