@@ -11,7 +11,7 @@ from rich.console import Console
 
 from bench.common.command import ended, positive
 from bench.common.pages import write_marked
-from bench.common.results_io import RESULTS, ROOT, read, write
+from bench.common.results_io import RESULTS, ROOT, measured_commit, read, write
 from bench.common.tables import Row
 from bench.policies import report
 from bench.policies.contenders import contenders
@@ -55,37 +55,50 @@ def _run(args: argparse.Namespace) -> None:
 
 def _compare(args: argparse.Namespace, console: Console) -> None:
     seeds = range(1, args.seeds + 1)
-    rows = _kept(args.results, args.families)
+    commit = measured_commit()
+    rows = _known(args.results)
     chosen = _tuned(args.results)
     for name in args.families:
         family = FAMILIES[name]
-        competing = {
-            point: contenders(name, chosen, has_parts=point.has_parts) for point in family.points
-        }
-        rows += rows_of(
-            family,
-            competing,
-            seeds,
-            has_bound=family is REASONING,
-            is_quick=args.quick,
-            num_processes=args.processes,
-        )
-    goals = [asdict(each) for each in report.goals(rows)]
-    for goal in goals:
-        console.print(f"{goal['name']}: {goal['found']} (goal: {goal['bound']})", soft_wrap=True)
+        for point in family.points:
+            known = [row for row in rows if (row["family"], row["point"]) == (name, point.name)]
+            if args.is_continued and known and {row.get("commit") for row in known} == {commit}:
+                continue
+            found = rows_of(
+                name,
+                point,
+                contenders(name, chosen, has_parts=point.has_parts),
+                seeds,
+                has_bound=family is REASONING,
+                is_quick=args.quick,
+                num_processes=args.processes,
+            )
+            rows = [row for row in rows if row not in known]
+            rows += [{**row, "commit": commit} for row in found]
+            rows.sort(key=_place)
+            if not args.quick:
+                goals = [asdict(each) for each in report.goals(rows)]
+                write(NAME, {"seeds": list(seeds)}, rows, args.results, summary=goals)
+    for goal in report.goals(rows):
+        console.print(f"{goal.name}: {goal.found} (goal: {goal.bound})", soft_wrap=True)
     if not args.quick:
-        config = {"seeds": list(seeds)}
-        write(NAME, config, rows, args.results, summary=goals)
         _show(rows, args.results)
 
 
-def _kept(results: Path, families: Sequence[str]) -> list[Row]:
-    """The rows of the families that do not run again."""
+def _place(row: Row) -> tuple[int, int]:
+    """Rows stand in the order of families and points; those of a point stay as they are."""
+    names = [each.name for each in FAMILIES[row["family"]].points]
+    return list(FAMILIES).index(row["family"]), names.index(row["point"])
+
+
+def _known(results: Path) -> list[Row]:
+    """The rows so far, of points that there still are."""
     try:
         rows: list[Row] = read(NAME, results)["rows"]
     except FileNotFoundError:
         return []
-    return [row for row in rows if row["family"] not in families]
+    points = {(name, each.name) for name, family in FAMILIES.items() for each in family.points}
+    return [row for row in rows if (row["family"], row["point"]) in points]
 
 
 def _tuned(results: Path) -> dict[str, str]:
@@ -120,6 +133,12 @@ def _parser() -> argparse.ArgumentParser:
         default=list(FAMILIES),
         metavar="FAMILY",
         help=f"some of {', '.join(FAMILIES)} (default: all); the others keep their rows",
+    )
+    parser.add_argument(
+        "--continue",
+        dest="is_continued",
+        action="store_true",
+        help="leave out the points that have run at this commit: a run may be interrupted",
     )
     parser.add_argument(
         "--seeds", type=positive, default=8, metavar="N", help="seeds 1 to N (default: 8)"

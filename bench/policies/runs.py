@@ -1,12 +1,12 @@
 """Simulations of points under policies, and their rows."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.common.command import simulation_progress
 from bench.common.tables import Row
-from bench.policies.families import Family, Point
+from bench.policies.families import Point
 from bench.policies.measures import row_of
 from sterna.cli.simulate.simulate_command import configuration, jobs_of
 from sterna.cli.simulate.simulate_options import add_simulate_options
@@ -77,35 +77,32 @@ def pooled(job: Job) -> Job:
 
 
 def rows_of(
-    family: Family,
-    competing: Mapping[Point, Sequence[str]],
+    family: str,
+    point: Point,
+    policies: Sequence[str],
     seeds: Sequence[int],
     *,
     has_bound: bool = False,
     is_quick: bool = False,
     num_processes: int | None = None,
 ) -> list[Row]:
-    """The rows of all points, their policies and all seeds."""
-    planned = [
-        (point, job)
-        for point, policies in competing.items()
-        for job in jobs(point, policies, seeds, has_bound=has_bound, is_quick=is_quick)
-    ]
+    """The rows of a point: of its policies and all seeds."""
+    planned = jobs(point, policies, seeds, has_bound=has_bound, is_quick=is_quick)
     with simulation_progress() as progress:
-        task = progress.add_task(family.name, total=len(planned))
+        task = progress.add_task(f"{family}: {point.name}", total=len(planned))
         results = map_runs(
-            [job for _, job in planned],
+            planned,
             row_of,
             num_processes=num_processes,
             on_done=lambda _: progress.advance(task),
         )
     return [
         {
-            "family": family.name,
+            "family": family,
             "point": point.name,
             "policy": job.policy,
             "seed": job.workload.seed,
             **row,
         }
-        for (point, job), (row,) in zip(planned, results, strict=True)
+        for job, (row,) in zip(planned, results, strict=True)
     ]

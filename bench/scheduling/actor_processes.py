@@ -25,7 +25,13 @@ from bench.common.tables import Row, rounded
 from bench.scheduling.made_cluster import FRONTEND, MadeCluster
 from sterna.errors import ConfigurationError
 from sterna.instance.llumlet import spread_interval_s
-from sterna.messages.actors import AddRequest, Dispatched, WireMessage
+from sterna.messages.actors import (
+    AddRequest,
+    CopyPrefix,
+    Dispatched,
+    PrefixDone,
+    WireMessage,
+)
 from sterna.messaging.mailbox import Mailbox
 from sterna.policy.presets import preset
 from sterna.scheduler.shell import Scheduler
@@ -170,6 +176,8 @@ async def _be_instances(num_instances: int, seed: int, scheduler: str, interval_
         nonlocal last_dispatch
         if isinstance(message, AddRequest):
             last_dispatch = message.dispatch_number
+        elif isinstance(message, CopyPrefix):
+            mailbox.send(scheduler, PrefixDone(message.request_id))
 
     delivery = asyncio.create_task(mailbox.deliver(on_message))
     cluster = MadeCluster(num_instances, seed, ("", mailbox.address))

@@ -15,6 +15,7 @@ from sterna.messages.actors import (
     Dispatched,
     DispatchRequest,
     LoadReport,
+    PrefixDone,
     WireMessage,
 )
 from sterna.messaging.send_effects import ToMailbox
@@ -52,7 +53,11 @@ def core_row(policy_name: str, num_instances: int, num_decisions: int, seed: int
         if len(computing) == COMPUTED_AFTER:
             timed.send(cluster.computed(*computing.popleft()))
         request = cluster.request()
-        (dispatched,) = _dispatched(timed.send(request))
+        dispatched = _dispatched(timed.send(request))
+        if dispatched is None:
+            # It waits for its prefix.
+            dispatched = _dispatched(timed.send(PrefixDone(request.request_id)))
+            assert dispatched is not None
         number = dispatched.dispatch_number
         computing.append((dispatched.instance_id, request))
     decisions_s = timed.durations_s[DispatchRequest]
@@ -90,9 +95,9 @@ class _Timed:
         return effects
 
 
-def _dispatched(effects: Iterable[SchedulerEffect]) -> list[Dispatched]:
+def _dispatched(effects: Iterable[SchedulerEffect]) -> Dispatched | None:
     messages = [each.message for each in effects if isinstance(each, ToMailbox)]
-    return [each for each in messages if isinstance(each, Dispatched)]
+    return next((each for each in messages if isinstance(each, Dispatched)), None)
 
 
 def _round_ms(policy_name: str, cluster: MadeCluster) -> float:

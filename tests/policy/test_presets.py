@@ -100,7 +100,7 @@ def test_sternas_own_policy_is_the_papers_with_four_rules_of_its_own() -> None:
     assert differing == {"name", *own}
     # No request goes where it makes the instance a source.
     assert STERNA.growth_steps == STERNA.source_freeness_steps
-    assert STERNA.dispatch == Soonest()
+    assert STERNA.dispatch == Soonest(copy_token_cost=0.6)
     assert STERNA.binds_late
     assert STERNA.shares_headroom
 

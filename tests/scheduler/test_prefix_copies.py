@@ -33,13 +33,19 @@ R = RequestId("r")
 
 
 class Known:
-    """What i0 and i1 have of the prompts."""
+    """What i0 and i1 have of the prompts, and whether it can be copied between them."""
+
+    copies = True
 
     def __init__(self, **tokens: int) -> None:
         self.tokens: Mapping[InstanceId, int] = {InstanceId(k): v for k, v in tokens.items()}
 
     def cached_tokens(self, request: DispatchRequest) -> Mapping[InstanceId, int]:
         return self.tokens
+
+    def can_copy(self, source: InstanceId, destination: InstanceId) -> bool:
+        assert (source, destination) == ("i0", "i1")
+        return self.copies
 
     def on_dispatched(
         self, request: DispatchRequest, instance_id: InstanceId, now_s: float
@@ -65,6 +71,13 @@ def copying(**tokens: int) -> GlobalScheduler:
     effects = asked(core)
     assert [type(each) for each in effects] == [CopyPrefix]
     return core
+
+
+def test_a_prefix_that_cannot_move_alone_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Known, "copies", False)
+    (sent,) = asked(scheduler(i0=144))
+    assert isinstance(sent, Dispatch)
+    assert sent.instance_id == "i1"
 
 
 def test_a_request_is_sent_when_its_prefix_has_been_copied() -> None:

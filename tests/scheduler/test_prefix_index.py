@@ -133,6 +133,21 @@ def test_drafts_compute_the_end_of_a_hit_again() -> None:
     assert index.cached_tokens(ask("r", [1, 2, 3])) == {I0: BLOCK}
 
 
+def test_prefixes_are_copied_between_instances_of_one_layout_that_keep_all_blocks() -> None:
+    index = index_of(i0=[1], i1=[])
+    assert index.can_copy(I0, I1)
+    assert not index.can_copy(I0, I2)
+    assert not PrefixIndex().can_copy(I0, I1)
+    two_groups = CacheLayout(BLOCK, BLOCK, (CacheGroup(0, BLOCK), CacheGroup(1, BLOCK)))
+    windowed = CacheLayout(BLOCK, BLOCK, (CacheGroup(0, BLOCK, 2),))
+    for layout in (two_groups, windowed):
+        index.on_report(report(I1, [], layout=layout))
+        assert not index.can_copy(I0, I1)
+        index.on_report(report(I0, [], layout=layout))
+        assert not index.can_copy(I0, I1)
+        index.on_report(report(I0, [], layout=FULL))
+
+
 # ------------------------------------------------------------------------------ what is coming
 
 

@@ -95,9 +95,15 @@ class CandidateTable(Sequence[Candidate]):
                 values[row] = value
         return values
 
+    def staying(self) -> "CandidateTable":
+        """Those that may get requests: terminating ones only while no other exists."""
+        is_terminating = self.column(IS_TERMINATING)
+        num_terminating = np.count_nonzero(is_terminating)
+        return self.where(is_terminating == 0) if 0 < num_terminating < len(self) else self
+
     def where(self, is_in: NDArray[np.bool_]) -> "CandidateTable":
         """The part of the table whose rows are marked; the table itself if all are."""
-        if is_in.all():
+        if np.count_nonzero(is_in) == len(is_in):
             return self
         part = CandidateTable()
         part._candidates = None

@@ -4,14 +4,11 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import assert_never
 
+import numpy as np
+
 from sterna.config import DispatchRule, OwnDecisions, PolicyConfig, Soonest
 from sterna.errors import ConfigurationError
-from sterna.policy.candidate_table import (
-    FREENESS,
-    IS_TERMINATING,
-    CandidateTable,
-    as_table,
-)
+from sterna.policy.candidate_table import FREENESS, CandidateTable, as_table
 from sterna.policy.prefix_dispatch import choose_by_prefix
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId
@@ -68,13 +65,12 @@ def _soonest(
     assert isinstance(policy.dispatch, Soonest)
     if not len(candidates):
         return None
-    is_staying = candidates.column(IS_TERMINATING) == 0
-    eligible = candidates.where(is_staying) if is_staying.any() else candidates
+    eligible = candidates.staying()
     if _has_headroom(request, policy):
         return _for_high_priority(request, eligible, policy).instance_id
     # Without freeness an instance is the place of high priority, or others wait there already.
     is_free = eligible.column(FREENESS) > 0
-    if is_free.any():
+    if np.count_nonzero(is_free):
         eligible = eligible.where(is_free)
     return choose_by_prefix(request, eligible, policy.dispatch).instance_id
 

@@ -47,10 +47,10 @@ def shared(candidates: Iterable[Candidate]) -> CandidateTable:
     Terminating instances do not count in the share: they take no requests.
     """
     table = as_table(candidates)
-    (hosts,) = np.nonzero(table.column(HEADROOMS_TOKENS))
-    if not len(hosts):
+    headrooms_tokens = table.column(HEADROOMS_TOKENS)
+    if not np.count_nonzero(headrooms_tokens):
         return table
-    share, rows = _share(table), hosts.tolist()
+    share, rows = _share(table), np.flatnonzero(headrooms_tokens).tolist()
     return table.replaced(rows, [replace(table[row], headroom_share=share) for row in rows])
 
 

@@ -66,7 +66,7 @@ PRODUCTION_STACK = replace(ROUND_ROBIN, name="production-stack", dispatch=Produc
 STERNA = replace(
     LLUMNIX,
     name="sterna",
-    dispatch=Soonest(),
+    dispatch=Soonest(copy_token_cost=0.6),
     binds_late=True,
     growth_steps=LLUMNIX.source_freeness_steps,
     shares_headroom=True,

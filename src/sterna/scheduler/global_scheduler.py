@@ -20,12 +20,7 @@ from msgspec import structs
 
 from sterna.config import DispatchRule, PolicyConfig, ScalingConfig
 from sterna.messages.actors import DispatchRequest
-from sterna.policy.candidate_table import (
-    IS_TERMINATING,
-    ROOM_TOKENS,
-    TOTAL_TOKENS,
-    CandidateTable,
-)
+from sterna.policy.candidate_table import ROOM_TOKENS, TOTAL_TOKENS, CandidateTable
 from sterna.policy.dispatch import choose
 from sterna.policy.headroom import shared
 from sterna.policy.pairing import pair
@@ -82,6 +77,9 @@ class PrefixKnowledge(Protocol):
 
     def cached_tokens(self, request: DispatchRequest) -> Mapping[InstanceId, int]:
         """`NewRequest.cached` of the request."""
+
+    def can_copy(self, source: InstanceId, destination: InstanceId) -> bool:
+        """Whether prefixes can be copied from one of these instances to the other alone."""
 
     def on_dispatched(
         self, request: DispatchRequest, instance_id: InstanceId, now_s: float
@@ -410,7 +408,9 @@ class GlobalScheduler:
             return None
         chosen = candidates.of(instance_id)
         source = prefix_to_copy(new, chosen, rule)
-        if source is None:
+        if source is None or self._prefixes is None:
+            return None
+        if not self._prefixes.can_copy(source, instance_id):
             return None
         until_s = now_s + COPY_LIMIT_S
         self._copying[request.request_id] = _Copying(request, new, instance_id, source, until_s)
@@ -538,11 +538,10 @@ class _Room:
 
     @classmethod
     def of(cls, candidates: CandidateTable) -> "_Room":
-        """A terminating instance gets requests only while no other exists."""
+        """Of those that may get requests."""
         if not len(candidates):
             return NO_ROOM
-        is_staying = candidates.column(IS_TERMINATING) == 0
-        staying = candidates.where(is_staying) if is_staying.any() else candidates
+        staying = candidates.staying()
         most_tokens = float(staying.column(ROOM_TOKENS).max())
         return cls(staying, most_tokens, float(staying.column(TOTAL_TOKENS).max()))
 

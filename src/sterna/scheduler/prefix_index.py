@@ -103,6 +103,14 @@ class PrefixIndex:
             self._find_coming(hashes, layout, max_tokens, found)
         return found
 
+    def can_copy(self, source: InstanceId, destination: InstanceId) -> bool:
+        """See `PrefixKnowledge`: engines copy the prefix of one group that keeps all blocks."""
+        known = [self._instances.get(each) for each in (source, destination)]
+        layouts = {None if each is None else each.layout for each in known}
+        if len(layouts) > 1 or (layout := layouts.pop()) is None:
+            return False
+        return [each.needs_all for each in layout.groups] == [True]
+
     def _find(
         self,
         hashes: Sequence[int],

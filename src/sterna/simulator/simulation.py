@@ -512,6 +512,10 @@ class _EnginePrefixes:
     ) -> None:
         """The engines know what comes to them."""
 
+    def can_copy(self, source: InstanceId, destination: InstanceId) -> bool:
+        """Emulated engines have one KV cache group, which keeps all blocks."""
+        return True
+
     def on_cancel(self, request_id: RequestId) -> None:
         """No request is cancelled here."""
 

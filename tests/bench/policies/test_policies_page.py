@@ -141,7 +141,7 @@ def test_the_bound_has_the_memory_and_the_speed_of_all_instances() -> None:
 
 
 def test_points_run_as_the_command_would_run_them() -> None:
-    found = rows_of(PREFIXES, {PREFIXES.points[0]: ["sterna", "dynamo"]}, [3], is_quick=True)
+    found = rows_of("prefixes", PREFIXES.points[0], ["sterna", "dynamo"], [3], is_quick=True)
     assert [row["policy"] for row in found] == ["sterna", "dynamo"]
     assert all(row["n"] == 100 and row["prefix_reuse"] > 0 for row in found)
     assert all(row["ttft_p99_long_s"] >= row["ttft_mean_s"] for row in found)
