@@ -1,6 +1,7 @@
 """Options of `sterna serve` alone: the configuration from them, and values that it refuses."""
 
 import argparse
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -88,7 +89,8 @@ def test_sternas_policy_looks_at_prefix_caches_where_there_are_any() -> None:
     assert with_prefix_caches(config, args, engine()) == config
     blind = with_prefix_caches(config, args, engine(is_caching=False)).llumlet.policy
     assert not blind.looks_at_prefixes
-    assert blind.dispatch == Soonest(looks_at_caches=False)
+    assert isinstance(config.llumlet.policy.dispatch, Soonest)
+    assert blind.dispatch == replace(config.llumlet.policy.dispatch, looks_at_caches=False)
 
 
 def test_hashes_that_differ_between_processes_are_not_compared(
