@@ -58,6 +58,14 @@ POLL_INTERVAL_S = 0.2
 MIN_READ_S = 1.0
 """Time to read the options if vLLM is imported already; otherwise it takes ten times as long."""
 
+NOTE_INTERVAL_S = 20.0
+"""Time between two notes, and until the first one."""
+
+COMPILES = (
+    "vLLM compiles the model unless its cache has it, which takes minutes; --enforce-eager does "
+    "without, and decodes more slowly"
+)
+
 logger = logging.getLogger("sterna.launch")
 
 T = TypeVar("T")
@@ -88,6 +96,34 @@ class Stop:
 
     def is_urgent(self) -> bool:
         return self._is_urgent
+
+
+class StartNotes:
+    """What to say while the instances of a run start.
+
+    Args:
+        begun_s: when the start began.
+        compiles: whether the engines compile the model.
+    """
+
+    def __init__(self, begun_s: float, *, compiles: bool) -> None:
+        self._begun_s = begun_s
+        self._due_s = begun_s + NOTE_INTERVAL_S
+        self._reason: str | None = COMPILES if compiles else None
+        self._is_over = False
+
+    def end(self) -> None:
+        """The server is ready: there is nothing more to say."""
+        self._is_over = True
+
+    def note(self, now_s: float) -> str | None:
+        """The note that is due, if one is; the first has the reason why it may take long."""
+        if self._is_over or now_s < self._due_s:
+            return None
+        self._due_s = now_s + NOTE_INTERVAL_S
+        reason, self._reason = self._reason, None
+        line = f"still starting after {now_s - self._begun_s:.0f} s"
+        return line if reason is None else f"{line}: {reason}"
 
 
 class Run:
@@ -166,9 +202,13 @@ class Run:
         self._driver.serve(
             Serve(config, PackedArgs.of(args), args.emulated, float(args.shutdown_timeout))
         )
-        return self._keep_up(self._driver, lambda: _print_ready(config, args))
+        compiles = args.emulated is None and not args.enforce_eager
+        notes = StartNotes(time.monotonic(), compiles=compiles)
+        return self._keep_up(self._driver, notes, lambda: _print_ready(config, args))
 
-    def _keep_up(self, driver: DriverProcess, on_ready: Callable[[], None]) -> int:
+    def _keep_up(
+        self, driver: DriverProcess, notes: StartNotes, on_ready: Callable[[], None]
+    ) -> int:
         """Restart processes that die, until the driver ends; returns its exit status.
 
         Raises:
@@ -185,8 +225,11 @@ class Run:
             for news in driver.news(POLL_INTERVAL_S):
                 self._reaper.note_descendants()
                 if news.is_ready:
+                    notes.end()
                     on_ready()
             now_s = time.monotonic()
+            if not self._stop.is_set() and (note := notes.note(now_s)) is not None:
+                say(note)
             if self._gcs.keep_up(now_s):
                 driver.resubscribe()
             if self._fork_server is not None and self._fork_server.keep_up(now_s):
