@@ -1,4 +1,4 @@
-"""Ratios of two policies over points and seeds, with confidence intervals. Pure."""
+"""Ratios of two policies, and medians over pairs of runs, with confidence intervals. Pure."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +10,8 @@ from bench.common.tables import LOSS_FLOOR_S, Row
 
 NUM_RESAMPLES = 2_000
 CONFIDENCE = 0.9
+TAILS = (50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE))
+"""The percentiles of an interval's bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,38 @@ class Factor:
             return cls(mean, math.nan, math.nan)
         draws = np.random.default_rng(0).integers(len(values), size=(NUM_RESAMPLES, len(values)))
         means = np.exp(values[draws].mean(axis=1))
-        tail = 50 * (1 - CONFIDENCE)
-        low, high = np.percentile(means, (tail, 100 - tail))
+        low, high = np.percentile(means, TAILS)
         return cls(mean, float(low), float(high))
 
     def __str__(self) -> str:
         if math.isnan(self.low):
             return f"{self.mean:.2f}"
         return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Middle:
+    """A median over pairs of runs, with the bounds of its interval of `CONFIDENCE` (bootstrap)."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Middle":
+        """Of at least one value; a single one has no interval."""
+        ordered = np.array(values)
+        if len(values) < 2:
+            return cls(values[0], math.nan, math.nan)
+        draws = np.random.default_rng(0).integers(len(values), size=(NUM_RESAMPLES, len(values)))
+        low, high = np.percentile(np.median(ordered[draws], axis=1), TAILS)
+        return cls(float(np.median(ordered)), float(low), float(high))
+
+    def text(self, digits: int) -> str:
+        """With this number of digits behind the point."""
+        if math.isnan(self.low):
+            return f"{self.median:.{digits}f}"
+        return f"{self.median:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
 
 def factor(

@@ -37,14 +37,7 @@ QUICK_TOKENS = 256
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the results."""
     options = _parser().parse_args(argv)
-    return ended(lambda: _run(options))
-
-
-def _run(options: argparse.Namespace) -> None:
-    def measure(rows: list[Row], folder: Path) -> None:
-        _measure(options, rows, folder)
-
-    rows_in_rounds(NAME, NAME, options, measure, _page)
+    return ended(lambda: rows_in_rounds(NAME, NAME, options, _measure, _page))
 
 
 def _page(rows: Sequence[Row]) -> str:

@@ -38,21 +38,11 @@ QUICK_REQUESTS, QUICK_TOKENS = 8, 128
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the results."""
     options = _parser().parse_args(argv)
-    return ended(lambda: _run(options))
+    return ended(lambda: rows_in_rounds(NAME, COMMAND, options, _measure, report.markdown))
 
 
-def _run(options: argparse.Namespace) -> None:
+def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
     sides = [side(each) for each in options.sides]
-
-    def measure(rows: list[Row], folder: Path) -> None:
-        _measure(options, sides, rows, folder)
-
-    rows_in_rounds(NAME, COMMAND, options, measure, report.markdown)
-
-
-def _measure(
-    options: argparse.Namespace, sides: Sequence[Side], rows: list[Row], folder: Path
-) -> None:
     notes = Notes()
     model = ensure_small_model(default_cache_folder(os.environ), notes.say)
     known = {(row["replicas"], row["side"], row["seed"]) for row in rows}

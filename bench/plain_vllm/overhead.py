@@ -1,4 +1,4 @@
-"""Compares one instance that Sterna runs with plain `vllm serve`: what Sterna costs.
+"""Overhead: one instance that Sterna runs, beside plain `vllm serve`.
 
 Both servers have the same model and the same options of vLLM; vLLM's own client sends the same
 requests to one after the other. A round has each server once with the compiled model and once
@@ -69,14 +69,9 @@ SIDES: Mapping[str, tuple[Sequence[str] | None, tuple[str, ...]]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the results."""
     options = _parser().parse_args(argv)
-    return ended(lambda: _run(options))
-
-
-def _run(options: argparse.Namespace) -> None:
-    def measured(rows: list[Row], folder: Path) -> None:
-        _measure(options, rows, folder)
-
-    rows_in_rounds(NAME, NAME, options, measured, overhead_report.markdown, PAGE)
+    return ended(
+        lambda: rows_in_rounds(NAME, NAME, options, _measure, overhead_report.markdown, PAGE)
+    )
 
 
 def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:

@@ -2,44 +2,18 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from bench.common.comparison import Middle
 from bench.common.pages import Goal, goal_list
 from bench.common.tables import Row, markdown_table, number, rounded
 from bench.plain_vllm.sides import STERNA, VLLM
 
-NUM_RESAMPLES = 2_000
-
 LEAST_THROUGHPUT, LEAST_BUSY_THROUGHPUT = 0.99, 0.95
 MOST_TTFT_MS, MOST_TPOT, MOST_IDLE_CORES = 2.0, 1.01, 0.03
-
-
-@dataclass(frozen=True, slots=True)
-class Middle:
-    """A median over pairs of runs, with the bounds of its 90 % interval (bootstrap)."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Middle":
-        """Of at least one value; a single one has no interval."""
-        ordered = np.array(values)
-        if len(values) < 2:
-            return cls(values[0], math.nan, math.nan)
-        draws = np.random.default_rng(0).integers(len(values), size=(NUM_RESAMPLES, len(values)))
-        low, high = np.percentile(np.median(ordered[draws], axis=1), (5, 95))
-        return cls(float(np.median(ordered)), float(low), float(high))
-
-    def text(self, digits: int) -> str:
-        """With this number of digits behind the point."""
-        if math.isnan(self.low):
-            return f"{self.median:.{digits}f}"
-        return f"{self.median:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def rows_in_rounds(
     name: str,
     command: str,
     options: argparse.Namespace,
-    measure: Callable[[list[Row], Path], None],
+    measure: Callable[[argparse.Namespace, list[Row], Path], None],
     markdown: Callable[[Sequence[Row]], str],
     page: Path = PAGE,
 ) -> None:
@@ -117,7 +117,8 @@ def rows_in_rounds(
     Args:
         name: of the file of results.
         command: of `sterna bench`.
-        measure: adds the rows that are missing, and writes them to the folder after each run.
+        measure: adds the rows that are missing, and writes them to the folder after each run. It
+            gets the options, too.
 
     Raises:
         ConfigurationError: there are no results to go on with.
@@ -128,7 +129,7 @@ def rows_in_rounds(
         rows = _kept_rows(name, folder)
     if not options.report:
         with reporting_kept("runs"):
-            measure(rows, folder)
+            measure(options, rows, folder)
     text = markdown(rows)
     print(text)
     if folder == results_io.RESULTS:

@@ -23,7 +23,7 @@ def choose(
     fewer requests, then to the smaller id.
     """
     if isinstance(policy.dispatch, Soonest) and policy.own is None:
-        return _soonest(request, as_table(candidates), policy)
+        return _by_own_rule(request, as_table(candidates), policy)
     every = tuple(candidates)
     staying = [each for each in every if not each.load.is_terminating]
     eligible = staying or every
@@ -58,7 +58,7 @@ def choose(
     return chosen.instance_id
 
 
-def _soonest(
+def _by_own_rule(
     request: NewRequest, candidates: CandidateTable, policy: PolicyConfig
 ) -> InstanceId | None:
     """Sterna's own rule, without a look at single instances."""
