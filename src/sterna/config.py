@@ -244,8 +244,9 @@ class PolicyConfig:
         balance_ratio: requests also move while memory is plenty, for the speed of decoding: from
             an instance whose load, divided by that which another would have with the next request
             to move, exceeds this; None: only by freeness.
-        balance_after_tokens: those that move for balance have generated as many tokens, so that
-            they are likely to run long enough to be worth it; those with most go first.
+        balance_after_tokens: those that move for balance have generated as many tokens since they
+            came to their instance, so that they are likely to run long enough to be worth it, and
+            do not move too often; those with most output go first.
         own: decides in place of the rules above.
     """
 

@@ -89,6 +89,8 @@ class RequestView(msgspec.Struct, frozen=True):
         uncomputed_tokens: of a request that queues, the tokens that the prefix cache did not have
             when it began to queue; of one that is being prefilled, those that steps have still to
             compute; 0 when it decodes.
+        num_earlier_tokens: output tokens that it had when it came to this instance from another
+            one.
     """
 
     request_id: RequestId
@@ -104,6 +106,7 @@ class RequestView(msgspec.Struct, frozen=True):
     immovable: Immovable | None = None
     unsupported: str = ""
     uncomputed_tokens: int = 0
+    num_earlier_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

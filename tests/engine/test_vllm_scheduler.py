@@ -267,6 +267,7 @@ def test_a_request_that_moves_while_it_queues_keeps_its_place_by_arrival(vllm_co
     assert [view.request_id for view in queuing] == ["urgent", "first", "second", "third", "late"]
     assert [view.arrival_s for view in queuing] == [9.0, 1.0, 2.0, 3.0, 5.0]
     assert [int(view.scheduling_priority) for view in queuing] == [1, 0, 0, 0, 0]
+    assert [view.num_earlier_tokens for view in queuing] == [0, 0, 0, 2, 0]
     # The worker of this test was not told of its outputs.
     core.abort_requests(["third"])
     finish(core)

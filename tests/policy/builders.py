@@ -37,6 +37,7 @@ def running(
     priority: Priority = NORMAL,
     immovable: Immovable | None = None,
     num_output_tokens: int = 0,
+    num_earlier_tokens: int = 0,
 ) -> RequestView:
     return RequestView(
         request_id=RequestId(request_id),
@@ -47,6 +48,7 @@ def running(
         scheduling_priority=priority,
         execution_priority=priority,
         num_output_tokens=num_output_tokens,
+        num_earlier_tokens=num_earlier_tokens,
         immovable=immovable,
     )
 

@@ -55,6 +55,17 @@ def test_with_memory_only_long_outputs_move_for_balance() -> None:
     assert order(rich) == order(poor) == ["short", "long", "longest", "fed"]
 
 
+def test_a_request_that_has_moved_stays_for_a_while_before_it_moves_for_balance() -> None:
+    """As many tokens as one that has not moved has generated. Without memory it moves at once."""
+    requests = [
+        running("just moved", 480, num_output_tokens=300, num_earlier_tokens=201),
+        running("moved", 320, num_output_tokens=300, num_earlier_tokens=200),
+    ]
+    rich, poor = instance(running=requests), instance(running=requests, reserved_tokens=FULL)
+    assert [each.request_id for each in candidates_to_move(rich, BALANCE)] == ["moved"]
+    assert order(poor) == ["moved", "just moved"]
+
+
 def test_from_an_instance_with_a_headroom_requests_move_for_that_alone() -> None:
     requests = [
         running("normal", 160, num_output_tokens=10),

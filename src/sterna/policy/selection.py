@@ -28,8 +28,10 @@ def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[Re
     an instance to itself would be the next to move, and meet other requests again.
 
     From an instance that has memory requests move for balance alone (`balance_ratio`): those that
-    have generated most and `balance_after_tokens` at least, by priority as well. Most outputs are
-    short, and where they are not, what remains is the longer, the longer they have become.
+    have generated most, by priority as well. They have generated `balance_after_tokens` at least:
+    most outputs are short, and where they are not, what remains is the longer, the longer they have
+    become. They have generated as many on this instance, so that a request does not move again
+    each time that loads change a little.
 
     Queuing requests move only from a terminating instance, and then first and in the engine's
     order: they hold no memory, so their move copies nothing, and they cannot run before another
@@ -66,7 +68,7 @@ def _for_balance(order: Iterable[_Ranked], policy: PolicyConfig) -> list[_Ranked
     return sorted(
         (priority, -request.num_output_tokens, request_id, request)
         for priority, _, request_id, request in order
-        if request.num_output_tokens >= policy.balance_after_tokens
+        if request.num_output_tokens - request.num_earlier_tokens >= policy.balance_after_tokens
     )
 
 

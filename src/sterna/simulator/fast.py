@@ -243,7 +243,7 @@ class FastEngines:
         self._blocks_held = memoryview(tables.requests["num_blocks"])
         self._listed_reports = np.zeros((len(tables.rows), 1 + tables.reports.shape[2]), np.int64)
         self._coming_tokens = np.zeros(len(tables.rows), np.int64)
-        self._listed_requests = np.zeros((2 * tables.running.shape[1], 8), np.int64)
+        self._listed_requests = np.zeros((2 * tables.running.shape[1], 9), np.int64)
 
     @property
     def num_ended(self) -> int:
@@ -417,7 +417,7 @@ class FastEngines:
         num_running = columns.num_running[row]
         num_listed = num_running + columns.num_queuing[row]
         if num_listed > len(self._listed_requests):
-            self._listed_requests = np.zeros((2 * num_listed, 8), np.int64)
+            self._listed_requests = np.zeros((2 * num_listed, 9), np.int64)
         entries.list_requests(self._places, row, self._listed_requests)
         listed = self._listed_requests[:num_listed].tolist()
         num_used_blocks = (
@@ -452,6 +452,7 @@ class FastEngines:
         num_preemptions: int,
         is_prefilling: bool,
         uncomputed_tokens: int,
+        num_earlier_tokens: int,
     ) -> RequestView:
         return RequestView(
             self._request_ids[index],
@@ -466,6 +467,7 @@ class FastEngines:
             self._arrivals_s[index],
             Immovable.PREFILLING if is_prefilling else None,
             uncomputed_tokens=uncomputed_tokens,
+            num_earlier_tokens=num_earlier_tokens,
         )
 
     def _view_drained(self, index: int, num_blocks: int) -> RequestView:
@@ -480,6 +482,7 @@ class FastEngines:
             int(request["num_preemptions"]),
             False,
             0,
+            int(request["num_earlier_tokens"]),
         )
         return structs.replace(view, immovable=Immovable.MIGRATING)
 
@@ -493,6 +496,7 @@ class FastEngines:
         num_preemptions: int,
         is_prefilling: bool,
         uncomputed_tokens: int,
+        num_earlier_tokens: int,
     ) -> RequestView:
         return RequestView(
             self._request_ids[index],
@@ -506,6 +510,7 @@ class FastEngines:
             num_preemptions,
             self._arrivals_s[index],
             uncomputed_tokens=uncomputed_tokens,
+            num_earlier_tokens=num_earlier_tokens,
         )
 
     def _demand_tokens(self, num_tokens: int) -> int:

@@ -282,6 +282,8 @@ def test_an_adopted_request_goes_on_where_it_was() -> None:
     assert (begun.scheduled, begun.admitted, begun.decoded) == ((("b", 1),), (), ("b",))
     assert tokens == (Token("b", 2, False),)
     assert destination.num_free_blocks == 7
+    (view,) = destination.view(InstanceId("i1")).running
+    assert (view.num_output_tokens, view.num_earlier_tokens) == (3, 2)
 
 
 def test_blocks_that_were_reserved_in_vain_are_given_back() -> None:

@@ -195,6 +195,7 @@ class EmulatedCore:
             arrival_s=request.arrival_s,
             immovable=self._immovable(request),
             uncomputed_tokens=self._uncomputed_tokens(request, status),
+            num_earlier_tokens=request.num_earlier_tokens,
         )
 
     def _uncomputed_tokens(self, request: EmulatedRequest, status: RequestStatus) -> int:

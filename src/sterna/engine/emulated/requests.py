@@ -54,6 +54,7 @@ class EmulatedRequest:
         cached: the first ones of them, whose contents can be found.
         is_preempted: it queues because its memory was taken back.
         num_found_tokens: tokens that the prefix cache had when it began to queue.
+        num_earlier_tokens: output tokens that it had when it came from another engine.
     """
 
     request_id: RequestId
@@ -70,6 +71,7 @@ class EmulatedRequest:
     cached: list[CachedBlock] = field(default_factory=list)
     is_preempted: bool = False
     num_found_tokens: int = 0
+    num_earlier_tokens: int = 0
 
     @classmethod
     def of(cls, state: RequestState) -> "EmulatedRequest":
@@ -85,6 +87,7 @@ class EmulatedRequest:
             num_computed_tokens=state.num_computed_tokens,
             num_preemptions=state.num_preemptions,
             block_hashes=memoryview(state.block_hashes).cast("q"),
+            num_earlier_tokens=state.num_output_tokens,
         )
 
     @property

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -92,6 +93,8 @@ class MigratingScheduler(Scheduler):
         self._admission_limit: int = self.max_num_active_reqs
         # Tokens that the prefix cache had of each queuing request when it began to queue.
         self._found: dict[str, int] = {}
+        # Output tokens with which requests came from other engines.
+        self._num_earlier_tokens: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._offloading: Offloading | None = None
         if self.connector is not None and not self.immovable_features:
             self._offloading = Offloading(self.connector.scheduler)
@@ -206,6 +209,7 @@ class MigratingScheduler(Scheduler):
             immovable=immovable,
             unsupported=self._unsupported(request, immovable),
             uncomputed_tokens=self._uncomputed_tokens(request, status),
+            num_earlier_tokens=self._num_earlier_tokens.get(request, 0),
         )
 
     def _usage_tokens(self, request: Request) -> int:
@@ -491,6 +495,7 @@ class MigratingScheduler(Scheduler):
 
     def _register(self, request: Request) -> None:
         self.requests[request.request_id] = request
+        self._num_earlier_tokens[request] = request.num_output_tokens
         if not self.use_v2_model_runner:
             # If the request was here before, the worker may not have got its end yet, and would
             # then drop the state of the adoption. A V2 worker must get it, to free the row, and

@@ -56,6 +56,7 @@ def adopt(tables: Tables, r: int, index: int, num_blocks: int) -> None:
     """Add a migrated request, whose blocks were taken out of its reservation."""
     row, request = tables.rows[r], tables.requests[index]
     request.num_blocks = num_blocks
+    request.num_earlier_tokens = request.num_output_tokens
     # What its source still holds is known there.
     request.num_cached = 0
     if num_blocks > 0:

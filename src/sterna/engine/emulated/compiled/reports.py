@@ -159,7 +159,7 @@ def find_victim(tables: Tables, r: int, victim: int) -> int:
             rank = -num_tokens_of(row, request)
         elif victim == FOR_BALANCE:
             rank = request.prompt_tokens - num_tokens_of(row, request)
-            if -rank < rule.balance_after_tokens:
+            if -rank - request.num_earlier_tokens < rule.balance_after_tokens:
                 continue
         is_better = found == NONE or priority < found_priority
         if not is_better and priority == found_priority:
@@ -174,7 +174,8 @@ def list_requests(tables: Tables, r: int, listed: Any) -> int:
     """List the running requests in order, then the queuing ones; returns the number of running.
 
     A row of the list: place in the trace, prompt and output so far, prompt, blocks held, priority,
-    preemptions, whether it is prefilling, tokens to compute. The list has room for all.
+    preemptions, whether it is prefilling, tokens to compute, output tokens that it came with. The
+    list has room for all.
     """
     row = tables.rows[r]
     for place in range(row.num_running):
@@ -202,6 +203,7 @@ def list_request(tables: Tables, r: int, index: int, listed: Any) -> None:
         listed[7] = request.uncomputed_tokens
     elif listed[6]:
         listed[7] = listed[1] - request.num_computed_tokens
+    listed[8] = request.num_earlier_tokens
 
 
 @njit

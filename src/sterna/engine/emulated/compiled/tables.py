@@ -76,6 +76,8 @@ REQUEST = np.dtype(
         ("offset", np.int64),
         ("finish_at", np.int64),
         ("execution_mark_ns", np.int64),
+        # Output tokens that it had when it came from another engine.
+        ("num_earlier_tokens", np.int64),
         # Tokens that the step under way computes of it; for a decoding request only set in steps
         # that leave out some requests.
         ("scheduled", np.int64),
