@@ -10,6 +10,7 @@ from sterna.messages.actors import (
     HELD_INTERVAL_S,
     Absent,
     AddInstances,
+    CacheReport,
     CancelDispatch,
     ClusterStats,
     Dispatched,
@@ -28,7 +29,15 @@ from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
 from sterna.policy.presets import INFAAS_PP, LLUMNIX
 from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.scheduler.core import SchedulerCore, SchedulerEffect
-from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
+from sterna.types import (
+    NORMAL,
+    CacheGroup,
+    CacheLayout,
+    FrontendId,
+    InstanceId,
+    InstanceLoad,
+    RequestId,
+)
 
 I0, I1, I2 = (InstanceId(f"i{k}") for k in range(3))
 F0, F1 = FrontendId(0), FrontendId(1)
@@ -67,6 +76,14 @@ def report(instance_id: InstanceId, used_tokens: int = 0, *, sequence: int = 1) 
 
 def ask(frontend_id: FrontendId = F0) -> DispatchRequest:
     return DispatchRequest(frontend_id, R, 64, 0.0, NORMAL, NORMAL)
+
+
+def chosen(core: SchedulerCore) -> InstanceId:
+    """Where a request is sent now."""
+    (answer,) = core.on_message(ask(), 0.0)
+    assert isinstance(answer, ToMailbox)
+    assert isinstance(answer.message, Dispatched)
+    return answer.message.instance_id
 
 
 def serving(*instance_ids: InstanceId, scaling: ScalingConfig | None = None) -> SchedulerCore:
@@ -125,6 +142,41 @@ def test_an_instance_gets_requests_although_its_report_comes_before_the_news_of_
     core.on_message(report(I0), 0.0)
     assert sent(core.on_message(ask(), 0.0)) == [ToMailbox("front end 0", Dispatched(R, I0, 1))]
     assert core.reports == {}
+
+
+def cache_report(instance_id: InstanceId, listed_in: int) -> CacheReport:
+    groups = (CacheGroup(0, 4, None),)
+    return CacheReport(instance_id, b"", b"", CacheLayout(4, 4, groups), listed_in)
+
+
+def test_an_instance_that_lived_between_two_memberships_is_known_no_more() -> None:
+    """Its own one, the second, was overtaken by the third, in which it is dead."""
+    core = serving(I0)
+    reports = [structs.replace(report(I1), listed_in=2), cache_report(I1, 2)]
+    for each in reports:
+        core.on_message(each, 0.0)
+    core.on_message(report(I0, 500, sequence=2), 0.0)
+    assert chosen(core) == I1
+    core.on_membership(membership(3, I0), 1.0)
+    for _ in range(2):
+        assert core.prefixes.contents().keys() == set()
+        assert chosen(core) == I0
+        # What was under way for longest.
+        for each in reports:
+            core.on_message(each, 2.0)
+
+
+def test_an_instance_that_reports_early_is_kept_until_its_membership_comes() -> None:
+    """Older ones may come after the report."""
+    core = serving(I0)
+    core.on_message(cache_report(I1, 3), 0.0)
+    core.on_membership(membership(2, I0), 1.0)
+    assert core.prefixes.contents().keys() == {I1}
+    core.on_membership(membership(3, I0, I1), 2.0)
+    core.on_membership(membership(4, I0, I1), 3.0)
+    assert core.prefixes.contents().keys() == {I1}
+    core.on_membership(membership(5, I0), 4.0)
+    assert core.prefixes.contents().keys() == set()
 
 
 def test_an_instance_that_is_emptied_gets_no_request_although_it_has_not_reported_so() -> None:

@@ -40,12 +40,14 @@ class CacheContents:
         """The scheduler does not know what was reported: the next report has everything."""
         self._owes_all = True
 
-    def next_report(self) -> CacheReport | None:
-        """Return what is to be sent to the scheduler now, if anything."""
+    def next_report(self, listed_in: int = 0) -> CacheReport | None:
+        """Return what is to be sent to the scheduler now, if anything; see `CacheReport`."""
         changes = self._unsent.take()
         if self._owes_all:
             self._owes_all = False
-            return CacheReport(self._instance_id, packed(self._keys), layout=self._layout)
+            keys = packed(self._keys)
+            return CacheReport(self._instance_id, keys, b"", self._layout, listed_in)
         if changes is None:
             return None
-        return CacheReport(self._instance_id, packed(changes.added), packed(changes.removed))
+        added, removed = packed(changes.added), packed(changes.removed)
+        return CacheReport(self._instance_id, added, removed, None, listed_in)

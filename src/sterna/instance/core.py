@@ -139,6 +139,7 @@ class InstanceCore:
         self._migrates = config.policy.migrates
         self._llumlet = self._new_llumlet(config)
         self._membership = Membership(0, (), (), None)
+        self._listed_in = 0
         self._addresses: dict[InstanceId, str] = {}
         self._frontends: dict[FrontendId, str] = {}
         # The ids of dead instances are never used again.
@@ -267,6 +268,9 @@ class InstanceCore:
         others = (membership.scheduler, membership.supervisor)
         known = {*instances.values(), *frontends.values(), *(x for x in others if x is not None)}
         self._llumlet.set_num_instances(len(instances))
+        coming = {each.instance_id for each in membership.absent}
+        if self._instance_id in coming or self._instance_id in instances:
+            self._listed_in = membership.version
         effects: list[InstanceEffect] = [KeepOnly(frozenset(known))]
         if has_other_scheduler:
             if self._cache is not None:
@@ -498,8 +502,8 @@ class InstanceCore:
         return addressed
 
     def _report(self, scheduler: str, load: InstanceLoad) -> list[ToMailbox]:
-        report = LoadReport(load, self._num_committed, self._num_aborted)
-        cached = None if self._cache is None else self._cache.next_report()
+        report = LoadReport(load, self._num_committed, self._num_aborted, self._listed_in)
+        cached = None if self._cache is None else self._cache.next_report(self._listed_in)
         messages: list[WireMessage] = [report] if cached is None else [cached, report]
         return [ToMailbox(scheduler, each) for each in messages]
 

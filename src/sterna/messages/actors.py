@@ -219,11 +219,14 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
         num_committed: migrations from this instance since its start after which the destination had
             the request.
         num_aborted: those after which this instance kept the request.
+        listed_in: version of the newest membership of which the instance knows that it is in it; 0:
+            of none.
     """
 
     load: InstanceLoad
     num_committed: int = 0
     num_aborted: int = 0
+    listed_in: int = 0
 
 
 class CacheReport(msgspec.Struct, frozen=True, tag=True):
@@ -234,12 +237,14 @@ class CacheReport(msgspec.Struct, frozen=True, tag=True):
         removed: keys of those that no longer can.
         layout: of the first report to a scheduler, and of one that follows a report that was not
             sent: `added` is all that the cache has. None in others.
+        listed_in: as in `LoadReport`.
     """
 
     instance_id: InstanceId
     added: bytes
     removed: bytes = b""
     layout: CacheLayout | None = None
+    listed_in: int = 0
 
 
 class SetDestination(msgspec.Struct, frozen=True, tag=True):

@@ -69,6 +69,8 @@ class SchedulerCore:
         self._joined: set[InstanceId] = set()
         self._frontends: dict[FrontendId, str] = {}
         self._reports: dict[InstanceId, LoadReport] = {}
+        # Instances that have reported and were in no membership yet, and in which ones they are.
+        self._early: dict[InstanceId, int] = {}
         # The requests of whose wait their front ends know, and when these are to hear of it again.
         self._told: set[RequestId] = set()
         self._tell_s: float | None = None
@@ -117,12 +119,14 @@ class SchedulerCore:
         """Take in a message; no message to the scheduler has payload frames."""
         match message:
             case LoadReport(load):
-                # A report may arrive after the instance's end, or before its membership.
+                if not self._expects(load.instance_id, message.listed_in):
+                    return []
                 if load.instance_id in self._instances:
                     self._reports[load.instance_id] = message
                 return self._translate(self._core.on_load(load, now_s))
-            case CacheReport():
-                self._prefixes.on_report(message)
+            case CacheReport(instance_id):
+                if self._expects(instance_id, message.listed_in):
+                    self._prefixes.on_report(message)
                 return []
             case DispatchRequest(frontend_id, request_id):
                 effects = self._translate(self._core.on_request(message, now_s))
@@ -149,7 +153,11 @@ class SchedulerCore:
         # Starting instances count in the number that auto-scaling still needs; warm ones do not.
         coming = {a.instance_id for a in membership.absent} - warm
         present = instances.keys() | coming | warm
-        gone_instances = sorted(self._present - present)
+        # The membership in which an early one was may never have come.
+        overdue = {each for each, since in self._early.items() if 0 < since <= membership.version}
+        gone_instances = sorted((self._present | overdue) - present)
+        for instance_id in overdue | (self._early.keys() & present):
+            del self._early[instance_id]
         new_instances = sorted((instances.keys() | coming) - self._joined)
         withdrawn = sorted(self._joined & warm)
         gone_frontends = sorted(self._frontends.keys() - frontends.keys())
@@ -175,6 +183,16 @@ class SchedulerCore:
         for frontend_id in gone_frontends:
             effects += self._core.on_frontend_left(frontend_id, now_s)
         return [KeepOnly(frozenset(addresses)), *self._translate(effects)]
+
+    def _expects(self, instance_id: InstanceId, listed_in: int) -> bool:
+        """Whether a report can be of an instance that lives: one may arrive after the instance's
+        end, or before its membership."""
+        if instance_id in self._present:
+            return True
+        if 0 < listed_in <= self._membership.version:
+            return False
+        self._early[instance_id] = listed_in
+        return True
 
     def on_tick(self, now_s: float) -> list[SchedulerEffect]:
         """Time has passed; due at `next_deadline_s`, harmless at any other time."""
