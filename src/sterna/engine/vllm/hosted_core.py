@@ -1,17 +1,25 @@
 """vLLM's engine core inside this process, with Sterna's scheduler and worker extension."""
 
+import fcntl
+import logging
+import os
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
+from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.engine.utils import EngineZmqAddresses
 from vllm.v1.executor.abstract import Executor
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from sterna.engine.vllm.guard import is_cpu_build
 from sterna.engine.vllm.scheduler import MigratingAsyncScheduler, MigratingScheduler
@@ -24,6 +32,9 @@ STEP_THREAD_SWITCH_INTERVAL_S = 0.001
 loop answers peers while the engine's thread prepares a step."""
 
 
+logger = logging.getLogger(__name__)
+
+
 class HostedCore(EngineCore):
     """vLLM's engine core, stepped by Sterna instead of by vLLM's own process."""
 
@@ -31,6 +42,11 @@ class HostedCore(EngineCore):
     frontend_stats_publish_address = None
     engine_index = 0
     addresses = EngineZmqAddresses(inputs=[], outputs=[])
+
+    def _initialize_kv_caches(self, vllm_config: VllmConfig) -> KVCacheConfig:
+        # In here vLLM runs the model for the first time, and compiles it.
+        with compiling_once(vllm_config):
+            return super()._initialize_kv_caches(vllm_config)
 
     def ready_response(self) -> bytes:
         """Return the first message that vLLM's engine-core client expects of its engine."""
@@ -46,6 +62,38 @@ class HostedCore(EngineCore):
             return function(*EngineCoreProc._convert_msgspec_args(function, args))
 
         EngineCoreProc._invoke_utility_method(method, result, UtilityOutput(0), answer)
+
+
+@contextmanager
+def compiling_once(config: VllmConfig) -> Iterator[None]:
+    """For the first run of a model that is not in vLLM's compilation cache: only one instance of a
+    machine runs it, and those that wait find it in the cache.
+
+    A mark in the cache says that it is there, so that later starts do not wait for each other.
+    """
+    if config.model_config.enforce_eager or envs.VLLM_DISABLE_COMPILE_CACHE:
+        yield
+        return
+    mark = Path(envs.VLLM_CACHE_ROOT) / "torch_compile_cache" / "sterna" / config.compute_hash()
+    try:
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(mark.with_suffix(".lock"), "w")  # noqa: SIM115
+    except OSError as error:
+        logger.warning("model may be compiled by each instance error=%s", error)
+        yield
+        return
+    with lock:
+        if not mark.exists():
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if mark.exists():
+            # As it is closed, the lock is free for the next one.
+            lock.close()
+            yield
+            return
+        model = config.model_config.model
+        logger.info("model not compiled before, others wait for it model=%s", model)
+        yield
+        mark.touch()
 
 
 def executor_backend(world_size: int) -> str:
@@ -78,8 +126,12 @@ def engine_config(args: Namespace) -> VllmConfig:
 def build_core(config: VllmConfig, *, log_stats: bool) -> HostedCore:
     """Load the model and make the engine core; must run on the thread that steps it."""
     sys.setswitchinterval(STEP_THREAD_SWITCH_INTERVAL_S)
-    if is_cpu_build() and config.model_config.enforce_eager:
-        # Otherwise vLLM compiles parts of its sampler when the first request asks for log
-        # probabilities: by a C++ compiler, in the middle of a step, for up to ten seconds.
-        torch.compiler.set_stance("force_eager")
+    if is_cpu_build():
+        # What vLLM 0.32 writes so, its CPU build cannot load (`finalize_loading` is missing); each
+        # start would compile again. Without, PyTorch's own cache is used.
+        os.environ.setdefault("VLLM_USE_AOT_COMPILE", "0")
+        if config.model_config.enforce_eager:
+            # Otherwise vLLM compiles parts of its sampler when the first request asks for log
+            # probabilities: by a C++ compiler, in the middle of a step, for up to ten seconds.
+            torch.compiler.set_stance("force_eager")
     return HostedCore(config, Executor.get_class(config), log_stats=log_stats)
