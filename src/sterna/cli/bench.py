@@ -32,6 +32,10 @@ BENCHMARKS = {
         "bench.plain_vllm.overhead",
         "one instance of Sterna's beside plain `vllm serve`",
     ),
+    "start": (
+        "bench.plain_vllm.start",
+        "from the command to the first token, beside plain `vllm serve`",
+    ),
     "dispatch": (
         "bench.scheduling",
         "the scheduler's decisions, load reports and rounds, with 16 to 1,024 instances",
