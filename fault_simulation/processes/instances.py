@@ -65,6 +65,7 @@ class InstanceProcess(Actor):
 
     Attributes:
         told_to_end: the requests of its engine that it was told to end.
+        up_since_s: when it came up.
     """
 
     def __init__(self, name: str, world: World) -> None:
@@ -81,6 +82,7 @@ class InstanceProcess(Actor):
         self._effects = EffectQueue()
         self._guard: Guard | None = None
         self.told_to_end: set[RequestId] = set()
+        self.up_since_s = self.now_s
         self.engine.start()
         self._carry_out(self.core.on_tick(self.now_s))
         if world.nodes.is_away(name):
