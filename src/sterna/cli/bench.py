@@ -36,6 +36,10 @@ BENCHMARKS = {
         "bench.plain_vllm.start",
         "from the command to the first token, beside plain `vllm serve`",
     ),
+    "front-end": (
+        "bench.plain_vllm.front_end",
+        "processor time of the HTTP process for a request and a token, beside vLLM's",
+    ),
     "dispatch": (
         "bench.scheduling",
         "the scheduler's decisions, load reports and rounds, with 16 to 1,024 instances",

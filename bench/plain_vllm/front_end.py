@@ -1,0 +1,291 @@
+"""The front end: the processor time that a server's HTTP process needs for a request and for a
+token, beside vLLM's own API server.
+
+Both servers have one real engine with a tiny model, whose steps are so short that the front end has
+most of the work. A first load has short answers, a second one long answers, so that both costs are
+known. Then emulated instances, with slow steps and large batches, show whether the costs stay the
+same with many instances, many streams and several front ends.
+
+    sterna bench front-end [--rounds 5] [--continue]
+
+`bench/results/front_end.json` is written after every server. With py-spy on the path, the first
+round also has a profile of each server's front end.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import aiohttp
+import psutil
+import yaml
+
+from bench.common import results_io
+from bench.common.command import end_like_ctrl_c, ended
+from bench.common.machine import ForeignLoad
+from bench.common.tables import Row, rounded
+from bench.paced.cases import tiny_model
+from bench.plain_vllm import front_end_report as report
+from bench.plain_vllm.sides import ONE_THREAD, STERNA, VLLM, VLLM_PROGRAM
+from bench.serving.client import NUM_SPARE_FILES, allow_files
+from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
+from bench.serving.measured import LOGS, Notes
+from bench.serving.served import served
+from sterna.engine.emulated.durations import StepTime
+from sterna.engine.emulated.profiles import profile
+
+NAME = "front_end"
+
+PAGE = results_io.ROOT / "docs" / "performance.md"
+
+PROMPT_TOKENS = 32
+
+EVENT = b"data: "
+END = b"data: [DONE]"
+
+REAL_OPTIONS = (
+    *("--served-model-name", "small", "--max-model-len", "2048", "--block-size", "32"),
+    *("--max-num-batched-tokens", "2048", "--max-num-seqs", "256", "--enforce-eager"),
+    *("--kv-cache-memory-bytes", "500M"),
+)
+
+TITLES: Mapping[str, str] = {STERNA: "_FrontendActor", VLLM: "bench.plain_vllm.vllm_command serve"}
+"""What the command lines of the HTTP processes contain."""
+
+STEP_S = 0.5
+"""That of emulated instances: with faster ones their own steps would take all cores here."""
+
+PROFILE_S = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Streams of one length.
+
+    Attributes:
+        name: in rows and tables.
+        num_streams: their number.
+        at_once: so many are under way all the time.
+        output_tokens: of each stream.
+    """
+
+    name: str
+    num_streams: int
+    at_once: int
+    output_tokens: int
+
+
+SHORT = Load(report.SHORT, 2_000, 32, 1)
+LONG = Load(report.LONG, 256, 256, 256)
+
+EMULATED: Sequence[tuple[int, int, Load]] = (
+    (64, 1, Load("64 instances, 32 streams each", 2_048, 2_048, 64)),
+    (64, 1, Load("64 instances, 5,000 streams", 5_000, 5_000, 32)),
+    (16, 1, Load("16 instances, 1 front end", 1_024, 1_024, 64)),
+    (16, 2, Load("16 instances, 2 front ends", 1_024, 1_024, 64)),
+    (16, 4, Load("16 instances, 4 front ends", 1_024, 1_024, 64)),
+)
+"""Instances, front ends and streams."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, and write the results."""
+    options = _parser().parse_args(argv)
+    return ended(
+        lambda: rows_in_rounds(NAME, "front-end", options, _measure, report.markdown, PAGE)
+    )
+
+
+def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
+    notes = Notes()
+    allow_files(max(load.at_once for _, _, load in EMULATED) + NUM_SPARE_FILES)
+    model = tiny_model(LOGS / "tiny-model")
+    short, long, emulated = SHORT, LONG, EMULATED
+    if options.quick:
+        short, long = replace(SHORT, num_streams=64), replace(LONG, output_tokens=16)
+        emulated = [(2, 2, Load("2 instances, 2 front ends", 8, 8, 4))]
+    known = {(row["side"], row["seed"]) for row in rows}
+    known_loads = {row["load"] for row in rows}
+    config = {"short": asdict(short), "long": asdict(long), "step_s": STEP_S}
+
+    def write() -> None:
+        results_io.write(NAME, config, rows, folder, summary=report.summary(rows))
+
+    for seed in range(1, options.rounds + 1):
+        for side in in_turn((STERNA, VLLM), seed):
+            if (side, seed) in known:
+                continue
+            notes.say(f"round {seed} of {options.rounds}: {side}")
+            rows += _real_rows(side, model, (short, long), seed, notes)
+            write()
+    for num_instances, num_frontends, load in emulated:
+        if load.name not in known_loads:
+            notes.say(load.name)
+            rows.append(_emulated_row(num_instances, num_frontends, load, notes))
+            write()
+
+
+def _real_rows(side: str, model: Path, loads: Sequence[Load], seed: int, notes: Notes) -> list[Row]:
+    log = LOGS / NAME / f"{side}-{seed}.log"
+    options = () if side == VLLM else ("--instances", "1")
+    rows = []
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with served(
+        (str(model), *REAL_OPTIONS, *options),
+        log=log,
+        program=VLLM_PROGRAM if side == VLLM else None,
+        environment=ONE_THREAD,
+    ) as url:
+        processes = _processes(side)
+        # What is imported and made with the first requests.
+        asyncio.run(_send(url, replace(loads[0], num_streams=64)))
+        for load in loads:
+            row = {"side": side, "seed": seed, **_loaded(url, load, processes, notes)}
+            rows.append(row)
+        if seed == 1 and (spy := shutil.which("py-spy")) is not None:
+            rows[-1]["profile"] = _profiled(url, loads[-1], processes[0], spy)
+    return rows
+
+
+def _emulated_row(num_instances: int, num_frontends: int, load: Load, notes: Notes) -> Row:
+    hardware = profile("a10-llama-7b")
+    steps = StepTime(STEP_S, 0.0, 0.0, STEP_S, STEP_S, 0.0, 0.0)
+    engine = replace(hardware.engine, num_blocks=20_000)
+    log = LOGS / NAME / f"emulated-{num_instances}-{num_frontends}-{load.num_streams}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "slow.yaml"
+        document = {
+            **asdict(replace(hardware, name="slow", step_time=steps)),
+            "engine": {
+                **asdict(engine),
+                "step_mode": engine.step_mode.value,
+                "preemption": engine.preemption.value,
+            },
+        }
+        path.write_text(yaml.safe_dump(document))
+        options = (
+            *("--engine", "emulated", "--profile", str(path), "--served-model-name", "small"),
+            *("--instances", str(num_instances), "--frontends", str(num_frontends)),
+        )
+        with served(options, log=log) as url:
+            processes = _processes(STERNA)
+            row = _loaded(url, load, processes, notes)
+    return {
+        "side": STERNA,
+        "seed": 1,
+        "instances": num_instances,
+        "front_ends": num_frontends,
+    } | row
+
+
+def _loaded(url: str, load: Load, processes: Sequence[psutil.Process], notes: Notes) -> Row:
+    others = ForeignLoad()
+    used_s = _cpu_s(processes)
+    loop_s, failed = asyncio.run(_send(url, load))
+    cpu_s = _cpu_s(processes) - used_s
+    num_tokens = (load.num_streams - failed) * load.output_tokens
+    notes.say(f"{load.name}: {num_tokens / loop_s:.0f} tokens/s, {cpu_s:.2f} s of the front end")
+    return {
+        "load": load.name,
+        "n": load.num_streams,
+        "failed": failed,
+        "tokens": num_tokens,
+        "duration_s": rounded(loop_s),
+        "cpu_s": rounded(cpu_s),
+        "memory_bytes": sum(each.memory_info().rss for each in processes),
+        "foreign_cores": round(others.cores(), 2),
+        "commit": results_io.measured_commit(),
+    }
+
+
+def _processes(side: str) -> list[psutil.Process]:
+    """The HTTP processes of the server that this process has started."""
+    found = [
+        each
+        for each in psutil.Process().children(recursive=True)
+        if TITLES[side] in " ".join(each.cmdline())
+    ]
+    assert found, f"no process of {side} has the title {TITLES[side]}"
+    return found
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    return sum(sum(each.cpu_times()[:2]) for each in processes)
+
+
+async def _send(url: str, load: Load) -> tuple[float, int]:
+    """Send the streams; returns the time that they took, and how many failed."""
+    places = asyncio.Semaphore(load.at_once)
+    clock = asyncio.get_running_loop().time
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=600.0)
+
+    async def is_answered(session: aiohttp.ClientSession, number: int) -> bool:
+        body = {
+            **{"model": "small", "max_tokens": load.output_tokens, "stream": True},
+            **{"ignore_eos": True, "temperature": 0.0},
+            # A chunk has several tokens where the front end is late.
+            "stream_options": {"include_usage": True},
+            # Ids of words, other ones for each stream.
+            "prompt": [1_000 + (number * PROMPT_TOKENS + k) % 40_000 for k in range(PROMPT_TOKENS)],
+        }
+        last = b"{}"
+        async with places:
+            try:
+                async with session.post(f"{url}/v1/completions", json=body) as answer:
+                    async for line in answer.content:
+                        if line.startswith(EVENT) and not line.startswith(END):
+                            last = line
+            except (aiohttp.ClientError, TimeoutError):
+                return False
+        usage = json.loads(last.removeprefix(EVENT)).get("usage") or {}
+        return usage.get("completion_tokens") == load.output_tokens
+
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        begun_s = clock()
+        answered = await asyncio.gather(
+            *(is_answered(session, number) for number in range(load.num_streams))
+        )
+        return clock() - begun_s, answered.count(False)
+
+
+def _profiled(url: str, load: Load, process: psutil.Process, spy: str) -> dict[str, float]:
+    """The shares of the front end's code during the load, by py-spy."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "stacks"
+        command = [
+            *(spy, "record", "--pid", str(process.pid), "--duration", str(PROFILE_S)),
+            *("--rate", "250", "--format", "raw", "--gil", "--output", str(path)),
+        ]
+        with subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as spying:
+            asyncio.run(_send(url, load))
+            spying.wait()
+        return report.shares(path.read_text().splitlines()) if path.is_file() else {}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sterna bench front-end",
+        description="Measure the processor time of front ends for a request and for a token, "
+        "beside vLLM's own API server.",
+        epilog="docs/performance.md explains what is measured.",
+    )
+    add_round_options(parser, quick="few streams, as a check")
+    return parser
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    end_like_ctrl_c()
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""The results of `sterna bench front-end`: costs, shares of a profile, tables. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from bench.common.comparison import Middle
+from bench.common.pages import Goal, goal_list
+from bench.common.tables import Row, markdown_table, number, rounded
+from bench.plain_vllm.sides import STERNA, VLLM
+
+SHORT, LONG = "requests of 1 token", "256 streams of 256 tokens"
+
+LEAST_VLLM_SHARE = 0.8
+"""Of what a token costs: then the rest is vLLM's, and no work on Sterna's code makes much of a
+difference."""
+
+PARTS: Mapping[str, str] = {
+    "sterna/": "Sterna",
+    "vllm/": "vLLM",
+    "uvicorn/": "HTTP",
+    "starlette/": "HTTP",
+    "fastapi/": "HTTP",
+    "anyio/": "HTTP",
+    "httptools/": "HTTP",
+    "pydantic": "JSON",
+    "prometheus_client": "metrics",
+    "zmq/": "sockets",
+    "asyncio/": "event loop",
+    "threading.py": "event loop",
+}
+"""The part to which a stack belongs, by the innermost of its files that is named here."""
+
+IDLE = ("Worker.main_loop", "Condition.wait", "_worker (concurrent")
+"""The last functions of threads that wait."""
+
+
+def shares(stacks: Iterable[str]) -> dict[str, float]:
+    """The share of each part in the stacks that py-spy has seen: lines of frames, the outermost one
+    first, and how often."""
+    counts: Counter[str] = Counter()
+    for line in stacks:
+        stack, _, count = line.rpartition(" ")
+        frames = stack.split(";")
+        if any(each in frames[-1] for each in IDLE):
+            continue
+        counts[_part(frames)] += int(count)
+    total = sum(counts.values())
+    return {part: round(count / total, 4) for part, count in counts.most_common()} if total else {}
+
+
+def _part(frames: Sequence[str]) -> str:
+    for frame in reversed(frames):
+        for name, part in PARTS.items():
+            if name in frame:
+                return part
+    return "other"
+
+
+def costs(rows: Sequence[Row], side: str) -> dict[int, tuple[float, float]]:
+    """Microseconds for a request and for a token, by round."""
+    found = {}
+    for seed in sorted({row["seed"] for row in rows}):
+        loads = {row["load"]: row for row in rows if row["seed"] == seed and row["side"] == side}
+        if SHORT in loads and LONG in loads:
+            both = [loads[SHORT], loads[LONG]]
+            counts = np.array([[row["n"], row["tokens"]] for row in both], float)
+            request_s, token_s = np.linalg.solve(counts, [row["cpu_s"] for row in both])
+            found[seed] = (1e6 * float(request_s), 1e6 * float(token_s))
+    return found
+
+
+def compared(rows: Sequence[Row]) -> dict[str, Middle]:
+    """Sterna's costs over vLLM's, and vLLM's share of a token's cost: medians over pairs."""
+    ours, theirs = costs(rows, STERNA), costs(rows, VLLM)
+    seeds = sorted(ours.keys() & theirs.keys())
+    if not seeds:
+        return {}
+    return {
+        "request": Middle.of([ours[seed][0] / theirs[seed][0] for seed in seeds]),
+        "token": Middle.of([ours[seed][1] / theirs[seed][1] for seed in seeds]),
+        "share": Middle.of([theirs[seed][1] / ours[seed][1] for seed in seeds]),
+    }
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """Medians over rounds and pairs."""
+    ratios = compared(rows)
+    values: dict[str, Any] = {
+        f"{name}_ratio": rounded(ratios[name].median) for name in ("request", "token") if ratios
+    }
+    for side in (STERNA, VLLM):
+        if found := list(costs(rows, side).values()):
+            request_us, token_us = np.median(found, axis=0)
+            values[f"{side}_request_us"] = rounded(float(request_us))
+            values[f"{side}_token_us"] = rounded(float(token_us))
+    return {**values, "goals": [asdict(each) for each in goals(rows)]}
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    """What is to be reached."""
+    found = []
+    if ratios := compared(rows):
+        share = ratios["share"]
+        found.append(
+            Goal(
+                "vLLM's share of what a token costs", f"at least {LEAST_VLLM_SHARE:g}",
+                share.text(2), share.median >= LEAST_VLLM_SHARE,
+            )
+        )  # fmt: skip
+    if many := [row for row in rows if row["n"] >= 5_000]:
+        failed = sum(row["failed"] for row in many)
+        found.append(Goal("5,000 streams at once: failed", "none", str(failed), failed == 0))
+    return found
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """All tables."""
+    num_rounds = len({row["seed"] for row in rows})
+    ratios = compared(rows)
+    lines = []
+    for side in (VLLM, STERNA):
+        found = list(costs(rows, side).values())
+        if not found:
+            continue
+        request_us, token_us = (float(each) for each in np.median(found, axis=0))
+        is_ours = side == STERNA and bool(ratios)
+        lines.append(
+            [
+                side,
+                number(request_us),
+                ratios["request"].text(2) if is_ours else "",
+                number(token_us),
+                ratios["token"].text(2) if is_ours else "",
+                number(1e6 / token_us),
+            ]
+        )
+    parts = [
+        f"Processor time of the HTTP process, medians over {num_rounds} pairs of runs, with 90 % "
+        "intervals of the ratios:",
+        markdown_table(
+            ("server", "a request [us]", "ratio", "a token [us]", "ratio", "tokens/s and core"),
+            lines,
+        ),
+    ]
+    if emulated := [row for row in rows if "instances" in row]:
+        parts.append("Sterna with emulated instances; requests are included in the time of tokens:")
+        header = ("load", "tokens/s", "a token [us]", "memory of front ends [MiB]", "failed")
+        parts.append(markdown_table(header, map(_emulated_line, emulated)))
+    for row in rows:
+        if row.get("profile"):
+            text = ", ".join(f"{part} {share:.0%}" for part, share in row["profile"].items())
+            parts.append(f"Profile of `{row['side']}`, {row['load']}: {text}.")
+    parts.append(goal_list([asdict(each) for each in goals(rows)]))
+    return "\n\n".join(parts)
+
+
+def _emulated_line(row: Row) -> list[str]:
+    return [
+        row["load"],
+        number(row["tokens"] / row["duration_s"]),
+        number(1e6 * row["cpu_s"] / row["tokens"]),
+        number(row["memory_bytes"] / 2**20),
+        str(row["failed"]),
+    ]
