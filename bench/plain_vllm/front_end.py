@@ -73,7 +73,7 @@ class Load:
     Attributes:
         name: in rows and tables.
         num_streams: their number.
-        at_once: so many are under way all the time.
+        at_once: as many are under way all the time.
         output_tokens: of each stream.
     """
 

@@ -175,7 +175,7 @@ def test_the_scheduler_finds_what_vllm_finds(name: str, use_eagle: bool) -> None
                 counts[found > 0] += 1
 
     test()
-    assert counts[True] > counts.total() / 4
+    assert counts[True] > counts.total() / 20
 
 
 def test_a_small_pool_forgets_and_the_scheduler_hears_of_it() -> None:

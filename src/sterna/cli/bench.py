@@ -48,6 +48,10 @@ BENCHMARKS = {
         "bench.plain_vllm.data_parallel",
         "replicas of Sterna's beside those of vLLM's own data parallelism",
     ),
+    "data-plane": (
+        "bench.migration.data_plane",
+        "copies of the KV cache between two processes, beside the wires alone",
+    ),
     "autoscaling": (
         "bench.autoscaling",
         "a load step up and down on one to three real instances",

@@ -1,17 +1,21 @@
-"""Times the KV data plane alone: block fusion, and transfers between two processes.
+"""The KV data plane alone, beside the wires that it uses.
 
 No engine runs, so the numbers are a lower bound for the copies of a migration. Rows:
 
 - `operation` gather, scatter: chunk by chunk between a cache with shuffled blocks and a staging
   buffer, in one thread;
 - `operation` transfer: from `send` in one process to `Arrived` in another (`arrived_ms`) and to
-  `Sent` in the first (`sent_ms`), paced as in bulk stages or not as in last stages;
+  `Sent` in the first (`sent_ms`), paced as in bulk stages or not as in last stages. In turn with
+  each one that is not paced, the same bytes go from one buffer to another (`wire_ms`, `raw_wires`);
+  `wire_share` is the wire's time over the transfer's;
 - `operation` connect: a first transfer of one block over a connection that must be opened.
 
 `foreign_cores` is the number of cores that others kept busy meanwhile: above a few tenths, the
 smallest numbers are uncertain.
 
-    python -m bench.migration.kv_plane [--models llama-7b] [--transports tcp shm] ...
+    sterna bench data-plane [--models llama-7b] [--transports tcp shm] ...
+
+`bench/results/data_plane.json` is written at the end.
 """
 
 import argparse
@@ -21,15 +25,20 @@ import queue
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
 from bench.common import results_io
+from bench.common.command import end_like_ctrl_c, ended
 from bench.common.machine import ForeignLoad
+from bench.common.pages import write_marked
+from bench.migration import data_plane_report as report
+from bench.migration import raw_wires
 from sterna.config import TransportConfig
 from sterna.transport.data_plane import Arrived, DataPlane, PlaneEvent, Sent, Transfer
 from sterna.transport.memory.chunks import largest_chunk_bytes, plan_tiles
@@ -37,6 +46,13 @@ from sterna.transport.memory.layout import KvCache, KvLayout
 from sterna.transport.memory.staging import make_buffer, make_copier
 from sterna.transport.plane import make_data_plane
 from sterna.types import MigrationId
+
+NAME = "data_plane"
+
+PAGE = results_io.ROOT / "docs" / "performance.md"
+
+RAW_WIRES = ("tcp", "shm")
+"""The transports that are compared with their wires alone."""
 
 _TOKENS = (256, 512, 1024, 2048, 4096, 8192)
 _MEASURE_S = 1.0
@@ -72,37 +88,53 @@ MODELS = {
 }
 
 
-def main() -> None:
-    arguments = _parser().parse_args()
-    device = torch.device(arguments.device)
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, and write the results."""
+    options = _parser().parse_args(argv)
+    return ended(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    device = torch.device(options.device)
     rows: list[dict[str, Any]] = []
     skipped: list[str] = []
-    for name in arguments.models:
+    for name in options.models:
         model = MODELS[name]
-        sizes = list(_sizes(model, arguments.max_tokens, device, skipped))
-        for row in _measure_copies(model, sizes, arguments.chunk_bytes, device):
+        sizes = list(_sizes(model, options.max_tokens, device, skipped))
+        for row in _measure_copies(model, sizes, options.chunk_bytes, device):
             rows.append(_show(row))
-        for kind in arguments.transports:
-            config = TransportConfig(kind=kind, chunk_bytes=arguments.chunk_bytes)
+        for kind in options.transports:
+            config = TransportConfig(kind=kind, chunk_bytes=options.chunk_bytes)
             for row in _measure_transfers(model, sizes, config, device):
                 rows.append(_show(row))
     config_facts = {
-        "chunk_bytes": arguments.chunk_bytes,
+        "chunk_bytes": options.chunk_bytes,
         "bandwidth_share": TransportConfig().bandwidth_share,
         "device": str(device),
         "processes": "source and destination on one host",
         "skipped": skipped,
     }
-    print(f"written: {results_io.write('kv_plane', config_facts, rows)}")
+    folder = results_io.RESULTS if options.results is None else options.results
+    path = results_io.write(NAME, config_facts, rows, folder, summary=report.summary(rows))
+    print(f"wrote {path}", file=sys.stderr)
+    text = report.markdown(rows)
+    print(text)
+    if folder == results_io.RESULTS:
+        write_marked(PAGE, "sterna bench data-plane", text)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Times the KV data plane alone.")
+    parser = argparse.ArgumentParser(
+        prog="sterna bench data-plane",
+        description="Time the KV data plane alone, beside the wires that it uses.",
+        epilog="docs/performance.md explains what is measured.",
+    )
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--transports", nargs="+", default=["tcp", "shm", "gloo"])
     parser.add_argument("--max-tokens", type=int, default=_TOKENS[-1])
     parser.add_argument("--chunk-bytes", type=int, default=TransportConfig().chunk_bytes)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--results", type=Path, help="folder of the result file")
     return parser
 
 
@@ -243,7 +275,12 @@ class _Source:
         self._config = config
         self._num_blocks = num_blocks
         self._stage = 0
-        self.endpoint: str = self._pipe.recv()
+        self._raw: raw_wires.RawWire | None = None
+        self.endpoint: str
+        self.endpoint, address = self._pipe.recv()
+        if address is not None:
+            max_bytes = num_blocks * model.block_bytes
+            self._raw = raw_wires.connect(address, max_bytes, config.chunk_bytes)
         self.open()
 
     def open(self) -> None:
@@ -272,8 +309,18 @@ class _Source:
         arrived_s: float = self._pipe.recv()
         return arrived_s - begun_s, sent_s - begun_s
 
+    def wire(self, num_bytes: int) -> float:
+        """Seconds that as many bytes take without the data plane."""
+        assert self._raw is not None
+        begun_s = time.monotonic()
+        self._raw.send(num_bytes)
+        arrived_s: float = self._pipe.recv()
+        return arrived_s - begun_s
+
     def close(self) -> None:
         self._plane.close()
+        if self._raw is not None:
+            self._raw.close()
         self._pipe.send(None)
         self._process.join()
 
@@ -291,12 +338,22 @@ def _run_destination(
             pipe.send(arrived_s)
 
     plane = make_data_plane(config, _make_cache(model, num_blocks, device), notify)
-    pipe.send(plane.endpoint)
+    raw = None
+    if config.kind in RAW_WIRES:
+        raw = raw_wires.Destination(
+            config.kind,
+            num_blocks * model.block_bytes,
+            config.chunk_bytes,
+            lambda: pipe.send(time.monotonic()),
+        )
+    pipe.send((plane.endpoint, None if raw is None else raw.address))
     while (order := pipe.recv()) is not None:
         transfer, ids = order
         plane.receive(transfer, [ids])
         pipe.send("ready")
     plane.close()
+    if raw is not None:
+        raw.close()
 
 
 def _measure_transfers(
@@ -312,10 +369,27 @@ def _measure_transfers(
     yield _row("connect", model, 1, _measure(connect), names, transport=config.kind)
     for paced in (False, True):
         for num_blocks in sizes:
-            samples = _measure(lambda n=num_blocks, p=paced: source.transfer(n, paced=p))
-            yield _row(
-                "transfer", model, num_blocks, samples, names, transport=config.kind, paced=paced
+
+            def measure(num_blocks: int = num_blocks, paced: bool = paced) -> tuple[float, ...]:
+                times = source.transfer(num_blocks, paced=paced)
+                if paced or config.kind not in RAW_WIRES:
+                    return times
+                return (*times, source.wire(num_blocks * model.block_bytes))
+
+            samples = _measure(measure)
+            has_wire = len(samples.seconds[0]) > len(names)
+            row = _row(
+                "transfer",
+                model,
+                num_blocks,
+                samples,
+                (*names, "wire_ms") if has_wire else names,
+                transport=config.kind,
+                paced=paced,
             )
+            if has_wire:
+                row["wire_share"] = asdict(report.wire_share(samples.seconds))
+            yield row
     source.close()
 
 
@@ -325,11 +399,14 @@ def _show(row: dict[str, Any]) -> dict[str, Any]:
         f"{row['model']:13} {row['operation']:9} {row.get('transport', '-'):5} "
         f"{'paced' if row.get('paced') else '':5} {row['tokens']:5} tokens "
         f"{durations['median']:9.3f} ms (p99 {durations['p99']:9.3f}) "
-        f"{row['gb_per_s']:6.2f} GB/s n={row['n']} foreign={row['foreign_cores']}",
+        f"{row['gb_per_s']:6.2f} GB/s n={row['n']} foreign={row['foreign_cores']}"
+        + (f" wire share {row['wire_share']['median']:.2f}" if "wire_share" in row else ""),
+        file=sys.stderr,
         flush=True,
     )
     return row
 
 
 if __name__ == "__main__":
-    main()
+    end_like_ctrl_c()
+    sys.exit(main())

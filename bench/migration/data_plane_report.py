@@ -1,0 +1,98 @@
+"""The results of `sterna bench data-plane`: tables, a summary and goals. Pure, from rows alone."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bench.common.comparison import Middle
+from bench.common.pages import Goal, goal_list
+from bench.common.tables import Row, markdown_table, number, rounded
+
+LEAST_WIRE_SHARE = 0.8
+
+LEAST_TOKENS = 256
+"""Shorter transfers are shown, and have no goal: they take well below a millisecond."""
+
+
+def wire_share(samples: Sequence[Sequence[float]]) -> Middle:
+    """The wire's time over the transfer's, over pairs of (arrived, sent, wire)."""
+    return Middle.of([wire_s / arrived_s for arrived_s, _, wire_s in samples])
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """The smallest share of the wire's rate, by model and transport."""
+    return {
+        **{name: rounded(share) for name, share in _least(rows).items()},
+        "goals": [asdict(each) for each in goals(rows)],
+    }
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    """What is to be reached with each model and transport."""
+    return [
+        Goal(
+            f"{name}, {LEAST_TOKENS} tokens and more: smallest share of the wire's rate",
+            f"at least {LEAST_WIRE_SHARE:g}", f"{share:.2f}", share >= LEAST_WIRE_SHARE,
+        )
+        for name, share in _least(rows).items()
+    ]  # fmt: skip
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """All tables."""
+    lines = [
+        [
+            f"{row['model']}, {row['transport']}, {row['tokens']:,} tokens",
+            number(row["copy_bytes"] / 2**20),
+            number(row["wire_ms"]["median"]),
+            number(row["arrived_ms"]["median"]),
+            number(row["arrived_ms"]["p99"]),
+            number(row["gb_per_s"]),
+            Middle(**row["wire_share"]).text(2),
+        ]
+        for row in _transfers(rows)
+    ]
+    header = (
+        *("transfer", "MiB", "wire alone [ms]", "transfer [ms]", "P99 [ms]", "GB/s"),
+        "share of the wire's rate",
+    )
+    copies = [
+        [
+            f"{row['model']}, {row['operation']}",
+            number(row["copy_bytes"] / 2**20),
+            number(row["duration_ms"]["median"]),
+            number(row["gb_per_s"]),
+        ]
+        for row in _largest_copies(rows)
+    ]
+    return "\n\n".join(
+        [
+            "Medians, with 90 % intervals of the shares over pairs of runs:",
+            markdown_table(header, lines),
+            "Blocks of a shuffled cache to and from a staging buffer, in one thread:",
+            markdown_table(("copy", "MiB", "time [ms]", "GB/s"), copies),
+            goal_list([asdict(each) for each in goals(rows)]),
+        ]
+    )
+
+
+def _transfers(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if "wire_share" in row]
+
+
+def _least(rows: Sequence[Row]) -> dict[str, float]:
+    least: dict[str, float] = {}
+    for row in _transfers(rows):
+        if row["tokens"] >= LEAST_TOKENS:
+            name, share = f"{row['model']}, {row['transport']}", row["wire_share"]["median"]
+            least[name] = min(share, least.get(name, share))
+    return least
+
+
+def _largest_copies(rows: Sequence[Row]) -> list[Row]:
+    largest = {
+        (row["model"], row["operation"]): row
+        for row in rows
+        if row["operation"] in ("gather", "scatter")
+    }
+    return list(largest.values())
