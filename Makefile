@@ -90,6 +90,10 @@ sim-test: install ## Run some hundred clusters in virtual time, under faults
 sim-soak: install ## Run 100,000 of them into bench/results/sim_soak.json
 	@exec $(BIN)/python -m bench.simulation.sim_soak $(ARGS)
 
+.PHONY: bench-check
+bench-check: model ## Ten minutes: fail if a ratio is a fifth worse than in bench/results
+	@exec $(BIN)/python -m bench.check $(ARGS)
+
 .PHONY: soak
 soak: model ## Half an hour of all kinds of clients: nothing may grow; into bench/results/soak.json (SOAK_SECONDS=180 for less)
 	@SOAK_SECONDS=$(or $(SOAK_SECONDS),1800) $(BIN)/python -m pytest -m soak -s $(ARGS)

@@ -21,7 +21,7 @@ from sterna.policy.presets import LLUMNIX
 from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.policy.selection import candidates_to_move
 from sterna.policy.virtual_usage import Candidate
-from sterna.policy_file import policy_named
+from sterna.policy_file import in_server, policy_named
 from sterna.scheduler.global_scheduler import GlobalScheduler
 from sterna.types import InstanceId
 from tests.policy.builders import M, evenly_loaded, instance, report, running
@@ -124,6 +124,23 @@ else:
     run("send", str(sent), f"{file}:Largest")
     file.unlink()
     assert run("get", str(sent)).split() == ["Largest", "0.5", "0"]
+
+
+def test_in_a_server_a_class_that_fails_ends_nothing(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its base decides; the log says so once in a while, and where it failed."""
+    policy = policy_named(f"{file}:Wrong")
+    with pytest.raises(ConfigurationError, match="must return the instance_id"):
+        scheduler(policy, instance("i0")).on_request(ask("r"), 0.0)
+    core = scheduler(in_server(policy), instance("i0"))
+    for name in ("r", "s"):
+        assert places(core.on_request(ask(name), 0.0)) == [(name, "i0")]
+    (record,) = caplog.records
+    assert "policy failed" in record.message
+    assert "method=dispatch" in record.message
+    assert record.exc_info is not None
+    assert in_server(LLUMNIX) is LLUMNIX
 
 
 # ------------------------------------------------------------------------------ the decisions

@@ -46,6 +46,8 @@ NAME = "front_end"
 
 PAGE = results_io.ROOT / "docs" / "performance.md"
 
+PARTS = ("real", "emulated")
+
 PROMPT_TOKENS = 32
 
 EVENT = b"data: "
@@ -119,14 +121,14 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
     def write() -> None:
         results_io.write(NAME, config, rows, folder, summary=report.summary(rows))
 
-    for seed in range(1, options.rounds + 1):
+    for seed in range(1, options.rounds + 1) if "real" in options.parts else ():
         for side in in_turn((STERNA, VLLM), seed):
             if (side, seed) in known:
                 continue
             notes.say(f"round {seed} of {options.rounds}: {side}")
             rows += _real_rows(side, model, (short, long), seed, notes)
             write()
-    for num_instances, num_frontends, load in emulated:
+    for num_instances, num_frontends, load in emulated if "emulated" in options.parts else ():
         if load.name not in known_loads:
             notes.say(load.name)
             rows.append(_emulated_row(num_instances, num_frontends, load, notes))
@@ -281,6 +283,10 @@ def _parser() -> argparse.ArgumentParser:
         "beside vLLM's own API server.",
         epilog="docs/performance.md explains what is measured.",
     )
+    parser.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=PARTS, metavar="PART",
+        help=f"some of: {', '.join(PARTS)} (default: both)",
+    )  # fmt: skip
     add_round_options(parser, quick="few streams, as a check")
     return parser
 

@@ -31,6 +31,7 @@ from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
 from bench.serving.measured import LOGS, MAX_FOREIGN_CORES, Notes
 from bench.serving.served import served
 from sterna.demo_model.small_model import default_cache_folder, ensure_small_model
+from sterna.errors import ConfigurationError
 
 NAME = "overhead"
 
@@ -77,9 +78,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
     notes = Notes()
     model = ensure_small_model(default_cache_folder(os.environ), notes.say)
-    loads, idle_s = LOADS, IDLE_S
+    loads = [each for each in LOADS if each.name in options.loads]
+    idle_s = IDLE_S
+    for each in loads:
+        if not each.is_saturated and not _has_saturated(loads, each):
+            raise ConfigurationError(
+                f"--loads: {each.name!r} needs a saturated load of as many tokens, whose rate it "
+                "halves"
+            )
     if options.quick:
-        loads = tuple(replace(each, num_requests=4, output_tokens=8) for each in LOADS[:2])
+        loads = [replace(each, num_requests=4, output_tokens=8) for each in LOADS[:2]]
         idle_s = 2.0
     known = {(row["mode"], row["side"], row["seed"]) for row in rows}
     for seed in range(1, options.rounds + 1):
@@ -99,6 +107,13 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
                     folder,
                     summary=overhead_report.summary(rows),
                 )
+
+
+def _has_saturated(loads: Sequence[Load], load: Load) -> bool:
+    return any(
+        each.is_saturated and not each.with_busy_core and each.prompt_tokens == load.prompt_tokens
+        for each in loads
+    )
 
 
 def _rates(rows: Sequence[Row], mode: str) -> dict[int, float]:
@@ -198,6 +213,14 @@ def _parser() -> argparse.ArgumentParser:
         default=list(MODES),
         metavar="MODE",
         help=f"some of: {', '.join(MODES)} (default: all)",
+    )
+    parser.add_argument(
+        "--loads",
+        nargs="+",
+        choices=[each.name for each in LOADS],
+        default=[each.name for each in LOADS],
+        metavar="LOAD",
+        help="some of: " + "; ".join(each.name for each in LOADS) + " (default: all)",
     )
     add_round_options(parser, quick="two loads of few requests, as a check")
     return parser

@@ -147,6 +147,13 @@ def _cpu(row: Row) -> float:
     return 1_000 * float(row["server_cpu_s"]) / (row["tokens_per_s"] * row["duration_s"])
 
 
+def throughput_ratio(rows: Sequence[Row], mode: str, load: str) -> float | None:
+    """Sterna's tokens a second over those of plain vLLM, the median over pairs; None without
+    one."""
+    compared = _compared(rows, mode, load)
+    return None if compared is None else compared["throughput"].median
+
+
 def _compared(rows: Sequence[Row], mode: str, load: str) -> dict[str, Middle] | None:
     by_side: dict[str, dict[int, Row]] = {VLLM: {}, STERNA: {}}
     for row in rows:

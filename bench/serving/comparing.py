@@ -94,6 +94,12 @@ def add_round_options(parser: argparse.ArgumentParser, *, quick: str) -> None:
     )
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of results (default: bench/results; the page is written from there only)",
+    )
+    parser.add_argument(
         "--continue",
         dest="is_continued",
         action="store_true",
@@ -123,7 +129,7 @@ def rows_in_rounds(
     Raises:
         ConfigurationError: there are no results to go on with.
     """
-    folder = QUICK_FOLDER if options.quick else results_io.RESULTS
+    folder = results_folder(options)
     rows: list[Row] = []
     if options.is_continued or options.report:
         rows = _kept_rows(name, folder)

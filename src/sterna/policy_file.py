@@ -4,6 +4,7 @@ The file's text travels with the policy, so that processes of other nodes need n
 import what is installed, and no other file beside it.
 """
 
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from sterna.config import PolicyConfig
 from sterna.errors import ConfigurationError
+from sterna.log_throttle import LogThrottle
 from sterna.policy.presets import PRESETS, preset
 
 if TYPE_CHECKING:
     # Imported with the first file only: `--help` needs no numpy.
     from sterna.policy.own import Policy
+
+
+logger = logging.getLogger(__name__)
 
 
 def names_file(text: str) -> bool:
@@ -45,6 +50,27 @@ def policy_named(text: str) -> PolicyConfig:
         raise
     except Exception as error:
         raise ConfigurationError(f"policy {text}: {type(error).__name__}: {error}") from error
+
+
+def in_server(policy: PolicyConfig) -> PolicyConfig:
+    """The same policy, whose class, if it has one of one's own, cannot end this process. What goes
+    wrong in it is logged."""
+    if policy.own is None:
+        return policy
+    from sterna.policy.guarded import guarded
+
+    throttles: dict[str, LogThrottle] = {}
+
+    def report(method: str, error: Exception) -> None:
+        if throttles.setdefault(method, LogThrottle()).is_due():
+            logger.error(
+                "policy failed, the rules of its base decide policy=%s method=%s",
+                policy.name,
+                method,
+                exc_info=error,
+            )
+
+    return guarded(policy, report)
 
 
 def load_policy(source: str, file: str, name: str) -> "Policy":

@@ -102,6 +102,15 @@ def test_what_does_not_exist_is_refused() -> None:
     assert "paprika" in done.stderr.splitlines()[-1]
 
 
+def test_a_load_at_half_a_rate_needs_the_rate() -> None:
+    done = subprocess.run(
+        [*COMMAND, "--loads", "1,024 tokens, half the rate"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "needs a saturated load" in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.slow
 def test_a_quick_run_has_pairs_of_rows() -> None:
     done = subprocess.run(

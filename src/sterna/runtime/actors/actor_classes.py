@@ -99,11 +99,12 @@ class _SchedulerActor:
             host: see `own_host`.
         """
         from sterna.messaging.mailbox import Mailbox
+        from sterna.policy_file import in_server
         from sterna.scheduler.shell import Scheduler
 
         configure_logging(log_level)
         self._mailbox = Mailbox(own_host(host), keys)
-        self._scheduler = Scheduler(policy, self._mailbox, scaling)
+        self._scheduler = Scheduler(in_server(policy), self._mailbox, scaling)
         self._serving = asyncio.create_task(self._serve())
         return self._mailbox.address
 
@@ -185,10 +186,12 @@ class _InstanceActor:
         from sterna.instance.lease_guard import LeaseGuard
         from sterna.instance.shell import Instance, beat
         from sterna.messaging.mailbox import Mailbox
+        from sterna.policy_file import in_server
 
         instance_id, host = spec.instance_id, own_host(spec.host)
         mailbox = Mailbox(host, spec.keys)
-        self._instance = Instance(instance_id, spec.llumlet, mailbox)
+        llumlet = replace(spec.llumlet, policy=in_server(spec.llumlet.policy))
+        self._instance = Instance(instance_id, llumlet, mailbox)
         _on_callback_error(self._instance.on_failure)
         engine: Engine
         if spec.emulated is None:

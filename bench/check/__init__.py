@@ -1,0 +1,1 @@
+"""The check that nothing has become slower: short runs beside the committed results."""

@@ -1,0 +1,109 @@
+"""A class of one's own in a server: where it fails, the rules of its base decide. Pure.
+
+In a simulation an exception of the class ends the run, so that its author sees it. In a server it
+would end the scheduler or an instance, and the same request most likely their successors too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Self, TypeVar
+
+from sterna.config import OwnDecisions, PolicyConfig, ScalingConfig
+from sterna.policy.own import Policy
+from sterna.policy.virtual_usage import Candidate, NewRequest
+from sterna.types import InstanceId, InstanceView, RequestView
+
+T = TypeVar("T")
+
+Report = Callable[[str, Exception], None]
+"""Gets the method that failed, and its exception."""
+
+
+def guarded(policy: PolicyConfig, report: Report) -> PolicyConfig:
+    """The same policy, whose class of one's own cannot end the process."""
+    if policy.own is None:
+        return policy
+    return replace(policy, own=GuardedPolicy(policy.own, replace(policy, own=None), report))
+
+
+class GuardedPolicy:
+    """The decisions of a class, where they can be carried out.
+
+    Args:
+        base: the rules that decide in its place.
+    """
+
+    def __init__(self, own: OwnDecisions, base: PolicyConfig, report: Report) -> None:
+        self._own = own
+        self._base = Policy()
+        self._base.config = base
+        self._report = report
+        self.looks_at_prefixes = own.looks_at_prefixes
+
+    def anew(self, config: PolicyConfig) -> Self:
+        """See `OwnDecisions`."""
+        return type(self)(self._own.anew(config), config, self._report)
+
+    def dispatch(self, request: NewRequest, instances: Sequence[Candidate]) -> InstanceId:
+        """See `Policy`."""
+
+        def decide() -> InstanceId:
+            chosen: InstanceId = self._own.dispatch(request, instances)
+            _require_known((chosen,), instances)
+            return chosen
+
+        return self._decided(decide, lambda: self._base.dispatch(request, instances))
+
+    def pair(self, instances: Sequence[Candidate]) -> Mapping[InstanceId, InstanceId]:
+        """See `Policy`."""
+
+        def decide() -> Mapping[InstanceId, InstanceId]:
+            pairs = dict(self._own.pair(instances))
+            _require_known((*pairs.keys(), *pairs.values()), instances)
+            return pairs
+
+        return self._decided(decide, lambda: self._base.pair(instances))
+
+    def victims(self, instance: InstanceView) -> Sequence[RequestView]:
+        """See `Policy`."""
+
+        def decide() -> Sequence[RequestView]:
+            there = {each.request_id for each in (*instance.running, *instance.queuing)}
+            victims = tuple(self._own.victims(instance))
+            for each in victims:
+                if each.request_id not in there:
+                    raise ValueError(f"request {each.request_id} is not on the instance")
+                if each.immovable is not None:
+                    raise ValueError(
+                        f"request {each.request_id} cannot move: {each.immovable.value}"
+                    )
+            return victims
+
+        return self._decided(decide, lambda: self._base.victims(instance))
+
+    def num_instances(
+        self, instances: Sequence[Candidate], num_starting: int, scaling: ScalingConfig
+    ) -> int | None:
+        """See `Policy`."""
+
+        def decide() -> int | None:
+            wanted = self._own.num_instances(instances, num_starting, scaling)
+            if wanted is not None and not isinstance(wanted, int):
+                raise TypeError(f"a number of instances must be an integer, not {wanted!r}")
+            return wanted
+
+        return self._decided(decide, lambda: None)
+
+    def _decided(self, decide: Callable[[], T], otherwise: Callable[[], T]) -> T:
+        try:
+            return decide()
+        except Exception as error:
+            self._report(decide.__qualname__.split(".")[1], error)
+            return otherwise()
+
+
+def _require_known(ids: Sequence[InstanceId], instances: Sequence[Candidate]) -> None:
+    known = {each.instance_id for each in instances}
+    for each in ids:
+        if each not in known:
+            raise ValueError(f"{each!r} is not the instance_id of an instance that was given")

@@ -1,0 +1,58 @@
+"""The check of ratios against committed results."""
+
+from typing import Any
+
+import pytest
+
+from bench.check.values import CHECKS, Value, Verdict, table
+from bench.common import results_io
+
+BETTER, SMALLER = Value("gain", lambda rows: None, True), Value("cost", lambda rows: None, False)
+
+
+@pytest.mark.parametrize(
+    ("value", "committed", "measured", "loss", "is_lost"),
+    [
+        (BETTER, 1.0, 0.9, 1 / 0.9, False),
+        (BETTER, 1.0, 0.8, 1.25, True),
+        (BETTER, 1.0, 2.0, 0.5, False),
+        (SMALLER, 2.0, 2.3, 1.15, False),
+        (SMALLER, 2.0, 2.5, 1.25, True),
+        (BETTER, None, 1.0, None, False),
+        (BETTER, 1.0, None, None, True),
+    ],
+)
+def test_a_ratio_is_lost_if_it_is_a_fifth_worse_or_missing(
+    value: Value, committed: float | None, measured: float | None, loss: float | None, is_lost: bool
+) -> None:
+    verdict = Verdict(value, committed, measured)
+    assert verdict.loss == (None if loss is None else pytest.approx(loss))
+    assert verdict.is_lost == is_lost
+
+
+def test_the_table_says_what_is_lost() -> None:
+    lines = table([Verdict(BETTER, 1.0, 0.5), Verdict(SMALLER, 1.0, 0.5), Verdict(BETTER, None, 1)])
+    assert "| gain | 1 | 0.5 | **2.00 times as bad** |" in lines
+    assert "| cost | 1 | 0.5 | as good |" in lines
+    assert "| gain |  | 1 | nothing committed |" in lines
+
+
+def committed(name: str) -> list[dict[str, Any]]:
+    try:
+        rows: list[dict[str, Any]] = results_io.read(name)["rows"]
+    except FileNotFoundError:
+        pytest.skip(f"{name} has not been measured")
+    return rows
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.file)
+def test_the_committed_results_have_the_values(check: Any) -> None:
+    for value in check.values:
+        found = value.of(committed(check.file))
+        assert found is not None, value.name
+        assert 0 < found < 1_000
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.file)
+def test_results_without_a_row_have_no_value(check: Any) -> None:
+    assert all(value.of([]) is None for value in check.values)
