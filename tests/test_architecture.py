@@ -111,7 +111,12 @@ ROOT_MODULES: dict[str, set[str]] = {
     "sterna.errors": set(),
     "sterna.config": {"sterna.types", "sterna.errors"},
     "sterna.priority_classes": {"sterna.types", "sterna.errors"},
-    "sterna.policy_file": {"sterna.config", "sterna.errors", "sterna.policy"},
+    "sterna.policy_file": {
+        "sterna.config",
+        "sterna.errors",
+        "sterna.log_throttle",
+        "sterna.policy",
+    },
     "sterna.folders": set(),
     "sterna.log_throttle": set(),
 }

@@ -177,6 +177,8 @@ def _emulated_row(num_instances: int, num_frontends: int, load: Load, notes: Not
         options = (
             *("--engine", "emulated", "--profile", str(path), "--served-model-name", "small"),
             *("--instances", str(num_instances), "--frontends", str(num_frontends)),
+            # By default 2,048 may wait, and others are refused.
+            *("--max-queued-requests", str(2 * load.at_once)),
         )
         with served(options, log=log) as url:
             processes = _processes(STERNA)

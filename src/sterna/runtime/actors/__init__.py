@@ -2,6 +2,6 @@
 
 Offers: actor_classes, addresses, member_status, packed_args.
 Imports: config, engine, engine.emulated, engine.vllm, errors, frontend.metrics,
-    frontend.vllm_server, instance, messages, messaging, runtime.processes, scheduler, supervisor,
-    types.
+    frontend.vllm_server, instance, messages, messaging, policy_file, runtime.processes, scheduler,
+    supervisor, types.
 """
