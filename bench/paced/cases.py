@@ -76,16 +76,7 @@ class Case:
 
     def write_hardware(self, folder: Path) -> Path:
         """Write the profile as a file for `--profile`."""
-        hardware = self.hardware()
-        engine = {
-            **asdict(hardware.engine),
-            "step_mode": hardware.engine.step_mode.value,
-            "preemption": hardware.engine.preemption.value,
-        }
-        document = {**asdict(hardware), "engine": engine}
-        path = folder / f"{hardware.name}.yaml"
-        path.write_text(yaml.safe_dump(document, sort_keys=False))
-        return path
+        return write_hardware(self.hardware(), folder)
 
     def serve_options(self, model: Path, hardware: Path, policy: str) -> list[str]:
         """The options of `sterna serve`."""
@@ -107,6 +98,19 @@ class Case:
             *("--profile", str(hardware), "--instances", str(self.instances)),
             *("--report", "step"),
         ]
+
+
+def write_hardware(hardware: Profile, folder: Path) -> Path:
+    """Write the profile as a file for `--profile`."""
+    engine = {
+        **asdict(hardware.engine),
+        "step_mode": hardware.engine.step_mode.value,
+        "preemption": hardware.engine.preemption.value,
+    }
+    document = {**asdict(hardware), "engine": engine}
+    path = folder / f"{hardware.name}.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    return path
 
 
 def tiny_model(folder: Path) -> Path:

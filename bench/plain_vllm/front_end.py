@@ -1,5 +1,5 @@
-"""The front end: the processor time that a server's HTTP process needs for a request and for a
-token, beside vLLM's own API server.
+"""A front end's costs: processor time of a server's HTTP process for a request and for a token,
+beside vLLM's own API server.
 
 Both servers have one real engine with a tiny model, whose steps are so short that the front end has
 most of the work. A first load has short answers, a second one long answers, so that both costs are
@@ -26,13 +26,12 @@ from pathlib import Path
 
 import aiohttp
 import psutil
-import yaml
 
 from bench.common import results_io
 from bench.common.command import end_like_ctrl_c, ended
 from bench.common.machine import ForeignLoad
 from bench.common.tables import Row, rounded
-from bench.paced.cases import tiny_model
+from bench.paced.cases import tiny_model, write_hardware
 from bench.plain_vllm import front_end_report as report
 from bench.plain_vllm.sides import ONE_THREAD, STERNA, VLLM, VLLM_PROGRAM
 from bench.serving.client import NUM_SPARE_FILES, allow_files
@@ -164,16 +163,8 @@ def _emulated_row(num_instances: int, num_frontends: int, load: Load, notes: Not
     log = LOGS / NAME / f"emulated-{num_instances}-{num_frontends}-{load.num_streams}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "slow.yaml"
-        document = {
-            **asdict(replace(hardware, name="slow", step_time=steps)),
-            "engine": {
-                **asdict(engine),
-                "step_mode": engine.step_mode.value,
-                "preemption": engine.preemption.value,
-            },
-        }
-        path.write_text(yaml.safe_dump(document))
+        slow = replace(hardware, name="slow", engine=engine, step_time=steps)
+        path = write_hardware(slow, Path(folder))
         options = (
             *("--engine", "emulated", "--profile", str(path), "--served-model-name", "small"),
             *("--instances", str(num_instances), "--frontends", str(num_frontends)),

@@ -52,7 +52,7 @@ class GuardedPolicy:
             _require_known((chosen,), instances)
             return chosen
 
-        return self._decided(decide, lambda: self._base.dispatch(request, instances))
+        return self._decided("dispatch", decide, lambda: self._base.dispatch(request, instances))
 
     def pair(self, instances: Sequence[Candidate]) -> Mapping[InstanceId, InstanceId]:
         """See `Policy`."""
@@ -62,7 +62,7 @@ class GuardedPolicy:
             _require_known((*pairs.keys(), *pairs.values()), instances)
             return pairs
 
-        return self._decided(decide, lambda: self._base.pair(instances))
+        return self._decided("pair", decide, lambda: self._base.pair(instances))
 
     def victims(self, instance: InstanceView) -> Sequence[RequestView]:
         """See `Policy`."""
@@ -79,7 +79,7 @@ class GuardedPolicy:
                     )
             return victims
 
-        return self._decided(decide, lambda: self._base.victims(instance))
+        return self._decided("victims", decide, lambda: self._base.victims(instance))
 
     def num_instances(
         self, instances: Sequence[Candidate], num_starting: int, scaling: ScalingConfig
@@ -92,13 +92,13 @@ class GuardedPolicy:
                 raise TypeError(f"a number of instances must be an integer, not {wanted!r}")
             return wanted
 
-        return self._decided(decide, lambda: None)
+        return self._decided("num_instances", decide, lambda: None)
 
-    def _decided(self, decide: Callable[[], T], otherwise: Callable[[], T]) -> T:
+    def _decided(self, method: str, decide: Callable[[], T], otherwise: Callable[[], T]) -> T:
         try:
             return decide()
         except Exception as error:
-            self._report(decide.__qualname__.split(".")[1], error)
+            self._report(method, error)
             return otherwise()
 
 
