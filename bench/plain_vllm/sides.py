@@ -29,7 +29,7 @@ VLLM, VLLM_LEAN = "vllm", "vllm, one thread a rank"
 VLLM_PROGRAM = (sys.executable, "-m", "bench.plain_vllm.vllm_command", "serve")
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-"""The threads that `sterna serve` gives each instance on CPU."""
+"""The threads that `sterna serve` gives each instance on two cores."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def profile(arguments: Sequence[str]) -> int:
     config = checked_engine_config(args)
     from sterna.engine.vllm.facts import profile_key
 
-    key = profile_key(config)
+    key = profile_key(config, args.num_threads)
     emulated, measurement = _measure(args, config, key)
     return _deliver(args, emulated, measurement)
 
@@ -124,7 +124,7 @@ def _measure(args: Namespace, config: Any, key: dict[str, str]) -> "tuple[Profil
 
     with _progress() as show:
         show("starting the engine", 0.0)
-        engine = ProfiledEngine(config)
+        engine = ProfiledEngine(config, num_threads=args.num_threads)
         try:
             limits = engine.emulated()
             plan = batches(

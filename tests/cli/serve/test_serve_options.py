@@ -1,12 +1,13 @@
 """Options of `sterna serve` alone: the configuration from them, and values that it refuses."""
 
 import argparse
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from sterna.cli.serve.engine_options import with_prefix_caches
+from sterna.cli.serve.engine_options import USERS_THREADS, share_cores, with_prefix_caches
 from sterna.cli.serve.serve_options import add_serve_options, cluster_config
 from sterna.config import ClusterConfig, Soonest
 from sterna.errors import ConfigurationError
@@ -114,3 +115,45 @@ def test_a_policy_that_is_made_for_prefix_caches_needs_them() -> None:
 def test_other_policies_do_not_care_for_prefix_caches() -> None:
     config, args = on_vllm("--policy", "llumnix")
     assert with_prefix_caches(config, args, engine(is_caching=False)) == config
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_instances", "num_ranks", "num_threads"),
+    [(16, 1, 1, 15), (16, 4, 1, 3), (16, 2, 2, 3), (2, 1, 1, 1), (2, 4, 1, 1)],
+)
+def test_instances_share_all_cores_but_one(
+    num_cores: int,
+    num_instances: int,
+    num_ranks: int,
+    num_threads: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(num_cores)))
+    monkeypatch.delenv(USERS_THREADS, raising=False)
+    args = argparse.Namespace(tensor_parallel_size=num_ranks, pipeline_parallel_size=1)
+
+    share_cores(args, num_instances)
+
+    assert args.num_threads == num_threads
+
+
+@pytest.mark.parametrize(("given", "num_threads"), [("7", 7), ("4,2", 4)])
+def test_the_users_number_of_threads_holds(
+    given: str, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(USERS_THREADS, given)
+    args = argparse.Namespace()
+
+    share_cores(args, 4)
+
+    assert args.num_threads == num_threads
+
+
+@pytest.mark.parametrize("given", ["0", "many", "-1"])
+def test_a_number_of_threads_that_is_none_is_refused(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(USERS_THREADS, given)
+
+    with pytest.raises(ConfigurationError, match=r"OMP_NUM_THREADS=.* must be a number of threads"):
+        share_cores(argparse.Namespace(), 2)

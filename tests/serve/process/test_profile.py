@@ -88,9 +88,11 @@ def _check_what_serve_finds(
     cluster_config(args)
     engine: Any = checked_engine_config(args)
 
-    assert profile_key(engine) == measurement.key
+    assert profile_key(engine, args.num_threads) == measurement.key
     assert total_tokens(engine) == measurement.total_tokens
-    assert find(cache, profile_key(engine)) == (None if measurement.is_noisy else measurement)
+    assert find(cache, profile_key(engine, args.num_threads)) == (
+        None if measurement.is_noisy else measurement
+    )
 
 
 @pytest.mark.slow

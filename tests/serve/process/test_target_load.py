@@ -36,7 +36,7 @@ class Server:
     def key(self) -> dict[str, str]:
         from sterna.engine.vllm.facts import profile_key
 
-        return profile_key(self.engine)
+        return profile_key(self.engine, self.args.num_threads)
 
     def target_loads(self, **changes: object) -> dict[Priority, int]:
         """The target loads that it starts with, were these options different."""

@@ -34,6 +34,9 @@ MIN_KV_CACHE_BYTES = 256 << 20
 USABLE_MEMORY_SHARE = 0.9
 """Largest share of the available main memory that instances take together by default."""
 
+USERS_THREADS = "STERNA_OMP_NUM_THREADS"
+"""Variable with the user's `OMP_NUM_THREADS`, or nothing; all processes get one of 1 at first."""
+
 INSTANCE_OVERHEAD_BYTES = 1200 * 1024 * 1024
 """Main memory of an instance's process besides weights and KV cache, as measured on CPU."""
 
@@ -115,6 +118,26 @@ def share_memory(args: Namespace, num_instances: int, options: str) -> None:
             f"and {available / 2**30:.1f} GiB are available; lower {options} or "
             "--kv-cache-memory-bytes"
         )
+
+
+def share_cores(args: Namespace, num_instances: int) -> None:
+    """Give each rank of an instance on CPU a part of the cores, all but one of which compute.
+
+    An `OMP_NUM_THREADS` of the user holds instead.
+
+    Raises:
+        ConfigurationError: that is not a number of threads.
+    """
+    given = os.environ.get(USERS_THREADS, "")
+    if not given:
+        num_cores = len(os.sched_getaffinity(0))
+        args.num_threads = max(1, (num_cores - 1) // (num_instances * world_size(args)))
+        return
+    # OpenMP takes a list as well, whose first number is the one that counts here.
+    first = given.partition(",")[0].strip()
+    if not first.isdecimal() or int(first) == 0:
+        raise ConfigurationError(f"OMP_NUM_THREADS={given}: it must be a number of threads")
+    args.num_threads = int(first)
 
 
 def checked_engine_config(args: Namespace) -> Any:

@@ -268,7 +268,7 @@ def with_target_load(config: ClusterConfig, args: Namespace, engine: Any) -> Clu
 def _found(args: Namespace, engine: Any) -> tuple[int, str] | None:
     """Return the target load of a profile and the profile's name; None without a profile."""
     try:
-        return _of_emulated(args) if args.emulated is not None else _of_this_engine(engine)
+        return _of_emulated(args) if args.emulated is not None else _of_this_engine(args, engine)
     except ConfigurationError as error:
         # A bad profile must not prevent the start of a server: it can be measured again.
         logger.warning("target load: %s", error)
@@ -284,12 +284,12 @@ def _of_emulated(args: Namespace) -> tuple[int, str] | None:
     return None if measurement is None else (measurement.target_load_tokens, str(path))
 
 
-def _of_this_engine(engine: Any) -> tuple[int, str] | None:
+def _of_this_engine(args: Namespace, engine: Any) -> tuple[int, str] | None:
     from sterna.demo_model.small_model import default_cache_folder
     from sterna.engine.profiling.profile_file import find, nearest_difference, path_of
     from sterna.engine.vllm.facts import profile_key
 
-    folder, key = default_cache_folder(os.environ), profile_key(engine)
+    folder, key = default_cache_folder(os.environ), profile_key(engine, args.num_threads)
     measurement = find(folder, key)
     if measurement is not None:
         return measurement.target_load_tokens, str(path_of(folder, key))

@@ -12,6 +12,7 @@ from sterna.cli.serve.cluster_address import cluster_address, internal_host
 from sterna.cli.serve.door_options import check_tls
 from sterna.cli.serve.engine_options import (
     SMALL_MODEL_NAME,
+    USERS_THREADS,
     checked_engine_config,
     choose_model,
     with_prefix_caches,
@@ -92,7 +93,7 @@ def parse(
     choose_model(args)
     _refuse_unsupported(args)
     settle_classes(args)
-    args.emulated = args.step_time = None
+    args.emulated = args.step_time = args.num_threads = None
     if args.engine != "vllm":
         from sterna.cli.serve.emulated_options import emulated_options, paced_options
 
@@ -122,8 +123,10 @@ def engine_environment() -> dict[str, str]:
         **library_environment(os.environ),
     }
     if is_cpu_build():
-        # Instances share the machine's cores; more threads would only compete for them.
-        environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+        # Of the processes beside the engines, which get theirs by `share_cores`.
+        given = os.environ.get("OMP_NUM_THREADS", "")
+        environment[USERS_THREADS] = os.environ.get(USERS_THREADS, given)
+        environment["OMP_NUM_THREADS"] = "1"
         environment["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get(
             "VLLM_CPU_OMP_THREADS_BIND", "nobind"
         )

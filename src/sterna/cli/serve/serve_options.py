@@ -7,7 +7,7 @@ from dataclasses import replace
 from sterna.cli.options.option_tables import Option, OptionTable, add_options, given, naming
 from sterna.cli.serve.cluster_address import TRANSPORT, transport_config
 from sterna.cli.serve.door_options import DOOR, door_config
-from sterna.cli.serve.engine_options import gpus_of, share_memory
+from sterna.cli.serve.engine_options import gpus_of, share_cores, share_memory
 from sterna.cli.serve.priority_options import PRIORITIES, with_classes
 from sterna.cli.serve.scaling_options import INSTANCES, SCALING, num_instances, scaling_config
 from sterna.cli.simulate.simulate_options import DEFAULT_PROFILE
@@ -195,6 +195,7 @@ def cluster_config(args: Namespace) -> ClusterConfig:
         if config.num_warm_instances:
             options += ", --warm-instances"
         share_memory(args, most + config.num_warm_instances, options)
+        share_cores(args, most)
     return config
 
 

@@ -98,6 +98,7 @@ class VllmEngine:
     Args:
         reports_cache: whether the listener hears of the contents of the prefix cache.
         step_time: how long steps last, in experiments; None: as long as they take.
+        num_threads: see `build_core`.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class VllmEngine:
         log_stats: bool = False,
         reports_cache: bool = False,
         step_time: StepTime | None = None,
+        num_threads: int | None = None,
     ) -> None:
         self._listener = listener
         self._classes = classes
@@ -123,7 +125,7 @@ class VllmEngine:
             lambda changes: self._to_loop(listener.on_cache, changes),
         )
         self._thread = StepThread(
-            lambda: build_core(vllm_config, log_stats=log_stats),
+            lambda: build_core(vllm_config, log_stats=log_stats, num_threads=num_threads),
             on_step=self._on_step,
             on_idle_command=self._views.publish,
             on_failure=lambda error: self._to_loop(listener.on_failure, error),

@@ -13,11 +13,14 @@ from vllm.platforms import current_platform
 from sterna.engine.profiling.profile_file import cpu_model
 
 
-def profile_key(config: VllmConfig) -> dict[str, str]:
+def profile_key(config: VllmConfig, num_threads: int | None) -> dict[str, str]:
     """Key of a profile: the model, the options that change a step's time, the hardware.
 
     The size of the KV cache and the limits of a batch are not part of it: they do not change a
     target load in tokens. Two engines with equal keys have equal step times.
+
+    Args:
+        num_threads: of each rank's steps on CPU.
     """
     model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
     speculative = config.speculative_config
@@ -35,7 +38,7 @@ def profile_key(config: VllmConfig) -> dict[str, str]:
         "lora": str(config.lora_config is not None),
         "speculative": "None" if speculative is None else str(speculative.method),
         "vllm": vllm.__version__,
-        "hardware": _hardware(),
+        "hardware": _hardware(num_threads),
     }
 
 
@@ -64,7 +67,7 @@ def kv_format(config: VllmConfig, page_layouts: Iterable[str]) -> str:
         page_layouts: the layout of a page on each rank; it does not follow from the options,
             because vLLM chooses it by the hardware.
     """
-    key = profile_key(config)
+    key = profile_key(config, num_threads=None)
     formats = [f"{name}={key[name]}" for name in KV_KEYS]
     formats.append(f"weights={weights_digest(Path(config.model_config.model))}")
     formats.append(f"hf_overrides={config.model_config.hf_overrides}")
@@ -160,8 +163,8 @@ def _model(name: str, revision: str | None) -> str:
     return f"{Path(name).resolve().name} (config.json {digest[:12]})"
 
 
-def _hardware() -> str:
+def _hardware(num_threads: int | None) -> str:
     if not current_platform.is_cpu():
         return str(current_platform.get_device_name())
-    num_threads = os.environ.get("OMP_NUM_THREADS", "all")
-    return f"{cpu_model()}, {os.cpu_count()} cores, {num_threads} threads an instance"
+    threads = "all" if num_threads is None else num_threads
+    return f"{cpu_model()}, {os.cpu_count()} cores, {threads} threads an instance"

@@ -123,10 +123,20 @@ def engine_config(args: Namespace) -> VllmConfig:
     return config
 
 
-def build_core(config: VllmConfig, *, log_stats: bool) -> HostedCore:
-    """Load the model and make the engine core; must run on the thread that steps it."""
+def build_core(
+    config: VllmConfig, *, log_stats: bool, num_threads: int | None = None
+) -> HostedCore:
+    """Load the model and make the engine core; must run on the thread that steps it.
+
+    Args:
+        num_threads: of each rank's steps on CPU; None: as many as OpenMP takes.
+    """
     sys.setswitchinterval(STEP_THREAD_SWITCH_INTERVAL_S)
     if is_cpu_build():
+        if num_threads is not None:
+            # The variable is for ranks with a process of their own; OpenMP read it here long ago.
+            os.environ["OMP_NUM_THREADS"] = str(num_threads)
+            torch.set_num_threads(num_threads)
         # What vLLM 0.32 writes so, its CPU build cannot load (`finalize_loading` is missing); each
         # start would compile again. Without, PyTorch's own cache is used.
         os.environ.setdefault("VLLM_USE_AOT_COMPILE", "0")

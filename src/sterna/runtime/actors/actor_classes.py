@@ -350,6 +350,7 @@ def _vllm_engine(
         log_stats=not args.disable_log_stats,
         reports_cache=spec.llumlet.policy.looks_at_prefixes,
         step_time=args.step_time,
+        num_threads=args.num_threads,
     )
 
 
