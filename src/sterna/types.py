@@ -125,6 +125,9 @@ class InstanceView:
             that requests share through the prefix cache once for each of them; in tokens.
         is_terminating: the instance is being emptied; its freeness is minus infinity.
         num_slots: requests that its batch may have; None: any number.
+        num_prefix_tokens: tokens of requests that were looked up in the prefix cache since the
+            engine's start; 0 where they are not counted.
+        num_prefix_hits: those of them that were in it.
     """
 
     instance_id: InstanceId
@@ -137,6 +140,8 @@ class InstanceView:
     num_preemptions: int = 0
     is_terminating: bool = False
     num_slots: int | None = None
+    num_prefix_tokens: int = 0
+    num_prefix_hits: int = 0
 
 
 class InstanceLoad(msgspec.Struct, frozen=True):

@@ -44,6 +44,7 @@ def with_scheduler(
     watermark: float = 0.0,
     policy: str = "fcfs",
     prefix_caching: bool = False,
+    log_stats: bool = False,
 ) -> Any:
     """The core with a scheduler of Sterna's that has seen no request."""
     from sterna.engine.vllm.scheduler import MigratingScheduler
@@ -59,6 +60,7 @@ def with_scheduler(
         structured_output_manager=core.structured_output_manager,
         block_size=core.scheduler.block_size,
         hash_block_size=core.scheduler.hash_block_size,
+        log_stats=log_stats,
     )
     return core
 

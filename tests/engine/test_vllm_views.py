@@ -1,13 +1,14 @@
 """Views of the real engine, and when they are published, with a core that is stepped by hand."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sterna.types import InstanceId, InstanceView, RequestId
 from tests.engine.test_vllm_scheduler import add, step, with_scheduler
-from tests.engine.vllm_cores import tiny_core
+from tests.engine.vllm_cores import SMALL, tiny_core
 
 pytest.importorskip("vllm")
 
@@ -58,3 +59,15 @@ def test_what_a_step_computes_is_shown_before_it_is_computed(
     assert shown[0].running[0].physical_usage_tokens == 64
     assert shown[-1].reserved_tokens == shown[-1].shared_tokens == 0
     assert {each.num_slots for each in shown} == {1}
+
+
+def test_tokens_that_the_prefix_cache_has_are_counted_once_a_request(tmp_path: Path) -> None:
+    with tiny_core(tmp_path / "tiny", **SMALL, enable_prefix_caching=True) as vllm_core:
+        core = with_scheduler(vllm_core, prefix_caching=True, log_stats=True)
+        for request_id in (A, B):
+            add(core, request_id, 100, output_tokens=3)
+            while core.scheduler.has_requests():
+                step(core)
+        view = core.scheduler.view(InstanceId("i0"), False)
+        # The second request finds the three whole blocks of the first.
+        assert (view.num_prefix_tokens, view.num_prefix_hits) == (200, 96)

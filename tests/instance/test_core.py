@@ -114,6 +114,18 @@ def test_a_scheduler_is_told_the_load_as_soon_as_it_is_heard_of() -> None:
     assert told(4, "scheduler 1", 0.6) == ["scheduler 1"]
 
 
+def test_load_reports_have_the_counts_of_the_prefix_cache() -> None:
+    under_test = core()
+    under_test.on_message(structs.replace(membership(1, F0), scheduler="scheduler"), [], 0.0)
+    seen = replace(view(running(R, 64)), num_prefix_tokens=96, num_prefix_hits=64)
+
+    effects = under_test.on_view(seen, 0.1)
+
+    sent = [each.message for each in effects if isinstance(each, ToMailbox)]
+    [reported] = [each for each in sent if isinstance(each, LoadReport)]
+    assert (reported.num_prefix_tokens, reported.num_prefix_hits) == (96, 64)
+
+
 def test_a_dispatch_is_in_flight_until_the_engine_shows_it() -> None:
     """An engine takes requests in between two steps, which may be seconds apart. What came
     meanwhile is in none of the numbers of a report; if the scheduler took it for reported, it would

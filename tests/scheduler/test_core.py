@@ -249,13 +249,16 @@ def test_every_front_end_is_told_all_loads() -> None:
         num_migrating_in=5,
         num_preemptions=6,
     )
-    core.on_message(LoadReport(load, num_committed=7, num_aborted=8), 0.1)
+    report_of_i1 = LoadReport(
+        load, num_committed=7, num_aborted=8, num_prefix_tokens=90, num_prefix_hits=64
+    )
+    core.on_message(report_of_i1, 0.1)
     core.on_membership(membership(2, I0, I1, frontends=(F0, F1)), 0.2)
     stats = ClusterStats(
         (
             InstanceStats(I0, 1, 0, 0, 1000, 1000.0, 0, 0, 0, 0, 0),
             # 360 tokens are free for four requests and the head of the line.
-            InstanceStats(I1, 4, 3, 640, 1000, 72.0, 2, 5, 7, 8, 6),
+            InstanceStats(I1, 4, 3, 640, 1000, 72.0, 2, 5, 7, 8, 6, 90, 64),
         )
     )
     assert core.stats() == [ToMailbox("front end 0", stats), ToMailbox("front end 1", stats)]

@@ -37,6 +37,11 @@ class Peers:
         return self._mailbox.address
 
     @property
+    def first_frontend(self) -> FrontendId | None:
+        """The front end with the smallest id; None in an empty membership."""
+        return min(self._frontends, default=None)
+
+    @property
     def instances(self) -> tuple[InstanceId, ...]:
         """The live instances."""
         return tuple(self._addresses)

@@ -154,6 +154,7 @@ class InstanceCore:
         self._orders: dict[MigrationId, MigrateRequest] = {}
         self._drained_s: dict[MigrationId, float] = {}
         self._num_committed = 0
+        self._num_prefix_tokens = self._num_prefix_hits = 0
         self._num_aborted = 0
         self._termination = Termination()
         self._cache: CacheContents | None = None
@@ -403,6 +404,8 @@ class InstanceCore:
 
     def on_view(self, view: InstanceView, now_s: float) -> list[InstanceEffect]:
         """The state has changed, at the beginning of a step or between two."""
+        self._num_prefix_tokens = view.num_prefix_tokens
+        self._num_prefix_hits = view.num_prefix_hits
         for dispatch_number in self._admissions.seen(view):
             self._llumlet.on_request_admitted(dispatch_number)
         effects = self._on_llumlet(self._llumlet.on_view(view, now_s), now_s)
@@ -502,7 +505,14 @@ class InstanceCore:
         return addressed
 
     def _report(self, scheduler: str, load: InstanceLoad) -> list[ToMailbox]:
-        report = LoadReport(load, self._num_committed, self._num_aborted, self._listed_in)
+        report = LoadReport(
+            load,
+            num_committed=self._num_committed,
+            num_aborted=self._num_aborted,
+            listed_in=self._listed_in,
+            num_prefix_tokens=self._num_prefix_tokens,
+            num_prefix_hits=self._num_prefix_hits,
+        )
         cached = None if self._cache is None else self._cache.next_report(self._listed_in)
         messages: list[WireMessage] = [report] if cached is None else [cached, report]
         return [ToMailbox(scheduler, each) for each in messages]

@@ -221,12 +221,15 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
         num_aborted: those after which this instance kept the request.
         listed_in: version of the newest membership of which the instance knows that it is in it; 0:
             of none.
+        num_prefix_tokens, num_prefix_hits: see `InstanceView`.
     """
 
     load: InstanceLoad
     num_committed: int = 0
     num_aborted: int = 0
     listed_in: int = 0
+    num_prefix_tokens: int = 0
+    num_prefix_hits: int = 0
 
 
 class CacheReport(msgspec.Struct, frozen=True, tag=True):
@@ -354,6 +357,8 @@ class InstanceStats(msgspec.Struct, frozen=True, array_like=True):
     num_committed: int = 0
     num_aborted: int = 0
     num_preemptions: int = 0
+    num_prefix_tokens: int = 0
+    num_prefix_hits: int = 0
 
 
 STATS_INTERVAL_S = 1.0

@@ -281,4 +281,6 @@ def _stats(report: LoadReport) -> InstanceStats:
         num_committed=report.num_committed,
         num_aborted=report.num_aborted,
         num_preemptions=load.num_preemptions,
+        num_prefix_tokens=report.num_prefix_tokens,
+        num_prefix_hits=report.num_prefix_hits,
     )

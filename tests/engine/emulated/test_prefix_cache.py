@@ -93,6 +93,13 @@ def test_blocks_without_content_are_taken_first_and_then_what_was_used_longest_a
     assert ask(core, asking("e", [1, 2, 3], 5)) == [4]
 
 
+def test_tokens_that_were_looked_up_and_found_are_counted() -> None:
+    core = caching()
+    ask(core, asking("a", [1, 2, 3], 13), asking("b", [1, 2, 5], 12))
+    view = core.view(InstanceId("i0"))
+    assert (view.num_prefix_tokens, view.num_prefix_hits) == (25, 8)
+
+
 def test_a_kept_prefix_stays_until_it_is_released() -> None:
     """Of twelve tokens of a, the blocks behind the first are kept; one of them is in use by b."""
     core = caching(8)

@@ -9,7 +9,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from sterna.frontend.metrics.latencies import Latency
-from sterna.frontend.metrics.prometheus import FrontendMetrics
+from sterna.frontend.metrics.prometheus import FrontendMetrics, PrefixCounts
 from sterna.messages.actors import ClusterStats, InstanceStats
 from sterna.types import InstanceId
 
@@ -34,16 +34,25 @@ def test_what_has_happened_since_an_instance_started_is_shown():
     registry = CollectorRegistry()
     stats = InstanceStats(
         InstanceId("i0"), 2, 1, 96, 1000, 45.5, 1, 0, num_committed=5, num_aborted=3,
-        num_preemptions=7,
+        num_preemptions=7, num_prefix_tokens=90, num_prefix_hits=64,
     )  # fmt: skip
 
     FrontendMetrics(registry).show(ClusterStats((stats,)))
 
     shown = {
         name: registry.get_sample_value(f"sterna_instance_{name}", {"instance": "i0"})
-        for name in ("committed_migrations", "aborted_migrations", "preemptions")
+        for name in (
+            *("committed_migrations", "aborted_migrations", "preemptions"),
+            *("prefix_tokens", "prefix_hit_tokens"),
+        )
     }
-    assert shown == {"committed_migrations": 5, "aborted_migrations": 3, "preemptions": 7}
+    assert shown == {
+        "committed_migrations": 5,
+        "aborted_migrations": 3,
+        "preemptions": 7,
+        "prefix_tokens": 90,
+        "prefix_hit_tokens": 64,
+    }
 
 
 def test_what_the_scheduler_holds_is_shown_and_waits():
@@ -103,7 +112,7 @@ def test_where_processes_share_their_metrics_an_instance_that_is_gone_is_not_a_n
     script = textwrap.dedent("""
         from prometheus_client import CollectorRegistry
         from prometheus_client.multiprocess import MultiProcessCollector
-        from sterna.frontend.metrics.prometheus import FrontendMetrics
+        from sterna.frontend.metrics.prometheus import FrontendMetrics, PrefixCounts
         from sterna.messages.actors import ClusterStats, InstanceStats
 
         metrics = FrontendMetrics(CollectorRegistry())
@@ -124,3 +133,26 @@ def test_where_processes_share_their_metrics_an_instance_that_is_gone_is_not_a_n
         check=True,
     )
     assert told.stdout.split() == ["nan", "96.0"]
+
+
+def looked_up(instance_id: str, num_tokens: int, num_hits: int) -> InstanceStats:
+    return InstanceStats(
+        *(InstanceId(instance_id), 0, 0, 0, 1000, 0.0, 0, 0),
+        num_prefix_tokens=num_tokens,
+        num_prefix_hits=num_hits,
+    )
+
+
+def test_counters_of_the_prefix_cache_grow_by_what_each_instance_has_counted_since():
+    counts = PrefixCounts()
+    assert counts.take([looked_up("i0", 100, 40), looked_up("i1", 10, 0)]) == (110, 40)
+    assert counts.take([looked_up("i0", 100, 40), looked_up("i1", 30, 16)]) == (20, 16)
+    assert counts.take([looked_up("i0", 100, 40), looked_up("i1", 30, 16)]) == (0, 0)
+
+
+def test_sums_of_a_new_engine_count_from_its_start():
+    counts = PrefixCounts()
+    counts.take([looked_up("i0", 100, 90)])
+    assert counts.take([looked_up("i0", 64, 32)]) == (64, 32)
+    assert counts.take([]) == (0, 0)
+    assert counts.take([looked_up("i0", 64, 32)]) == (64, 32)

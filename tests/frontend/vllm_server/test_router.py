@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from msgspec import structs
 
 pytest.importorskip("vllm")
 
@@ -25,14 +26,17 @@ from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     CancelDispatch,
+    ClusterStats,
+    FrontendMember,
     Heartbeat,
+    InstanceStats,
     Membership,
     OwnerQuery,
     frontend_name,
 )
 from sterna.messaging.mailbox import Mailbox
 from sterna.messaging.reliable_channel import SendingEnd
-from sterna.types import HIGH, NORMAL, RequestId
+from sterna.types import HIGH, NORMAL, FrontendId, InstanceId, RequestId
 from tests.frontend.scripted import ME, Actor, ready, within
 from tests.frontend.vllm_server.routed import CONFIG, Client, World, in_worlds_of, world
 
@@ -356,5 +360,32 @@ def test_a_request_with_streamed_input_is_refused(run):
     async def test(world: World) -> None:
         await world.client.add(request(resumable=True))
         assert (await world.client.receive_output()).finish_reason == FinishReason.ERROR
+
+    run(test)
+
+
+def test_one_front_end_counts_the_hits_of_prefix_caches(run: Callable[..., None]) -> None:
+    """The counters of all front ends are added up."""
+
+    async def test(world: World) -> None:
+        async def counted(num_tokens: int, num_hits: int, *frontends: int) -> tuple[int, int]:
+            members = (FrontendMember(FrontendId(each), "tcp://127.0.0.1:1") for each in frontends)
+            before = world.router.peers.membership
+            world.router.on_membership(
+                structs.replace(before, version=before.version + 1, frontends=tuple(members))
+            )
+            stats = InstanceStats(
+                *(InstanceId("i0"), 0, 0, 0, 1000, 0.0, 0, 0),
+                num_prefix_tokens=num_tokens,
+                num_prefix_hits=num_hits,
+            )
+            world.cluster.scheduler.send(ClusterStats((stats,)))
+            shown = (await world.client.receive()).scheduler_stats.prefix_cache_stats
+            return shown.queries, shown.hits
+
+        assert await counted(96, 64, 7, 8) == (96, 64)
+        assert await counted(196, 128, 6, 7) == (0, 0)
+        # The other one is gone: what it counted is not counted again.
+        assert await counted(200, 130, 7) == (4, 2)
 
     run(test)

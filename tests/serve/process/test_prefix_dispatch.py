@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from sterna.cli.operate.admin_commands import ServerError
@@ -38,12 +39,23 @@ def cached_tokens(server: ServerProcess, session: int, turn: int) -> int:
     return 0 if details is None else int(details.cached_tokens or 0)
 
 
+def hits_on_metrics(server: ServerProcess) -> list[float]:
+    """Tokens that were found in prefix caches: by vLLM's counter, and by the instances' gauges."""
+    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
+    return [
+        sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+        for name in ("vllm:prefix_cache_hits_total", "sterna_instance_prefix_hit_tokens")
+    ]
+
+
 def test_each_turn_of_a_session_goes_where_the_last_one_was(server: ServerProcess) -> None:
     """Also when another scheduler has taken over, which gets all that the caches have."""
     first = [cached_tokens(server, session, 0) for session in range(NUM_SESSIONS)]
     assert first == [0] * NUM_SESSIONS
     later = [cached_tokens(server, session, 1) for session in range(NUM_SESSIONS)]
     assert later == [SHARED_TOKENS] * NUM_SESSIONS
+    hits = [SHARED_TOKENS * NUM_SESSIONS] * 2
+    until(lambda: hits_on_metrics(server) == hits, "the metrics show the hits")
     num_instances = len(server.instances())
     scheduler = server.at_work("ray::_SchedulerActor")[0]
     scheduler.kill()

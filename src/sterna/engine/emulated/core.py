@@ -76,6 +76,7 @@ class EmulatedCore:
         self._num_free_blocks = config.num_blocks
         self._prefixes = PrefixCache(recorder)
         self._num_preemptions = 0
+        self._num_prefix_tokens = self._num_prefix_hits = 0
         self._scheduled: list[tuple[EmulatedRequest, int]] = []
 
     # ------------------------------------------------------------------------------- views
@@ -164,6 +165,8 @@ class EmulatedCore:
             is_terminating=is_terminating,
             shared_tokens=self._num_shared_blocks * self._config.block_size,
             num_slots=self._config.max_num_seqs,
+            num_prefix_tokens=self._num_prefix_tokens,
+            num_prefix_hits=self._num_prefix_hits,
         )
 
     @property
@@ -300,6 +303,11 @@ class EmulatedCore:
             admitted, just_preempted = self._schedule()
             preempted += just_preempted
             more_preempted = bool(just_preempted)
+        if self._config.prefix_caching:
+            # As in vLLM, not for requests that are admitted again.
+            fresh = [each for each in admitted if each.num_preemptions == 0]
+            self._num_prefix_tokens += sum(each.num_tokens for each in fresh)
+            self._num_prefix_hits += sum(each.num_computed_tokens for each in fresh)
         return Step(
             duration_s=self._duration_s() if self._scheduled else 0.0,
             scheduled=tuple((each.request_id, num) for each, num in self._scheduled),

@@ -32,7 +32,7 @@ from vllm.v1.engine import (
     FinishReason,
     UtilityOutput,
 )
-from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
 from sterna.engine.payload_parts import MANY_FRAMES, Buffer, pack_frames, unpack_frames
@@ -190,14 +190,21 @@ def encode_span(
     return ended, encode_failure(span.request_id, reason, is_pooling=is_pooling)
 
 
-def encode_cluster_stats(stats: ClusterStats) -> bytes:
-    """Return a payload by which vLLM's metrics show the sums over all instances."""
+def encode_cluster_stats(
+    stats: ClusterStats, num_prefix_tokens: int = 0, num_prefix_hits: int = 0
+) -> bytes:
+    """Return a payload by which vLLM's metrics show the sums over all instances.
+
+    Args:
+        num_prefix_tokens, num_prefix_hits: added to vLLM's counters of the prefix cache.
+    """
     total_tokens = sum(instance.total_tokens for instance in stats.instances)
     used_tokens = sum(instance.used_tokens for instance in stats.instances)
     scheduler_stats = SchedulerStats(
         num_running_reqs=sum(instance.num_running for instance in stats.instances),
         num_waiting_reqs=stats.num_waiting,
         kv_cache_usage=used_tokens / total_tokens if total_tokens else 0.0,
+        prefix_cache_stats=PrefixCacheStats(queries=num_prefix_tokens, hits=num_prefix_hits),
     )
     return encode_outputs(EngineCoreOutputs(scheduler_stats=scheduler_stats))
 

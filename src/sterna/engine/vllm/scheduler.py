@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
 from sterna.engine.drains import DrainOutcome, Left, drain_outcome
@@ -65,6 +66,8 @@ class MigratingScheduler(Scheduler):
     Attributes:
         classes: the priority classes of requests in views.
         groups: the KV cache groups.
+        num_prefix_tokens: that were looked up in the prefix cache, where vLLM keeps statistics.
+        num_prefix_hits: those of them that were found.
         prefixes: those that move without a request.
         on_scheduled: called in this order when a step has been scheduled, before it is computed.
         cache_reports: tells of changes to the prefix cache; None unless `report_cache` was called.
@@ -86,6 +89,7 @@ class MigratingScheduler(Scheduler):
         self.groups = KvGroups(self.kv_cache_manager.coordinator, self.kv_cache_config)
         self.prefixes = MovingPrefixes(self.kv_cache_manager.coordinator)
         self.num_preemptions = 0
+        self.num_prefix_tokens = self.num_prefix_hits = 0
         self._drained: dict[str, Request] = {}
         self._reservations: dict[MigrationId, Reservation] = {}
         # Requests in the batch of which V2 workers have not heard.
@@ -122,6 +126,15 @@ class MigratingScheduler(Scheduler):
         if self.cache_reports is not None:
             self.cache_reports.on_reset()
         return is_reset
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
+        """Return vLLM's statistics of a step, after what they say of the prefix cache is added to
+        the sums since the start."""
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None:
+            self.num_prefix_tokens += stats.prefix_cache_stats.queries
+            self.num_prefix_hits += stats.prefix_cache_stats.hits
+        return stats
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         if self._unannounced:
@@ -183,6 +196,8 @@ class MigratingScheduler(Scheduler):
             num_preemptions=self.num_preemptions,
             is_terminating=is_terminating,
             num_slots=self._admission_limit,
+            num_prefix_tokens=self.num_prefix_tokens,
+            num_prefix_hits=self.num_prefix_hits,
         )
 
     def _drained_running(self) -> list[Request]:

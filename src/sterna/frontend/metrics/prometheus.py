@@ -1,13 +1,15 @@
-"""Sterna's own metrics of instances and of priority classes, beside vLLM's on `/metrics`."""
+"""Sterna's own metrics of instances and of priority classes, beside vLLM's on `/metrics`, and the
+increments of those of vLLM's metrics that come from the instances."""
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from sterna.frontend.metrics.latencies import Latency, Observed
 from sterna.messages.actors import ClusterStats, InstanceStats
+from sterna.types import InstanceId
 
 _GAUGES = {
     "sterna_instance_running_requests": ("Requests in the batch.", "num_running"),
@@ -31,6 +33,14 @@ _GAUGES = {
     "sterna_instance_preemptions": (
         "Times that a request's memory was taken back since the instance started.",
         "num_preemptions",
+    ),
+    "sterna_instance_prefix_tokens": (
+        "Tokens looked up in the prefix cache since the instance started.",
+        "num_prefix_tokens",
+    ),
+    "sterna_instance_prefix_hit_tokens": (
+        "Tokens found in the prefix cache since the instance started.",
+        "num_prefix_hits",
     ),
 }
 
@@ -124,3 +134,33 @@ class FrontendMetrics:
     def _show_instance(self, instance: InstanceStats) -> None:
         for attribute, gauge in self._gauges.items():
             gauge.labels(instance.instance_id).set(getattr(instance, attribute))
+
+
+class PrefixCounts:
+    """The last sums of each instance that one front end has seen.
+
+    The counters of all front ends are added up, so that only one of them may count, the first of
+    the membership. The others keep the sums, and one of them goes on from there when it is gone.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[InstanceId, tuple[int, int]] = {}
+
+    def take(self, instances: Iterable[InstanceStats]) -> tuple[int, int]:
+        """Return the tokens that were looked up since the last call, and those that were found.
+
+        What an instance had counted before it was first seen counts; smaller sums than the last
+        are those of a new engine.
+        """
+        num_tokens = num_hits = 0
+        sums = {}
+        for each in instances:
+            now = each.num_prefix_tokens, each.num_prefix_hits
+            before = self._sums.get(each.instance_id, (0, 0))
+            if now[0] < before[0]:
+                before = 0, 0
+            num_tokens += now[0] - before[0]
+            num_hits += now[1] - before[1]
+            sums[each.instance_id] = now
+        self._sums = sums
+        return num_tokens, num_hits

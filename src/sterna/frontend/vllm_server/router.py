@@ -32,7 +32,7 @@ from sterna.engine.vllm.payload import (
 )
 from sterna.frontend.http.queue_limit import QueueLimit
 from sterna.frontend.metrics.latencies import Latencies
-from sterna.frontend.metrics.prometheus import FrontendMetrics
+from sterna.frontend.metrics.prometheus import FrontendMetrics, PrefixCounts
 from sterna.frontend.operators.questions import Operators
 from sterna.frontend.peers import Peers
 from sterna.frontend.requests.core import FrontendCore, RequestMessage
@@ -116,6 +116,7 @@ class Router:
         self._num_unshown: Counter[str] = Counter()
         self._num_sent_again = 0
         self._latencies = Latencies()
+        self._prefix_counts = PrefixCounts()
         self.peers = Peers(mailbox)
         self.operators = Operators(self.peers, config.admin_timeout_s, classes)
         self._sockets = EngineSockets(folder, engine.response)
@@ -263,7 +264,10 @@ class Router:
         self._metrics.observe(self._latencies.take())
         self._metrics.count_sent_again(self._num_sent_again)
         self._num_sent_again = 0
-        self._sockets.push(encode_cluster_stats(stats))
+        counted = self._prefix_counts.take(stats.instances)
+        if self.peers.first_frontend != self._frontend_id:
+            counted = 0, 0
+        self._sockets.push(encode_cluster_stats(stats, *counted))
         self._queue.on_queuing(stats.num_waiting, _now_s())
 
     def on_membership(self, membership: Membership) -> None:
