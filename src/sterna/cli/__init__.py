@@ -4,6 +4,6 @@
 and what it prints.
 
 Offers: nothing.
-Imports: cli.operate, cli.serve, cli.simulate, demo_model, engine.emulated, engine.profiling,
-    engine.vllm, errors, runtime.home.
+Imports: cli.doctor, cli.operate, cli.serve, cli.simulate, demo_model, engine.emulated,
+    engine.profiling, engine.vllm, errors, runtime.home.
 """

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import NoReturn
 
 from sterna.cli import bench
+from sterna.cli.doctor import doctor_command
 from sterna.cli.operate import admin_commands, fleet_commands
 from sterna.cli.simulate import simulate_command
 from sterna.errors import SternaError
@@ -84,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     admin_commands.add_commands(commands)
     fleet_commands.add_commands(commands)
     bench.add_commands(commands)
+    doctor_command.add_commands(commands)
     simulate_command.add_commands(commands)
     return parser
 

