@@ -9,6 +9,7 @@ from msgspec import structs
 from sterna.config import LlumletConfig
 from sterna.instance.core import InstanceCore, InstanceEffect, OutgoingMigrationEnded
 from sterna.messages.actors import (
+    COMMITTED,
     AbortRequests,
     AddRequest,
     AdminReply,
@@ -18,6 +19,7 @@ from sterna.messages.actors import (
     LoadReport,
     Membership,
     MigrateRequest,
+    MigrationEnd,
     MigrationMessage,
     SetDestination,
     TokenSpan,
@@ -121,6 +123,29 @@ def test_a_request_that_was_not_drained_was_not_suspended() -> None:
     refusal = MigrationMessage(I1, Aborted(ORDERED, None, Reason.NO_MEMORY))
     effects = under_test.on_message(refusal, [], 2.0)
     assert OutgoingMigrationEnded(Ended(ORDERED, R, I1, True, Reason.NO_MEMORY, 0), 0.0) in effects
+
+
+def reported_ends(effects: list[InstanceEffect]) -> list[MigrationEnd]:
+    """The ends of migrations in the load reports."""
+    sent = [each.message for each in addressed(effects)]
+    return [end for each in sent if isinstance(each, LoadReport) for end in each.migrations]
+
+
+def test_the_end_of_a_migration_is_reported_once() -> None:
+    under_test = ordered()
+    moved = moved_out(under_test, drained_s=2.0, ended_s=2.25)
+    left = under_test.on_view(replace(view(), instance_id=I0), 3.0)
+    later = under_test.on_tick(30.0)
+    expected = [MigrationEnd(COMMITTED, 1, 0.25)]
+    assert reported_ends([*moved, *left, *later]) == expected
+
+
+def test_a_migration_that_failed_is_reported_with_its_reason() -> None:
+    under_test = ordered()
+    effects = under_test.on_outcome(ORDERED, Inspected(None), 1.0)
+    effects += under_test.on_tick(30.0)
+    [end] = reported_ends(effects)
+    assert (end.outcome, end.is_committed) == ("request_unknown", False)
 
 
 def test_the_destination_of_a_request_that_ends_is_told_at_once() -> None:

@@ -22,6 +22,7 @@ from sterna.messages.actors import (
     InstanceStats,
     LoadReport,
     Membership,
+    MigrationEnd,
     SetDestination,
     TerminateInstance,
 )
@@ -249,8 +250,12 @@ def test_every_front_end_is_told_all_loads() -> None:
         num_migrating_in=5,
         num_preemptions=6,
     )
+    ended = (MigrationEnd("committed", 2, 0.01), MigrationEnd("no_memory", 1, 0.0))
     report_of_i1 = LoadReport(
-        load, num_committed=7, num_aborted=8, num_prefix_tokens=90, num_prefix_hits=64
+        *(load, 7, 8, 0),
+        num_prefix_tokens=90,
+        num_prefix_hits=64,
+        migrations=ended,
     )
     core.on_message(report_of_i1, 0.1)
     core.on_membership(membership(2, I0, I1, frontends=(F0, F1)), 0.2)
@@ -258,10 +263,14 @@ def test_every_front_end_is_told_all_loads() -> None:
         (
             InstanceStats(I0, 1, 0, 0, 1000, 1000.0, 0, 0, 0, 0, 0),
             # 360 tokens are free for four requests and the head of the line.
-            InstanceStats(I1, 4, 3, 640, 1000, 72.0, 2, 5, 7, 8, 6, 90, 64),
-        )
+            InstanceStats(I1, 4, 3, 640, 1000, 72.0, 2, 5, 7, 8, 6, 90, 64, 0),
+        ),
+        migrations=ended,
     )
     assert core.stats() == [ToMailbox("front end 0", stats), ToMailbox("front end 1", stats)]
+    # An end of a migration counts once.
+    later = structs.replace(stats, migrations=())
+    assert core.stats() == [ToMailbox("front end 0", later), ToMailbox("front end 1", later)]
 
 
 # ------------------------------------------------------------------------------------ rounds

@@ -22,6 +22,7 @@ from sterna.instance.cache_contents import CacheContents
 from sterna.instance.llumlet import ForwardAbort, Llumlet, LlumletEffect, PrefixCopied, Report
 from sterna.instance.termination import Termination
 from sterna.messages.actors import (
+    COMMITTED,
     AbortRequests,
     AddRequest,
     AdminReply,
@@ -35,6 +36,7 @@ from sterna.messages.actors import (
     LoadReport,
     Membership,
     MigrateRequest,
+    MigrationEnd,
     MigrationMessage,
     OwnerQuery,
     OwnerReply,
@@ -69,6 +71,9 @@ from sterna.types import (
     RequestView,
     whose_prefix,
 )
+
+MAX_UNREPORTED = 1_000
+"""Ends of migrations kept for the next load report; beyond, the oldest are dropped."""
 
 MAX_KEPT_MESSAGES = 10_000
 """Messages kept for front ends that are not known yet; beyond, the oldest are dropped."""
@@ -155,6 +160,7 @@ class InstanceCore:
         self._drained_s: dict[MigrationId, float] = {}
         self._num_committed = 0
         self._num_prefix_tokens = self._num_prefix_hits = 0
+        self._unreported: list[MigrationEnd] = []
         self._num_aborted = 0
         self._termination = Termination()
         self._cache: CacheContents | None = None
@@ -512,7 +518,9 @@ class InstanceCore:
             listed_in=self._listed_in,
             num_prefix_tokens=self._num_prefix_tokens,
             num_prefix_hits=self._num_prefix_hits,
+            migrations=tuple(self._unreported),
         )
+        self._unreported.clear()
         cached = None if self._cache is None else self._cache.next_report(self._listed_in)
         messages: list[WireMessage] = [report] if cached is None else [cached, report]
         return [ToMailbox(scheduler, each) for each in messages]
@@ -528,7 +536,11 @@ class InstanceCore:
             self._forget(ended.request_id)
         else:
             self._num_aborted += 1
-        moved = OutgoingMigrationEnded(ended, 0.0 if drained_s is None else now_s - drained_s)
+        suspended_s = 0.0 if drained_s is None else now_s - drained_s
+        outcome = COMMITTED if ended.aborted is None else ended.aborted.name.lower()
+        self._unreported.append(MigrationEnd(outcome, ended.stages, suspended_s))
+        del self._unreported[:-MAX_UNREPORTED]
+        moved = OutgoingMigrationEnded(ended, suspended_s)
         return [moved] if order is None else [moved, self._answer(order, moved)]
 
     def _answer(self, order: MigrateRequest, moved: OutgoingMigrationEnded) -> ToMailbox:

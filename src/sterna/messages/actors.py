@@ -212,6 +212,29 @@ class OwnerReply(msgspec.Struct, frozen=True, tag=True):
 # --------------------------------------------------------------- instance <-> global scheduler
 
 
+COMMITTED = "committed"
+"""Outcome of a migration after which the destination has the request."""
+
+
+class MigrationEnd(msgspec.Struct, frozen=True, array_like=True):
+    """The end of a migration of a request, for the front ends' metrics.
+
+    Attributes:
+        outcome: `COMMITTED`, or the reason why the request stayed, in lower case.
+        stages: number of stages that were reserved.
+        suspended_s: time for which the request was in no batch.
+    """
+
+    outcome: str
+    stages: int
+    suspended_s: float
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the destination has the request."""
+        return self.outcome == COMMITTED
+
+
 class LoadReport(msgspec.Struct, frozen=True, tag=True):
     """Instance -> scheduler (Section 4.3).
 
@@ -222,6 +245,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
         listed_in: version of the newest membership of which the instance knows that it is in it; 0:
             of none.
         num_prefix_tokens, num_prefix_hits: see `InstanceView`.
+        migrations: those from this instance that have ended since its last report.
     """
 
     load: InstanceLoad
@@ -230,6 +254,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     listed_in: int = 0
     num_prefix_tokens: int = 0
     num_prefix_hits: int = 0
+    migrations: tuple[MigrationEnd, ...] = ()
 
 
 class CacheReport(msgspec.Struct, frozen=True, tag=True):
@@ -359,6 +384,7 @@ class InstanceStats(msgspec.Struct, frozen=True, array_like=True):
     num_preemptions: int = 0
     num_prefix_tokens: int = 0
     num_prefix_hits: int = 0
+    head_demand_tokens: int = 0
 
 
 STATS_INTERVAL_S = 1.0
@@ -370,10 +396,12 @@ class ClusterStats(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         num_held: requests that wait at the scheduler for an instance.
+        migrations: those that the scheduler has heard of since the last message.
     """
 
     instances: tuple[InstanceStats, ...]
     num_held: int = 0
+    migrations: tuple[MigrationEnd, ...] = ()
 
     @property
     def num_waiting(self) -> int:

@@ -22,6 +22,7 @@ from sterna.messages.actors import (
     InstanceStats,
     LoadReport,
     Membership,
+    MigrationEnd,
     PrefixDone,
     SetDestination,
     TerminateInstance,
@@ -36,6 +37,10 @@ from sterna.types import FrontendId, InstanceId, RequestId
 
 SchedulerEffect = ToMailbox | KeepOnly | Unexpected | ScaleUp | Terminate
 """ScaleUp and Terminate are facts for the log: a message to the supervisor accompanies them."""
+
+
+MAX_ENDED = 10_000
+"""Ends of migrations kept for the next message to the front ends."""
 
 
 class SchedulerCore:
@@ -69,6 +74,8 @@ class SchedulerCore:
         self._joined: set[InstanceId] = set()
         self._frontends: dict[FrontendId, str] = {}
         self._reports: dict[InstanceId, LoadReport] = {}
+        # Migrations that the front ends' metrics do not count yet.
+        self._ended: list[MigrationEnd] = []
         # Instances that have reported and were in no membership yet, and in which ones they are.
         self._early: dict[InstanceId, int] = {}
         # The requests of whose wait their front ends know, and when these are to hear of it again.
@@ -110,7 +117,8 @@ class SchedulerCore:
 
     def stats(self) -> list[ToMailbox]:
         """Return the messages with the cluster's load for the metrics of the front ends."""
-        stats = ClusterStats(tuple(map(_stats, self._reports.values())), self.num_held)
+        ended, self._ended = tuple(self._ended), []
+        stats = ClusterStats(tuple(map(_stats, self._reports.values())), self.num_held, ended)
         return [ToMailbox(address, stats) for address in self._frontends.values()]
 
     # -------------------------------------------------------------------------- events
@@ -121,6 +129,8 @@ class SchedulerCore:
             case LoadReport(load):
                 if not self._expects(load.instance_id, message.listed_in):
                     return []
+                self._ended += message.migrations
+                del self._ended[:-MAX_ENDED]
                 if load.instance_id in self._instances:
                     self._reports[load.instance_id] = message
                 return self._translate(self._core.on_load(load, now_s))
@@ -283,4 +293,5 @@ def _stats(report: LoadReport) -> InstanceStats:
         num_preemptions=load.num_preemptions,
         num_prefix_tokens=report.num_prefix_tokens,
         num_prefix_hits=report.num_prefix_hits,
+        head_demand_tokens=load.head_demand_tokens,
     )

@@ -24,6 +24,15 @@ def test_a_request_has_a_first_token_gaps_and_an_end() -> None:
     assert latencies.take() == {}
 
 
+def test_a_request_is_dispatched_once_however_often_it_is_sent() -> None:
+    latencies = Latencies()
+    latencies.begin(TERN, "high", 10.0)
+    latencies.on_dispatched(TERN, 10.25)
+    latencies.on_dispatched(TERN, 11.0)
+    latencies.on_dispatched(GULL, 11.0)
+    assert latencies.take() == {(Latency.DISPATCH, "high"): [0.25]}
+
+
 def test_classes_are_kept_apart() -> None:
     latencies = Latencies()
     latencies.begin(TERN, "high", 0.0)

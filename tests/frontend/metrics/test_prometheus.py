@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from sterna.frontend.metrics.latencies import Latency
 from sterna.frontend.metrics.prometheus import FrontendMetrics, PrefixCounts
-from sterna.messages.actors import ClusterStats, InstanceStats
+from sterna.messages.actors import ClusterStats, InstanceStats, MigrationEnd
 from sterna.types import InstanceId
 
 
@@ -78,6 +78,7 @@ def test_latencies_are_shown_by_class():
     metrics = FrontendMetrics(registry)
     metrics.observe(
         {
+            (Latency.DISPATCH, "high"): [0.002],
             (Latency.FIRST_TOKEN, "high"): [0.02, 0.2],
             (Latency.FIRST_TOKEN, "normal"): [3.0],
             (Latency.INTER_TOKEN, "high"): [0.04],
@@ -88,6 +89,7 @@ def test_latencies_are_shown_by_class():
     def shown(name: str, class_name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"sterna_{name}", {"class": class_name, **labels})
 
+    assert shown("dispatch_latency_seconds_bucket", "high", le="0.0025") == 1
     assert shown("time_to_first_token_seconds_count", "high") == 2
     assert shown("time_to_first_token_seconds_bucket", "high", le="0.1") == 1
     assert shown("time_to_first_token_seconds_sum", "normal") == 3.0
@@ -133,6 +135,26 @@ def test_where_processes_share_their_metrics_an_instance_that_is_gone_is_not_a_n
         check=True,
     )
     assert told.stdout.split() == ["nan", "96.0"]
+
+
+def test_migrations_are_counted_by_outcome_and_timed_where_the_request_moved():
+    registry = CollectorRegistry()
+    FrontendMetrics(registry).count_migrations(
+        [
+            MigrationEnd("committed", 2, 0.012),
+            MigrationEnd("committed", 3, 0.03),
+            MigrationEnd("no_memory", 1, 0.0),
+        ]
+    )
+
+    def shown(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"sterna_{name}", labels)
+
+    assert shown("migrations_total", outcome="committed") == 2
+    assert shown("migrations_total", outcome="no_memory") == 1
+    assert shown("migration_downtime_seconds_count") == 2
+    assert shown("migration_downtime_seconds_bucket", le="0.015") == 1
+    assert shown("migration_stages_sum") == 5
 
 
 def looked_up(instance_id: str, num_tokens: int, num_hits: int) -> InstanceStats:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import uvloop
 from msgspec import structs
+from prometheus_client import REGISTRY
 
 pytest.importorskip("vllm")
 
@@ -31,6 +32,7 @@ from sterna.messages.actors import (
     Heartbeat,
     InstanceStats,
     Membership,
+    MigrationEnd,
     OwnerQuery,
     frontend_name,
 )
@@ -364,7 +366,7 @@ def test_a_request_with_streamed_input_is_refused(run):
     run(test)
 
 
-def test_one_front_end_counts_the_hits_of_prefix_caches(run: Callable[..., None]) -> None:
+def test_one_front_end_counts_for_all(run: Callable[..., None]) -> None:
     """The counters of all front ends are added up."""
 
     async def test(world: World) -> None:
@@ -379,7 +381,8 @@ def test_one_front_end_counts_the_hits_of_prefix_caches(run: Callable[..., None]
                 num_prefix_tokens=num_tokens,
                 num_prefix_hits=num_hits,
             )
-            world.cluster.scheduler.send(ClusterStats((stats,)))
+            ended = MigrationEnd("committed", 2, 0.01)
+            world.cluster.scheduler.send(ClusterStats((stats,), migrations=(ended,)))
             shown = (await world.client.receive()).scheduler_stats.prefix_cache_stats
             return shown.queries, shown.hits
 
@@ -387,5 +390,7 @@ def test_one_front_end_counts_the_hits_of_prefix_caches(run: Callable[..., None]
         assert await counted(196, 128, 6, 7) == (0, 0)
         # The other one is gone: what it counted is not counted again.
         assert await counted(200, 130, 7) == (4, 2)
+        moved = REGISTRY.get_sample_value("sterna_migrations_total", {"outcome": "committed"})
+        assert moved == 2
 
     run(test)

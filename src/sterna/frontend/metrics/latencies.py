@@ -13,6 +13,8 @@ from sterna.types import RequestId
 class Latency(Enum):
     """A kind of latency; each has a histogram of its own."""
 
+    DISPATCH = "dispatch"
+    """From the beginning of the request to when it was first sent to an instance."""
     FIRST_TOKEN = "first token"
     """From the beginning of the request to its first output."""
     INTER_TOKEN = "inter-token"
@@ -29,6 +31,7 @@ Observed = dict[tuple[Latency, str], list[float]]
 class _Timed:
     class_name: str
     begun_s: float
+    is_dispatched: bool = False
     last_s: float | None = None
 
 
@@ -42,6 +45,13 @@ class Latencies:
     def begin(self, request_id: RequestId, class_name: str, now_s: float) -> None:
         """A request begins."""
         self._open[request_id] = _Timed(class_name, now_s)
+
+    def on_dispatched(self, request_id: RequestId, now_s: float) -> None:
+        """The request has been sent to an instance; no effect if it is not timed, or was before."""
+        timed = self._open.get(request_id)
+        if timed is not None and not timed.is_dispatched:
+            timed.is_dispatched = True
+            self._note(Latency.DISPATCH, timed.class_name, now_s - timed.begun_s)
 
     def on_output(self, request_id: RequestId, now_s: float, *, is_finished: bool) -> None:
         """Tokens of the request have arrived; no effect if it is not timed."""

@@ -7,61 +7,20 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from sterna.frontend.metrics.latencies import Latency, Observed
-from sterna.messages.actors import ClusterStats, InstanceStats
+from sterna.frontend.metrics.latencies import Observed
+from sterna.frontend.metrics.metric_table import (
+    DOWNTIME,
+    HELD,
+    INSTANCES,
+    LATENCIES,
+    MIGRATIONS,
+    REQUESTS,
+    SENT_AGAIN,
+    STAGES,
+    Metric,
+)
+from sterna.messages.actors import ClusterStats, InstanceStats, MigrationEnd
 from sterna.types import InstanceId
-
-_GAUGES = {
-    "sterna_instance_running_requests": ("Requests in the batch.", "num_running"),
-    "sterna_instance_queuing_requests": ("Requests waiting for memory.", "num_queuing"),
-    "sterna_instance_used_tokens": ("KV cache memory in use, in tokens.", "used_tokens"),
-    "sterna_instance_total_tokens": ("KV cache memory, in tokens.", "total_tokens"),
-    "sterna_instance_freeness_steps": (
-        "Decode steps for which the batch has memory; negative when overloaded.",
-        "freeness_steps",
-    ),
-    "sterna_instance_outgoing_migrations": ("Requests moving away.", "num_migrating_out"),
-    "sterna_instance_incoming_migrations": ("Requests moving in.", "num_migrating_in"),
-    "sterna_instance_committed_migrations": (
-        "Requests that moved away since the instance started.",
-        "num_committed",
-    ),
-    "sterna_instance_aborted_migrations": (
-        "Requests that began to move away since the instance started, and stayed.",
-        "num_aborted",
-    ),
-    "sterna_instance_preemptions": (
-        "Times that a request's memory was taken back since the instance started.",
-        "num_preemptions",
-    ),
-    "sterna_instance_prefix_tokens": (
-        "Tokens looked up in the prefix cache since the instance started.",
-        "num_prefix_tokens",
-    ),
-    "sterna_instance_prefix_hit_tokens": (
-        "Tokens found in the prefix cache since the instance started.",
-        "num_prefix_hits",
-    ),
-}
-
-_HISTOGRAMS = {
-    Latency.FIRST_TOKEN: (
-        "sterna_time_to_first_token_seconds",
-        "From when a request came to its first token, by priority class.",
-        (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
-    ),
-    Latency.INTER_TOKEN: (
-        "sterna_inter_token_latency_seconds",
-        "From one token to the next, by priority class.",
-        (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0),
-    ),
-    Latency.REQUEST: (
-        "sterna_request_latency_seconds",
-        "From when a request came to its last token, by priority class.",
-        (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0),
-    ),
-}
-"""Name, text, and upper bounds of the buckets in seconds."""
 
 
 class FrontendMetrics:
@@ -72,31 +31,14 @@ class FrontendMetrics:
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._gauges = {
-            attribute: Gauge(
-                name, text, ["instance"], registry=registry, multiprocess_mode="mostrecent"
-            )
-            for name, (text, attribute) in _GAUGES.items()
-        }
-        self._held = Gauge(
-            "sterna_held_requests",
-            "Requests that wait at the scheduler for an instance.",
-            registry=registry,
-            multiprocess_mode="mostrecent",
+        self._gauges = {each.field: _gauge(each, registry) for each in INSTANCES}
+        self._held = _gauge(HELD, registry)
+        self._requests, self._sent_again, self._migrations = (
+            Counter(each.name.removesuffix("_total"), each.text, each.labels, registry=registry)
+            for each in (REQUESTS, SENT_AGAIN, MIGRATIONS)
         )
-        self._requests = Counter(
-            "sterna_requests", "Requests of each priority class.", ["class"], registry=registry
-        )
-        self._sent_again = Counter(
-            "sterna_requests_sent_again",
-            "Times that a request went on elsewhere behind the tokens that its client had: its "
-            "instance died, or gave it up.",
-            registry=registry,
-        )
-        self._latencies = {
-            latency: Histogram(name, text, ["class"], registry=registry, buckets=bounds_s)
-            for latency, (name, text, bounds_s) in _HISTOGRAMS.items()
-        }
+        self._downtime, self._stages = (_histogram(each, registry) for each in (DOWNTIME, STAGES))
+        self._latencies = {each.latency: _histogram(each, registry) for each in LATENCIES}
         self._shown: set[str] = set()
 
     def count(self, num_by_class: Mapping[str, int]) -> None:
@@ -115,6 +57,14 @@ class FrontendMetrics:
             for time_s in times_s:
                 histogram.observe(time_s)
 
+    def count_migrations(self, ended: Iterable[MigrationEnd]) -> None:
+        """Count these migrations; of those that committed, also their downtimes and stages."""
+        for each in ended:
+            self._migrations.labels(each.outcome).inc()
+            if each.is_committed:
+                self._downtime.observe(each.suspended_s)
+                self._stages.observe(each.stages)
+
     def show(self, stats: ClusterStats) -> None:
         """Set every gauge of every instance, and that of the scheduler."""
         self._held.set(stats.num_held)
@@ -132,8 +82,24 @@ class FrontendMetrics:
             self._show_instance(instance)
 
     def _show_instance(self, instance: InstanceStats) -> None:
-        for attribute, gauge in self._gauges.items():
-            gauge.labels(instance.instance_id).set(getattr(instance, attribute))
+        for field, gauge in self._gauges.items():
+            gauge.labels(instance.instance_id).set(getattr(instance, str(field)))
+
+
+def _gauge(metric: Metric, registry: CollectorRegistry) -> Gauge:
+    return Gauge(
+        metric.name,
+        metric.text,
+        metric.labels,
+        registry=registry,
+        multiprocess_mode="mostrecent",
+    )
+
+
+def _histogram(metric: Metric, registry: CollectorRegistry) -> Histogram:
+    return Histogram(
+        metric.name, metric.text, metric.labels, registry=registry, buckets=metric.buckets
+    )
 
 
 class PrefixCounts:

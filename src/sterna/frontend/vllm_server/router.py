@@ -265,7 +265,9 @@ class Router:
         self._metrics.count_sent_again(self._num_sent_again)
         self._num_sent_again = 0
         counted = self._prefix_counts.take(stats.instances)
-        if self.peers.first_frontend != self._frontend_id:
+        if self.peers.first_frontend == self._frontend_id:
+            self._metrics.count_migrations(stats.migrations)
+        else:
             counted = 0, 0
         self._sockets.push(encode_cluster_stats(stats, *counted))
         self._queue.on_queuing(stats.num_waiting, _now_s())
@@ -293,8 +295,11 @@ class Router:
                 case ToInstance(instance_id, message, payload):
                     frames = () if payload is None else (payload,)
                     is_sent = self.peers.send_to_instance(instance_id, message, frames)
-                    if isinstance(message, AddRequest) and not is_sent:
-                        unsent.append(message.request_id)
+                    if isinstance(message, AddRequest):
+                        if is_sent:
+                            self._latencies.on_dispatched(message.request_id, now_s)
+                        else:
+                            unsent.append(message.request_id)
                 case Deliver(request_id, payload, num_repeated, is_finished):
                     if num_repeated:
                         payload = cut_leading_tokens(payload, num_repeated)
