@@ -1,0 +1,141 @@
+"""The dashboard on a real Prometheus that scrapes a real server: every plot has data under load."""
+
+import contextlib
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from bench.serving.ports import free_port
+from scripts.metric_files import RULES, dashboard
+from sterna.cli.operate.admin_commands import ask
+from tests.serve.emulated.quick import completion, quick_server
+from tests.serve.server import ServerProcess, until
+
+pytestmark = [
+    *(pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)),
+    pytest.mark.skipif(
+        which("prometheus") is None, reason="Prometheus is in Debian's package prometheus"
+    ),
+]
+
+MAX_TOKENS = 400
+
+VARIABLES = {"$job": ".*", "$__rate_interval": "10s"}
+"""Values of Grafana's variables."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    options = ("--instances", "2", "--frontends", "2", "--enable-prefix-caching")
+    with quick_server(tmp_path_factory.mktemp("watched"), *options) as server:
+        yield server
+
+
+@pytest.fixture
+def prometheus(server: ServerProcess, tmp_path: Path) -> Iterator[httpx.Client]:
+    """A client of a Prometheus that scrapes the server every second."""
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": [
+            {
+                "job_name": "sterna",
+                "static_configs": [{"targets": [f"127.0.0.1:{server.port}"]}],
+            }
+        ],
+    }
+    path = tmp_path / "prometheus.yaml"
+    path.write_text(yaml.safe_dump(config))
+    port = free_port()
+    command = (
+        *("prometheus", f"--config.file={path}", f"--storage.tsdb.path={tmp_path / 'data'}"),
+        f"--web.listen-address=127.0.0.1:{port}",
+    )
+    with (
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+    ):
+        try:
+            yield client
+        finally:
+            process.terminate()
+
+
+@contextlib.contextmanager
+def load(server: ServerProcess) -> Iterator[None]:
+    """Requests one after the other, on four connections, for as long as the context lasts."""
+    ended = threading.Event()
+
+    def send(number: int) -> None:
+        with server.http(timeout=120) as http:
+            while not ended.is_set():
+                http.post("/v1/completions", json=completion(number, MAX_TOKENS))
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def move_a_request(server: ServerProcess) -> bool:
+    """Move a live request to the other instance; returns whether it has moved."""
+    for row in server.requests():
+        body = {
+            "request": row["id"],
+            "to": "i1" if row["instance"] == "i0" else "i0",
+            "mode": "live",
+        }
+        with contextlib.suppress(Exception):
+            ask(server.url, "POST", "/admin/migrate", None, body)
+            return True
+    return False
+
+
+def curves() -> dict[str, str]:
+    """The dashboard's expressions, by title and legend."""
+    found = {}
+    for panel in json.loads(dashboard())["panels"]:
+        for target in panel.get("targets", ()):
+            expression = target["expr"]
+            for name, value in VARIABLES.items():
+                expression = expression.replace(name, value)
+            found[f"{panel['title']}: {target['legendFormat']}"] = expression
+    return found
+
+
+def test_every_curve_has_data_under_load(server: ServerProcess, prometheus: httpx.Client) -> None:
+    def asked(expression: str) -> list[Any]:
+        try:
+            answer = prometheus.get("/api/v1/query", params={"query": expression})
+        except httpx.TransportError:
+            # It has just been started.
+            return []
+        if answer.status_code != 200:
+            assert answer.status_code == 503, (expression, answer.text)
+            return []
+        return list(answer.json()["data"]["result"])
+
+    def empty() -> list[str]:
+        return [title for title, expression in curves().items() if not asked(expression)]
+
+    with load(server):
+        until(lambda: move_a_request(server), "a request moves")
+        until(lambda: not empty(), "every curve has data")
+        rules = prometheus.get("/api/v1/rules").json()["data"]["groups"][0]["rules"]
+        assert {each["health"] for each in rules} == {"ok"}
+        pages = [each["name"] for each in rules if each["labels"]["severity"] == "page"]
+        firing = [each["name"] for each in rules if each["state"] == "firing"]
+        assert set(pages).isdisjoint(firing)
