@@ -173,7 +173,7 @@ def test_a_server_of_the_wheel_answers(installed: tuple[Path, dict[str, str]]) -
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_simulations_run_from_the_wheel(installed: tuple[Path, dict[str, str]]) -> None:
-    done = run(installed, "simulate", "--requests", "200", "--json")
+    done = run(installed, "simulate", "--requests", "200", "--rate", "5", "--json")
 
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)

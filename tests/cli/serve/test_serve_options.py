@@ -1,13 +1,18 @@
 """Options of `sterna serve` alone: the configuration from them, and values that it refuses."""
 
 import argparse
-import os
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from sterna.cli.serve.engine_options import USERS_THREADS, share_cores, with_prefix_caches
+from sterna.cli.serve import engine_options
+from sterna.cli.serve.engine_options import (
+    USERS_BINDING,
+    USERS_THREADS,
+    share_cores,
+    with_prefix_caches,
+)
 from sterna.cli.serve.serve_options import add_serve_options, cluster_config
 from sterna.config import ClusterConfig, Soonest
 from sterna.errors import ConfigurationError
@@ -117,43 +122,71 @@ def test_other_policies_do_not_care_for_prefix_caches() -> None:
     assert with_prefix_caches(config, args, engine(is_caching=False)) == config
 
 
+def with_cores(monkeypatch: pytest.MonkeyPatch, num_cores: int, **environment: str) -> None:
+    monkeypatch.setattr(engine_options, "physical_cores", lambda: list(range(num_cores)))
+    for name in (USERS_THREADS, USERS_BINDING):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def of_ranks(num_ranks: int = 1) -> argparse.Namespace:
+    return argparse.Namespace(tensor_parallel_size=num_ranks, pipeline_parallel_size=1)
+
+
 @pytest.mark.parametrize(
-    ("num_cores", "num_instances", "num_ranks", "num_threads"),
-    [(16, 1, 1, 15), (16, 4, 1, 3), (16, 2, 2, 3), (2, 1, 1, 1), (2, 4, 1, 1)],
+    ("num_cores", "num_instances", "num_ranks", "num_threads", "binds_cores"),
+    [
+        (16, 1, 1, 15, True),
+        (16, 4, 1, 3, True),
+        (16, 2, 2, 3, False),
+        (2, 1, 1, 1, True),
+        (2, 2, 1, 1, True),
+        (2, 4, 1, 1, False),
+    ],
 )
 def test_instances_share_all_cores_but_one(
     num_cores: int,
     num_instances: int,
     num_ranks: int,
     num_threads: int,
+    binds_cores: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(num_cores)))
-    monkeypatch.delenv(USERS_THREADS, raising=False)
-    args = argparse.Namespace(tensor_parallel_size=num_ranks, pipeline_parallel_size=1)
+    with_cores(monkeypatch, num_cores)
+    args = of_ranks(num_ranks)
 
     share_cores(args, num_instances)
 
-    assert args.num_threads == num_threads
+    assert (args.num_threads, args.binds_cores) == (num_threads, binds_cores)
 
 
 @pytest.mark.parametrize(("given", "num_threads"), [("7", 7), ("4,2", 4)])
 def test_the_users_number_of_threads_holds(
     given: str, num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(USERS_THREADS, given)
-    args = argparse.Namespace()
+    with_cores(monkeypatch, 8, **{USERS_THREADS: given})
+    args = of_ranks()
 
-    share_cores(args, 4)
+    share_cores(args, 1)
 
     assert args.num_threads == num_threads
+
+
+def test_the_users_binding_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_cores(monkeypatch, 8, **{USERS_BINDING: "0-3"})
+    args = of_ranks()
+
+    share_cores(args, 1)
+
+    assert not args.binds_cores
 
 
 @pytest.mark.parametrize("given", ["0", "many", "-1"])
 def test_a_number_of_threads_that_is_none_is_refused(
     given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(USERS_THREADS, given)
+    with_cores(monkeypatch, 8, **{USERS_THREADS: given})
 
     with pytest.raises(ConfigurationError, match=r"OMP_NUM_THREADS=.* must be a number of threads"):
-        share_cores(argparse.Namespace(), 2)
+        share_cores(of_ranks(), 2)

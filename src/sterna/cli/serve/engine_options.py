@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sterna.config import ClusterConfig, Soonest
+from sterna.engine.cpu_cores import physical_cores
 from sterna.engine.vllm.guard import is_cpu_build
 from sterna.errors import ConfigurationError
 
@@ -36,6 +37,9 @@ USABLE_MEMORY_SHARE = 0.9
 
 USERS_THREADS = "STERNA_OMP_NUM_THREADS"
 """Variable with the user's `OMP_NUM_THREADS`, or nothing; all processes get one of 1 at first."""
+
+USERS_BINDING = "STERNA_VLLM_CPU_OMP_THREADS_BIND"
+"""Variable with the user's `VLLM_CPU_OMP_THREADS_BIND`, or nothing: vLLM itself binds none here."""
 
 INSTANCE_OVERHEAD_BYTES = 1200 * 1024 * 1024
 """Main memory of an instance's process besides weights and KV cache, as measured on CPU."""
@@ -121,23 +125,30 @@ def share_memory(args: Namespace, num_instances: int, options: str) -> None:
 
 
 def share_cores(args: Namespace, num_instances: int) -> None:
-    """Give each rank of an instance on CPU a part of the cores, all but one of which compute.
+    """Give each rank of an instance on CPU a part of the cores, all but one of which compute; where
+    there are enough, each instance computes on cores of its own.
 
-    An `OMP_NUM_THREADS` of the user holds instead.
+    An `OMP_NUM_THREADS` of the user holds instead, and so does a `VLLM_CPU_OMP_THREADS_BIND`.
 
     Raises:
-        ConfigurationError: that is not a number of threads.
+        ConfigurationError: the former is not a number of threads.
     """
+    num_cores, num_ranks = len(physical_cores()), world_size(args)
     given = os.environ.get(USERS_THREADS, "")
-    if not given:
-        num_cores = len(os.sched_getaffinity(0))
-        args.num_threads = max(1, (num_cores - 1) // (num_instances * world_size(args)))
-        return
     # OpenMP takes a list as well, whose first number is the one that counts here.
     first = given.partition(",")[0].strip()
-    if not first.isdecimal() or int(first) == 0:
+    if not given:
+        args.num_threads = max(1, (num_cores - 1) // (num_instances * num_ranks))
+    elif not first.isdecimal() or int(first) == 0:
         raise ConfigurationError(f"OMP_NUM_THREADS={given}: it must be a number of threads")
-    args.num_threads = int(first)
+    else:
+        args.num_threads = int(first)
+    # Ranks with processes of their own are not bound.
+    args.binds_cores = (
+        not os.environ.get(USERS_BINDING)
+        and num_ranks == 1
+        and args.num_threads * num_instances <= num_cores
+    )
 
 
 def checked_engine_config(args: Namespace) -> Any:

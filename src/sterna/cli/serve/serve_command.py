@@ -12,6 +12,7 @@ from sterna.cli.serve.cluster_address import cluster_address, internal_host
 from sterna.cli.serve.door_options import check_tls
 from sterna.cli.serve.engine_options import (
     SMALL_MODEL_NAME,
+    USERS_BINDING,
     USERS_THREADS,
     checked_engine_config,
     choose_model,
@@ -94,6 +95,7 @@ def parse(
     _refuse_unsupported(args)
     settle_classes(args)
     args.emulated = args.step_time = args.num_threads = None
+    args.binds_cores = False
     if args.engine != "vllm":
         from sterna.cli.serve.emulated_options import emulated_options, paced_options
 
@@ -127,9 +129,9 @@ def engine_environment() -> dict[str, str]:
         given = os.environ.get("OMP_NUM_THREADS", "")
         environment[USERS_THREADS] = os.environ.get(USERS_THREADS, given)
         environment["OMP_NUM_THREADS"] = "1"
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get(
-            "VLLM_CPU_OMP_THREADS_BIND", "nobind"
-        )
+        bound = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "")
+        environment[USERS_BINDING] = os.environ.get(USERS_BINDING, bound)
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = bound or "nobind"
     return environment
 
 

@@ -99,6 +99,7 @@ class VllmEngine:
         reports_cache: whether the listener hears of the contents of the prefix cache.
         step_time: how long steps last, in experiments; None: as long as they take.
         num_threads: see `build_core`.
+        binds_cores: see `build_core`.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class VllmEngine:
         reports_cache: bool = False,
         step_time: StepTime | None = None,
         num_threads: int | None = None,
+        binds_cores: bool = False,
     ) -> None:
         self._listener = listener
         self._classes = classes
@@ -125,7 +127,12 @@ class VllmEngine:
             lambda changes: self._to_loop(listener.on_cache, changes),
         )
         self._thread = StepThread(
-            lambda: build_core(vllm_config, log_stats=log_stats, num_threads=num_threads),
+            lambda: build_core(
+                vllm_config,
+                log_stats=log_stats,
+                num_threads=num_threads,
+                binds_cores=binds_cores,
+            ),
             on_step=self._on_step,
             on_idle_command=self._views.publish,
             on_failure=lambda error: self._to_loop(listener.on_failure, error),
@@ -174,13 +181,15 @@ class VllmEngine:
                 self._listener.on_failure, RuntimeError("a rank of the engine has died")
             )
         )
-        core.collective_rpc("sterna_prepare")
+        with core.unbound():
+            core.collective_rpc("sterna_prepare")
         if scheduler.immovable_features:
             # Requests may migrate to this engine, but without their KV.
             page_layouts = ["no page moves"]
         else:
             page_layouts = core.collective_rpc("sterna_page_layout")
-            self._transfers.open(core, scheduler.groups.shards_of(core.vllm_config))
+            with core.unbound():
+                self._transfers.open(core, scheduler.groups.shards_of(core.vllm_config))
         return EngineFacts(
             total_tokens=scheduler.total_tokens,
             ready=EngineReady(core.ready_response(), scheduler.groups.memory, hashing).encode(),

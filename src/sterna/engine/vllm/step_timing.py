@@ -54,12 +54,20 @@ class ProfiledEngine:
     Args:
         config: of the engine; see `engine_config`.
         num_threads: see `build_core`.
+        binds_cores: see `build_core`.
 
     Raises:
         ConfigurationError: the model generates no tokens.
     """
 
-    def __init__(self, config: VllmConfig, seed: int = 1, num_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        config: VllmConfig,
+        seed: int = 1,
+        num_threads: int | None = None,
+        *,
+        binds_cores: bool = False,
+    ) -> None:
         if config.model_config.runner_type != "generate":
             raise ConfigurationError(
                 f"model {config.model_config.model} generates no tokens: there is no decode step "
@@ -71,7 +79,9 @@ class ProfiledEngine:
         # Special tokens and placeholders of images are mostly at the end.
         self._token_ids = range(FIRST_TOKEN_ID, max(200, config.model_config.get_vocab_size() // 2))
         self.max_model_len: int = config.model_config.max_model_len
-        self.core: HostedCore = build_core(config, log_stats=False, num_threads=num_threads)
+        self.core: HostedCore = build_core(
+            config, log_stats=False, num_threads=num_threads, binds_cores=binds_cores
+        )
 
     @property
     def scheduler(self) -> Any:
