@@ -16,7 +16,7 @@ import yaml
 from bench.serving.ports import free_port
 from scripts.metric_files import RULES, dashboard
 from sterna.cli.operate.admin_commands import ask
-from tests.serve.emulated.quick import completion, quick_server
+from tests.serve.emulated.quick import PROFILE, completion, quick_server
 from tests.serve.server import ServerProcess, until
 
 pytestmark = [
@@ -35,7 +35,11 @@ VARIABLES = {"$job": ".*", "$__rate_interval": "10s"}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     options = ("--instances", "2", "--frontends", "2", "--enable-prefix-caching")
-    with quick_server(tmp_path_factory.mktemp("watched"), *options) as server:
+    # Prefix caches need vLLM's own rule of preemption.
+    rules = "step_mode: chunked\n  preemption: last_admitted"
+    profile = PROFILE.replace("step_mode: chunked", rules)
+    folder = tmp_path_factory.mktemp("watched")
+    with quick_server(folder, *options, profile=profile) as server:
         yield server
 
 
