@@ -8,5 +8,5 @@ has the clock, the network and the nodes, `processes` the actors, `engine` their
 
 Offers: nothing.
 Imports: config, fault_simulation.adversary, fault_simulation.engine, fault_simulation.oracle,
-    fault_simulation.processes, fault_simulation.virtual, supervisor.
+    fault_simulation.processes, fault_simulation.virtual, scheduler, supervisor.
 """

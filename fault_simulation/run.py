@@ -29,6 +29,7 @@ from fault_simulation.virtual.settings import (
 )
 from fault_simulation.virtual.timeline import Crashed, Timeline, Violation
 from sterna.config import ScalingConfig
+from sterna.scheduler.global_scheduler import IN_FLIGHT_LEASE_S
 from sterna.supervisor.fleet import Fleet
 
 FAULTS_BEGIN_S = 2.5
@@ -190,6 +191,10 @@ class Run:
                 if streams is not None:
                     streams.check_ended(timeline.now_s)
         rest_s = timeline.now_s + REST_S + (0.0 if streams is None else WINDOW_S)
+        if self._world.network.counts["refused: CancelDispatch"]:
+            # The scheduler takes such a request for dispatched until its lease is over, and holds
+            # others meanwhile.
+            rest_s += IN_FLIGHT_LEASE_S
         while timeline.now_s < rest_s:
             self._step()
         platform = self._platform

@@ -90,6 +90,10 @@ class PrefixKnowledge(Protocol):
         """The request was not sent there, or has ended."""
 
 
+IN_FLIGHT_LEASE_S = 30.0
+"""Time after which a dispatch that no report shows is taken for lost."""
+
+
 class GlobalScheduler:
     """Places requests and pairs instances by the loads that these report.
 
@@ -114,7 +118,7 @@ class GlobalScheduler:
         scaling_begins_s: float = 0.0,
         first_dispatch_number: int = 1,
         prefixes: PrefixKnowledge | None = None,
-        in_flight_lease_s: float = 30.0,
+        in_flight_lease_s: float = IN_FLIGHT_LEASE_S,
     ) -> None:
         self._policy = policy = policy.anew()
         self._prefixes = prefixes if policy.looks_at_prefixes else None

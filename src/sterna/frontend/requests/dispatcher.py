@@ -116,13 +116,14 @@ class Dispatcher:
         return [ToScheduler(ask)]
 
     def on_dispatched(self, answer: Dispatched, now_s: float) -> list[Effect]:
-        """The scheduler named an instance; a late answer only shows that the scheduler lives."""
+        """The scheduler named an instance. A late answer is cancelled, once more: the scheduler
+        has not had the first cancellation, or it was lost with a full mailbox."""
         self._on_sign_of_life(now_s)
         request = self._asked.pop(answer.request_id, None)
         if request is None:
             request = self._waiting.pop(answer.request_id, None)
         if request is None:
-            return []
+            return [ToScheduler(CancelDispatch(answer.request_id))]
         if self._instances.get(answer.instance_id, True):
             # The scheduler or this front end does not know yet of a start, an end, or a
             # termination of the instance.
