@@ -1,5 +1,4 @@
-"""Files about the metrics on `/metrics`, from one table of them: the reference page, Prometheus's
-alert rules, and the Grafana dashboard.
+"""Reference page, Prometheus's alert rules and Grafana dashboard, from one table of the metrics.
 
     python -m scripts.metric_files
 
@@ -98,7 +97,7 @@ ALERTS = (
     ),
     Alert(
         "SternaPreemptions",
-        "sum by (job) (deriv(sterna_instance_preemptions[10m])) > 0.1",
+        "sum by (job) (deriv(sterna_instance_preemptions[10m]) > 0) > 0.1",
         "10m",
         "ticket",
         "Engines take memory back from running requests, more than six times a minute.",
@@ -120,7 +119,7 @@ ALERTS = (
         "sum by (job) (increase(sterna_requests_sent_again_total[15m])) > 0",
         "0m",
         "ticket",
-        "Requests went on elsewhere because an instance died, or gave them up.",
+        "Requests were sent to another instance, because theirs died or handed them back.",
         "Look for the instance's end in the log (docs/operations/failures.md).",
     ),
 )
@@ -138,6 +137,7 @@ class Panel:
     title: str
     unit: str
     curves: Mapping[str, str]
+    may_be_negative: bool = False
 
 
 def _shown(name: str) -> str:
@@ -152,6 +152,11 @@ def _rate(name: str) -> str:
 def _by_instance(name: str) -> str:
     """The gauge of each instance, which several front ends show."""
     return f"max by (instance) ({_shown(f'sterna_instance_{name}')})"
+
+
+def _of_servers(name: str) -> str:
+    """The sum over the servers; the front ends of one server all show the same."""
+    return f"sum(max by (job) ({_shown(name)}))"
 
 
 def _quantiles(name: str, *labels: str) -> dict[str, str]:
@@ -175,7 +180,7 @@ def _rate_of_instances(name: str) -> dict[str, str]:
 
 
 ROWS: Mapping[str, tuple[Panel, ...]] = {
-    "What clients wait for": (
+    "Latencies": (
         Panel(
             "Time to first token", "s", _quantiles("sterna_time_to_first_token_seconds", "class")
         ),
@@ -190,9 +195,9 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             "Requests",
             "short",
             {
-                "running": f"max({_shown('vllm:num_requests_running')})",
-                "waiting": f"max({_shown('vllm:num_requests_waiting')})",
-                "held at the scheduler": f"max({_shown('sterna_held_requests')})",
+                "running": _of_servers("vllm:num_requests_running"),
+                "waiting": _of_servers("vllm:num_requests_waiting"),
+                "held at the scheduler": _of_servers("sterna_held_requests"),
             },
         ),
         Panel(
@@ -213,17 +218,18 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             "KV cache in use",
             "percentunit",
             {
-                "all": f"max({_shown('vllm:kv_cache_usage_perc')})",
+                "{{job}}": f"max by (job) ({_shown('vllm:kv_cache_usage_perc')})",
                 "{{instance}}": f"{_by_instance('used_tokens')} / {_by_instance('total_tokens')}",
             },
         ),
-        Panel("Freeness", "short", _of_instances("freeness_steps")),
+        Panel("Freeness", "short", _of_instances("freeness_steps"), may_be_negative=True),
         Panel(
-            "Fragmentation: free memory, and what the first in each line needs",
+            "Fragmentation: free memory, and the demand of the first waiting requests",
             "short",
             {
-                "free": f"sum({_by_instance('total_tokens')} - {_by_instance('used_tokens')})",
-                "needed": f"sum({_by_instance('head_demand_tokens')})",
+                # Those of instances that are gone are NaN, and so would the sums be.
+                "free": f"sum({_by_instance('total_tokens')} - {_by_instance('used_tokens')} >= 0)",
+                "needed": f"sum({_by_instance('head_demand_tokens')} >= 0)",
             },
         ),
         Panel("Preemptions a second", "short", _rate_of_instances("preemptions")),
@@ -260,7 +266,7 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
         Panel("Moved away, a second", "short", _rate_of_instances("committed_migrations")),
         Panel("Stayed, a second", "short", _rate_of_instances("aborted_migrations")),
         Panel(
-            "Requests that went on after a death",
+            "Requests sent to another instance",
             "short",
             {"a second": f"sum({_rate('sterna_requests_sent_again_total')})"},
         ),
@@ -370,12 +376,13 @@ def dashboard() -> str:
 
 def _panel(number: int, panel: Panel, x: int, y: int) -> dict[str, Any]:
     source = {"type": "prometheus", "uid": "${datasource}"}
+    floor = {} if panel.may_be_negative else {"min": 0}
     return {
         "id": number,
         "type": "timeseries",
         "title": panel.title,
         "datasource": source,
-        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "fieldConfig": {"defaults": {"unit": panel.unit, **floor}, "overrides": []},
         "gridPos": {"x": x, "y": y, "w": PANEL_WIDTH, "h": PANEL_HEIGHT},
         "targets": [
             {

@@ -1,4 +1,4 @@
-"""Build a release, check it, try it in an empty environment, and publish it.
+"""Release: build it, check it, try it in an empty environment, and publish it.
 
     python -m scripts.release              # everything but the upload and the tag
     python -m scripts.release --publish    # also tag the commit and upload to the package index
@@ -10,6 +10,7 @@ checkout, serves the small model there, and asks for a completion.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tomllib
@@ -19,6 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 DIST = ROOT / "dist"
+
+WHEEL_VARIABLE = "STERNA_WHEEL"
+"""Variable with the wheel that the trial installs; without it, the tests build one."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,13 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     files = build(ROOT, DIST)
     _run(sys.executable, "-m", "twine", "check", "--strict", *map(str, files))
     if not options.no_trial:
+        [wheel] = [path for path in files if path.suffix == ".whl"]
+        os.environ[WHEEL_VARIABLE] = str(wheel)
         _run(sys.executable, "-m", "pytest", "-m", "slow", "tests/packaging", "-x")
     names = " and ".join(path.name for path in files)
     if not options.publish:
         print(f"built and checked, not published: {names}; --publish tags v{version} and uploads")
         return 0
-    _run("git", "tag", "--annotate", f"v{version}", "--message", f"Sterna {version}")
     _run(sys.executable, "-m", "twine", "upload", *map(str, files))
+    _run("git", "tag", "--annotate", f"v{version}", "--message", f"Sterna {version}")
     print(f"published {names}; push the tag: git push origin v{version}")
     return 0
 

@@ -80,6 +80,11 @@ def first_tokens(values: str, at_most_s: str) -> dict[str, str]:
     return series("sterna_time_to_first_token_seconds_bucket", values, **labels)
 
 
+def gone(name: str) -> dict[str, str]:
+    """The series of an instance that has ended."""
+    return series(name, " ".join(["NaN"] * 60), instance="gone")
+
+
 UP = series("up", "1x60")
 INSTANCE = series("sterna_instance_total_tokens", "1000x60", instance="i0")
 MIGRATIONS = "sterna_migrations_total"
@@ -87,8 +92,8 @@ MIGRATIONS = "sterna_migrations_total"
 CASES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     "SternaDown": ([series("up", "0x60")], [UP, INSTANCE]),
     "SternaNoInstance": (
-        [UP, series("sterna_instance_total_tokens", " ".join(["NaN"] * 60), instance="i0")],
-        [UP, INSTANCE],
+        [UP, gone("sterna_instance_total_tokens")],
+        [UP, INSTANCE, gone("sterna_instance_total_tokens")],
     ),
     "SternaRequestsHeld": (
         [series("sterna_held_requests", "101x60")],
@@ -99,8 +104,14 @@ CASES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
         [first_tokens("0+9x60", "10"), first_tokens("0+9x60", "+Inf")],
     ),
     "SternaPreemptions": (
-        [series("sterna_instance_preemptions", "0+7x60", instance="i0")],
-        [series("sterna_instance_preemptions", "0+5x60", instance="i0")],
+        [
+            series("sterna_instance_preemptions", "0+7x60", instance="i0"),
+            gone("sterna_instance_preemptions"),
+        ],
+        [
+            series("sterna_instance_preemptions", "0+5x60", instance="i0"),
+            gone("sterna_instance_preemptions"),
+        ],
     ),
     "SternaMigrationsFail": (
         [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sterna.engine import cpu_cores
-from sterna.engine.cpu_cores import physical_cores, take_cores
+from sterna.engine.cpu_cores import num_usable_cores, physical_cores, take_core
 
 
 @pytest.fixture
@@ -19,42 +19,68 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("four_cores")
 def test_engines_have_cores_of_their_own(tmp_path: Path) -> None:
-    first, second = take_cores(2, tmp_path), take_cores(1, tmp_path)
-    assert first is not None
-    assert second is not None
-    assert (first.numbers, second.numbers) == ({0, 2}, {4})
-    # One is left, and stays so.
-    assert take_cores(2, tmp_path) is None
-    third = take_cores(1, tmp_path)
-    assert third is not None
-    assert third.numbers == {6}
-    first.release()
-    again = take_cores(2, tmp_path)
+    held = [take_core(tmp_path) for _ in range(4)]
+    assert [each and each.number for each in held] == [0, 2, 4, 6]
+    assert take_core(tmp_path) is None
+    assert held[1] is not None
+    held[1].release()
+    held[1].release()
+    again = take_core(tmp_path)
     assert again is not None
-    assert again.numbers == {0, 2}
+    assert again.number == 2
 
 
 @pytest.mark.usefixtures("four_cores")
-def test_the_cores_of_a_process_that_dies_are_free(tmp_path: Path) -> None:
+def test_the_core_of_a_process_that_dies_is_free(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from sterna.engine import cpu_cores; "
-        "cpu_cores.physical_cores = lambda: [0, 2, 4, 6]; "
-        f"held = cpu_cores.take_cores(4, Path({str(tmp_path)!r})); "
-        "print(len(held.numbers), flush=True); sys.stdin.read()"
+        "cpu_cores.physical_cores = lambda: [0]; "
+        f"held = cpu_cores.take_core(Path({str(tmp_path)!r})); "
+        "print(held.number, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         (sys.executable, "-c", script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "4\n"
-        assert take_cores(1, tmp_path) is None
+        assert process.stdout.readline() == "0\n"
+        other = take_core(tmp_path)
+        assert other is not None
+        assert other.number == 2
         process.kill()
-    assert take_cores(4, tmp_path) is not None
+    first = take_core(tmp_path)
+    assert first is not None
+    assert first.number == 0
+
+
+def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("notes")
+    folder = tmp_path / "locks"
+    folder.mkdir()
+    for number in physical_cores():
+        (folder / str(number)).symlink_to(precious)
+    assert take_core(folder) is None
+    assert precious.read_text() == "notes"
+
+
+@pytest.mark.parametrize(
+    ("quota", "num_cores"),
+    [("max 100000", 4), ("250000 100000", 3), ("900000 100000", 4), ("none", 4)],
+)
+@pytest.mark.usefixtures("four_cores")
+def test_a_containers_share_of_the_processors_counts(
+    quota: str, num_cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cpu.max"
+    monkeypatch.setattr(cpu_cores, "QUOTA", str(path))
+    assert num_usable_cores() == 4
+    path.write_text(f"{quota}\n")
+    assert num_usable_cores() == num_cores
 
 
 def test_a_folder_that_cannot_be_used_leaves_the_engine_unbound(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert take_cores(1, tmp_path / "file") is None
+    assert take_core(tmp_path / "file") is None
 
 
 def test_threads_of_a_bound_thread_are_bound_unless_it_leaves_its_cores(tmp_path: Path) -> None:
@@ -70,7 +96,7 @@ def test_threads_of_a_bound_thread_are_bound_unless_it_leaves_its_cores(tmp_path
         thread.join()
 
     def compute() -> None:
-        held = take_cores(1, tmp_path)
+        held = take_core(tmp_path)
         assert held is not None
         held.bind()
         look()

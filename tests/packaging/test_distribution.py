@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from bench.serving.ports import free_port
-from scripts.release import ROOT, build, obstacles, version_of
+from scripts.release import ROOT, WHEEL_VARIABLE, build, obstacles, version_of
 from tests.serve.server import START_TIMEOUT_S, STERNA_IS_READY, ServerProcess
 
 INSTALL_TIMEOUT_S = 1_200.0
@@ -108,7 +108,7 @@ def installed(
     environment["XDG_CACHE_HOME"] = str(folder / "cache")
     subprocess.run((sys.executable, "-m", "venv", str(folder / "venv")), check=True)
     programs = folder / "venv" / "bin"
-    _, wheel = files
+    wheel = Path(os.environ.get(WHEEL_VARIABLE) or files[1])
     subprocess.run(
         (
             str(programs / "python"),

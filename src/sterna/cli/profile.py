@@ -124,7 +124,7 @@ def _measure(args: Namespace, config: Any, key: dict[str, str]) -> "tuple[Profil
 
     with _progress() as show:
         show("starting the engine", 0.0)
-        engine = ProfiledEngine(config, num_threads=args.num_threads, binds_cores=args.binds_cores)
+        engine = ProfiledEngine(config, num_threads=args.num_threads, binds_core=args.binds_core)
         try:
             limits = engine.emulated()
             plan = batches(

@@ -1,19 +1,23 @@
-"""Cores of this machine for engines on CPU: each engine computes on cores of its own.
+"""Cores of this machine for engines on CPU: an engine with one thread computes on one of its own.
 
 A thread that computes all the time loses a few percent of it when the scheduler of the operating
-system moves it about, or has it share a core with a front end. vLLM binds its threads, too, but by
-itself alone: here several engines, and several servers, share a machine. A core is taken by a lock
-on a file, which the kernel releases at the end of the process.
+system moves it about, or has it share a core with a front end. vLLM binds its threads, too, but
+knows of one engine alone: here several engines, and several servers of a user, share a machine. A
+core is taken by a lock on a file, which the kernel releases at the end of the process.
 """
 
 import contextlib
 import fcntl
 import logging
+import math
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+
+QUOTA = "/sys/fs/cgroup/cpu.max"
+"""File with a container's share of the processors: microseconds in each period, and the period."""
 
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
@@ -32,22 +36,32 @@ def physical_cores() -> list[int]:
     return list(found.values())
 
 
-class HeldCores:
-    """Cores that belong to one engine until its process ends.
+def num_usable_cores() -> int:
+    """The number of physical cores that this process may keep busy, also by its container."""
+    num_cores = len(physical_cores())
+    try:
+        quota, period = Path(QUOTA).read_text().split()
+        return num_cores if quota == "max" else min(num_cores, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        return num_cores
+
+
+class HeldCore:
+    """A core that belongs to one engine until its process ends.
 
     Args:
-        numbers: the cores.
-        locks: the open files whose locks hold them.
+        number: the core.
+        lock: descriptor of the file whose lock holds it.
     """
 
-    def __init__(self, numbers: frozenset[int], locks: tuple[IO[str], ...]) -> None:
-        self.numbers = numbers
+    def __init__(self, number: int, lock: int) -> None:
+        self.number = number
         self._all = frozenset(os.sched_getaffinity(0))
-        self._locks = locks
+        self._lock: int | None = lock
 
     def bind(self) -> None:
-        """Bind the calling thread, and those that it starts, to these cores."""
-        os.sched_setaffinity(0, self.numbers)
+        """Bind the calling thread, and those that it starts, to this core."""
+        os.sched_setaffinity(0, {self.number})
 
     @contextlib.contextmanager
     def left(self) -> Iterator[None]:
@@ -60,35 +74,33 @@ class HeldCores:
             self.bind()
 
     def release(self) -> None:
-        """Let other engines have the cores."""
-        for lock in self._locks:
-            lock.close()
+        """Let another engine have the core."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
-def take_cores(num_cores: int, folder: Path | None = None) -> HeldCores | None:
-    """Take cores that no other engine of this machine has; None where too few are left.
+def take_core(folder: Path | None = None) -> HeldCore | None:
+    """Take a core that no other engine of this user has; None where none is left.
 
     Args:
-        folder: of the lock files, which all engines of this user share.
+        folder: of the lock files.
     """
-    locks: dict[int, IO[str]] = {}
+    folder = folder or Path(tempfile.gettempdir()) / f"sterna-cores-{os.getuid()}"
     try:
-        folder = folder or Path(tempfile.gettempdir()) / f"sterna-cores-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise PermissionError(f"{folder} belongs to another user")
         for number in physical_cores():
-            if len(locks) == num_cores:
-                break
-            lock = open(folder / str(number), "w")  # noqa: SIM115
+            path = folder / str(number)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                lock.close()
+                os.close(lock)
             else:
-                locks[number] = lock
+                return HeldCore(number, lock)
     except OSError as error:
-        logger.warning("engine is not bound to cores error=%s", error)
-    held = HeldCores(frozenset(locks), tuple(locks.values()))
-    if len(locks) == num_cores:
-        return held
-    held.release()
+        logger.warning("engine is not bound to a core error=%s", error)
     return None

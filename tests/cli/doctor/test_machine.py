@@ -52,10 +52,12 @@ def test_gpus_are_those_of_the_drivers_tool(
 def test_memory_is_at_most_that_of_the_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(machine, "MEMORY_LIMITS", (str(tmp_path / "missing"), str(limit)))
+    limit, used, missing = (tmp_path / name for name in ("memory.max", "memory.current", "missing"))
+    pairs = ((str(missing), str(used)), (str(limit), str(used)))
+    monkeypatch.setattr(machine, "MEMORY_LIMITS", pairs)
     limit.write_text("1000\n")
-    assert look_at_machine("127.0.0.1", 0).available_bytes == 1000
+    used.write_text("400\n")
+    assert look_at_machine("127.0.0.1", 0).available_bytes == 600
     limit.write_text("max\n")
     assert look_at_machine("127.0.0.1", 0).available_bytes > 1000
 

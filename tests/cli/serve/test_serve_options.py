@@ -6,13 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from sterna.cli.serve import engine_options
+from sterna.cli.serve import engine_options, serve_command
 from sterna.cli.serve.engine_options import (
     USERS_BINDING,
     USERS_THREADS,
     share_cores,
     with_prefix_caches,
 )
+from sterna.cli.serve.serve_command import engine_environment
 from sterna.cli.serve.serve_options import add_serve_options, cluster_config
 from sterna.config import ClusterConfig, Soonest
 from sterna.errors import ConfigurationError
@@ -123,7 +124,7 @@ def test_other_policies_do_not_care_for_prefix_caches() -> None:
 
 
 def with_cores(monkeypatch: pytest.MonkeyPatch, num_cores: int, **environment: str) -> None:
-    monkeypatch.setattr(engine_options, "physical_cores", lambda: list(range(num_cores)))
+    monkeypatch.setattr(engine_options, "num_usable_cores", lambda: num_cores)
     for name in (USERS_THREADS, USERS_BINDING):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
@@ -135,10 +136,12 @@ def of_ranks(num_ranks: int = 1) -> argparse.Namespace:
 
 
 @pytest.mark.parametrize(
-    ("num_cores", "num_instances", "num_ranks", "num_threads", "binds_cores"),
+    ("num_cores", "num_instances", "num_ranks", "num_threads", "binds_core"),
     [
-        (16, 1, 1, 15, True),
-        (16, 4, 1, 3, True),
+        (16, 1, 1, 15, False),
+        (16, 4, 1, 3, False),
+        (16, 16, 1, 1, True),
+        (16, 17, 1, 1, False),
         (16, 2, 2, 3, False),
         (2, 1, 1, 1, True),
         (2, 2, 1, 1, True),
@@ -150,7 +153,7 @@ def test_instances_share_all_cores_but_one(
     num_instances: int,
     num_ranks: int,
     num_threads: int,
-    binds_cores: bool,
+    binds_core: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with_cores(monkeypatch, num_cores)
@@ -158,7 +161,7 @@ def test_instances_share_all_cores_but_one(
 
     share_cores(args, num_instances)
 
-    assert (args.num_threads, args.binds_cores) == (num_threads, binds_cores)
+    assert (args.num_threads, args.binds_core) == (num_threads, binds_core)
 
 
 @pytest.mark.parametrize(("given", "num_threads"), [("7", 7), ("4,2", 4)])
@@ -174,12 +177,12 @@ def test_the_users_number_of_threads_holds(
 
 
 def test_the_users_binding_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_cores(monkeypatch, 8, **{USERS_BINDING: "0-3"})
+    with_cores(monkeypatch, 2, **{USERS_BINDING: "0-1"})
     args = of_ranks()
 
     share_cores(args, 1)
 
-    assert not args.binds_cores
+    assert not args.binds_core
 
 
 @pytest.mark.parametrize("given", ["0", "many", "-1"])
@@ -190,3 +193,27 @@ def test_a_number_of_threads_that_is_none_is_refused(
 
     with pytest.raises(ConfigurationError, match=r"OMP_NUM_THREADS=.* must be a number of threads"):
         share_cores(of_ranks(), 2)
+
+
+def test_the_users_variables_are_kept_when_the_processes_get_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")
+    for name in (*names, USERS_THREADS, USERS_BINDING):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(serve_command, "is_cpu_build", lambda: True)
+    nothing = engine_environment()
+    assert [nothing[name] for name in names] == ["1", "nobind"]
+    assert [nothing[name] for name in (USERS_THREADS, USERS_BINDING)] == ["", ""]
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-5")
+    given = engine_environment()
+    assert [given[name] for name in names] == ["1", "0-5"]
+    assert [given[name] for name in (USERS_THREADS, USERS_BINDING)] == ["6", "0-5"]
+    # A process that has got these keeps them.
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    again = engine_environment()
+    assert {name: again[name] for name in given if name in again} == {
+        name: given[name] for name in given if name in again
+    }

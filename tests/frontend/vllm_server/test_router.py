@@ -386,11 +386,13 @@ def test_one_front_end_counts_for_all(run: Callable[..., None]) -> None:
             shown = (await world.client.receive()).scheduler_stats.prefix_cache_stats
             return shown.queries, shown.hits
 
-        assert await counted(96, 64, 7, 8) == (96, 64)
+        # A predecessor may have counted what is there at first.
+        assert await counted(96, 64, 7, 8) == (0, 0)
+        assert await counted(106, 70, 7, 8) == (10, 6)
         assert await counted(196, 128, 6, 7) == (0, 0)
         # The other one is gone: what it counted is not counted again.
         assert await counted(200, 130, 7) == (4, 2)
         moved = REGISTRY.get_sample_value("sterna_migrations_total", {"outcome": "committed"})
-        assert moved == 2
+        assert moved == 3
 
     run(test)

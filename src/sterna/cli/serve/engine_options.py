@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sterna.config import ClusterConfig, Soonest
-from sterna.engine.cpu_cores import physical_cores
+from sterna.engine.cpu_cores import num_usable_cores
 from sterna.engine.vllm.guard import is_cpu_build
 from sterna.errors import ConfigurationError
 
@@ -125,15 +125,15 @@ def share_memory(args: Namespace, num_instances: int, options: str) -> None:
 
 
 def share_cores(args: Namespace, num_instances: int) -> None:
-    """Give each rank of an instance on CPU a part of the cores, all but one of which compute; where
-    there are enough, each instance computes on cores of its own.
+    """Give each rank of an instance on CPU a part of this machine's cores, all but one of which
+    compute; an instance with one thread gets a core of its own, where there are enough.
 
     An `OMP_NUM_THREADS` of the user holds instead, and so does a `VLLM_CPU_OMP_THREADS_BIND`.
 
     Raises:
         ConfigurationError: the former is not a number of threads.
     """
-    num_cores, num_ranks = len(physical_cores()), world_size(args)
+    num_cores, num_ranks = num_usable_cores(), world_size(args)
     given = os.environ.get(USERS_THREADS, "")
     # OpenMP takes a list as well, whose first number is the one that counts here.
     first = given.partition(",")[0].strip()
@@ -143,12 +143,9 @@ def share_cores(args: Namespace, num_instances: int) -> None:
         raise ConfigurationError(f"OMP_NUM_THREADS={given}: it must be a number of threads")
     else:
         args.num_threads = int(first)
-    # Ranks with processes of their own are not bound.
-    args.binds_cores = (
-        not os.environ.get(USERS_BINDING)
-        and num_ranks == 1
-        and args.num_threads * num_instances <= num_cores
-    )
+    # Several threads would all have to be bound, and ranks have processes of their own.
+    is_alone = args.num_threads == num_ranks == 1
+    args.binds_core = is_alone and num_instances <= num_cores and not os.environ.get(USERS_BINDING)
 
 
 def checked_engine_config(args: Namespace) -> Any:

@@ -95,7 +95,7 @@ def parse(
     _refuse_unsupported(args)
     settle_classes(args)
     args.emulated = args.step_time = args.num_threads = None
-    args.binds_cores = False
+    args.binds_core = False
     if args.engine != "vllm":
         from sterna.cli.serve.emulated_options import emulated_options, paced_options
 

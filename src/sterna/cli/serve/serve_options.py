@@ -195,7 +195,7 @@ def cluster_config(args: Namespace) -> ClusterConfig:
         if config.num_warm_instances:
             options += ", --warm-instances"
         share_memory(args, most + config.num_warm_instances, options)
-        share_cores(args, most)
+        share_cores(args, most + config.num_warm_instances)
     return config
 
 

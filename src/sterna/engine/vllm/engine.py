@@ -99,7 +99,7 @@ class VllmEngine:
         reports_cache: whether the listener hears of the contents of the prefix cache.
         step_time: how long steps last, in experiments; None: as long as they take.
         num_threads: see `build_core`.
-        binds_cores: see `build_core`.
+        binds_core: see `build_core`.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class VllmEngine:
         reports_cache: bool = False,
         step_time: StepTime | None = None,
         num_threads: int | None = None,
-        binds_cores: bool = False,
+        binds_core: bool = False,
     ) -> None:
         self._listener = listener
         self._classes = classes
@@ -131,7 +131,7 @@ class VllmEngine:
                 vllm_config,
                 log_stats=log_stats,
                 num_threads=num_threads,
-                binds_cores=binds_cores,
+                binds=binds_core,
             ),
             on_step=self._on_step,
             on_idle_command=self._views.publish,

@@ -21,7 +21,7 @@ from vllm.v1.engine.utils import EngineZmqAddresses
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from sterna.engine.cpu_cores import HeldCores, take_cores
+from sterna.engine.cpu_cores import HeldCore, take_core
 from sterna.engine.vllm.guard import is_cpu_build
 from sterna.engine.vllm.scheduler import MigratingAsyncScheduler, MigratingScheduler
 
@@ -44,18 +44,18 @@ class HostedCore(EngineCore):
     engine_index = 0
     addresses = EngineZmqAddresses(inputs=[], outputs=[])
 
-    cores: HeldCores | None = None
-    """Cores that are this engine's alone."""
+    held_core: HeldCore | None = None
+    """The core on which this engine computes alone."""
 
     def unbound(self) -> AbstractContextManager[None]:
         """Context in which this thread starts others that may run on any core."""
-        return nullcontext() if self.cores is None else self.cores.left()
+        return nullcontext() if self.held_core is None else self.held_core.left()
 
     def shutdown(self) -> None:
         """End the engine as vLLM does."""
         super().shutdown()
-        if self.cores is not None:
-            self.cores.release()
+        if self.held_core is not None:
+            self.held_core.release()
 
     def _initialize_kv_caches(self, vllm_config: VllmConfig) -> KVCacheConfig:
         # In here vLLM runs the model for the first time, and compiles it.
@@ -142,25 +142,20 @@ def build_core(
     *,
     log_stats: bool,
     num_threads: int | None = None,
-    binds_cores: bool = False,
+    binds: bool = False,
 ) -> HostedCore:
     """Load the model and make the engine core; must run on the thread that steps it.
 
     Args:
         num_threads: of each rank's steps on CPU; None: as many as OpenMP takes.
-        binds_cores: whether these threads get cores of their own, where some are free.
+        binds: whether this thread computes on a core of its own, if one is free.
     """
-    cores: HeldCores | None = None
     sys.setswitchinterval(STEP_THREAD_SWITCH_INTERVAL_S)
     if is_cpu_build():
         if num_threads is not None:
             # The variable is for ranks with a process of their own; OpenMP read it here long ago.
             os.environ["OMP_NUM_THREADS"] = str(num_threads)
             torch.set_num_threads(num_threads)
-            cores = take_cores(num_threads) if binds_cores else None
-            if cores is not None and num_threads > 1:
-                # OpenMP's threads begin with the first step, and have the cores of this one.
-                cores.bind()
         # What vLLM 0.32 writes so, its CPU build cannot load (`finalize_loading` is missing); each
         # start would compile again. Without, PyTorch's own cache is used.
         os.environ.setdefault("VLLM_USE_AOT_COMPILE", "0")
@@ -169,9 +164,9 @@ def build_core(
             # probabilities: by a C++ compiler, in the middle of a step, for up to ten seconds.
             torch.compiler.set_stance("force_eager")
     core = HostedCore(config, Executor.get_class(config), log_stats=log_stats)
-    if cores is not None:
+    if binds and (held := take_core()) is not None:
         # Not before: the model may have been compiled, by processes that need all cores.
-        cores.bind()
-        core.cores = cores
-        logger.info("engine bound to cores cores=%s", sorted(cores.numbers))
+        held.bind()
+        core.held_core = held
+        logger.info("engine computes on a core of its own core=%d", held.number)
     return core

@@ -89,7 +89,8 @@ class MigratingScheduler(Scheduler):
         self.groups = KvGroups(self.kv_cache_manager.coordinator, self.kv_cache_config)
         self.prefixes = MovingPrefixes(self.kv_cache_manager.coordinator)
         self.num_preemptions = 0
-        self.num_prefix_tokens = self.num_prefix_hits = 0
+        self.num_prefix_tokens = 0
+        self.num_prefix_hits = 0
         self._drained: dict[str, Request] = {}
         self._reservations: dict[MigrationId, Reservation] = {}
         # Requests in the batch of which V2 workers have not heard.

@@ -54,7 +54,7 @@ class ProfiledEngine:
     Args:
         config: of the engine; see `engine_config`.
         num_threads: see `build_core`.
-        binds_cores: see `build_core`.
+        binds_core: see `build_core`.
 
     Raises:
         ConfigurationError: the model generates no tokens.
@@ -66,7 +66,7 @@ class ProfiledEngine:
         seed: int = 1,
         num_threads: int | None = None,
         *,
-        binds_cores: bool = False,
+        binds_core: bool = False,
     ) -> None:
         if config.model_config.runner_type != "generate":
             raise ConfigurationError(
@@ -80,7 +80,7 @@ class ProfiledEngine:
         self._token_ids = range(FIRST_TOKEN_ID, max(200, config.model_config.get_vocab_size() // 2))
         self.max_model_len: int = config.model_config.max_model_len
         self.core: HostedCore = build_core(
-            config, log_stats=False, num_threads=num_threads, binds_cores=binds_cores
+            config, log_stats=False, num_threads=num_threads, binds=binds_core
         )
 
     @property

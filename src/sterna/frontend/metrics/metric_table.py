@@ -103,8 +103,8 @@ REQUESTS = Metric(
 SENT_AGAIN = Metric(
     "sterna_requests_sent_again_total",
     Kind.COUNTER,
-    "Times that a request went on elsewhere behind the tokens that its client had: its instance "
-    "died, or gave it up.",
+    "Times that a request was sent to another instance, and went on behind the tokens that its "
+    "client had, because its instance died or handed it back.",
 )
 
 MIGRATIONS = Metric(

@@ -111,22 +111,28 @@ class PrefixCounts:
 
     def __init__(self) -> None:
         self._sums: dict[InstanceId, tuple[int, int]] = {}
+        self._has_begun = False
 
     def take(self, instances: Iterable[InstanceStats]) -> tuple[int, int]:
         """Return the tokens that were looked up since the last call, and those that were found.
 
-        What an instance had counted before it was first seen counts; smaller sums than the last
-        are those of a new engine.
+        The first instances are a beginning: a predecessor may have counted what they have. Smaller
+        sums than the last are those of a new engine. An instance that is missing, because a new
+        scheduler has not heard of it yet, is remembered.
         """
         num_tokens = num_hits = 0
-        sums = {}
         for each in instances:
             now = each.num_prefix_tokens, each.num_prefix_hits
-            before = self._sums.get(each.instance_id, (0, 0))
+            before = self._sums.get(each.instance_id, (0, 0) if self._has_begun else now)
             if now[0] < before[0]:
                 before = 0, 0
             num_tokens += now[0] - before[0]
             num_hits += now[1] - before[1]
-            sums[each.instance_id] = now
-        self._sums = sums
+            self._sums[each.instance_id] = now
+        self._has_begun = self._has_begun or bool(self._sums)
         return num_tokens, num_hits
+
+    def keep_only(self, instance_ids: Iterable[InstanceId]) -> None:
+        """Forget all instances but these, which live."""
+        living = set(instance_ids)
+        self._sums = {name: sums for name, sums in self._sums.items() if name in living}

@@ -277,6 +277,7 @@ class Router:
         if not self.peers.on_membership(membership):
             return
         self._utilities.on_instances(self.peers.instances)
+        self._prefix_counts.keep_only(self.peers.instances)
         self.operators.on_membership(membership)
         self._carry_out(self._core.on_message(membership, (), _now_s()))
         if self.streams is not None:

@@ -351,7 +351,7 @@ def _vllm_engine(
         reports_cache=spec.llumlet.policy.looks_at_prefixes,
         step_time=args.step_time,
         num_threads=args.num_threads,
-        binds_cores=args.binds_cores,
+        binds_core=args.binds_core,
     )
 
 
