@@ -54,6 +54,7 @@ def is_shown(logger: str, message: str, *args: object) -> bool:
         ("vllm.v1.worker.cpu_worker", "%s is not found in LD_PRELOAD", ("x",), False),
         ("vllm.v1.worker.cpu_worker", "x is not found in LD_PRELOAD", (), True),
         ("vllm.platforms.cpu", "%s is not installed", ("Triton",), False),
+        ("vllm.utils.system_utils", "Found ulimit of %s and failed", (20_000,), False),
     ],
 )
 def test_a_message_is_dropped_by_its_beginning_on_its_own_logger(

@@ -43,6 +43,8 @@ _FILTERS: Mapping[str, _Drop] = MappingProxyType(
         # Sterna reports these in one line of its own.
         "vllm.transformers_utils.repo_utils": _Drop("Error parsing config for", "Error retrieving"),
         "vllm.utils.argparse_utils": _Drop("Unable to read the config file"),
+        # The start raises the limit as far as it goes, and warns where that is little (`limits`).
+        "vllm.utils.system_utils": _Drop("Found ulimit of %s"),
         # Kernels and libraries that vLLM's CPU build does without.
         "vllm.platforms.cpu": _Drop("Triton is not installed", "Reset SSM cache type"),
         "torch._library.triton": _Drop("Triton not available"),
