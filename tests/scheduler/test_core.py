@@ -1,4 +1,4 @@
-"""What surrounds the global scheduler: who is there, and where its decisions are sent."""
+"""Core of the scheduler: the members that it knows, and the addressees of its decisions."""
 
 from dataclasses import replace
 

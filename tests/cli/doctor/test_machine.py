@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sterna.cli.doctor import doctor_report, machine
+from sterna.cli.doctor import doctor_report
 from sterna.cli.doctor.doctor_report import mend
 from sterna.cli.doctor.machine import Gpu, look_at_machine, look_at_model
 from sterna.cli.main import main
+from sterna.runtime.processes import limits
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_memory_is_at_most_that_of_the_container(
 ) -> None:
     limit, used, missing = (tmp_path / name for name in ("memory.max", "memory.current", "missing"))
     pairs = ((str(missing), str(used)), (str(limit), str(used)))
-    monkeypatch.setattr(machine, "MEMORY_LIMITS", pairs)
+    monkeypatch.setattr(limits, "MEMORY_LIMITS", pairs)
     limit.write_text("1000\n")
     used.write_text("400\n")
     assert look_at_machine("127.0.0.1", 0).available_bytes == 600

@@ -1,4 +1,4 @@
-"""Which lines of libraries are dropped, and when none are."""
+"""Log filters: the lines of libraries that are dropped, and when none are."""
 
 import asyncio
 import logging

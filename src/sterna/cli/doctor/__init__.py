@@ -3,5 +3,6 @@
 `machine` reads the facts, `findings` judges them, `doctor_report` prints and mends.
 
 Offers: doctor_command.
-Imports: cli.serve, demo_model, engine.profiling, engine.vllm, errors, folders, runtime.processes.
+Imports: cli.serve, demo_model, engine, engine.profiling, engine.vllm, errors, folders,
+    runtime.processes.
 """

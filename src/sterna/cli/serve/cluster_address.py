@@ -116,13 +116,22 @@ def transport_config(args: Namespace) -> TransportConfig:
     return TransportConfig(**values)
 
 
-def _check_own(host: str, port: int) -> None:
-    with socket.socket() as probe:
+def listen_error(host: str, port: int) -> str | None:
+    """Return the reason for which nothing can listen there; None if something can."""
+    # As in vLLM, an address with a colon is an IPv6 address.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError as error:
-            raise ConfigurationError(
-                f"{ADDRESS.name}: cannot listen on {host}:{port} ({error.strerror}); it must be an "
-                "address of this machine, and a free port"
-            ) from error
+        except (OSError, OverflowError) as error:
+            return getattr(error, "strerror", None) or str(error)
+    return None
+
+
+def _check_own(host: str, port: int) -> None:
+    if (reason := listen_error(host, port)) is not None:
+        raise ConfigurationError(
+            f"{ADDRESS.name}: cannot listen on {host}:{port} ({reason}); it must be an address of "
+            "this machine, and a free port"
+        )

@@ -12,6 +12,7 @@ from sterna.config import ClusterConfig, Soonest
 from sterna.engine.cpu_cores import num_usable_cores
 from sterna.engine.vllm.guard import is_cpu_build
 from sterna.errors import ConfigurationError
+from sterna.runtime.processes.limits import available_memory_bytes
 
 SMALL_MODEL_NAME = "SmolLM2-135M-Instruct"
 SMALL_MODEL_OPTIONS = {
@@ -69,15 +70,25 @@ def choose_model(args: Namespace) -> None:
     args.model_tag = args.model
     path = Path(args.model)
     looks_like_path = args.model.startswith((".", "/", "~")) or path.exists()
-    # Mistral's own format has its configuration in params.json.
-    has_config = any((path / name).is_file() for name in ("config.json", "params.json"))
-    if looks_like_path and not has_config:
+    if looks_like_path and not has_configuration(path):
         state = "is not a model folder (no config.json)" if path.exists() else "is not there"
         raise ConfigurationError(f"model {args.model} {state}")
 
 
 def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def has_configuration(folder: Path) -> bool:
+    """Whether a model can be loaded from the folder, by its configuration."""
+    # Mistral's own format has its configuration in params.json. Path.is_file would raise where the
+    # folder may not be entered.
+    return any(os.path.isfile(folder / name) for name in ("config.json", "params.json"))
+
+
+def weight_bytes_of(folder: Path) -> int:
+    """The size of a model's weights; 0 for what is no folder."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def gpus_of(args: Namespace) -> int:
@@ -100,12 +111,10 @@ def share_memory(args: Namespace, num_instances: int, options: str) -> None:
     Args:
         options: the options that set the number of instances, for the message.
     """
-    import psutil
-
     from sterna.engine.vllm.arguments import leaves_memory_to_vllm
 
-    available = psutil.virtual_memory().available
-    weights = sum(file.stat().st_size for file in Path(args.model).glob("*.safetensors"))
+    available = available_memory_bytes()
+    weights = weight_bytes_of(Path(args.model))
     num_ranks = world_size(args)
     fixed = weights + INSTANCE_OVERHEAD_BYTES * num_ranks
     if leaves_memory_to_vllm(args) and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:

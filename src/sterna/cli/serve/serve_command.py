@@ -2,13 +2,12 @@
 
 import argparse
 import os
-import socket
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sterna.cli.serve.cluster_address import cluster_address, internal_host
+from sterna.cli.serve.cluster_address import cluster_address, internal_host, listen_error
 from sterna.cli.serve.door_options import check_tls
 from sterna.cli.serve.engine_options import (
     SMALL_MODEL_NAME,
@@ -174,14 +173,7 @@ def _refuse_unsupported(args: Namespace) -> None:
 
 
 def _check_port(host: str | None, port: int) -> None:
-    # As in vLLM, an address with a colon is an IPv6 address.
-    family = socket.AF_INET6 if ":" in (host or "") else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host or "", port))
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise ConfigurationError(
-                f"cannot listen on {host or '*'}:{port} ({reason}); choose another --port"
-            ) from error
+    if (reason := listen_error(host or "", port)) is not None:
+        raise ConfigurationError(
+            f"cannot listen on {host or '*'}:{port} ({reason}); choose another --port"
+        )

@@ -1,9 +1,12 @@
-"""Limits of the machine: room on the disks of a run, and the number of open files."""
+"""Limits of the machine: room on the disks of a run, the number of open files, main memory."""
 
 import logging
 import os
 import resource
 from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
 
 from sterna.errors import SternaError
 
@@ -106,3 +109,24 @@ def raise_limit() -> None:
             wanted,
             ENOUGH,
         )
+
+
+MEMORY_LIMITS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+"""Files with the memory that a container may have, and that it has, by the version of control
+groups."""
+
+
+def available_memory_bytes() -> int:
+    """Return the main memory that is free, within the limit of the container."""
+    available = int(psutil.virtual_memory().available)
+    for limit_path, used_path in MEMORY_LIMITS:
+        try:
+            limit, used = (Path(path).read_text().strip() for path in (limit_path, used_path))
+        except OSError:
+            continue
+        if limit.isdecimal():
+            available = min(available, max(0, int(limit) - int(used)))
+    return available
