@@ -51,8 +51,9 @@ class FrontendProcess(Actor):
 
     @property
     def is_served(self) -> bool:
-        """Whether it knows an instance."""
-        return bool(self._addresses)
+        """Whether it knows an instance, and its clients' streams would be found."""
+        is_known = self.streams is None or self.streams.reading.is_introduced
+        return bool(self._addresses) and is_known
 
     def receive(self, message: WireMessage, frames: Sequence[bytes]) -> None:
         if isinstance(message, Membership) and not self._on_membership(message):

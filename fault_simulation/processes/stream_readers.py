@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fault_simulation.virtual.settings import FIND_S
-from sterna.frontend.resumable.search import NotFound, Searches, ToFrontend
+from fault_simulation.virtual.settings import FIND_S, INTRODUCTION_S
+from sterna.frontend.resumable.search import INTRODUCTION, NotFound, Searches, ToFrontend
 from sterna.messages.streams import (
     AnswerPart,
     AnswerStart,
@@ -152,6 +152,9 @@ class Reading:
         self._send_to = send_to
         self._later = later
         self._searches = Searches(own_id)
+        # The search that introduces this front end to the others; None before and afterwards.
+        self._introduction: int | None = None
+        self._is_introduced = False
         self._looking: dict[int, _Looking] = {}
         self._passing: dict[int, tuple[FrontendId, Connection]] = {}
         self._remotes: dict[tuple[FrontendId, int], _Remote] = {}
@@ -160,6 +163,11 @@ class Reading:
     def is_idle(self) -> bool:
         """Whether no client reads or searches through this front end, and no other does here."""
         return not self._looking and not self._passing and self._searches.is_idle
+
+    @property
+    def is_introduced(self) -> bool:
+        """Whether all others know this front end: it lets no client in before."""
+        return self._is_introduced
 
     # --------------------------------------------------------------------- its own clients
 
@@ -230,6 +238,9 @@ class Reading:
     def on_frontends(self, live: Sequence[FrontendId]) -> None:
         """These front ends live; others are dead for good."""
         self._searches.on_frontends(live)
+        if not self._is_introduced and self._introduction is None:
+            self._introduce()
+            self._later(FIND_S, "", self._open)
         for query_id in list(self._looking):
             self._look(query_id)
         for query_id, (holder, connection) in list(self._passing.items()):
@@ -238,6 +249,27 @@ class Reading:
                 self.read(connection)
         for key in [key for key in self._remotes if key[0] not in live]:
             self._streams.leave(self._remotes.pop(key))
+
+    def _introduce(self) -> None:
+        """Search for no stream, again and again, until all others have answered."""
+        if self._introduction is not None:
+            self._send_all(self._searches.end(self._introduction))
+            self._introduction = None
+        if self._is_introduced:
+            return
+        query_id, messages = self._searches.begin(INTRODUCTION, OWNER, has_replica=False)
+        self._introduction = query_id
+        self._send_all(messages)
+        self._see_whether_introduced()
+        self._later(INTRODUCTION_S, "", self._introduce)
+
+    def _open(self) -> None:
+        """One that has not answered yet is not waited for."""
+        self._is_introduced = True
+
+    def _see_whether_introduced(self) -> None:
+        assert self._introduction is not None
+        self._is_introduced = self._searches.outcome(self._introduction) is NotFound.NOWHERE
 
     def on_taken_over(self) -> None:
         """Streams of a dead front end can be read here."""
@@ -256,7 +288,11 @@ class Reading:
                 )
                 self._send_all([answer])
             case StreamFound(_, query_id, _):
-                if self._searches.on_found(message):
+                if not self._searches.on_found(message):
+                    return
+                if query_id == self._introduction:
+                    self._see_whether_introduced()
+                else:
                     self._look(query_id)
             case ReadStream(sender, query_id, stream_id, _, last):
                 remote = _Remote(self._own_id, message, self._send_to)

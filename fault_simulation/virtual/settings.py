@@ -108,6 +108,9 @@ WINDOW_S = 6.0
 FIND_S = 5.0
 """Time for which a stream is searched."""
 
+INTRODUCTION_S = 0.1
+"""A new front end introduces itself again after this time to those that have not answered."""
+
 UNSEEDED_SHARE = 0.3
 """Of the requests: those without a seed, whose tokens differ each time."""
 

@@ -123,22 +123,33 @@ class Cluster:
         self.live = [FrontendId(n) for n in range(num)]
         self.members = {each: FrontEnd(self, each, window_s) for each in self.live}
         self.messages: list[StreamMessage] = []
+        self._known: dict[FrontendId, tuple[FrontendId, ...]] = {}
         self._news = asyncio.Event()
         self.announce()
 
     def __getitem__(self, number: int) -> FrontEnd:
         return self.members[FrontendId(number)]
 
-    def announce(self) -> None:
-        """All hear who lives."""
-        for each in self.live:
+    def announce(self, *to: int) -> None:
+        """These hear who lives, or all do."""
+        for each in [FrontendId(number) for number in to] or self.live:
+            self._known[each] = tuple(self.live)
             self.members[each].exchange.on_frontends(self.live)
+
+    def join(self) -> FrontEnd:
+        """One comes to life, and nobody knows it."""
+        new = FrontEnd(self, FrontendId(len(self.live)), 60.0)
+        self.live.append(new.frontend_id)
+        self.members[new.frontend_id] = new
+        return new
 
     def send(
         self, sender: FrontendId, to: FrontendId, message: StreamMessage, frames: list[bytes]
     ) -> bool:
         if self.is_full(message):
             return False
+        if to not in self._known[sender]:
+            return True
 
         def arrive() -> None:
             if sender in self.members and to in self.members and not self.is_cut(message):

@@ -107,7 +107,8 @@ def ends(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[FrontEnd, FrontEnd]]
         both = FrontEnd(FIRST, free_port()), FrontEnd(SECOND, free_port())
         for each in both:
             each.hears(*both)
-            await each.server.start()
+        # Neither lets clients in before the other one knows it.
+        await asyncio.gather(*(each.server.start() for each in both))
         return both
 
     ends = loop.run_until_complete(start())

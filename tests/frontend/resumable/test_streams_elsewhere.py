@@ -153,6 +153,57 @@ def test_a_reader_that_leaves_in_the_same_moment_leaves_the_stream(order: str) -
     played(scenario)
 
 
+def test_a_new_front_end_waits_until_all_others_look_for_streams_there_too() -> None:
+    async def scenario() -> None:
+        cluster = Cluster(2)
+        new = cluster.join()
+        cluster.announce(0, 2)
+        introduction = asyncio.create_task(new.exchange.introduce())
+        await cluster.heard(FindStream, sender=2)
+        cluster.messages.clear()
+        # The first one has answered, and the second one does not know whom it should.
+        await cluster.heard(FindStream, sender=2)
+        assert not introduction.done()
+        cluster.announce(1)
+        await introduction
+        first = Client(new)
+        await new.begun.wait()
+        second = Client(cluster[1], 0)
+        await until_over(cluster, first, second)
+        assert second.status == 200
+        assert first.events == second.events == expected(8)
+
+    played(scenario)
+
+
+def test_a_new_front_end_does_not_wait_for_one_that_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sterna.frontend.resumable.relays.FIND_TIMEOUT_S", 0.3)
+
+    async def scenario() -> None:
+        cluster = Cluster(2)
+        new = cluster.join()
+        cluster.announce()
+        cluster.is_cut = lambda message: message.sender == 1
+        await new.exchange.introduce()
+
+    played(scenario)
+
+
+def test_the_introduction_ends_where_the_others_die() -> None:
+    async def scenario() -> None:
+        cluster = Cluster(2)
+        new = cluster.join()
+        cluster.kill(0)
+        cluster.kill(1)
+        introduction = asyncio.create_task(new.exchange.introduce())
+        cluster.announce(2)
+        await introduction
+
+    played(scenario)
+
+
 def test_a_long_answer_passes_through_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sterna.frontend.resumable.relays.WINDOW_BYTES", 100)
 

@@ -183,6 +183,9 @@ class StreamExchange:
         self._pacing.drop(stream_id, _now_s())
         self._flush()
 
+    async def introduce(self) -> None:
+        await self._relays.introduce()
+
     async def read(
         self, stream_id: str, owner: bytes, last: str, receive: Receive, send: Send
     ) -> Reading:

@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Send
 
 from sterna.frontend.resumable.answers import until_gone
 from sterna.frontend.resumable.event_log import last_number
-from sterna.frontend.resumable.search import NotFound, Searches, ToFrontend
+from sterna.frontend.resumable.search import INTRODUCTION, NotFound, Searches, ToFrontend
 from sterna.messages.streams import (
     AnswerPart,
     AnswerStart,
@@ -81,6 +81,9 @@ logger = logging.getLogger(__name__)
 
 FIND_TIMEOUT_S = 10.0
 """Time-out of a search; a death is known earlier, unless a front end hangs."""
+
+INTRODUCTION_S = 0.1
+"""A new front end introduces itself again after this time to those that have not answered."""
 
 WINDOW_BYTES = 1 << 20
 """Limit for the bytes of an answer that are under way between two front ends."""
@@ -220,7 +223,7 @@ class Relays:
         client = _Client(last, send)
         try:
             while not gone.done():
-                finding = asyncio.create_task(self._find(stream_id, owner))
+                finding = asyncio.create_task(self._find(stream_id, owner, FIND_TIMEOUT_S))
                 await asyncio.wait({finding, gone}, return_when=asyncio.FIRST_COMPLETED)
                 if not finding.done():
                     finding.cancel()
@@ -241,10 +244,23 @@ class Relays:
         finally:
             gone.cancel()
 
-    async def _find(self, stream_id: str, owner: bytes) -> FrontendId | Reading:
-        """Return the front end that has the stream, maybe this one, or why none was found."""
+    async def introduce(self) -> None:
+        """Return when all other front ends know this one, and ask it too for streams.
+
+        One that has not answered in the time of a search is not waited for: it cannot be reached.
+        By then it is dead to the supervisor, or has heard from it who lives.
+        """
         try:
             async with asyncio.timeout(FIND_TIMEOUT_S):
+                while await self._find(INTRODUCTION, b"", INTRODUCTION_S) is Reading.UNDECIDED:
+                    pass
+        except TimeoutError:
+            logger.warning("not all other front ends can be reached")
+
+    async def _find(self, stream_id: str, owner: bytes, timeout_s: float) -> FrontendId | Reading:
+        """Return the front end that has the stream, maybe this one, or why none was found."""
+        try:
+            async with asyncio.timeout(timeout_s):
                 while (found := await self._search(stream_id, owner)) is NotFound.ASK_AGAIN:
                     pass
         except TimeoutError:

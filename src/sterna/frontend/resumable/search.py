@@ -5,6 +5,9 @@ end with a replica may get the stream itself: its holder has died then, which th
 time later. So a search goes on while there is a replica. A front end that has denied the stream may
 get a replica from its next holder, and be the only one that has it when that one dies too. So when
 a front end dies, all others are asked again.
+
+Only those are asked that the front end knows. So a new front end introduces itself to all others
+(`INTRODUCTION`) before it has a stream.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,6 +16,10 @@ from enum import Enum
 
 from sterna.messages.streams import Finding, FindStream, StopReading, StreamFound
 from sterna.types import FrontendId
+
+
+INTRODUCTION = ""
+"""The id of no stream. Whoever answers a search for it knows the front end that asks."""
 
 
 class NotFound(Enum):

@@ -244,6 +244,9 @@ class FrontendServer:
         with sock:
             # vLLM's client begins with a utility call, which an instance must answer.
             await router.peers.served()
+            if router.streams is not None:
+                # One that did not know this front end would call its streams unknown.
+                await router.streams.introduce()
             client = make_client(self._args, router, self._queue)
             try:
                 await client.reset_mm_cache()
