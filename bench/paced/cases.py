@@ -156,14 +156,14 @@ _A10, _RTX4090 = "a10-llama-7b", "rtx4090-llama-3.1-8b"
 CASES: Mapping[str, Case] = {
     each.name: each
     for each in (
-        Case("M-M, 4 instances", _A10, 2.0, 4, ("--trace", "M-M"), 1.95, 250, 6_144),
+        Case("M-M, 4 instances", _A10, 2.0, 4, ("--trace", "M-M"), 4.25, 600, 6_144),
         Case(
             "sessions, 4 instances",
-            *(_RTX4090, 1.0, 4, ("--trace", "agents", "--divide-lengths", "16"), 0.22),
-            *(200, 16_384),
+            *(_RTX4090, 1.0, 4, ("--trace", "agents", "--divide-lengths", "16"), 1.0),
+            *(500, 16_384),
         ),
         Case("reasoning, 4 instances", _RTX4090, 1.0, 4, ("--trace", "reasoning"), None, 96, 6_144),
-        Case("M-M, 8 instances", _A10, 1.0, 8, ("--trace", "M-M"), 3.9, 400, 4_096),
+        Case("M-M, 8 instances", _A10, 1.0, 8, ("--trace", "M-M"), 10.0, 1_200, 6_144),
     )
 }
 """All of them, by name."""

@@ -17,7 +17,6 @@ from enum import Enum
 from sterna.messages.streams import Finding, FindStream, StopReading, StreamFound
 from sterna.types import FrontendId
 
-
 INTRODUCTION = ""
 """The id of no stream. Whoever answers a search for it knows the front end that asks."""
 
