@@ -21,9 +21,11 @@ from sterna.messages.actors import (
     MigrateRequest,
     MigrationEnd,
     MigrationMessage,
+    MoveEnded,
     SetDestination,
     TokenSpan,
 )
+from sterna.messages.reasons import MoveCause, MoveReason
 from sterna.messaging.send_effects import ToMailbox
 from sterna.migration.messages import (
     Abort,
@@ -305,3 +307,35 @@ def test_requests_move_without_their_memory_to_instances_of_other_weights(
     (asked,) = [each.message for each in effects if isinstance(each, Send)]
     assert isinstance(asked, Reserve)
     assert (asked.num_blocks > 0) is is_moved
+
+
+REASON = MoveReason(MoveCause.MEMORY, 12.0, 300.0, 48.0, "shortest")
+
+
+def told(effects: list[InstanceEffect]) -> list[MoveEnded]:
+    """What the front end is told of migrations, for the histories of its requests."""
+    to_frontend = [each.message for each in addressed(effects) if each.address == "mailbox of 0"]
+    return [each for each in to_frontend if isinstance(each, MoveEnded)]
+
+
+def test_the_front_end_is_told_how_a_request_moved_and_why() -> None:
+    under_test = ordered(order=None)
+    under_test.on_message(SetDestination(I1, REASON), [], 1.0)
+    # The destination may be unset before the migration has ended.
+    under_test.on_message(SetDestination(None), [], 1.5)
+    effects = moved_out(under_test, drained_s=2.0, ended_s=2.25)
+    assert told(effects) == [MoveEnded(I0, R, I1, "committed", 1, 0.25, REASON)]
+
+
+def test_the_front_end_is_told_that_a_request_did_not_move() -> None:
+    under_test = ordered(order=None)
+    under_test.on_message(SetDestination(I1, REASON), [], 1.0)
+    effects = under_test.on_outcome(ORDERED, Inspected(None), 1.0)
+    assert told(effects) == [MoveEnded(I0, R, I1, "request_unknown", 0, 0.0, REASON)]
+
+
+def test_an_operators_order_is_not_the_schedulers() -> None:
+    under_test = ordered()
+    under_test.on_message(SetDestination(I1, REASON), [], 1.0)
+    (moved,) = told(moved_out(under_test, drained_s=2.0, ended_s=2.25))
+    assert moved.reason is None

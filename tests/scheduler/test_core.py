@@ -89,7 +89,7 @@ def chosen(core: SchedulerCore) -> InstanceId:
 
 def serving(*instance_ids: InstanceId, scaling: ScalingConfig | None = None) -> SchedulerCore:
     """A scheduler at 0 s with these instances, of which all have reported that they are idle."""
-    core = SchedulerCore(LLUMNIX, now_s=0.0, scaling=scaling)
+    core = SchedulerCore(LLUMNIX, now_s=0.0, explains=False, scaling=scaling)
     core.on_membership(membership(1, *instance_ids), 0.0)
     for each in instance_ids:
         core.on_message(report(each), 0.0)
@@ -108,7 +108,7 @@ def destination(instance_id: InstanceId, named: InstanceId | None) -> ToMailbox:
 
 
 def test_the_front_end_that_asks_is_told_the_instance() -> None:
-    core = SchedulerCore(LLUMNIX, now_s=0.0, first_dispatch_number=500)
+    core = SchedulerCore(LLUMNIX, now_s=0.0, explains=False, first_dispatch_number=500)
     core.on_message(membership(1, I0, frontends=(F0, F1)), 0.0)
     core.on_message(report(I0), 0.0)
     assert core.on_message(ask(F1), 0.0) == [ToMailbox("front end 1", Dispatched(R, I0, 500))]
@@ -205,7 +205,7 @@ def test_a_message_that_is_for_others_is_unexpected() -> None:
 
 
 def test_connections_are_kept_to_those_who_are_there() -> None:
-    core = SchedulerCore(LLUMNIX, now_s=0.0)
+    core = SchedulerCore(LLUMNIX, now_s=0.0, explains=False)
     assert core.on_message(membership(1, I0, absent=(Absent(I1, "starting"),)), 0.0) == [
         KeepOnly(frozenset({"mailbox of i0", "front end 0", SUPERVISOR}))
     ]
@@ -216,7 +216,7 @@ def test_connections_are_kept_to_those_who_are_there() -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_an_older_membership_is_ignored(version: int) -> None:
-    core = SchedulerCore(LLUMNIX, now_s=0.0)
+    core = SchedulerCore(LLUMNIX, now_s=0.0, explains=False)
     newest = membership(2, I0)
     core.on_membership(newest, 0.0)
     assert core.on_membership(membership(version, I1), 0.0) == []
@@ -463,10 +463,10 @@ def test_what_has_waited_for_an_instance_is_told_when_it_waits_for_memory() -> N
     core = SchedulerCore(replace(INFAAS_PP, binds_late=True), now_s=0.0)
     core.on_membership(membership(1, I0), 0.0)
     assert tells(core.on_message(ask(), 1.0)) == []
-    core.on_message(report(I0, 1000), 1.1)
+    core.on_message(report(I0, 960), 1.1)
     again = structs.replace(ask(), request_id=RequestId("s"))
-    assert tells(core.on_message(again, 1.2)) == [("front end 0", Held((RequestId("s"),)))]
-    assert tells(core.on_tick(1.4)) == [("front end 0", Held((R,)))]
+    assert tells(core.on_message(again, 1.2)) == [("front end 0", Held((RequestId("s"),), 40.0))]
+    assert tells(core.on_tick(1.4)) == [("front end 0", Held((R,), 40.0))]
 
 
 def test_policies_that_bind_at_once_hold_nothing_for_memory() -> None:

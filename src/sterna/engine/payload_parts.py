@@ -38,6 +38,81 @@ def unpack_frames(payload: Buffer) -> list[Buffer]:
     return list(msgspec.msgpack.decode(memoryview(payload)[1:], type=list[memoryview]))
 
 
+class EngineEvent(msgspec.Struct):
+    """What an engine's scheduler did with a request, in vLLM's form.
+
+    Attributes:
+        type: 1: queued, 2: scheduled into a batch, 3: preempted.
+        timestamp: in seconds, on the monotonic clock of the engine's machine.
+    """
+
+    type: int
+    timestamp: float
+
+
+class _PrefillStats(msgspec.Struct):
+    num_cached_tokens: int = 0
+
+
+class _AnnotatedOutput(msgspec.Struct, array_like=True):
+    request_id: msgspec.Raw
+    new_token_ids: msgspec.Raw
+    new_logprobs: msgspec.Raw = msgspec.Raw()
+    new_prompt_logprobs_tensors: msgspec.Raw = msgspec.Raw()
+    pooling_output: msgspec.Raw = msgspec.Raw()
+    finish_reason: msgspec.Raw = msgspec.Raw()
+    stop_reason: msgspec.Raw = msgspec.Raw()
+    events: list[EngineEvent] | None = None
+    kv_transfer_params: msgspec.Raw = msgspec.Raw()
+    ec_transfer_params: msgspec.Raw = msgspec.Raw()
+    trace_headers: msgspec.Raw = msgspec.Raw()
+    prefill_stats: _PrefillStats | None = None
+
+
+class _AnnotatedOutputs(msgspec.Struct, array_like=True):
+    engine_index: msgspec.Raw
+    outputs: list[_AnnotatedOutput]
+    scheduler_stats: msgspec.Raw = msgspec.Raw()
+    timestamp: float = 0.0
+
+
+class Annotations(msgspec.Struct, frozen=True):
+    """What an output says besides its tokens.
+
+    Attributes:
+        events: the engine's events since the output before, each with the seconds that passed from
+            then until the output.
+        cached_tokens: tokens of the prompt that were in the prefix cache; None unless the output is
+            the first one of its prefill.
+    """
+
+    events: tuple[tuple[int, float], ...]
+    cached_tokens: int | None
+
+
+_EVENT_FIELD = b"timestamp"
+"""The name of a field of every event. Most outputs have no events, and to look for this takes a
+fraction of the time of decoding."""
+
+
+def annotations_of(payload: bytes) -> Annotations | None:
+    """Return the annotations of a TokenBatch's payload, which holds one output; None if it has no
+    events, as most.
+
+    Raises:
+        msgspec.DecodeError: the payload is damaged.
+    """
+    if _EVENT_FIELD not in payload:
+        return None
+    outputs = msgspec.msgpack.decode(unpack_frames(payload)[0], type=_AnnotatedOutputs)
+    for output in outputs.outputs:
+        stats = output.prefill_stats
+        if output.events:
+            events = [(e.type, outputs.timestamp - e.timestamp) for e in output.events]
+            return Annotations(tuple(events), None if stats is None else stats.num_cached_tokens)
+    return None
+
+
 class _Output(msgspec.Struct, array_like=True):
     request_id: msgspec.Raw
     new_token_ids: list[int]

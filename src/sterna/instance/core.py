@@ -38,6 +38,7 @@ from sterna.messages.actors import (
     MigrateRequest,
     MigrationEnd,
     MigrationMessage,
+    MoveEnded,
     OwnerQuery,
     OwnerReply,
     PrefixDone,
@@ -50,6 +51,7 @@ from sterna.messages.actors import (
     WireMessage,
 )
 from sterna.messages.actors import InstanceMember as Member
+from sterna.messages.reasons import MoveReason
 from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
 from sterna.migration.messages import (
     AbortDrained,
@@ -157,6 +159,8 @@ class InstanceCore:
         self._requests: dict[RequestId, FrontendId] = {}
         self._admissions = Admissions()
         self._orders: dict[MigrationId, MigrateRequest] = {}
+        # Why the scheduler set each destination, the last time.
+        self._move_reasons: dict[InstanceId, MoveReason] = {}
         self._drained_s: dict[MigrationId, float] = {}
         self._num_committed = 0
         self._num_prefix_tokens = self._num_prefix_hits = 0
@@ -234,7 +238,9 @@ class InstanceCore:
                 return []
             case MigrationMessage(sender, inner):
                 return self._on_llumlet(self._llumlet.on_message(sender, inner, now_s), now_s)
-            case SetDestination(destination):
+            case SetDestination(destination, reason):
+                if destination is not None and reason is not None:
+                    self._move_reasons[destination] = reason
                 return self._on_llumlet(self._llumlet.on_destination(destination, now_s), now_s)
             case CopyPrefix(request_id, destination, block_hashes, first_token):
                 copied = self._llumlet.on_copy_prefix(
@@ -272,6 +278,8 @@ class InstanceCore:
         self._frontends = frontends
         self._gone_frontends |= gone
         self._dead_instances |= dead
+        for instance_id in dead:
+            self._move_reasons.pop(instance_id, None)
         others = (membership.scheduler, membership.supervisor)
         known = {*instances.values(), *frontends.values(), *(x for x in others if x is not None)}
         self._llumlet.set_num_instances(len(instances))
@@ -525,12 +533,14 @@ class InstanceCore:
         messages: list[WireMessage] = [report] if cached is None else [cached, report]
         return [ToMailbox(scheduler, each) for each in messages]
 
-    def _record_end(self, ended: Ended, now_s: float) -> list[OutgoingMigrationEnded | ToMailbox]:
-        """Count the migration; returns a fact for the log, and the answer to its operator."""
+    def _record_end(self, ended: Ended, now_s: float) -> list[InstanceEffect]:
+        """Count the migration; returns a fact for the log, one for the request's history, and the
+        answer to its operator."""
         drained_s = self._drained_s.pop(ended.migration_id, None)
         order = self._orders.pop(ended.migration_id, None)
         if not ended.is_outgoing or whose_prefix(ended.request_id) is not None:
             return []
+        frontend_id = self._requests.get(ended.request_id)
         if ended.aborted is None:
             self._num_committed += 1
             self._forget(ended.request_id)
@@ -541,7 +551,22 @@ class InstanceCore:
         self._unreported.append(MigrationEnd(outcome, ended.stages, suspended_s))
         del self._unreported[:-MAX_UNREPORTED]
         moved = OutgoingMigrationEnded(ended, suspended_s)
-        return [moved] if order is None else [moved, self._answer(order, moved)]
+        effects: list[InstanceEffect] = [moved]
+        if frontend_id is not None:
+            reason = self._move_reasons.get(ended.peer) if order is None else None
+            effects += self._to_frontend(
+                frontend_id,
+                MoveEnded(
+                    self._instance_id,
+                    ended.request_id,
+                    ended.peer,
+                    outcome,
+                    ended.stages,
+                    suspended_s,
+                    reason,
+                ),
+            )
+        return effects if order is None else [*effects, self._answer(order, moved)]
 
     def _answer(self, order: MigrateRequest, moved: OutgoingMigrationEnded) -> ToMailbox:
         ended = moved.ended

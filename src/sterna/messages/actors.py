@@ -9,6 +9,7 @@ can overtake each other: every span has the index of its first token.
 
 import msgspec
 
+from sterna.messages.reasons import DispatchReason, MoveReason
 from sterna.messages.streams import StreamMessage
 from sterna.migration.messages import Message, Mode
 from sterna.types import (
@@ -56,6 +57,7 @@ class Dispatched(msgspec.Struct, frozen=True, tag=True):
     request_id: RequestId
     instance_id: InstanceId
     dispatch_number: int
+    reason: DispatchReason | None = None
 
 
 class Held(msgspec.Struct, frozen=True, tag=True):
@@ -64,9 +66,11 @@ class Held(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         request_ids: those of which it had not said so before.
+        room_tokens: the most memory that an instance has for one of them.
     """
 
     request_ids: tuple[RequestId, ...] = ()
+    room_tokens: float = 0.0
 
 
 HELD_INTERVAL_S = 0.2
@@ -184,6 +188,25 @@ class HandedBack(msgspec.Struct, frozen=True, tag=True):
     request_ids: tuple[RequestId, ...]
 
 
+class MoveEnded(msgspec.Struct, frozen=True, tag=True):
+    """Instance -> front end: a migration of this request from here has ended. For the request's
+    history alone: it may be lost, and nobody acts on it.
+
+    Attributes:
+        outcome: see `MigrationEnd`.
+        suspended_s: see `MigrationEnd`.
+        reason: of the scheduler, when it set this destination last; None for an operator's order.
+    """
+
+    instance_id: InstanceId
+    request_id: RequestId
+    destination: InstanceId
+    outcome: str
+    stages: int
+    suspended_s: float
+    reason: MoveReason | None = None
+
+
 RequestNews = TokenBatch | RequestsMoved | HandedBack
 """Messages of an instance to a front end that are no answers. Both count them (`Farewell`)."""
 
@@ -279,6 +302,7 @@ class SetDestination(msgspec.Struct, frozen=True, tag=True):
     """Scheduler -> instance: migrate to this instance until the next order; None ends that."""
 
     destination: InstanceId | None
+    reason: MoveReason | None = None
 
 
 class CopyPrefix(msgspec.Struct, frozen=True, tag=True):
@@ -446,6 +470,15 @@ class ListInstances(msgspec.Struct, frozen=True, tag=True):
     query_id: int
 
 
+class DescribeHistory(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> front end: describe the histories of the requests that this name stands for.
+    Answer: AdminReply."""
+
+    reply_to: str
+    query_id: int
+    name: str
+
+
 class DrainInstance(msgspec.Struct, frozen=True, tag=True):
     """Front end -> supervisor: empty this instance, then end it; or let it serve again. Answer:
     AdminReply."""
@@ -569,6 +602,7 @@ WireMessage = (
     | Farewell
     | UtilityResult
     | RequestsMoved
+    | MoveEnded
     | HandedBack
     | OwnerQuery
     | OwnerReply
@@ -587,6 +621,7 @@ WireMessage = (
     | MigrateRequest
     | ListRequests
     | ListInstances
+    | DescribeHistory
     | DrainInstance
     | StartInstances
     | RestartInstances

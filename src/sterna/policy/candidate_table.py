@@ -6,6 +6,7 @@ row.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
@@ -151,6 +152,25 @@ class CandidateTable(Sequence[Candidate]):
             self._changed.clear()
             self._columns[:, changed] = np.array([_row(self._every[each]) for each in changed]).T
         return self._columns
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The instance that a rule has chosen.
+
+    Attributes:
+        eligible: those among which it chose.
+        costs: of each of these, if the rule takes the one of the smallest; else None.
+    """
+
+    chosen: Candidate
+    eligible: Sequence[Candidate]
+    costs: Column | None = None
+
+    @property
+    def instance_id(self) -> InstanceId:
+        """The id of the chosen one."""
+        return self.chosen.instance_id
 
 
 def as_table(candidates: Iterable[Candidate]) -> CandidateTable:

@@ -8,7 +8,7 @@ import numpy as np
 
 from sterna.config import DispatchRule, OwnDecisions, PolicyConfig, Soonest
 from sterna.errors import ConfigurationError
-from sterna.policy.candidate_table import FREENESS, CandidateTable, as_table
+from sterna.policy.candidate_table import FREENESS, CandidateTable, Choice, as_table
 from sterna.policy.prefix_dispatch import choose_by_prefix
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId
@@ -17,7 +17,15 @@ from sterna.types import InstanceId
 def choose(
     request: NewRequest, candidates: Iterable[Candidate], policy: PolicyConfig
 ) -> InstanceId | None:
-    """The instance for the request, or None when there is no candidate.
+    """The instance for the request: see `decide`."""
+    choice = decide(request, candidates, policy)
+    return None if choice is None else choice.instance_id
+
+
+def decide(
+    request: NewRequest, candidates: Iterable[Candidate], policy: PolicyConfig
+) -> Choice | None:
+    """The choice of an instance for the request, or None when there is no candidate.
 
     A terminating instance is chosen only while no other exists. Ties go to the instance with
     fewer requests, then to the smaller id.
@@ -30,11 +38,11 @@ def choose(
     if not eligible:
         return None
     if policy.own is not None:
-        return _chosen_by_own(request, eligible, policy.own)
+        return Choice(_chosen_by_own(request, eligible, policy.own), eligible)
     if policy.dispatch is DispatchRule.FREEST and _has_headroom(request, policy):
-        return _for_high_priority(request, eligible, policy).instance_id
+        return Choice(_for_high_priority(request, eligible, policy), eligible)
     if not isinstance(policy.dispatch, DispatchRule):
-        return choose_by_prefix(request, eligible, policy.dispatch).instance_id
+        return choose_by_prefix(request, eligible, policy.dispatch)
     match policy.dispatch:
         case DispatchRule.ROUND_ROBIN:
             chosen = min(eligible, key=lambda each: (each.num_dispatched, each.instance_id))
@@ -55,36 +63,37 @@ def choose(
             chosen = min(freest, key=lambda each: each.tie_break)
         case _:
             assert_never(policy.dispatch)
-    return chosen.instance_id
+    return Choice(chosen, eligible)
 
 
 def _by_own_rule(
     request: NewRequest, candidates: CandidateTable, policy: PolicyConfig
-) -> InstanceId | None:
+) -> Choice | None:
     """Sterna's own rule, without a look at single instances."""
     assert isinstance(policy.dispatch, Soonest)
     if not len(candidates):
         return None
     eligible = candidates.staying()
     if _has_headroom(request, policy):
-        return _for_high_priority(request, eligible, policy).instance_id
+        return Choice(_for_high_priority(request, eligible, policy), eligible)
     # Without freeness an instance is the place of high priority, or others wait there already.
     is_free = eligible.column(FREENESS) > 0
     if np.count_nonzero(is_free):
         eligible = eligible.where(is_free)
-    return choose_by_prefix(request, eligible, policy.dispatch).instance_id
+    return choose_by_prefix(request, eligible, policy.dispatch)
 
 
 def _chosen_by_own(
     request: NewRequest, eligible: Sequence[Candidate], own: OwnDecisions
-) -> InstanceId:
+) -> Candidate:
     chosen = own.dispatch(request, eligible)
-    if not any(each.instance_id == chosen for each in eligible):
-        raise ConfigurationError(
-            f"{type(own).__name__}.dispatch must return the instance_id of one of the instances "
-            f"that it is given, not {chosen!r}"
-        )
-    return chosen
+    for each in eligible:
+        if each.instance_id == chosen:
+            return each
+    raise ConfigurationError(
+        f"{type(own).__name__}.dispatch must return the instance_id of one of the instances "
+        f"that it is given, not {chosen!r}"
+    )
 
 
 def _two_drawn(candidates: Sequence[Candidate]) -> Sequence[Candidate]:

@@ -20,6 +20,7 @@ from sterna.policy.candidate_table import (
     UNCOMPUTED_TOKENS,
     VIRTUAL_LOAD_TOKENS,
     CandidateTable,
+    Choice,
     as_table,
 )
 from sterna.policy.virtual_usage import Candidate, NewRequest
@@ -28,25 +29,26 @@ from sterna.types import InstanceId
 
 def choose_by_prefix(
     request: NewRequest, eligible: Sequence[Candidate], rule: PrefixDispatch
-) -> Candidate:
+) -> Choice:
     """The instance for the request among at least one."""
     match rule:
         case Soonest():
             return _soonest(request, as_table(eligible), rule)
         case LlmD():
-            return _sticky_until_saturated(request, eligible, rule)
+            chosen = _sticky_until_saturated(request, eligible, rule)
         case Dynamo():
-            return min(eligible, key=lambda each: (_cost(request, each, rule), *each.tie_break))
+            chosen = min(eligible, key=lambda each: (_cost(request, each, rule), *each.tie_break))
         case Sglang():
-            return _cache_aware(request, eligible, rule)
+            chosen = _cache_aware(request, eligible, rule)
         case ProductionStack():
             mean_load = sum(each.num_requests for each in eligible) / len(eligible)
-            return min(
+            chosen = min(
                 eligible,
                 key=lambda each: (-_load_aware(request, each, mean_load, rule), *each.tie_break),
             )
         case _:
             assert_never(rule)
+    return Choice(chosen, eligible)
 
 
 def tokens_to_compute(request: NewRequest, candidate: Candidate) -> int:
@@ -54,7 +56,7 @@ def tokens_to_compute(request: NewRequest, candidate: Candidate) -> int:
     return candidate.uncomputed_tokens + request.uncached_tokens(candidate.instance_id)
 
 
-def _soonest(request: NewRequest, eligible: CandidateTable, rule: Soonest) -> Candidate:
+def _soonest(request: NewRequest, eligible: CandidateTable, rule: Soonest) -> Choice:
     prompt_tokens = request.prompt_tokens
     # What the request adds to a decode step, and with it to the wait of each other request.
     step_cost = rule.request_cost + rule.kv_token_cost * request.demand_tokens
@@ -78,10 +80,11 @@ def _soonest(request: NewRequest, eligible: CandidateTable, rule: Soonest) -> Ca
     cost = before + prefill + eviction + rule.horizon_steps * own_step + rule.others_weight * others
     (ties,) = np.nonzero(cost == cost.min())
     if len(ties) == 1:
-        return eligible[int(ties[0])]
+        return Choice(eligible[int(ties[0])], eligible, cost)
     fewest = num_requests[ties].min()
     fewest_of_ties: list[int] = ties[num_requests[ties] == fewest].tolist()
-    return min([eligible[row] for row in fewest_of_ties], key=lambda each: each.instance_id)
+    chosen = min([eligible[row] for row in fewest_of_ties], key=lambda each: each.instance_id)
+    return Choice(chosen, eligible, cost)
 
 
 def prefix_to_copy(

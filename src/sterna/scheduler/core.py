@@ -50,6 +50,7 @@ class SchedulerCore:
         now_s: the time, on the same clock as that of all methods.
         scaling: None leaves the number of instances alone.
         first_dispatch_number: above those of any predecessor.
+        explains: whether decisions have reasons.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class SchedulerCore:
         now_s: float,
         scaling: ScalingConfig | None = None,
         first_dispatch_number: int = 1,
+        explains: bool = True,
     ) -> None:
         self._prefixes = self._new_index()
         self._core = rules.GlobalScheduler(
@@ -67,6 +69,7 @@ class SchedulerCore:
             scaling=scaling,
             first_dispatch_number=first_dispatch_number,
             prefixes=self._prefixes,
+            explains=explains,
         )
         self._membership = Membership(0, (), (), None)
         self._instances: dict[InstanceId, InstanceMember] = {}
@@ -237,7 +240,7 @@ class SchedulerCore:
         if address is None:
             return []
         self._told.update(request_ids)
-        return [ToMailbox(address, Held(tuple(request_ids)))]
+        return [ToMailbox(address, Held(tuple(request_ids), self._core.most_room_tokens))]
 
     # ------------------------------------------------------------------------------ effects
 
@@ -245,22 +248,23 @@ class SchedulerCore:
         translated: list[SchedulerEffect] = []
         for effect in effects:
             match effect:
-                case rules.Dispatch(request_id, frontend_id, instance_id, number):
+                case rules.Dispatch(request_id, frontend_id, instance_id, number, reason):
                     address = self._frontends.get(frontend_id)
                     if address is not None:
-                        answer = Dispatched(request_id, instance_id, number)
+                        answer = Dispatched(request_id, instance_id, number, reason)
                         translated.append(ToMailbox(address, answer))
-                case rules.SetDestination(source, destination):
+                case rules.SetDestination(source, destination, reason):
                     if source in self._instances:
+                        order = SetDestination(destination, reason)
                         address = self._instances[source].address
-                        translated.append(ToMailbox(address, SetDestination(destination)))
+                        translated.append(ToMailbox(address, order))
                 case rules.CopyPrefix(request, source, destination, first_token):
                     if source in self._instances:
-                        order = CopyPrefix(
+                        copy = CopyPrefix(
                             request.request_id, destination, request.block_hashes, first_token
                         )
                         address = self._instances[source].address
-                        translated.append(ToMailbox(address, order))
+                        translated.append(ToMailbox(address, copy))
                 case ScaleUp(num_instances):
                     translated += [effect, *self._to_supervisor(AddInstances(num_instances))]
                 case Terminate(instance_id):

@@ -20,13 +20,16 @@ from msgspec import structs
 
 from sterna.config import DispatchRule, PolicyConfig, ScalingConfig
 from sterna.messages.actors import DispatchRequest
+from sterna.messages.reasons import DispatchReason, MoveReason
 from sterna.policy.candidate_table import ROOM_TOKENS, TOTAL_TOKENS, CandidateTable
-from sterna.policy.dispatch import choose
+from sterna.policy.dispatch import decide
 from sterna.policy.headroom import shared
 from sterna.policy.pairing import pair
 from sterna.policy.prefix_dispatch import prefix_to_copy
-from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, decide, towards
+from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, towards
+from sterna.policy.scaling import decide as decide_scaling
 from sterna.policy.virtual_usage import Candidate, NewRequest
+from sterna.scheduler.explanation import dispatch_reason, move_reason
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
 
 COPY_LIMIT_S = 5.0
@@ -41,12 +44,14 @@ class Dispatch:
     Attributes:
         dispatch_number: grows with every dispatch; the instance reports the highest number of
             those that its engine has taken in.
+        reason: None if the scheduler does not explain.
     """
 
     request_id: RequestId
     frontend_id: FrontendId
     instance_id: InstanceId
     dispatch_number: int
+    reason: DispatchReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class SetDestination:
 
     source: InstanceId
     destination: InstanceId | None
+    reason: MoveReason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,7 @@ class GlobalScheduler:
         in_flight_lease_s: a dispatch that no report shows after this time is taken for lost, and
             its demand no longer counts. An engine may compute a step of several seconds before it
             takes a request in.
+        explains: whether effects have reasons; a simulation does not need them.
     """
 
     def __init__(
@@ -119,6 +126,7 @@ class GlobalScheduler:
         first_dispatch_number: int = 1,
         prefixes: PrefixKnowledge | None = None,
         in_flight_lease_s: float = IN_FLIGHT_LEASE_S,
+        explains: bool = False,
     ) -> None:
         self._policy = policy = policy.anew()
         self._prefixes = prefixes if policy.looks_at_prefixes else None
@@ -127,6 +135,7 @@ class GlobalScheduler:
         self._scaling_state = ScalingState()
         self._next_number = first_dispatch_number
         self._in_flight_lease_s = in_flight_lease_s
+        self._explains = explains
         self._next_round_s = now_s + policy.round_interval_s
         self._instances: dict[InstanceId, _InstanceState] = {}
         # Those that have reported, by id; None after one has come or gone. The last of them have
@@ -209,6 +218,11 @@ class GlobalScheduler:
         return waiting
 
     @property
+    def most_room_tokens(self) -> float:
+        """The most memory that an instance has for a request that waits here."""
+        return _Room.of(self.candidates).most_tokens
+
+    @property
     def smallest_held_tokens(self) -> int | None:
         """The memory with which an instance could admit a held request; None without any."""
         return min([each.demand_tokens for each in self._held.values()], default=None)
@@ -243,7 +257,10 @@ class GlobalScheduler:
             return []
         instance = self._instances[copying.instance_id]
         self._drop(instance, lambda each: each.request_id == request_id)
-        return [self._send(copying.request, copying.new, copying.instance_id, now_s)]
+        reason = copying.reason
+        if reason is not None:
+            reason = structs.replace(reason, prefix_from=copying.source)
+        return [self._send(copying.request, copying.new, copying.instance_id, reason, now_s)]
 
     def on_load(self, load: InstanceLoad, now_s: float) -> list[Effect]:
         """An instance reports; an overtaken report and one of an instance that left are ignored."""
@@ -383,16 +400,26 @@ class GlobalScheduler:
                         continue
                     candidates = room.candidates_for(request.demand_tokens)
             new = self._new(request)
-            instance_id = choose(new, candidates, self._policy)
-            if instance_id is None:
+            choice = decide(new, candidates, self._policy)
+            if choice is None:
                 break
+            instance_id = choice.instance_id
             del self._held[request.request_id]
-            del self._held_since_s[request.request_id]
+            held_s = now_s - self._held_since_s.pop(request.request_id)
+            reason = None
+            if self._explains:
+                reason = dispatch_reason(
+                    new,
+                    choice,
+                    self._policy,
+                    num_instances=len(self.candidates),
+                    held_s=held_s,
+                )
             if self._prefixes is not None:
                 self._prefixes.on_dispatched(request, instance_id, now_s)
             effects.append(
-                self._copy_first(request, new, instance_id, candidates, now_s)
-                or self._send(request, new, instance_id, now_s)
+                self._copy_first(request, new, choice.chosen, reason, now_s)
+                or self._send(request, new, instance_id, reason, now_s)
             )
             room = None
         return effects
@@ -401,8 +428,8 @@ class GlobalScheduler:
         self,
         request: DispatchRequest,
         new: NewRequest,
-        instance_id: InstanceId,
-        candidates: CandidateTable,
+        chosen: Candidate,
+        reason: DispatchReason | None,
         now_s: float,
     ) -> CopyPrefix | None:
         """Have the part of the prefix copied that only another instance has, if it is worth it. The
@@ -410,14 +437,16 @@ class GlobalScheduler:
         rule = self._policy.dispatch
         if isinstance(rule, DispatchRule):
             return None
-        chosen = candidates.of(instance_id)
+        instance_id = chosen.instance_id
         source = prefix_to_copy(new, chosen, rule)
         if source is None or self._prefixes is None:
             return None
         if not self._prefixes.can_copy(source, instance_id):
             return None
         until_s = now_s + COPY_LIMIT_S
-        self._copying[request.request_id] = _Copying(request, new, instance_id, source, until_s)
+        self._copying[request.request_id] = _Copying(
+            request, new, instance_id, source, until_s, reason
+        )
         if self._policy.counts_dispatched:
             instance = self._instances[instance_id]
             instance.in_flight.append(
@@ -451,7 +480,12 @@ class GlobalScheduler:
         return -priority, size_tokens, request.arrival_s
 
     def _send(
-        self, request: DispatchRequest, new: NewRequest, instance_id: InstanceId, now_s: float
+        self,
+        request: DispatchRequest,
+        new: NewRequest,
+        instance_id: InstanceId,
+        reason: DispatchReason | None,
+        now_s: float,
     ) -> Dispatch:
         number = self._next_number
         self._next_number += 1
@@ -465,7 +499,7 @@ class GlobalScheduler:
             instance.in_flight.append(
                 _InFlight(number, request.request_id, request.frontend_id, new, expires_s)
             )
-        return Dispatch(request.request_id, request.frontend_id, instance_id, number)
+        return Dispatch(request.request_id, request.frontend_id, instance_id, number, reason)
 
     def _pair(self) -> list[Effect]:
         candidates = self.candidates
@@ -478,7 +512,10 @@ class GlobalScheduler:
             has_no_destination = source in last and last[source] is None
             if destination is not None or not has_no_destination:
                 self._last_destinations[source] = destination
-                effects.append(SetDestination(source, destination))
+                reason = None
+                if self._explains and destination is not None:
+                    reason = move_reason(candidate, candidates.of(destination), self._policy)
+                effects.append(SetDestination(source, destination, reason))
         return effects
 
     def _scale(self, now_s: float) -> list[Effect]:
@@ -491,7 +528,7 @@ class GlobalScheduler:
             if num_wanted is not None:
                 move = towards(num_wanted, self.candidates, self._scaling, len(starting))
                 return [] if move is None else [move]
-        self._scaling_state, decision = decide(
+        self._scaling_state, decision = decide_scaling(
             self._scaling_state,
             self.candidates,
             self._scaling,
@@ -566,6 +603,7 @@ class _Copying:
     instance_id: InstanceId
     source: InstanceId
     until_s: float
+    reason: DispatchReason | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,36 @@
-"""What operators ask of the supervisor, over real mailboxes."""
+"""What operators ask of the supervisor and of other front ends, over real mailboxes."""
 
 import asyncio
 
 import pytest
 
-from sterna.errors import FleetError, UnansweredError, UnknownInstanceError
+from sterna.errors import (
+    FleetError,
+    UnansweredError,
+    UnknownInstanceError,
+    UnknownRequestError,
+)
 from sterna.frontend.operators.questions import Operators
 from sterna.frontend.peers import Peers
-from sterna.messages.actors import Absent, AdminReply, DrainInstance, InstanceMember, Membership
+from sterna.messages.actors import (
+    Absent,
+    AdminReply,
+    DescribeHistory,
+    DrainInstance,
+    FrontendMember,
+    InstanceMember,
+    Membership,
+)
 from sterna.messaging.mailbox import Mailbox
+from sterna.types import FrontendId
 
 HANG_S = 60.0
+HERE = {"tern": [{"id": "cmpl-tern-0-9f86d081"}]}
+"""The histories of this front end, by the name of the request."""
+
+
+def operators_of(peers: Peers) -> Operators:
+    return Operators(FrontendId(0), peers, HANG_S, lambda name: HERE.get(name, []))
 
 
 async def drain(instance_id: str, error: str | None = None) -> DrainInstance:
@@ -31,7 +51,7 @@ async def drain(instance_id: str, error: str | None = None) -> DrainInstance:
             supervisor=supervisor.address,
         )
     )
-    operators = Operators(peers, timeout_s=HANG_S)
+    operators = operators_of(peers)
 
     async def answer() -> DrainInstance:
         order, _ = await supervisor.receive()
@@ -75,7 +95,7 @@ def test_what_a_scheduler_was_asked_that_has_died_is_not_waited_for(successor: s
     async def ask() -> None:
         mailbox, scheduler = Mailbox("127.0.0.1"), Mailbox("127.0.0.1")
         peers = Peers(mailbox)
-        operators = Operators(peers, timeout_s=HANG_S)
+        operators = operators_of(peers)
 
         def announce(version: int, address: str | None) -> None:
             membership = Membership(version, (), (), address)
@@ -106,9 +126,63 @@ def test_without_a_supervisor_there_is_no_answer() -> None:
         peers = Peers(mailbox)
         peers.on_membership(Membership(1, (InstanceMember("i0", "tcp://127.0.0.1:1"),), (), None))
         try:
-            await Operators(peers, timeout_s=HANG_S).drain("i0")
+            await operators_of(peers).drain("i0")
         finally:
             mailbox.close()
 
     with pytest.raises(UnansweredError, match="no supervisor"):
         asyncio.run(ask())
+
+
+async def explained(name: str, body: bytes | None) -> list[dict[str, object]]:
+    """Ask where there is one other front end, which answers this, or dies."""
+    ours, other = Mailbox("127.0.0.1"), Mailbox("127.0.0.1")
+    peers = Peers(ours)
+    operators = operators_of(peers)
+
+    def announce(version: int, *frontends: FrontendMember) -> None:
+        membership = Membership(version, (), frontends, None)
+        peers.on_membership(membership)
+        operators.on_membership(membership)
+
+    announce(
+        1, FrontendMember(FrontendId(0), ours.address), FrontendMember(FrontendId(1), other.address)
+    )
+
+    async def answer() -> None:
+        question, _ = await other.receive()
+        assert isinstance(question, DescribeHistory)
+        assert question.name == name
+        if body is None:
+            announce(2, FrontendMember(FrontendId(0), ours.address))
+            return
+        other.send(question.reply_to, AdminReply(question.query_id, body))
+        reply, _ = await ours.receive()
+        assert isinstance(reply, AdminReply)
+        operators.on_reply(reply)
+
+    answering = asyncio.create_task(answer())
+    try:
+        return await operators.explain(name)
+    finally:
+        answering.cancel()
+        ours.close()
+        other.close()
+
+
+def test_histories_come_from_all_front_ends() -> None:
+    found = asyncio.run(explained("tern", b'[{"id":"chatcmpl-tern-5e884898"}]'))
+    assert found == [
+        {"id": "cmpl-tern-0-9f86d081", "frontend": 0},
+        {"id": "chatcmpl-tern-5e884898", "frontend": 1},
+    ]
+
+
+def test_a_request_that_no_front_end_remembers_is_unknown() -> None:
+    with pytest.raises(UnknownRequestError, match="no front end remembers a request called gull"):
+        asyncio.run(explained("gull", b"[]"))
+
+
+def test_a_front_end_that_dies_is_not_waited_for() -> None:
+    with pytest.raises(UnansweredError, match="front end 1 died"):
+        asyncio.run(explained("tern", None))

@@ -1,4 +1,4 @@
-"""`sterna instances`, `requests` and `migrate`: questions to a running server, over HTTP."""
+"""`sterna instances`, `requests`, `explain` and `migrate`: questions to a running server."""
 
 import argparse
 import http.client
@@ -6,9 +6,11 @@ import json
 import os
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from typing import Any
 
+from sterna.cli.operate.explain_text import explained
 from sterna.errors import SternaError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -23,12 +25,19 @@ def add_commands(commands: Any) -> None:
     """Add the operators' commands to the parser's subcommands."""
     instances = commands.add_parser("instances", help="list the instances and their load")
     requests = commands.add_parser("requests", help="list the live requests")
+    explain = commands.add_parser("explain", help="show what happened to a request, and why")
     migrate = commands.add_parser("migrate", help="move a request to another instance")
-    for parser, run in ((instances, _instances), (requests, _requests), (migrate, _migrate)):
+    for parser, run in (
+        (instances, _instances),
+        (requests, _requests),
+        (explain, _explain),
+        (migrate, _migrate),
+    ):
         add_server_options(parser)
         parser.add_argument("--json", action="store_true", help="print JSON")
         parser.set_defaults(run=run)
-    migrate.add_argument("request", help="the request's id, as its client or `requests` shows it")
+    for parser in (explain, migrate):
+        parser.add_argument("request", help="its id, as its client or `sterna requests` shows it")
     migrate.add_argument(
         "--to", required=True, metavar="INSTANCE", help="id of the instance that it moves to"
     )
@@ -66,6 +75,13 @@ def _requests(args: argparse.Namespace) -> int:
     rows = ask(args.url, "GET", "/admin/requests", args.api_key)
     columns = ("id", "instance", "status", "class", "num_tokens", "num_output_tokens", "immovable")
     _print(rows, columns, args.json)
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    query = urllib.parse.urlencode({"request": args.request})
+    histories = ask(args.url, "GET", f"/admin/explain?{query}", args.api_key)
+    print(json.dumps(histories) if args.json else "\n\n".join(map(explained, histories)))
     return 0
 
 

@@ -4,6 +4,7 @@
                               migrating, head_demand_tokens, preemptions, migrations_committed,
                               migrations_aborted}]
     GET  /admin/requests    [{id, instance, status, num_tokens, ...}]
+    GET  /admin/explain     ?request=ID: [{id, state, instance, events: [{at_s, event, ...}], ...}]
     POST /admin/migrate     {request, to, mode} -> {request, from, to, stages, suspended_ms};
                             a list of these when the name stands for several requests
     POST /admin/drain       {instance, undo} -> null: empty the instance, then end it; or let it
@@ -127,6 +128,10 @@ def add_admin_routes(
     @router.get("/requests")
     async def list_requests() -> Response:
         return JSONResponse(await operators.list_requests())
+
+    @router.get("/explain")
+    async def explain(request: str) -> Response:
+        return JSONResponse(await operators.explain(request))
 
     @router.post("/migrate")
     async def migrate(request: Request) -> Response:

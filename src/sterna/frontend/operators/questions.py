@@ -1,4 +1,5 @@
-"""Operators' questions and orders: listing instances and requests, moving, draining, starting."""
+"""Operators' questions and orders: listing instances and requests, explaining, moving, draining,
+starting."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,9 +15,11 @@ from sterna.errors import (
     UnknownRequestError,
 )
 from sterna.frontend.peers import SCHEDULER, SUPERVISOR, Peers, Questions
+from sterna.frontend.requests.histories import MAX_ENDED
 from sterna.frontend.requests.request_ids import meant
 from sterna.messages.actors import (
     AdminReply,
+    DescribeHistory,
     DrainInstance,
     ListInstances,
     ListRequests,
@@ -25,25 +28,38 @@ from sterna.messages.actors import (
     RestartInstances,
     StartInstances,
     WireMessage,
+    frontend_name,
 )
 from sterna.migration.messages import Mode
 from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
-from sterna.types import InstanceId, RequestId
+from sterna.types import FrontendId, InstanceId, RequestId
 
 Described = dict[str, Any]
 
 
 class Operators:
-    """Asks the scheduler, the supervisor and the instances on behalf of operators."""
+    """Asks the other actors of the cluster on behalf of operators.
+
+    Args:
+        describe_history: the histories of this front end's requests of a name.
+    """
 
     def __init__(
-        self, peers: Peers, timeout_s: float, classes: PriorityClasses = DEFAULT_CLASSES
+        self,
+        frontend_id: FrontendId,
+        peers: Peers,
+        timeout_s: float,
+        describe_history: Callable[[str], list[Described]],
+        classes: PriorityClasses = DEFAULT_CLASSES,
     ) -> None:
+        self._frontend_id = frontend_id
         self._peers = peers
+        self._describe_history = describe_history
         self._classes = classes
         self._questions: Questions[AdminReply] = Questions(timeout_s)
         self._scheduler: str | None = None
         self._supervisor: str | None = None
+        self._frontends: frozenset[FrontendId] = frozenset()
 
     def on_reply(self, reply: AdminReply) -> None:
         """An answer has arrived."""
@@ -57,6 +73,10 @@ class Operators:
         if membership.supervisor != self._supervisor:
             self._questions.on_gone(SUPERVISOR)
         self._scheduler, self._supervisor = membership.scheduler, membership.supervisor
+        frontends = frozenset(each.frontend_id for each in membership.frontends)
+        for gone in self._frontends - frontends:
+            self._questions.on_gone(frontend_name(gone))
+        self._frontends = frontends
 
     async def list_instances(self) -> list[Described]:
         """Return the instances with their loads, by the last reports to the scheduler.
@@ -80,6 +100,35 @@ class Operators:
         """
         lists = await asyncio.gather(*map(self._list_requests_of, self._peers.instances))
         return [request for each in lists for request in each]
+
+    async def explain(self, name: str) -> list[Described]:
+        """Return the histories of the requests that the name stands for, from all front ends.
+
+        Raises:
+            UnknownRequestError: no front end remembers such a request.
+            UnansweredError: a front end does not answer.
+        """
+        others = sorted(self._frontends - {self._frontend_id})
+        answers = await asyncio.gather(*(self._describe_at(each, name) for each in others))
+        here = [{**each, "frontend": self._frontend_id} for each in self._describe_history(name)]
+        found = [each for of_one in (here, *answers) for each in of_one]
+        if not found:
+            raise UnknownRequestError(
+                f"no front end remembers a request called {name}; ended ones are forgotten after "
+                f"{MAX_ENDED:,} others"
+            )
+        return found
+
+    async def _describe_at(self, frontend_id: FrontendId, name: str) -> list[Described]:
+        def send(query_id: int) -> None:
+            self._peers.send_to_frontend(
+                frontend_id, DescribeHistory(self._own_address, query_id, name)
+            )
+
+        described: list[Described] = _decoded(
+            await self._questions.ask(None, send, name=frontend_name(frontend_id))
+        )
+        return [{**each, "frontend": frontend_id} for each in described]
 
     async def migrate(self, name: str, destination: InstanceId, mode: Mode) -> list[Described]:
         """Move every request that the name stands for; return a report for each.

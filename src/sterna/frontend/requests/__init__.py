@@ -3,8 +3,8 @@ client has received. Pure.
 
 `core` joins `dispatcher` (the instance for a new request), `ownership` (which instance has it, also
 after moves and deaths), `token_streams` (each token once, in order) and `attempts` (what a request
-needs to begin again elsewhere).
+needs to begin again elsewhere). `histories` remembers what happened, for operators.
 
-Offers: core, request_effects, request_ids.
+Offers: core, histories, request_effects, request_ids.
 Imports: config, engine, messages, types.
 """

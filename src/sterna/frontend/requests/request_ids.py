@@ -38,6 +38,11 @@ def names_of(request_id: RequestId) -> set[str]:
     return {name for name in names if name}
 
 
+def without_attempt(request_id: RequestId) -> RequestId:
+    """Return the engine request's id of which this attempt is one."""
+    return RequestId(_ATTEMPT.sub("", request_id)) if ATTEMPT_MARK in request_id else request_id
+
+
 def client_id(request_id: RequestId) -> str:
     """Return the id by which vLLM's server asked its engine for this engine request."""
     return _RANDOM_SUFFIX.sub("", _CHOICE.sub("", request_id))

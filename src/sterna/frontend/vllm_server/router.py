@@ -23,7 +23,7 @@ from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType
 
 from sterna.config import FrontendConfig
 from sterna.engine.interface import EngineReady
-from sterna.engine.payload_parts import pack_frames
+from sterna.engine.payload_parts import annotations_of, pack_frames
 from sterna.engine.vllm.payload import (
     cut_leading_tokens,
     decode_request,
@@ -36,6 +36,7 @@ from sterna.frontend.metrics.prometheus import FrontendMetrics, PrefixCounts
 from sterna.frontend.operators.questions import Operators
 from sterna.frontend.peers import Peers
 from sterna.frontend.requests.core import FrontendCore, RequestMessage
+from sterna.frontend.requests.histories import Histories
 from sterna.frontend.requests.request_effects import (
     Deliver,
     Effect,
@@ -54,9 +55,14 @@ from sterna.messages.actors import (
     AddRequest,
     AdminReply,
     ClusterStats,
+    DescribeHistory,
+    Dispatched,
     DispatchRequest,
     Heartbeat,
+    Held,
     Membership,
+    MoveEnded,
+    TokenBatch,
     UtilityResult,
     WireMessage,
     frontend_name,
@@ -116,9 +122,12 @@ class Router:
         self._num_unshown: Counter[str] = Counter()
         self._num_sent_again = 0
         self._latencies = Latencies()
+        self._histories = Histories()
         self._prefix_counts = PrefixCounts()
         self.peers = Peers(mailbox)
-        self.operators = Operators(self.peers, config.admin_timeout_s, classes)
+        self.operators = Operators(
+            frontend_id, self.peers, config.admin_timeout_s, self._histories.described, classes
+        )
         self._sockets = EngineSockets(folder, engine.response)
         self.streams: StreamExchange | None = None
         if make_exchange is not None:
@@ -201,17 +210,19 @@ class Router:
         its_class = self._classes.of_vllm_priority(request.priority)
         self._num_unshown[its_class.name] += 1
         self._unstarted.add(request_id)
+        prompt_tokens = _num_prompt_tokens(request)
         ask = DispatchRequest(
             frontend_id=self._frontend_id,
             request_id=request_id,
-            demand_tokens=self._memory.demand_tokens(_num_prompt_tokens(request)),
+            demand_tokens=self._memory.demand_tokens(prompt_tokens),
             arrival_s=request.arrival_time,
             scheduling_priority=its_class.scheduling_priority,
             execution_priority=its_class.execution_priority,
             session=request.session_id or "",
-            prompt_tokens=_num_prompt_tokens(request),
+            prompt_tokens=prompt_tokens,
             block_hashes=b"" if self._block_hashes is None else self._block_hashes(request),
         )
+        self._histories.begin(ask, its_class.name, _now_s())
         token_ids = () if begun is None else begun.output_token_ids
         if not token_ids:
             # The beginning of a request that goes on here is not known.
@@ -223,6 +234,7 @@ class Router:
         self._unstarted.difference_update(request_ids)
         for request_id in request_ids:
             self._latencies.forget(request_id)
+            self._histories.on_ended(request_id, "aborted", _now_s())
         self._carry_out(self._core.on_abort(request_ids, _now_s()))
         if self.streams is not None:
             self.streams.on_abort(request_ids)
@@ -242,6 +254,7 @@ class Router:
             case Membership():
                 self.on_membership(message)
             case message if isinstance(message, RequestMessage):
+                self._note(message)
                 self._carry_out(self._core.on_message(message, frames, _now_s()))
             case UtilityResult(_, call_id):
                 self._utilities.on_result(call_id, frames[0])
@@ -249,10 +262,28 @@ class Router:
                 self._show(message)
             case AdminReply():
                 self.operators.on_reply(message)
+            case MoveEnded():
+                self._histories.on_move_ended(message, _now_s())
+            case DescribeHistory(reply_to, query_id, name):
+                body = msgspec.json.encode(self._histories.described(name))
+                self._mailbox.send(reply_to, AdminReply(query_id, body))
             case message if self.streams is not None and isinstance(message, StreamMessage):
                 self.streams.on_message(message, frames)
             case _:
                 logger.error("unexpected message type=%s", type(message).__name__)
+
+    def _note(self, message: RequestMessage) -> None:
+        """Enter into the histories what the message alone says."""
+        match message:
+            case TokenBatch(_, spans):
+                for span in spans:
+                    if span.is_finished:
+                        output_tokens = span.first_index + span.num_tokens
+                        self._histories.on_last_token(span.request_id, output_tokens)
+            case Dispatched():
+                self._histories.on_dispatched(message)
+            case Held(request_ids, room_tokens):
+                self._histories.on_held(request_ids, room_tokens, _now_s())
 
     def _show(self, stats: ClusterStats) -> None:
         if self._metrics is None:
@@ -299,6 +330,9 @@ class Router:
                     if isinstance(message, AddRequest):
                         if is_sent:
                             self._latencies.on_dispatched(message.request_id, now_s)
+                            self._histories.on_sent(
+                                message.request_id, instance_id, message.dispatch_number, now_s
+                            )
                         else:
                             unsent.append(message.request_id)
                 case Deliver(request_id, payload, num_repeated, is_finished):
@@ -307,13 +341,16 @@ class Router:
                     if not self._holds(request_id, payload, is_finished=is_finished):
                         outputs.append(payload)
                     self._latencies.on_output(request_id, now_s, is_finished=is_finished)
+                    self._histories.on_output(request_id, annotations_of(payload), now_s)
                     if request_id in self._unstarted:
                         self._unstarted.discard(request_id)
                         self._queue.on_first_token(client_id(request_id), now_s)
                     if is_finished:
                         self._pooling.discard(request_id)
+                        self._histories.on_ended(request_id, "finished", now_s)
                 case SendAgain(request_id, attempt_id, num_tokens):
                     self._num_sent_again += 1
+                    self._histories.on_sent_again(request_id, num_tokens, now_s)
                     logger.info(
                         "request sent again request=%s attempt=%s num_tokens=%d",
                         request_id,
@@ -343,6 +380,7 @@ class Router:
         self._pooling.discard(request_id)
         self._unstarted.discard(request_id)
         self._latencies.forget(request_id)
+        self._histories.on_ended(request_id, "failed", _now_s(), reason=failure.value)
         return payload
 
     def _break(self, error: BaseException) -> None:

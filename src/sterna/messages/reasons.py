@@ -1,0 +1,91 @@
+"""Reasons of decisions, for operators: why a request went to an instance, and why it moved. Pure.
+
+The scheduler sends them with its decisions, and the front end of a request keeps them in the
+request's history (`frontend.requests.histories`). Nobody decides by them.
+"""
+
+from enum import Enum
+
+import msgspec
+
+from sterna.types import InstanceId
+
+
+class InstanceSeen(msgspec.Struct, frozen=True, array_like=True):
+    """An instance as a decision about one request saw it.
+
+    Attributes:
+        cost: that by which the rule compares instances, the smallest first, in its own unit; None
+            if it compares otherwise.
+        num_running: requests in its batch.
+        num_waiting: requests that queue there or are on their way there.
+        room_tokens: memory beyond all that these requests have and need.
+        freeness_steps: see Section 4.4.3.
+        uncomputed_tokens: prompt tokens to compute there before this request.
+        cached_tokens: tokens of this request's prompt in its prefix cache.
+    """
+
+    instance_id: InstanceId
+    cost: float | None
+    num_running: int
+    num_waiting: int
+    room_tokens: float
+    freeness_steps: float
+    uncomputed_tokens: int
+    cached_tokens: int
+
+
+class DispatchReason(msgspec.Struct, frozen=True, array_like=True):
+    """The reason why a request goes to an instance.
+
+    Attributes:
+        rule: the policy's rule of dispatch.
+        num_eligible: the instances among which the rule chose: others have no memory for the
+            request or no freeness, or are being emptied.
+        num_instances: all.
+        other: the instance that the rule prefers among the rest; None if there is no other, or a
+            policy of one's own decides.
+        held_s: time for which the request waited at the scheduler.
+        prefix_from: the instance from which a part of the prompt's KV cache was copied before.
+    """
+
+    rule: str
+    num_eligible: int
+    num_instances: int
+    chosen: InstanceSeen
+    other: InstanceSeen | None
+    held_s: float
+    prefix_from: InstanceId | None = None
+
+
+class MoveCause(Enum):
+    """What makes requests move away from an instance."""
+
+    MEMORY = "memory"
+    """It is short of memory: its freeness is below a limit."""
+    PREEMPTION = "preemption"
+    """Its engine has preempted requests for lack of memory."""
+    EMPTYING = "emptying"
+    """It is being emptied, to end."""
+    BALANCE = "balance"
+    """It has more load than another one will have with the request."""
+    POLICY = "policy"
+    """A policy of one's own has paired it."""
+
+
+class MoveReason(msgspec.Struct, frozen=True, array_like=True):
+    """The reason why requests move from one instance to another.
+
+    Attributes:
+        source, destination: freeness in decode steps; for `BALANCE`, the load in tokens of the
+            source, and of the destination with the request.
+        limit: freeness below which an instance is a source; for `BALANCE`, the ratio of these loads
+            above which requests move.
+        victim: which of the source's requests move first.
+    """
+
+    cause: MoveCause
+    source: float
+    destination: float
+    limit: float
+    victim: str

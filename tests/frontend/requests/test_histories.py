@@ -1,0 +1,171 @@
+"""What a front end remembers of its requests."""
+
+import math
+
+import pytest
+
+from sterna.engine.payload_parts import Annotations
+from sterna.frontend.requests.histories import (
+    MAX_ENDED,
+    MAX_EVENTS,
+    PREEMPTED,
+    QUEUED,
+    SCHEDULED,
+    Histories,
+)
+from sterna.messages.actors import COMMITTED, Dispatched, DispatchRequest, MoveEnded
+from sterna.messages.reasons import DispatchReason, InstanceSeen, MoveCause, MoveReason
+from sterna.types import FrontendId, InstanceId, Priority, RequestId
+
+TERN = RequestId("cmpl-tern-0-9f86d081")
+AGAIN = RequestId("cmpl-tern-0-9f86d081+1")
+I1, I3 = InstanceId("i1"), InstanceId("i3")
+CHOSEN = InstanceSeen(I1, 312.0, 4, 0, 12_000.0, 300.0, 0, 512)
+OTHER = InstanceSeen(I3, 840.0, 9, 2, 700.0, -math.inf, 60, 0)
+REASON = DispatchReason("soonest", 2, 4, CHOSEN, OTHER, 0.4)
+SHORT = MoveReason(MoveCause.MEMORY, 12.0, math.inf, 48.0, "shortest")
+
+
+def asked(request_id: RequestId = TERN) -> DispatchRequest:
+    return DispatchRequest(
+        FrontendId(0), request_id, 720, 1_700_000_000.5, Priority(0), Priority(0), prompt_tokens=700
+    )
+
+
+@pytest.fixture
+def histories() -> Histories:
+    """A request that arrived at 10 s, and was sent to i1 at 10.4 s."""
+    made = Histories()
+    made.begin(asked(), "normal", 10.0)
+    made.on_held([TERN], 640.0, 10.001)
+    made.on_dispatched(Dispatched(TERN, I1, 17, REASON))
+    made.on_sent(TERN, I1, 17, 10.4)
+    return made
+
+
+def events_of(histories: Histories, name: str = TERN) -> list[dict[str, object]]:
+    (found,) = histories.described(name)
+    events: list[dict[str, object]] = found["events"]
+    return events
+
+
+def test_the_whole_life_of_a_request(histories: Histories) -> None:
+    waited = Annotations(((QUEUED, 0.35), (SCHEDULED, 0.05)), 512)
+    histories.on_output(TERN, waited, 10.8)
+    histories.on_output(TERN, None, 10.9)
+    histories.on_move_ended(MoveEnded(I1, TERN, I3, "no_memory", 1, 0.0, SHORT), 11.0)
+    histories.on_move_ended(MoveEnded(I1, TERN, I3, COMMITTED, 2, 0.006, SHORT), 12.0)
+    histories.on_last_token(TERN, 120)
+    histories.on_ended(TERN, "finished", 13.0)
+    (found,) = histories.described("tern")
+    events = found.pop("events")
+    assert found == {
+        "id": TERN,
+        "state": "finished",
+        "instance": I3,
+        "class": "normal",
+        "arrived_s": 1_700_000_000.5,
+        "prompt_tokens": 700,
+        "demand_tokens": 720,
+        "output_tokens": 120,
+        "events_dropped": 0,
+    }
+    assert [(each["at_s"], each["event"]) for each in events] == [
+        (0.0, "arrived"),
+        (0.001, "held"),
+        (0.4, "dispatched"),
+        (0.75, "scheduled"),
+        (0.8, "first token"),
+        (1.0, "did not move"),
+        (2.0, "moved"),
+        (3.0, "finished"),
+    ]
+    why = events[2]["why"]
+    assert (why["rule"], why["held_s"]) == ("soonest", 0.4)
+    assert (why["chosen"]["instance"], why["chosen"]["cost"]) == (I1, 312.0)
+    assert why["next_best"]["freeness_steps"] is None, "JSON has no infinity"
+    assert events[3]["waited_s"] == pytest.approx(0.3)
+    assert events[4]["cached_tokens"] == 512
+    assert events[5]["outcome"] == "no_memory"
+    assert events[6]["why"]["cause"] == "memory"
+    assert events[6]["why"]["destination"] is None
+
+
+def test_a_preemption_ends_when_the_request_is_scheduled_again(histories: Histories) -> None:
+    histories.on_output(TERN, Annotations(((QUEUED, 0.1), (SCHEDULED, 0.05)), 0), 11.0)
+    histories.on_output(TERN, Annotations(((PREEMPTED, 1.5), (SCHEDULED, 0.5)), 0), 13.0)
+    assert [(each["event"], each["at_s"]) for each in events_of(histories)[-2:]] == [
+        ("preempted", 1.5),
+        ("resumed", 2.5),
+    ]
+    assert events_of(histories)[-1]["waited_s"] == pytest.approx(1.0)
+
+
+def test_of_a_request_that_the_front_end_has_sent_itself_the_scheduler_has_no_reason() -> None:
+    histories = Histories()
+    histories.begin(asked(), "normal", 10.0)
+    histories.on_dispatched(Dispatched(TERN, I3, 17, REASON))
+    histories.on_sent(TERN, I1, 0, 10.1)
+    assert events_of(histories)[-1]["why"] is None
+
+
+def test_another_attempt_belongs_to_the_same_history(histories: Histories) -> None:
+    histories.on_sent_again(TERN, 40, 11.0)
+    assert histories.described(TERN)[0]["instance"] is None
+    histories.on_dispatched(Dispatched(AGAIN, I3, 18, REASON))
+    histories.on_sent(AGAIN, I3, 18, 11.2)
+    histories.on_last_token(AGAIN, 50)
+    histories.on_ended(TERN, "finished", 12.0)
+    (found,) = histories.described(TERN)
+    assert (found["instance"], found["output_tokens"]) == (I3, 50)
+    assert [each["event"] for each in found["events"][-3:]] == ["lost", "dispatched", "finished"]
+
+
+def test_an_operators_order_has_no_reason_of_the_scheduler(histories: Histories) -> None:
+    histories.on_move_ended(MoveEnded(I1, TERN, I3, COMMITTED, 2, 0.006), 12.0)
+    assert events_of(histories)[-1]["why"] is None
+
+
+def test_a_failure_has_a_reason(histories: Histories) -> None:
+    histories.on_ended(TERN, "failed", 12.0, reason="no instance was there to serve it")
+    assert events_of(histories)[-1]["reason"] == "no instance was there to serve it"
+
+
+def test_what_is_unknown_is_no_event(histories: Histories) -> None:
+    gull = RequestId("cmpl-gull-0-9f86d081")
+    histories.on_held([gull], 0.0, 10.0)
+    histories.on_sent(gull, I1, 1, 10.0)
+    histories.on_output(gull, None, 10.0)
+    histories.on_move_ended(MoveEnded(I1, gull, I3, COMMITTED, 1, 0.0), 10.0)
+    histories.on_sent_again(gull, 1, 10.0)
+    histories.on_last_token(gull, 1)
+    histories.on_ended(gull, "aborted", 10.0)
+    assert histories.described(gull) == []
+
+
+def test_a_name_may_stand_for_several_and_an_id_for_one_alone(histories: Histories) -> None:
+    other = RequestId("cmpl-tern-1-9f86d082")
+    histories.begin(asked(other), "normal", 10.0)
+    assert [each["id"] for each in histories.described("tern")] == [TERN, other]
+    assert [each["id"] for each in histories.described(other)] == [other]
+
+
+def test_the_oldest_of_many_ended_requests_are_forgotten(histories: Histories) -> None:
+    histories.on_ended(TERN, "finished", 11.0)
+    for number in range(MAX_ENDED):
+        request_id = RequestId(f"cmpl-gull-{number}-9f86d081")
+        histories.begin(asked(request_id), "normal", 12.0)
+        histories.on_ended(request_id, "finished", 13.0)
+    assert histories.described("tern") == []
+    assert len(histories.described("gull")) == MAX_ENDED
+
+
+def test_of_many_events_the_first_and_the_last_are_kept(histories: Histories) -> None:
+    for number in range(2 * MAX_EVENTS):
+        refused = MoveEnded(I1, TERN, I3, "no_memory", number, 0.0, SHORT)
+        histories.on_move_ended(refused, 20.0 + number)
+    (found,) = histories.described(TERN)
+    assert len(found["events"]) == MAX_EVENTS
+    assert found["events_dropped"] == 2 * MAX_EVENTS + 3 - MAX_EVENTS
+    assert found["events"][0]["event"] == "arrived"
+    assert found["events"][-1]["stages"] == 2 * MAX_EVENTS - 1

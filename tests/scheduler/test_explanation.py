@@ -1,0 +1,166 @@
+"""Why the scheduler decided: what it tells front ends and instances."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from sterna.config import DispatchRule, PolicyConfig, Soonest
+from sterna.messages.actors import Dispatched, DispatchRequest, SetDestination
+from sterna.messages.reasons import MoveCause
+from sterna.policy.candidate_table import as_table
+from sterna.policy.dispatch import choose, decide
+from sterna.policy.own import Policy
+from sterna.policy.presets import LLUMNIX, PRESETS, STERNA
+from sterna.policy.virtual_usage import Candidate, NewRequest
+from sterna.scheduler.core import SchedulerCore
+from sterna.scheduler.explanation import (
+    LONGEST_ANSWER,
+    dispatch_reason,
+    move_reason,
+    rule_name,
+)
+from sterna.types import NORMAL, InstanceId, InstanceLoad
+from tests.scheduler.test_core import F0, I0, I1, R, membership, report
+
+REQUEST = NewRequest(128, NORMAL, prompt_tokens=100)
+
+
+def instance(
+    name: str, policy: PolicyConfig, *, used_tokens: int = 100, num_running: int = 1, **facts: int
+) -> Candidate:
+    free = float(1_000 - used_tokens)
+    load = InstanceLoad(
+        InstanceId(name), 1, 1_000, used_tokens, free, free, num_running, 0, move_tokens=50
+    )
+    return Candidate(structs.replace(load, **facts), policy=policy)
+
+
+def instances(policy: PolicyConfig, *used_tokens: int) -> list[Candidate]:
+    return [instance(f"i{n}", policy, used_tokens=used) for n, used in enumerate(used_tokens)]
+
+
+def without(chosen: InstanceId, every: Sequence[Candidate]) -> list[Candidate]:
+    return [each for each in every if each.instance_id != chosen]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@given(used=st.lists(st.integers(0, 990), min_size=1, max_size=5), cached=st.integers(0, 99))
+def test_the_next_best_is_what_the_rule_chooses_without_the_chosen_one(
+    name: str, used: list[int], cached: int
+) -> None:
+    policy = PRESETS[name]
+    every = as_table(instances(policy, *used))
+    request = replace(REQUEST, cached={InstanceId("i0"): cached})
+    choice = decide(request, every, policy)
+    assert choice is not None
+    reason = dispatch_reason(request, choice, policy, num_instances=9, held_s=0.25)
+    assert reason.chosen.instance_id == choose(request, every, policy)
+    assert (reason.rule, reason.held_s) == (rule_name(policy), 0.25)
+    assert (reason.num_eligible, reason.num_instances) == (len(choice.eligible), 9)
+    rest = without(choice.instance_id, choice.eligible)
+    if not rest:
+        assert reason.other is None
+        return
+    assert reason.other is not None
+    if choice.costs is None:
+        assert reason.other.instance_id == choose(request, rest, policy)
+    else:
+        # Another one of the same cost will do.
+        (_, second) = np.sort(choice.costs)[:2]
+        assert reason.other.cost == second
+        assert reason.chosen.cost == choice.costs.min()
+
+
+def test_an_instance_is_described_as_the_decision_saw_it() -> None:
+    every = [
+        instance("i0", STERNA, used_tokens=300, num_running=3, num_queuing=2, uncomputed_tokens=40)
+    ]
+    request = replace(REQUEST, cached={InstanceId("i0"): 64})
+    choice = decide(request, every, STERNA)
+    assert choice is not None
+    seen = dispatch_reason(request, choice, STERNA, num_instances=1, held_s=0.0).chosen
+    assert (seen.num_running, seen.num_waiting) == (3, 2)
+    assert (seen.uncomputed_tokens, seen.cached_tokens) == (40, 64)
+    assert seen.room_tokens == every[0].room_tokens
+    assert seen.freeness_steps == every[0].freeness
+
+
+def test_a_class_that_decides_is_not_asked_twice() -> None:
+    class First(Policy):
+        num_asked = 0
+
+        def dispatch(self, request: NewRequest, instances: Sequence[Candidate]) -> InstanceId:
+            First.num_asked += 1
+            return instances[0].instance_id
+
+    policy = First().as_config()
+    choice = decide(REQUEST, instances(policy, 10, 20), policy)
+    assert choice is not None
+    reason = dispatch_reason(REQUEST, choice, policy, num_instances=2, held_s=0.0)
+    assert (reason.rule, reason.other, First.num_asked) == ("First", None, 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "name"),
+    [
+        (LLUMNIX, "freest"),
+        (STERNA, "soonest"),
+        (replace(LLUMNIX, dispatch=DispatchRule.POWER_OF_TWO), "power_of_two"),
+    ],
+)
+def test_rules_have_the_names_that_options_have(policy: PolicyConfig, name: str) -> None:
+    assert rule_name(policy) == name
+    assert isinstance(STERNA.dispatch, Soonest)
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause"),
+    [
+        ({"used_tokens": 990}, MoveCause.MEMORY),
+        ({"used_tokens": 990, "is_terminating": True}, MoveCause.EMPTYING),
+        ({"num_preempted": 1}, MoveCause.PREEMPTION),
+        ({}, MoveCause.BALANCE),
+    ],
+)
+def test_the_cause_of_a_pair_is_the_first_that_applies(
+    facts: dict[str, int], cause: MoveCause
+) -> None:
+    policy = replace(STERNA, preempted_make_source=True)
+    source, destination = instance("i0", policy, **facts), instance("i1", policy, used_tokens=40)
+    reason = move_reason(source, destination, policy)
+    assert reason.cause is cause
+    if cause is MoveCause.BALANCE:
+        assert (reason.source, reason.destination) == (100, 90), "of tokens, with the request"
+        assert (reason.limit, reason.victim) == (policy.balance_ratio, LONGEST_ANSWER)
+    else:
+        assert (reason.source, reason.destination) == (source.freeness, destination.freeness)
+        assert (reason.limit, reason.victim) == (48.0, policy.victim.value)
+        assert (reason.source == -math.inf) == (cause is MoveCause.EMPTYING)
+
+
+def test_a_policy_of_ones_own_needs_no_cause() -> None:
+    policy = Policy().as_config()
+    pair = instances(policy, 990, 10)
+    assert move_reason(*pair, policy).cause is MoveCause.POLICY
+
+
+def test_the_scheduler_tells_its_reasons() -> None:
+    core = SchedulerCore(LLUMNIX, now_s=0.0)
+    core.on_membership(membership(1, I0, I1), 0.0)
+    core.on_message(report(I0, 976), 0.0)
+    core.on_message(report(I1), 0.0)
+    (answer,) = core.on_message(DispatchRequest(F0, R, 64, 0.0, NORMAL, NORMAL), 0.0)
+    assert isinstance(answer.message, Dispatched)
+    reason = answer.message.reason
+    assert reason is not None
+    assert (reason.chosen.instance_id, reason.other.instance_id) == (I1, I0)
+    orders = [each.message for each in core.on_tick(10.0) if hasattr(each, "message")]
+    (named,) = [each for each in orders if isinstance(each, SetDestination) and each.destination]
+    assert named.reason is not None
+    assert named.reason.cause is MoveCause.MEMORY
