@@ -20,6 +20,8 @@ from vllm.v1.outputs import LogprobsLists
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from sterna.engine.payload_parts import (
+    Annotations,
+    annotations_of,
     joined_outputs,
     pack_frames,
     renamed_output,
@@ -301,3 +303,27 @@ def test_a_request_is_renamed_and_nothing_else_changes():
     renamed = renamed_request(blob, "r1+1")
     assert payload.decode_request(renamed).request_id == "r1+1"
     assert renamed_request(renamed, "r1") == blob
+
+
+def annotated(**fields):
+    output = EngineCoreOutput("r1", [17], **fields)
+    return payload.encode_outputs(EngineCoreOutputs(outputs=[output], timestamp=100.0))
+
+
+def test_the_events_of_an_engine_are_read_with_the_time_since():
+    events = [
+        EngineCoreEvent(EngineCoreEventType.QUEUED, 99.0),
+        EngineCoreEvent(EngineCoreEventType.SCHEDULED, 99.75),
+    ]
+    stats = PrefillStats(num_prompt_tokens=700, num_cached_tokens=512)
+    blob = annotated(events=events, prefill_stats=stats)
+    assert annotations_of(blob) == Annotations(((1, 1.0), (2, 0.25)), 512)
+    assert annotations_of(annotated(events=events)) == Annotations(((1, 1.0), (2, 0.25)), None)
+
+
+def test_most_outputs_have_no_annotations():
+    assert annotations_of(annotated()) is None
+    named = EngineCoreOutput("timestamp", [17])
+    blob = payload.encode_outputs(EngineCoreOutputs(outputs=[named], timestamp=100.0))
+    assert annotations_of(blob) is None
+    assert annotations_of(payload.encode_outputs(outputs_with_logprobs(500))) is None

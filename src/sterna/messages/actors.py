@@ -190,7 +190,7 @@ class HandedBack(msgspec.Struct, frozen=True, tag=True):
 
 class MoveEnded(msgspec.Struct, frozen=True, tag=True):
     """Instance -> front end: a migration of this request from here has ended. For the request's
-    history alone: it may be lost, and nobody acts on it.
+    history alone: it may be lost, and has no effect.
 
     Attributes:
         outcome: see `MigrationEnd`.

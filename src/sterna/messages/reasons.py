@@ -1,7 +1,7 @@
 """Reasons of decisions, for operators: why a request went to an instance, and why it moved. Pure.
 
 The scheduler sends them with its decisions, and the front end of a request keeps them in the
-request's history (`frontend.requests.histories`). Nobody decides by them.
+request's history (`frontend.requests.histories`). No decision is made by them.
 """
 
 from enum import Enum

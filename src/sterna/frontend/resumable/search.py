@@ -18,7 +18,7 @@ from sterna.messages.streams import Finding, FindStream, StopReading, StreamFoun
 from sterna.types import FrontendId
 
 INTRODUCTION = ""
-"""The id of no stream. Whoever answers a search for it knows the front end that asks."""
+"""The id of no stream. A front end that answers a search for it knows the one that asks."""
 
 
 class NotFound(Enum):
