@@ -511,6 +511,7 @@ class DoorConfig:
             none.
         max_kept_bytes: total size of the streams that are kept; their records may take as much
             again.
+        has_server_timing: whether answers have a `Server-Timing` header.
     """
 
     max_queued_requests: int | None = 2048
@@ -523,6 +524,7 @@ class DoorConfig:
     reader_timeout_s: float = 60.0
     resume_window_s: float | None = None
     max_kept_bytes: int = 256 << 20
+    has_server_timing: bool = True
 
     def __post_init__(self) -> None:
         if self.max_queued_requests is not None:

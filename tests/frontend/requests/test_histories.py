@@ -12,6 +12,7 @@ from sterna.frontend.requests.histories import (
     QUEUED,
     SCHEDULED,
     Histories,
+    Timing,
 )
 from sterna.messages.actors import COMMITTED, Dispatched, DispatchRequest, MoveEnded
 from sterna.messages.reasons import DispatchReason, InstanceSeen, MoveCause, MoveReason
@@ -169,3 +170,50 @@ def test_of_many_events_the_first_and_the_last_are_kept(histories: Histories) ->
     assert found["events_dropped"] == 2 * MAX_EVENTS + 3 - MAX_EVENTS
     assert found["events"][0]["event"] == "arrived"
     assert found["events"][-1]["stages"] == 2 * MAX_EVENTS - 1
+
+
+def test_where_the_time_until_the_first_token_went(histories: Histories) -> None:
+    name = "cmpl-tern-0"
+    assert histories.timing([name]) == Timing(0.4, None, None, I1)
+    waited = Annotations(((QUEUED, 0.35), (SCHEDULED, 0.05)), 512)
+    histories.on_output(TERN, waited, 10.8)
+    timing = histories.timing([name])
+    assert timing is not None
+    assert (timing.scheduler_s, timing.instance_id) == (0.4, I1)
+    assert timing.queue_s == pytest.approx(0.3)
+    assert timing.prefill_s == pytest.approx(0.05)
+
+
+def test_of_several_requests_the_one_that_waited_longest_is_timed(histories: Histories) -> None:
+    other = RequestId("cmpl-tern-1-9f86d082")
+    histories.begin(asked(other), "normal", 10.0)
+    histories.on_sent(other, I3, 0, 11.0)
+    timing = histories.timing(["cmpl-tern-0", "cmpl-tern-1", "cmpl-gull-0"])
+    assert timing == Timing(1.0, None, None, I3)
+    assert histories.timing(["cmpl-gull-0"]) is None
+
+
+def test_without_the_engines_events_the_prefill_begins_at_the_dispatch(
+    histories: Histories,
+) -> None:
+    histories.on_output(TERN, None, 10.9)
+    timing = histories.timing(["cmpl-tern-0"])
+    assert timing is not None
+    assert timing.queue_s is None
+    assert timing.prefill_s == pytest.approx(0.5)
+
+
+def test_a_request_that_is_forgotten_is_timed_no_longer(histories: Histories) -> None:
+    again = RequestId("cmpl-tern-0-9f86d083")
+    histories.on_ended(TERN, "finished", 11.0)
+    histories.begin(asked(again), "normal", 11.0)
+    histories.on_sent(again, I3, 0, 11.25)
+    for number in range(MAX_ENDED):
+        request_id = RequestId(f"cmpl-gull-{number}-9f86d081")
+        histories.begin(asked(request_id), "normal", 12.0)
+        histories.on_ended(request_id, "finished", 13.0)
+    assert histories.timing(["cmpl-tern-0"]) == Timing(0.25, None, None, I3)
+    histories.on_ended(again, "finished", 14.0)
+    histories.begin(asked(TERN), "normal", 15.0)
+    histories.on_ended(TERN, "finished", 15.0)
+    assert histories.timing(["cmpl-gull-0"]) is None

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,10 @@ from tests.serve.server import ServerProcess, until
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NUM_STREAMS = 40
+TIMING = re.compile(
+    r"(scheduler;dur=[\d.]+, (queue;dur=[\d.]+, )?(prefill;dur=[\d.]+, )?instance;desc=\"i\d\")?"
+)
+"""What is known after a second: nothing, if the request is held."""
 PROMPT_TOKENS = 700
 
 
@@ -43,6 +48,7 @@ async def answer(http: aiohttp.ClientSession, url: str, name: str, max_tokens: i
     headers = {"X-Request-Id": name}
     async with http.post(f"{url}/v1/completions", json=body, headers=headers) as response:
         assert response.status == 200
+        assert TIMING.fullmatch(response.headers.get("Server-Timing", "")), response.headers
         return await num_tokens(response)
 
 

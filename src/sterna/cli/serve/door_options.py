@@ -1,7 +1,7 @@
 """The options of `sterna serve` for its clients: limits, resumable streams and TLS."""
 
 import ssl
-from argparse import Namespace
+from argparse import BooleanOptionalAction, Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,6 +65,12 @@ DOOR = OptionTable(
             type=float,
             metavar="SECONDS",
             default=60.0,
+        ),
+        Option(
+            "--server-timing",
+            "say in a Server-Timing header where the time until the first token went",
+            field="has_server_timing",
+            action=BooleanOptionalAction,
         ),
     ),
 )

@@ -13,6 +13,7 @@ from sterna.frontend.http.body_limit import BodyLimit
 from sterna.frontend.http.overload import FullLog, OverloadMiddleware, OverloadUnread
 from sterna.frontend.http.queue_limit import QueueLimit
 from sterna.frontend.http.request_context import RequestContext, current, entered
+from sterna.frontend.http.server_timing import ServerTiming, TimingOf
 from sterna.frontend.http.service_tier import TierMiddleware
 from sterna.frontend.http.shutdown_gate import Gate
 from sterna.priority_classes import PriorityClasses
@@ -74,6 +75,7 @@ def build_door(
     config: DoorConfig,
     root_path: str = "",
     keep_streams: Callable[[ASGIApp], ASGIApp] | None = None,
+    timing_of: TimingOf | None = None,
 ) -> Door:
     """Put these in front of vLLM's application, in the order in which a request passes them:
 
@@ -88,12 +90,14 @@ def build_door(
           vLLM's own for browsers (CORS)
         TierMiddleware       400 for unknown tiers; finds the class, writes it into answers
         OverloadMiddleware   429 if the queue has no room for the class
+        ServerTiming         unless turned off: the header of that name
           vLLM's routes
 
     Args:
         vllms_check: vLLM's middleware that checks keys.
         keep_streams: returns `ResumableStreams` around an application; None without resumable
             streams.
+        timing_of: for `ServerTiming`; None without the header.
     """
     callers = Callers(keys, root_path)
     log = FullLog()
@@ -105,6 +109,7 @@ def build_door(
         *inner,
         Middleware(TierMiddleware, classes=classes),
         Middleware(OverloadMiddleware, limit=queue, classes=classes, log=log),
+        *([] if timing_of is None else [Middleware(ServerTiming, timing_of=timing_of)]),
     ]
     # vLLM has built the stack already, for the standards of hosting services (SageMaker).
     app.middleware_stack = app.build_middleware_stack()

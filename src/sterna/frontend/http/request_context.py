@@ -81,6 +81,8 @@ class RequestContext:
         keep_body: requests that the body be kept even if its client goes; returns a function to
             call when the answer begins, or the body is no longer needed.
         ticket: the request's places in the queue.
+        engine_requests: the names of its engine requests, which these add to; None if nothing looks
+            at them.
     """
 
     caller: Caller | None = None
@@ -88,6 +90,7 @@ class RequestContext:
     stream: AnsweredStream | None = None
     admission: Admission | None = None
     ticket: Ticket | None = None
+    engine_requests: list[str] | None = None
 
 
 # The default is frozen, and can be shared.
@@ -114,6 +117,13 @@ def entered(context: RequestContext) -> Iterator[None]:
         yield
     finally:
         _CONTEXT.reset(previous)
+
+
+def add_engine_request(name: str) -> None:
+    """Note the name of an engine request of the request that is being answered."""
+    names = current().engine_requests
+    if names is not None:
+        names.append(name)
 
 
 def is_taken_over() -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from sterna.engine.payload_parts import Annotations
-from sterna.frontend.requests.request_ids import names_of, without_attempt
+from sterna.frontend.requests.request_ids import client_id, names_of, without_attempt
 from sterna.messages.actors import COMMITTED, Dispatched, DispatchRequest, MoveEnded
 from sterna.messages.reasons import DispatchReason, InstanceSeen, MoveReason
 from sterna.types import InstanceId, RequestId
@@ -29,6 +29,23 @@ QUEUED, SCHEDULED, PREEMPTED = 1, 2, 3
 """Kinds of `EngineEvent`."""
 
 Described = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where the time until a request's first token went; None: that is not over, or unknown.
+
+    Attributes:
+        scheduler_s: until it was sent to an instance, most of it at the scheduler.
+        queue_s: in the instance's queue.
+        prefill_s: from then on, until its first token arrived.
+        instance_id: the instance that it was sent to last.
+    """
+
+    scheduler_s: float | None
+    queue_s: float | None
+    prefill_s: float | None
+    instance_id: InstanceId | None
 
 
 @dataclass(slots=True)
@@ -53,6 +70,7 @@ class Histories:
     def __init__(self) -> None:
         self._live: dict[RequestId, _History] = {}
         self._ended: OrderedDict[RequestId, _History] = OrderedDict()
+        self._by_client_id: dict[str, list[_History]] = {}
         # Of requests that have not been sent since.
         self._reasons: dict[RequestId, DispatchReason] = {}
 
@@ -62,6 +80,7 @@ class Histories:
         """A request has arrived."""
         history = _History(class_name, ask, now_s)
         self._live[ask.request_id] = history
+        self._by_client_id.setdefault(client_id(ask.request_id), []).append(history)
         _enter(history, now_s, "arrived")
 
     def on_held(self, request_ids: Iterable[RequestId], room_tokens: float, now_s: float) -> None:
@@ -147,7 +166,13 @@ class Histories:
         _enter(history, now_s, state, reason=reason)
         self._ended[request_id] = history
         if len(self._ended) > MAX_ENDED:
-            self._ended.popitem(last=False)
+            oldest_id, oldest = self._ended.popitem(last=False)
+            name = client_id(oldest_id)
+            same = [each for each in self._by_client_id[name] if each is not oldest]
+            if same:
+                self._by_client_id[name] = same
+            else:
+                del self._by_client_id[name]
 
     # ------------------------------------------------------------------------------- queries
 
@@ -158,8 +183,30 @@ class Histories:
         found = exact or [each for each in every if name in names_of(each[0])]
         return [_described(request_id, history) for request_id, history in found]
 
+    def timing(self, client_ids: Iterable[str]) -> Timing | None:
+        """Of the requests by which vLLM's server has asked its engine so, the timing of the one
+        that was dispatched last; None if none of them is known."""
+        known = [each for name in client_ids for each in self._by_client_id.get(name, ())]
+        if not known:
+            return None
+        return max(map(_timing, known), key=lambda each: each.scheduler_s or 0.0)
+
     def _of(self, attempt_id: RequestId) -> _History | None:
         return self._live.get(without_attempt(attempt_id))
+
+
+def _timing(history: _History) -> Timing:
+    first: dict[str, Described] = {}
+    for event in history.events:
+        first.setdefault(event["event"], event)
+    sent, scheduled, token = map(first.get, ("dispatched", "scheduled", "first token"))
+    begun = scheduled or sent
+    return Timing(
+        None if sent is None else sent["at_s"],
+        None if scheduled is None else scheduled["waited_s"],
+        None if token is None or begun is None else token["at_s"] - begun["at_s"],
+        history.instance_id,
+    )
 
 
 def _enter(history: _History, now_s: float, event: str, **facts: object) -> None:

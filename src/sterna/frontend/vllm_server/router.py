@@ -36,7 +36,7 @@ from sterna.frontend.metrics.prometheus import FrontendMetrics, PrefixCounts
 from sterna.frontend.operators.questions import Operators
 from sterna.frontend.peers import Peers
 from sterna.frontend.requests.core import FrontendCore, RequestMessage
-from sterna.frontend.requests.histories import Histories
+from sterna.frontend.requests.histories import Histories, Timing
 from sterna.frontend.requests.request_effects import (
     Deliver,
     Effect,
@@ -143,6 +143,10 @@ class Router:
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at_s = 0.0
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def timing(self, names: Sequence[str]) -> Timing | None:
+        """The timing of an HTTP request, by the names of its engine requests."""
+        return self._histories.timing(names)
 
     @property
     def client_addresses(self) -> dict[str, str]:

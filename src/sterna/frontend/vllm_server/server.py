@@ -51,6 +51,7 @@ from sterna.frontend.http.api_keys import ApiKeys
 from sterna.frontend.http.door import build_door
 from sterna.frontend.http.overload import counted, reserved
 from sterna.frontend.http.queue_limit import QueueLimit
+from sterna.frontend.http.request_context import add_engine_request
 from sterna.frontend.http.request_errors import raising_failures
 from sterna.frontend.http.service_tier import admitted_priority
 from sterna.frontend.http.shutdown_gate import Gate
@@ -109,6 +110,7 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
                 here and not at the first output, so that streams get a status of 400 too.
             GracefulHTTPError: too many engine requests would wait.
         """
+        add_engine_request(request_id)
         if self._is_emulated and (refused := refusal(prompt, sampling_params)) is not None:
             parameter, reason = refused
             raise VLLMValidationError(reason, parameter=parameter)
@@ -130,6 +132,7 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         Raises:
             GracefulHTTPError: too many engine requests would wait.
         """
+        add_engine_request(request_id)
         outputs: AsyncGenerator[Any, None] = super().encode(
             prompt, pooling_params, request_id, *args, **kwargs
         )
@@ -270,6 +273,7 @@ class FrontendServer:
                     self._config.door,
                     self._args.root_path or "",
                     self._keep_streams(router),
+                    router.timing if self._config.door.has_server_timing else None,
                 )
                 self._gate = door.gate
                 await self._answer(door.app, app, client, sock)

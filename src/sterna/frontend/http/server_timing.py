@@ -1,0 +1,103 @@
+"""`Server-Timing` headers: where the time until the first token went, and on which instance.
+
+    Server-Timing: scheduler;dur=380.2, queue;dur=3.1, prefill;dur=50.4, instance;desc="i1"
+
+The header is W3C's; its times are milliseconds. `sterna explain` has the same and more.
+
+Only the first token shows them all, and a stream's headers would be sent before. So they wait for
+the first piece of the answer, but no longer than `HOLD_S`: a header that comes too early has what
+is known by then.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sterna.frontend.http.request_context import current, entered
+from sterna.frontend.requests.histories import Timing
+
+HOLD_S = 1.0
+"""The most time for which the headers of an answer wait for its first piece."""
+
+TimingOf = Callable[[Sequence[str]], Timing | None]
+"""Returns the timing of an HTTP request, by the names of its engine requests."""
+
+
+class ServerTiming:
+    """Adds the header to answers of requests that have reached an engine."""
+
+    def __init__(self, app: ASGIApp, timing_of: TimingOf) -> None:
+        self._app = app
+        self._timing_of = timing_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or one connection of another kind."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        names: list[str] = []
+        answer = _Answer(send, lambda: self._timing_of(names))
+        try:
+            with entered(replace(current(), engine_requests=names)):
+                await self._app(scope, receive, answer.send)
+        finally:
+            answer.close()
+
+
+class _Answer:
+    """An answer whose headers wait."""
+
+    def __init__(self, send: Send, timing: Callable[[], Timing | None]) -> None:
+        self._send = send
+        self._timing = timing
+        self._start: Message | None = None
+        self._timer: asyncio.Task[None] | None = None
+        # The answer's first piece may come while the timer sends the headers.
+        self._sending = asyncio.Lock()
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the answer, the headers at the latest before its first piece."""
+        if message["type"] == "http.response.start":
+            self._start = message
+            self._timer = asyncio.create_task(self._send_start_later())
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            await self._send_start()
+        await self._send(message)
+
+    def close(self) -> None:
+        """The application has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def _send_start_later(self) -> None:
+        await asyncio.sleep(HOLD_S)
+        # The first piece cancels the task, but not in the middle of the headers.
+        await asyncio.shield(self._send_start())
+
+    async def _send_start(self) -> None:
+        async with self._sending:
+            start, self._start = self._start, None
+            if start is None:
+                return
+            if (timing := self._timing()) is not None and (header := header_of(timing)):
+                MutableHeaders(scope=start).append("Server-Timing", header)
+            await self._send(start)
+
+
+def header_of(timing: Timing) -> str:
+    """The header's value; empty if nothing is known."""
+    seconds = {
+        "scheduler": timing.scheduler_s,
+        "queue": timing.queue_s,
+        "prefill": timing.prefill_s,
+    }
+    parts = [f"{name};dur={1e3 * each:.1f}" for name, each in seconds.items() if each is not None]
+    if timing.instance_id is not None:
+        parts.append(f'instance;desc="{timing.instance_id}"')
+    return ", ".join(parts)
