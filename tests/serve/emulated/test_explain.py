@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.otlp_receiver import Receiver, receiving
 from tests.serve.emulated.quick import completion, many_connections, num_tokens, quick_server
 from tests.serve.server import ServerProcess, until
 
@@ -21,13 +22,22 @@ TIMING = re.compile(
     r"(scheduler;dur=[\d.]+, (queue;dur=[\d.]+, )?(prefill;dur=[\d.]+, )?instance;desc=\"i\d\")?"
 )
 """What is known after a second: nothing, if the request is held."""
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+TRACE = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 PROMPT_TOKENS = 700
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[ServerProcess]:
     """Each of two instances has memory for nine of the prompts."""
-    options = ("--instances", "2", "--frontends", "2")
+    tracing = ("--otlp-traces-endpoint", receiver.endpoint)
+    options = ("--instances", "2", "--frontends", "2", *tracing)
     with quick_server(tmp_path_factory.mktemp("explain"), *options) as server:
         yield server
 
@@ -45,7 +55,7 @@ def history(server: ServerProcess, name: str) -> dict[str, Any]:
 
 async def answer(http: aiohttp.ClientSession, url: str, name: str, max_tokens: int) -> int:
     body = {**completion(0, max_tokens), "prompt": [1000 + hash(name) % 1000] * PROMPT_TOKENS}
-    headers = {"X-Request-Id": name}
+    headers = {"X-Request-Id": name, "traceparent": TRACE}
     async with http.post(f"{url}/v1/completions", json=body, headers=headers) as response:
         assert response.status == 200
         assert TIMING.fullmatch(response.headers.get("Server-Timing", "")), response.headers
@@ -107,6 +117,16 @@ def test_an_order_and_a_death_are_explained(server: ServerProcess) -> None:
     assert "sent again behind the" in text
     until(server.is_empty, "every instance is empty")
     assert "Traceback" not in server.log
+
+
+def test_its_spans_are_in_the_trace_of_the_client(receiver: Receiver) -> None:
+    every = receiver.until("request", "scheduler", "queue", "decode", "migration", "loss")
+    # vLLM exports spans of its own start.
+    spans = [each for each in every if each.service == "sterna"]
+    assert {each.trace_id for each in spans} == {TRACE_ID}
+    requests = {each.span_id for each in spans if each.name == "request"}
+    within = {each.parent_id for each in spans if each.name != "request"}
+    assert within <= requests
 
 
 def test_a_request_that_never_was_is_unknown(server: ServerProcess) -> None:

@@ -1,5 +1,6 @@
-"""The metrics of a front end, as Prometheus reads them, and the latencies of its requests.
+"""The metrics of a front end, as Prometheus reads them, the latencies of its requests, and their
+traces.
 
-Offers: allocated_files, latencies, prometheus.
+Offers: allocated_files, latencies, prometheus, traces.
 Imports: messages, types.
 """

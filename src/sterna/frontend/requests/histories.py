@@ -176,6 +176,11 @@ class Histories:
 
     # ------------------------------------------------------------------------------- queries
 
+    def of(self, request_id: RequestId) -> Described | None:
+        """The history of one engine request, if it is known."""
+        history = self._live.get(request_id) or self._ended.get(request_id)
+        return None if history is None else _described(request_id, history)
+
     def described(self, name: str) -> list[Described]:
         """The histories of all requests that a client or operator may call so, oldest first."""
         every = [*self._ended.items(), *self._live.items()]

@@ -14,7 +14,7 @@ and Sterna's metrics of each instance.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +74,8 @@ from sterna.types import FrontendId, RequestId
 
 if TYPE_CHECKING:
     # Modules of resumable streams, and of prefix caches, are imported only with them.
+    # So are OpenTelemetry's.
+    from sterna.frontend.metrics.traces import Traces
     from sterna.frontend.resumable.exchange import StreamExchange
     from sterna.frontend.vllm_server.prompt_hashes import PromptHashes
 
@@ -96,6 +98,7 @@ class Router:
 
     Attributes:
         streams: the exchange, if there is one.
+        traces: gets the history of each request that has ended; None without OpenTelemetry.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Router:
         classes: PriorityClasses = DEFAULT_CLASSES,
         queue: QueueLimit | None = None,
         make_exchange: MakeExchange | None = None,
+        traces: "Traces | None" = None,
     ) -> None:
         self._frontend_id = frontend_id
         self._mailbox = mailbox
@@ -123,6 +127,8 @@ class Router:
         self._num_sent_again = 0
         self._latencies = Latencies()
         self._histories = Histories()
+        self.traces = traces
+        self._trace_headers: dict[RequestId, Mapping[str, str]] = {}
         self._prefix_counts = PrefixCounts()
         self.peers = Peers(mailbox)
         self.operators = Operators(
@@ -227,6 +233,8 @@ class Router:
             block_hashes=b"" if self._block_hashes is None else self._block_hashes(request),
         )
         self._histories.begin(ask, its_class.name, _now_s())
+        if self.traces is not None:
+            self._trace_headers[request_id] = request.trace_headers or {}
         token_ids = () if begun is None else begun.output_token_ids
         if not token_ids:
             # The beginning of a request that goes on here is not known.
@@ -238,7 +246,7 @@ class Router:
         self._unstarted.difference_update(request_ids)
         for request_id in request_ids:
             self._latencies.forget(request_id)
-            self._histories.on_ended(request_id, "aborted", _now_s())
+            self._end_history(request_id, "aborted")
         self._carry_out(self._core.on_abort(request_ids, _now_s()))
         if self.streams is not None:
             self.streams.on_abort(request_ids)
@@ -288,6 +296,14 @@ class Router:
                 self._histories.on_dispatched(message)
             case Held(request_ids, room_tokens):
                 self._histories.on_held(request_ids, room_tokens, _now_s())
+
+    def _end_history(self, request_id: RequestId, state: str, reason: str | None = None) -> None:
+        self._histories.on_ended(request_id, state, _now_s(), reason=reason)
+        headers = self._trace_headers.pop(request_id, None)
+        if self.traces is not None and headers is not None:
+            history = self._histories.of(request_id)
+            assert history is not None
+            self.traces.add(history, headers)
 
     def _show(self, stats: ClusterStats) -> None:
         if self._metrics is None:
@@ -351,7 +367,7 @@ class Router:
                         self._queue.on_first_token(client_id(request_id), now_s)
                     if is_finished:
                         self._pooling.discard(request_id)
-                        self._histories.on_ended(request_id, "finished", now_s)
+                        self._end_history(request_id, "finished")
                 case SendAgain(request_id, attempt_id, num_tokens):
                     self._num_sent_again += 1
                     self._histories.on_sent_again(request_id, num_tokens, now_s)
@@ -384,7 +400,7 @@ class Router:
         self._pooling.discard(request_id)
         self._unstarted.discard(request_id)
         self._latencies.forget(request_id)
-        self._histories.on_ended(request_id, "failed", _now_s(), reason=failure.value)
+        self._end_history(request_id, "failed", failure.value)
         return payload
 
     def _break(self, error: BaseException) -> None:

@@ -14,10 +14,11 @@ import ssl
 import sys
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 import vllm.envs as envs
@@ -63,6 +64,10 @@ from sterna.messages.actors import Membership
 from sterna.messaging.mailbox import Mailbox
 from sterna.priority_classes import PriorityClasses
 from sterna.types import FrontendId
+
+if TYPE_CHECKING:
+    # OpenTelemetry is imported only with its option.
+    from sterna.frontend.metrics.traces import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -114,9 +119,8 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         if self._is_emulated and (refused := refusal(prompt, sampling_params)) is not None:
             parameter, reason = refused
             raise VLLMValidationError(reason, parameter=parameter)
-        outputs: AsyncGenerator[Any, None] = super().generate(
-            prompt, sampling_params, request_id, *args, **kwargs
-        )
+        generate = partial(super().generate, prompt, sampling_params, request_id, *args)
+        outputs = self._traced(request_id, generate, kwargs)
         outputs = self._waiting(request_id, raising_failures(outputs), sampling_params.n)
         streams = self._router.streams
         if streams is None:
@@ -133,10 +137,28 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
             GracefulHTTPError: too many engine requests would wait.
         """
         add_engine_request(request_id)
-        outputs: AsyncGenerator[Any, None] = super().encode(
-            prompt, pooling_params, request_id, *args, **kwargs
-        )
+        encode = partial(super().encode, prompt, pooling_params, request_id, *args)
+        outputs = self._traced(request_id, encode, kwargs)
         return self._waiting(request_id, outputs, 1)
+
+    def _traced(
+        self,
+        name: str,
+        answer: Callable[..., AsyncGenerator[Any, None]],
+        kwargs: dict[str, Any],
+    ) -> AsyncGenerator[Any, None]:
+        """The answer, in a span of its own if there are traces."""
+        traces = self._router.traces
+        if traces is None:
+            return answer(**kwargs)
+
+        async def traced() -> AsyncGenerator[Any, None]:
+            with traces.request(name, kwargs.get("trace_headers")) as headers:
+                async with aclosing(answer(**{**kwargs, "trace_headers": headers})) as outputs:
+                    async for output in outputs:
+                        yield output
+
+        return traced()
 
     def _waiting(
         self, name: str, outputs: AsyncGenerator[Any, None], num_choices: int
@@ -226,6 +248,8 @@ class FrontendServer:
 
     async def _serve(self) -> None:
         with private_folder("frontend") as folder:
+            # Its imports take long.
+            traces = await asyncio.to_thread(self._make_traces)
             router = Router(
                 self._frontend_id,
                 self._config,
@@ -235,12 +259,15 @@ class FrontendServer:
                 self._args.classes,
                 self._queue,
                 self._make_exchange(),
+                traces,
             )
             self._router = router
             try:
                 await _until_first_ends(router.run(), self._serve_http(router))
             finally:
                 router.close()
+                if traces is not None:
+                    await asyncio.to_thread(traces.close)
 
     async def _serve_http(self, router: Router) -> None:
         _, sock = setup_server(self._args, reuse_port=self._args.frontends > 1)
@@ -279,6 +306,17 @@ class FrontendServer:
                 await self._answer(door.app, app, client, sock)
             finally:
                 client.shutdown(timeout=0)
+
+    def _make_traces(self) -> "Traces | None":
+        """Return the export of traces; None without `--otlp-traces-endpoint`."""
+        endpoint = self._args.otlp_traces_endpoint
+        if endpoint is None:
+            return None
+        from vllm.tracing.otel import get_span_exporter
+
+        from sterna.frontend.metrics.traces import Traces
+
+        return Traces(get_span_exporter(endpoint), self._frontend_id)
 
     def _make_exchange(self) -> MakeExchange | None:
         """Return a factory for the exchange of streams; None if streams stay at their front end."""
