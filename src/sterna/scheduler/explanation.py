@@ -3,13 +3,20 @@
 A decision is made first, and explained afterwards: nothing here is computed in a simulation.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from sterna.config import DispatchRule, PolicyConfig
 from sterna.messages.reasons import DispatchReason, InstanceSeen, MoveCause, MoveReason
-from sterna.policy.candidate_table import Choice
+from sterna.policy.candidate_table import (
+    FREENESS,
+    NUM_REQUESTS,
+    NUM_RUNNING,
+    ROOM_TOKENS,
+    UNCOMPUTED_TOKENS,
+    CandidateTable,
+    Choice,
+    Column,
+)
 from sterna.policy.dispatch import choose
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId
@@ -27,16 +34,16 @@ def dispatch_reason(
         num_instances: all, also those that the rule did not look at.
         held_s: time for which the request waited at the scheduler.
     """
-    costs = _costs(choice)
-    other = _next_best(request, choice, costs, policy)
-    return DispatchReason(
-        rule_name(policy),
-        len(choice.eligible),
-        num_instances,
-        _seen(request, choice.chosen, costs),
-        None if other is None else _seen(request, other, costs),
-        held_s,
-    )
+    eligible = choice.eligible
+    chosen: InstanceSeen
+    other: InstanceSeen | None
+    if choice.costs is not None and isinstance(eligible, CandidateTable):
+        chosen, other = _seen_by_costs(request, eligible, choice.instance_id, choice.costs)
+    else:
+        next_best = _next_best(request, choice, policy)
+        chosen = _seen(request, choice.chosen)
+        other = None if next_best is None else _seen(request, next_best)
+    return DispatchReason(rule_name(policy), len(eligible), num_instances, chosen, other, held_s)
 
 
 def rule_name(policy: PolicyConfig) -> str:
@@ -73,43 +80,58 @@ def move_reason(source: Candidate, destination: Candidate, policy: PolicyConfig)
     return MoveReason(cause, source.freeness, destination.freeness, limit, victim)
 
 
-def _costs(choice: Choice) -> dict[InstanceId, float]:
-    """The costs of the two cheapest instances, if the rule compares costs."""
-    if choice.costs is None:
-        return {}
-    num_shown = min(2, len(choice.costs))
-    rows = np.argpartition(choice.costs, num_shown - 1)[:num_shown].tolist()
-    costs = {choice.eligible[row].instance_id: float(choice.costs[row]) for row in rows}
-    # Of more than two that cost the same, another one may have been chosen.
-    return {choice.instance_id: float(choice.costs.min()), **costs}
+def _seen_by_costs(
+    request: NewRequest, eligible: CandidateTable, chosen: InstanceId, costs: Column
+) -> tuple[InstanceSeen, InstanceSeen | None]:
+    """The chosen instance and the next best, where the rule takes the one of the smallest cost. Of
+    several that cost the same, any one may be the next best."""
+    first = int(costs.argmin())
+    if eligible[first].instance_id != chosen:
+        # Others cost the same.
+        first = next(row for row, each in enumerate(eligible) if each.instance_id == chosen)
+    seen = _seen_in_row(request, eligible, first, float(costs[first]))
+    if len(costs) == 1:
+        return seen, None
+    others = costs.copy()
+    others[first] = np.inf
+    second = int(others.argmin())
+    return seen, _seen_in_row(request, eligible, second, float(costs[second]))
 
 
-def _next_best(
-    request: NewRequest, choice: Choice, costs: Mapping[InstanceId, float], policy: PolicyConfig
-) -> Candidate | None:
-    """The instance that the rule would have chosen without the chosen one; None if there is none,
-    or a class decides, which remembers what it is asked."""
-    if policy.own is not None or len(choice.eligible) < 2:
-        return None
-    if choice.costs is not None:
-        other = next(each for each in costs if each != choice.instance_id)
-    else:
-        others = [each for each in choice.eligible if each is not choice.chosen]
-        chosen = choose(request, others, policy)
-        assert chosen is not None
-        other = chosen
-    return next(each for each in choice.eligible if each.instance_id == other)
-
-
-def _seen(
-    request: NewRequest, candidate: Candidate, costs: Mapping[InstanceId, float]
-) -> InstanceSeen:
-    instance_id = candidate.instance_id
+def _seen_in_row(request: NewRequest, table: CandidateTable, row: int, cost: float) -> InstanceSeen:
+    """As `_seen`, from the columns, which the decision has made already."""
+    instance_id = table[row].instance_id
+    num_running = int(table.column(NUM_RUNNING)[row])
     return InstanceSeen(
         instance_id,
-        costs.get(instance_id),
-        candidate.load.num_running,
-        candidate.num_requests - candidate.load.num_running,
+        cost,
+        num_running,
+        int(table.column(NUM_REQUESTS)[row]) - num_running,
+        float(table.column(ROOM_TOKENS)[row]),
+        float(table.column(FREENESS)[row]),
+        int(table.column(UNCOMPUTED_TOKENS)[row]),
+        request.cached_tokens(instance_id),
+    )
+
+
+def _next_best(request: NewRequest, choice: Choice, policy: PolicyConfig) -> Candidate | None:
+    """The instance that the rule would have chosen without the chosen one; None if there is none,
+    or a class decides, which remembers what it is asked."""
+    others = [each for each in choice.eligible if each is not choice.chosen]
+    if policy.own is not None or not others:
+        return None
+    other = choose(request, others, policy)
+    return next((each for each in others if each.instance_id == other), None)
+
+
+def _seen(request: NewRequest, candidate: Candidate) -> InstanceSeen:
+    instance_id = candidate.instance_id
+    num_running = candidate.load.num_running
+    return InstanceSeen(
+        instance_id,
+        None,
+        num_running,
+        candidate.num_requests - num_running,
         candidate.room_tokens,
         candidate.freeness,
         candidate.uncomputed_tokens,
