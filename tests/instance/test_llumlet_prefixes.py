@@ -75,7 +75,7 @@ def test_the_request_may_come_when_the_blocks_are_there() -> None:
     llumlet.on_message(A, Commit(ID, N, PREFIX, 0, 3, b"state"), 0.0)
     adopt, done = llumlet.on_outcome(ID, StageReceived(0), 0.0)
     assert adopt == Adopt(ID, PREFIX, 3, b"state")
-    assert done == PrefixCopied(R)
+    assert done == PrefixCopied(R, is_copied=True)
 
 
 def test_what_was_kept_is_given_back_when_nothing_is_copied() -> None:
@@ -86,13 +86,13 @@ def test_what_was_kept_is_given_back_when_nothing_is_copied() -> None:
     release, ended, done = effects
     assert release == Release(ID, PREFIX)
     assert isinstance(ended, Ended)
-    assert done == PrefixCopied(R)
+    assert done == PrefixCopied(R, is_copied=False)
 
 
 def test_what_is_no_longer_cached_is_not_waited_for() -> None:
     llumlet = Llumlet(A, config())
     ordered(llumlet)
-    assert PrefixCopied(R) in llumlet.on_outcome(ID, Inspected(None), 0.0)
+    assert PrefixCopied(R, is_copied=False) in llumlet.on_outcome(ID, Inspected(None), 0.0)
 
 
 def test_a_dead_destination_ends_the_wait_and_takes_nothing_back() -> None:
@@ -103,13 +103,13 @@ def test_a_dead_destination_ends_the_wait_and_takes_nothing_back() -> None:
     llumlet.on_outcome(ID, Drained(3, b"state"), 0.0)
     effects = llumlet.on_peer_dead(B, 0.0)
     assert Release(ID, PREFIX) in effects
-    assert PrefixCopied(R) in effects
+    assert PrefixCopied(R, is_copied=False) in effects
 
 
 def test_engines_that_cannot_exchange_blocks_are_not_asked() -> None:
     llumlet = Llumlet(A, config())
     llumlet.set_incompatible_instances([B])
-    assert ordered(llumlet) == [PrefixCopied(R)]
+    assert ordered(llumlet) == [PrefixCopied(R, is_copied=False)]
 
 
 def test_an_order_that_comes_twice_counts_once() -> None:

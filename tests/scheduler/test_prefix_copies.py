@@ -54,9 +54,9 @@ class Known:
     def on_cancel(self, request_id: RequestId) -> None: ...
 
 
-def scheduler(**tokens: int) -> GlobalScheduler:
+def scheduler(*, explains: bool = False, **tokens: int) -> GlobalScheduler:
     """i0, which has most of the prompts, is so busy that they are sent to i1."""
-    core = GlobalScheduler(COPYING, now_s=0.0, prefixes=Known(**tokens))
+    core = GlobalScheduler(COPYING, now_s=0.0, prefixes=Known(**tokens), explains=explains)
     core.on_load(report(evenly_loaded("i0", 9_600, 60), COPYING), 0.0)
     core.on_load(report(instance("i1"), COPYING), 0.0)
     return core
@@ -89,6 +89,17 @@ def test_a_request_is_sent_when_its_prefix_has_been_copied() -> None:
     assert core.waiting() == {R: FRONTEND}
     assert places(core.on_prefix_done(R, 1.2)) == [("r", "i1")]
     assert (core.waits(R), core.waiting(), core.on_prefix_done(R, 1.3)) == (False, {}, [])
+
+
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_the_reason_says_whether_it_was_copied_and_how_long_that_took(is_copied: bool) -> None:
+    core = scheduler(explains=True, i0=144)
+    asked(core, 1.0)
+    (sent,) = core.on_prefix_done(R, 1.25, is_copied=is_copied)
+    assert isinstance(sent, Dispatch)
+    assert sent.reason is not None
+    assert sent.reason.held_s == 0.25
+    assert sent.reason.prefix_from == ("i0" if is_copied else None)
 
 
 def test_meanwhile_it_counts_on_its_instance_and_then_once() -> None:

@@ -502,9 +502,9 @@ class InstanceCore:
                 case Report(load):
                     if self._membership.scheduler is not None:
                         addressed += self._report(self._membership.scheduler, load)
-                case PrefixCopied(request_id):
+                case PrefixCopied(request_id, is_copied):
                     if self._membership.scheduler is not None:
-                        done = PrefixDone(request_id)
+                        done = PrefixDone(request_id, is_copied)
                         addressed.append(ToMailbox(self._membership.scheduler, done))
                 case ForwardAbort(instance_id, request_id):
                     if (address := self._addresses.get(instance_id)) is not None:

@@ -88,6 +88,7 @@ class PrefixCopied:
     copied, or will not be. No outcome."""
 
     request_id: RequestId
+    is_copied: bool
 
 
 LlumletEffect = Effect | Report | ForwardAbort | PrefixCopied
@@ -264,7 +265,7 @@ class Llumlet:
         copied there that only this instance has: see `KeepPrefix`."""
         moving_id = prefix_id(request_id)
         if destination == self._instance_id or destination in self._incompatible_instances:
-            return [PrefixCopied(request_id)]
+            return [PrefixCopied(request_id, is_copied=False)]
         if self._coordinator.source_of(moving_id) is not None:
             return []
         migration_id, effects = self._coordinator.start(
@@ -545,11 +546,11 @@ def _with_what_prefixes_need(effect: Effect) -> list[LlumletEffect]:
             request_id = whose_prefix(effect.request_id)
             if request_id is not None and effect.aborted is not None:
                 release = Release(effect.migration_id, effect.request_id)
-                return [release, effect, PrefixCopied(request_id)]
+                return [release, effect, PrefixCopied(request_id, is_copied=False)]
         case Adopt():
             request_id = whose_prefix(effect.request_id)
             if request_id is not None:
-                return [effect, PrefixCopied(request_id)]
+                return [effect, PrefixCopied(request_id, is_copied=True)]
         case _:
             pass
     return [effect]

@@ -321,10 +321,14 @@ class CopyPrefix(msgspec.Struct, frozen=True, tag=True):
 
 
 class PrefixDone(msgspec.Struct, frozen=True, tag=True):
-    """Instance -> scheduler: the request need not wait for its prefix: it was copied, or will not
-    be."""
+    """Instance -> scheduler: the request need not wait for its prefix.
+
+    Attributes:
+        is_copied: it was copied; False: it will not be.
+    """
 
     request_id: RequestId
+    is_copied: bool = True
 
 
 class AddInstances(msgspec.Struct, frozen=True, tag=True):

@@ -146,8 +146,9 @@ class SchedulerCore:
                 if self._core.waits(request_id):
                     effects += self._tell(frontend_id, [request_id], now_s)
                 return effects
-            case PrefixDone(request_id):
-                return self._translate(self._core.on_prefix_done(request_id, now_s))
+            case PrefixDone(request_id, is_copied):
+                done = self._core.on_prefix_done(request_id, now_s, is_copied=is_copied)
+                return self._translate(done)
             case CancelDispatch(request_id):
                 return self._translate(self._core.on_cancel(request_id, now_s))
             case Membership():

@@ -3,6 +3,8 @@
 A decision is made first, and explained afterwards: nothing here is computed in a simulation.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from sterna.config import DispatchRule, PolicyConfig
@@ -117,9 +119,15 @@ def _seen_in_row(request: NewRequest, table: CandidateTable, row: int, cost: flo
 def _next_best(request: NewRequest, choice: Choice, policy: PolicyConfig) -> Candidate | None:
     """The instance that the rule would have chosen without the chosen one; None if there is none,
     or a class decides, which remembers what it is asked."""
-    others = [each for each in choice.eligible if each is not choice.chosen]
-    if policy.own is not None or not others:
+    if policy.own is not None or len(choice.eligible) == 1:
         return None
+    is_other = [each is not choice.chosen for each in choice.eligible]
+    others: Sequence[Candidate]
+    if isinstance(choice.eligible, CandidateTable):
+        # With the columns that there are.
+        others = choice.eligible.where(np.array(is_other))
+    else:
+        others = [each for each in choice.eligible if each is not choice.chosen]
     other = choose(request, others, policy)
     return next((each for each in others if each.instance_id == other), None)
 

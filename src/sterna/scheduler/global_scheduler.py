@@ -250,7 +250,9 @@ class GlobalScheduler:
             self._prefixes.on_cancel(request_id)
         return []
 
-    def on_prefix_done(self, request_id: RequestId, now_s: float) -> list[Effect]:
+    def on_prefix_done(
+        self, request_id: RequestId, now_s: float, *, is_copied: bool = False
+    ) -> list[Effect]:
         """The request's prefix has been copied, or will not be: it is sent to its instance."""
         copying = self._copying.pop(request_id, None)
         if copying is None:
@@ -259,7 +261,11 @@ class GlobalScheduler:
         self._drop(instance, lambda each: each.request_id == request_id)
         reason = copying.reason
         if reason is not None:
-            reason = structs.replace(reason, prefix_from=copying.source)
+            reason = structs.replace(
+                reason,
+                held_s=reason.held_s + now_s - copying.since_s,
+                prefix_from=copying.source if is_copied else None,
+            )
         return [self._send(copying.request, copying.new, copying.instance_id, reason, now_s)]
 
     def on_load(self, load: InstanceLoad, now_s: float) -> list[Effect]:
@@ -443,9 +449,8 @@ class GlobalScheduler:
             return None
         if not self._prefixes.can_copy(source, instance_id):
             return None
-        until_s = now_s + COPY_LIMIT_S
         self._copying[request.request_id] = _Copying(
-            request, new, instance_id, source, until_s, reason
+            request, new, instance_id, source, now_s, reason
         )
         if self._policy.counts_dispatched:
             instance = self._instances[instance_id]
@@ -602,8 +607,13 @@ class _Copying:
     new: NewRequest
     instance_id: InstanceId
     source: InstanceId
-    until_s: float
+    since_s: float
     reason: DispatchReason | None
+
+    @property
+    def until_s(self) -> float:
+        """When it is sent without its prefix."""
+        return self.since_s + COPY_LIMIT_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Server:
         self.sent: list[Message] = []
         self.news = asyncio.Event()
         self.asked: list[Sequence[str]] = []
+        self.is_broken = False
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         add_engine_request("cmpl-tern-0")
@@ -47,8 +48,11 @@ class Server:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    def timing_of(self, names: Sequence[str]) -> Timing | None:
+    def timing_of(self, names: Sequence[str], since_s: float) -> Timing | None:
+        assert since_s <= asyncio.get_running_loop().time()
         self.asked.append([*names])
+        if self.is_broken:
+            raise RuntimeError("the histories are broken")
         return self._timing
 
     async def send(self, message: Message) -> None:
@@ -145,5 +149,40 @@ def test_what_is_sent_in_the_moment_of_the_timer_comes_behind_the_headers(
             "http.response.body",
             "http.response.body",
         ]
+
+    played(scenario)
+
+
+def test_an_answer_is_worth_more_than_its_header() -> None:
+    async def scenario() -> None:
+        server = Server()
+        server.is_broken = True
+        server.pieces.put_nowait(None)
+        await server.answer()
+        assert server.sent[0]["type"] == "http.response.start"
+        assert server.sent[0]["headers"] == []
+
+    played(scenario)
+
+
+def test_the_application_hears_that_the_headers_could_not_be_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_timing, "HOLD_S", 0.0)
+
+    async def scenario() -> None:
+        server = Server()
+
+        async def broken(message: Message) -> None:
+            server.news.set()
+            raise OSError("the client has gone")
+
+        server.send = broken  # type: ignore[method-assign]
+        answering = server.answer()
+        await server.news.wait()
+        await asyncio.sleep(0)
+        server.pieces.put_nowait(b"a")
+        with pytest.raises(OSError, match="the client has gone"):
+            await answering
 
     played(scenario)

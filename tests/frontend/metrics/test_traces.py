@@ -1,5 +1,6 @@
 """Histories as OpenTelemetry spans, at a receiver of its protocol."""
 
+import time
 from typing import Any
 
 import pytest
@@ -76,13 +77,41 @@ def test_a_request_that_was_lost_begins_again() -> None:
     ]
 
 
+def test_what_comes_behind_a_loss_is_decoded_again() -> None:
+    lost = history(
+        (0.0, "arrived", {}),
+        (0.1, "dispatched", {"instance": "i1", "why": None}),
+        (0.5, "first token", {}),
+        (1.0, "preempted", {"instance": "i1"}),
+        (5.0, "lost", {"output_tokens": 40}),
+        (5.1, "dispatched", {"instance": "i3", "why": None}),
+        (5.5, "goes on", {}),
+        (60.0, "finished", {"reason": None}),
+    )
+    assert [(each.name, each.begin_s, each.end_s) for each in spans_of(lost)][-4:] == [
+        ("loss", 5.0, 5.0),
+        ("scheduler", 5.0, 5.1),
+        ("queue", 5.1, 5.5),
+        ("decode", 5.5, 60.0),
+    ]
+
+
+def test_a_collector_that_does_not_answer_holds_nothing_up() -> None:
+    unreachable = OTLPSpanExporter(endpoint="http://127.0.0.1:9", insecure=True)
+    traces = Traces(unreachable, 1)
+    traces.add(WHOLE, None)
+    begun_s = time.monotonic()
+    traces.close(0.01)
+    assert time.monotonic() - begun_s < 5.0
+
+
 def test_spans_arrive_in_the_trace_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
     with receiving() as receiver:
         traces = Traces(OTLPSpanExporter(endpoint=receiver.endpoint, insecure=True), 1)
         with traces.request("cmpl-tern-0", CLIENTS) as headers:
             traces.add(WHOLE, headers)
-        traces.close()
+        traces.close(60.0)
         spans = {each.name: each for each in receiver.until("request", "decode")}
     request = spans.pop("request")
     assert request.trace_id == "0af7651916cd43dd8448eb211c80319c"
@@ -101,7 +130,7 @@ def test_a_request_without_a_trace_begins_one(monkeypatch: pytest.MonkeyPatch) -
         with traces.request("cmpl-tern-0", None) as headers:
             assert headers["traceparent"]
         traces.add(WHOLE, headers)
-        traces.close()
+        traces.close(60.0)
         spans = {each.name: each for each in receiver.until("request", "decode")}
     assert spans["request"].parent_id == ""
     assert spans["decode"].parent_id == spans["request"].span_id

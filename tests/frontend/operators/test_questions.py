@@ -185,4 +185,9 @@ def test_a_request_that_no_front_end_remembers_is_unknown() -> None:
 
 def test_a_front_end_that_dies_is_not_waited_for() -> None:
     with pytest.raises(UnansweredError, match="front end 1 died"):
-        asyncio.run(explained("tern", None))
+        asyncio.run(explained("gull", None))
+
+
+def test_what_is_known_is_explained_although_a_front_end_does_not_answer() -> None:
+    found = asyncio.run(explained("tern", None))
+    assert found == [{"id": "cmpl-tern-0-9f86d081", "frontend": 0}]

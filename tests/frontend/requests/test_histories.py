@@ -20,6 +20,7 @@ from sterna.types import FrontendId, InstanceId, Priority, RequestId
 
 TERN = RequestId("cmpl-tern-0-9f86d081")
 AGAIN = RequestId("cmpl-tern-0-9f86d081+1")
+ARRIVED_S = 1_700_000_000.5
 I1, I3 = InstanceId("i1"), InstanceId("i3")
 CHOSEN = InstanceSeen(I1, 312.0, 4, 0, 12_000.0, 300.0, 0, 512)
 OTHER = InstanceSeen(I3, 840.0, 9, 2, 700.0, -math.inf, 60, 0)
@@ -37,7 +38,7 @@ def asked(request_id: RequestId = TERN) -> DispatchRequest:
 def histories() -> Histories:
     """A request that arrived at 10 s, and was sent to i1 at 10.4 s."""
     made = Histories()
-    made.begin(asked(), "normal", 10.0)
+    made.begin(asked(), "normal", 10.0, arrived_s=ARRIVED_S)
     made.on_held([TERN], 640.0, 10.001)
     made.on_dispatched(Dispatched(TERN, I1, 17, REASON))
     made.on_sent(TERN, I1, 17, 10.4)
@@ -65,7 +66,7 @@ def test_the_whole_life_of_a_request(histories: Histories) -> None:
         "state": "finished",
         "instance": I3,
         "class": "normal",
-        "arrived_s": 1_700_000_000.5,
+        "arrived_s": ARRIVED_S,
         "prompt_tokens": 700,
         "demand_tokens": 720,
         "output_tokens": 120,
@@ -104,7 +105,7 @@ def test_a_preemption_ends_when_the_request_is_scheduled_again(histories: Histor
 
 def test_of_a_request_that_the_front_end_has_sent_itself_the_scheduler_has_no_reason() -> None:
     histories = Histories()
-    histories.begin(asked(), "normal", 10.0)
+    histories.begin(asked(), "normal", 10.0, arrived_s=ARRIVED_S)
     histories.on_dispatched(Dispatched(TERN, I3, 17, REASON))
     histories.on_sent(TERN, I1, 0, 10.1)
     assert events_of(histories)[-1]["why"] is None
@@ -120,6 +121,54 @@ def test_another_attempt_belongs_to_the_same_history(histories: Histories) -> No
     (found,) = histories.described(TERN)
     assert (found["instance"], found["output_tokens"]) == (I3, 50)
     assert [each["event"] for each in found["events"][-3:]] == ["lost", "dispatched", "finished"]
+
+
+def test_the_first_output_behind_the_lost_ones_is_an_event(histories: Histories) -> None:
+    histories.on_output(TERN, None, 10.5)
+    histories.on_sent_again(TERN, 40, 11.0)
+    histories.on_sent(AGAIN, I3, 18, 11.2)
+    for now_s in (11.5, 11.6):
+        histories.on_output(TERN, None, now_s)
+    kinds = [each["event"] for each in events_of(histories)]
+    assert kinds[-4:] == ["first token", "lost", "dispatched", "goes on"]
+
+
+def test_a_request_that_was_lost_before_its_first_token_has_it_later(histories: Histories) -> None:
+    histories.on_sent_again(TERN, 0, 11.0)
+    histories.on_output(TERN, None, 11.5)
+    assert [each["event"] for each in events_of(histories)[-2:]] == ["lost", "first token"]
+
+
+def test_what_an_earlier_attempt_says_late_does_not_count(histories: Histories) -> None:
+    histories.on_sent_again(TERN, 40, 11.0)
+    histories.on_sent(AGAIN, I1, 18, 11.2)
+    histories.on_move_ended(MoveEnded(I1, TERN, I3, COMMITTED, 2, 0.006), 11.3)
+    histories.on_last_token(TERN, 7)
+    (found,) = histories.described(TERN)
+    assert (found["instance"], found["output_tokens"]) == (I1, None)
+
+
+def test_a_move_of_which_is_heard_after_the_end_is_kept(histories: Histories) -> None:
+    histories.on_ended(TERN, "finished", 12.0)
+    histories.on_move_ended(MoveEnded(I1, TERN, I3, COMMITTED, 2, 0.006), 12.001)
+    (found,) = histories.described(TERN)
+    assert (found["state"], found["instance"]) == ("finished", I3)
+    assert found["events"][-1]["event"] == "moved"
+
+
+def test_a_reason_that_comes_too_late_belongs_to_no_later_attempt(histories: Histories) -> None:
+    histories.on_dispatched(Dispatched(TERN, I3, 18, REASON))
+    histories.on_sent_again(TERN, 40, 11.0)
+    histories.on_sent(AGAIN, I1, 19, 11.2)
+    assert events_of(histories)[-1]["why"] is None
+
+
+def test_an_id_that_is_used_again_has_one_history(histories: Histories) -> None:
+    histories.on_ended(TERN, "finished", 12.0)
+    histories.begin(asked(), "normal", 20.0, arrived_s=ARRIVED_S)
+    histories.begin(asked(), "normal", 30.0, arrived_s=ARRIVED_S)
+    assert [each["event"] for each in events_of(histories)] == ["arrived"]
+    assert histories.timing(["cmpl-tern-0"], 0.0) == Timing(None, None, None, None)
 
 
 def test_an_operators_order_has_no_reason_of_the_scheduler(histories: Histories) -> None:
@@ -146,7 +195,7 @@ def test_what_is_unknown_is_no_event(histories: Histories) -> None:
 
 def test_a_name_may_stand_for_several_and_an_id_for_one_alone(histories: Histories) -> None:
     other = RequestId("cmpl-tern-1-9f86d082")
-    histories.begin(asked(other), "normal", 10.0)
+    histories.begin(asked(other), "normal", 10.0, arrived_s=ARRIVED_S)
     assert [each["id"] for each in histories.described("tern")] == [TERN, other]
     assert [each["id"] for each in histories.described(other)] == [other]
 
@@ -155,7 +204,7 @@ def test_the_oldest_of_many_ended_requests_are_forgotten(histories: Histories) -
     histories.on_ended(TERN, "finished", 11.0)
     for number in range(MAX_ENDED):
         request_id = RequestId(f"cmpl-gull-{number}-9f86d081")
-        histories.begin(asked(request_id), "normal", 12.0)
+        histories.begin(asked(request_id), "normal", 12.0, arrived_s=ARRIVED_S)
         histories.on_ended(request_id, "finished", 13.0)
     assert histories.described("tern") == []
     assert len(histories.described("gull")) == MAX_ENDED
@@ -174,10 +223,10 @@ def test_of_many_events_the_first_and_the_last_are_kept(histories: Histories) ->
 
 def test_where_the_time_until_the_first_token_went(histories: Histories) -> None:
     name = "cmpl-tern-0"
-    assert histories.timing([name]) == Timing(0.4, None, None, I1)
+    assert histories.timing([name], 0.0) == Timing(0.4, None, None, I1)
     waited = Annotations(((QUEUED, 0.35), (SCHEDULED, 0.05)), 512)
     histories.on_output(TERN, waited, 10.8)
-    timing = histories.timing([name])
+    timing = histories.timing([name], 0.0)
     assert timing is not None
     assert (timing.scheduler_s, timing.instance_id) == (0.4, I1)
     assert timing.queue_s == pytest.approx(0.3)
@@ -186,18 +235,27 @@ def test_where_the_time_until_the_first_token_went(histories: Histories) -> None
 
 def test_of_several_requests_the_one_that_waited_longest_is_timed(histories: Histories) -> None:
     other = RequestId("cmpl-tern-1-9f86d082")
-    histories.begin(asked(other), "normal", 10.0)
+    histories.begin(asked(other), "normal", 10.0, arrived_s=ARRIVED_S)
     histories.on_sent(other, I3, 0, 11.0)
-    timing = histories.timing(["cmpl-tern-0", "cmpl-tern-1", "cmpl-gull-0"])
+    timing = histories.timing(["cmpl-tern-0", "cmpl-tern-1", "cmpl-gull-0"], 0.0)
     assert timing == Timing(1.0, None, None, I3)
-    assert histories.timing(["cmpl-gull-0"]) is None
+    assert histories.timing(["cmpl-gull-0"], 0.0) is None
+
+
+def test_an_earlier_request_of_the_same_name_is_not_timed(histories: Histories) -> None:
+    """A client that tries again sends the same X-Request-Id."""
+    histories.on_ended(TERN, "aborted", 41.0)
+    again = RequestId("cmpl-tern-0-9f86d082")
+    histories.begin(asked(again), "normal", 50.0, arrived_s=ARRIVED_S)
+    histories.on_sent(again, I3, 0, 50.125)
+    assert histories.timing(["cmpl-tern-0"], 49.0) == Timing(0.125, None, None, I3)
 
 
 def test_without_the_engines_events_the_prefill_begins_at_the_dispatch(
     histories: Histories,
 ) -> None:
     histories.on_output(TERN, None, 10.9)
-    timing = histories.timing(["cmpl-tern-0"])
+    timing = histories.timing(["cmpl-tern-0"], 0.0)
     assert timing is not None
     assert timing.queue_s is None
     assert timing.prefill_s == pytest.approx(0.5)
@@ -206,14 +264,14 @@ def test_without_the_engines_events_the_prefill_begins_at_the_dispatch(
 def test_a_request_that_is_forgotten_is_timed_no_longer(histories: Histories) -> None:
     again = RequestId("cmpl-tern-0-9f86d083")
     histories.on_ended(TERN, "finished", 11.0)
-    histories.begin(asked(again), "normal", 11.0)
+    histories.begin(asked(again), "normal", 11.0, arrived_s=ARRIVED_S)
     histories.on_sent(again, I3, 0, 11.25)
     for number in range(MAX_ENDED):
         request_id = RequestId(f"cmpl-gull-{number}-9f86d081")
-        histories.begin(asked(request_id), "normal", 12.0)
+        histories.begin(asked(request_id), "normal", 12.0, arrived_s=ARRIVED_S)
         histories.on_ended(request_id, "finished", 13.0)
-    assert histories.timing(["cmpl-tern-0"]) == Timing(0.25, None, None, I3)
+    assert histories.timing(["cmpl-tern-0"], 0.0) == Timing(0.25, None, None, I3)
     histories.on_ended(again, "finished", 14.0)
-    histories.begin(asked(TERN), "normal", 15.0)
+    histories.begin(asked(TERN), "normal", 15.0, arrived_s=ARRIVED_S)
     histories.on_ended(TERN, "finished", 15.0)
-    assert histories.timing(["cmpl-gull-0"]) is None
+    assert histories.timing(["cmpl-gull-0"], 0.0) is None

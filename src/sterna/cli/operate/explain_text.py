@@ -61,6 +61,8 @@ def _sentences(event: Described, history: Described) -> Iterator[str]:
         case "first token":
             cached = event.get("cached_tokens")
             yield "first token" + (f"; {cached:,} prompt tokens were cached" if cached else "")
+        case "goes on":
+            yield "the first token behind those"
         case "preempted":
             yield f"preempted on {event['instance']}, which had no memory left"
         case "resumed":

@@ -10,6 +10,7 @@ is known by then.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -22,8 +23,11 @@ from sterna.frontend.requests.histories import Timing
 HOLD_S = 1.0
 """The most time for which the headers of an answer wait for its first piece."""
 
-TimingOf = Callable[[Sequence[str]], Timing | None]
-"""Returns the timing of an HTTP request, by the names of its engine requests."""
+TimingOf = Callable[[Sequence[str], float], Timing | None]
+"""Returns the timing of an HTTP request, by the names of its engine requests and the loop's time at
+which it came."""
+
+logger = logging.getLogger(__name__)
 
 
 class ServerTiming:
@@ -39,7 +43,8 @@ class ServerTiming:
             await self._app(scope, receive, send)
             return
         names: list[str] = []
-        answer = _Answer(send, lambda: self._timing_of(names))
+        came_s = asyncio.get_running_loop().time()
+        answer = _Answer(send, lambda: self._timing_of(names, came_s))
         try:
             with entered(replace(current(), engine_requests=names)):
                 await self._app(scope, receive, answer.send)
@@ -54,19 +59,20 @@ class _Answer:
         self._send = send
         self._timing = timing
         self._start: Message | None = None
-        self._timer: asyncio.Task[None] | None = None
-        # The answer's first piece may come while the timer sends the headers.
-        self._sending = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        # Sends the headers before the answer's first piece has come.
+        self._early: asyncio.Task[None] | None = None
 
     async def send(self, message: Message) -> None:
         """Send a message of the answer, the headers at the latest before its first piece."""
         if message["type"] == "http.response.start":
             self._start = message
-            self._timer = asyncio.create_task(self._send_start_later())
+            self._timer = asyncio.get_running_loop().call_later(HOLD_S, self._send_early)
             return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._early is not None:
+            early, self._early = self._early, None
+            await early
+        elif self._start is not None:
             await self._send_start()
         await self._send(message)
 
@@ -74,20 +80,26 @@ class _Answer:
         """The application has ended."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._early is not None:
+            self._early.cancel()
 
-    async def _send_start_later(self) -> None:
-        await asyncio.sleep(HOLD_S)
-        # The first piece cancels the task, but not in the middle of the headers.
-        await asyncio.shield(self._send_start())
+    def _send_early(self) -> None:
+        self._early = asyncio.create_task(self._send_start())
 
     async def _send_start(self) -> None:
-        async with self._sending:
-            start, self._start = self._start, None
-            if start is None:
-                return
-            if (timing := self._timing()) is not None and (header := header_of(timing)):
-                MutableHeaders(scope=start).append("Server-Timing", header)
-            await self._send(start)
+        if self._timer is not None:
+            self._timer.cancel()
+        start, self._start = self._start, None
+        assert start is not None
+        try:
+            timing = self._timing()
+        except Exception:
+            # An answer is worth more than its header.
+            logger.exception("no Server-Timing")
+            timing = None
+        if timing is not None and (header := header_of(timing)):
+            MutableHeaders(scope=start).append("Server-Timing", header)
+        await self._send(start)
 
 
 def header_of(timing: Timing) -> str:

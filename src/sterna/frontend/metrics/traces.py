@@ -1,6 +1,6 @@
 """OpenTelemetry traces: each request's history as spans, for `--otlp-traces-endpoint`.
 
-    request                  of the client's trace, if it sent a `traceparent` (W3C)
+    request                  of a prompt; in the client's trace, if it sent a `traceparent` (W3C)
       llm_request            vLLM's own
       scheduler              from its arrival until it was sent to an instance
       queue, prefill, decode on instances
@@ -13,6 +13,7 @@ The spans of an engine request are exported when it has ended. Their attributes 
 """
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -53,7 +54,7 @@ class Traces:
 
     @contextmanager
     def request(self, name: str, headers: Mapping[str, str] | None) -> Iterator[dict[str, str]]:
-        """The span of an HTTP request while it is answered.
+        """The span of a prompt of an HTTP request while it is answered.
 
         Args:
             headers: the client's `traceparent` and `tracestate`.
@@ -87,9 +88,21 @@ class Traces:
             )
             span.end(end_time=int(1e9 * (begin_s + each.end_s - each.begin_s)))
 
-    def close(self) -> None:
-        """Export what is left."""
-        self._provider.shutdown()
+    def close(self, timeout_s: float) -> None:
+        """Export what is left within this time. A collector that does not answer would hold the
+        exporter up for much longer."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(timeout_s)
+
+
+_BEGINS = {
+    "dispatched": "queue",
+    "scheduled": "prefill",
+    "first token": "decode",
+    "goes on": "decode",
+}
+"""The phases that these events begin."""
 
 
 def spans_of(history: Described) -> list[SpanOf]:
@@ -100,10 +113,9 @@ def spans_of(history: Described) -> list[SpanOf]:
     for event in history["events"]:
         at_s, kind, attributes = event["at_s"], event["event"], _attributes(event)
         match kind:
-            case "dispatched" | "scheduled" | "first token":
+            case "dispatched" | "scheduled" | "first token" | "goes on":
                 spans.append(SpanOf(phase, begun_s, at_s, attributes))
-                phases = {"dispatched": "queue", "scheduled": "prefill", "first token": "decode"}
-                begun_s, phase = at_s, phases[kind]
+                begun_s, phase = at_s, _BEGINS[kind]
             case "preempted":
                 preempted_s = at_s
             case "resumed":
@@ -115,7 +127,7 @@ def spans_of(history: Described) -> list[SpanOf]:
                 spans.append(SpanOf("refused move", at_s, at_s, attributes))
             case "lost":
                 spans += [SpanOf(phase, begun_s, at_s), SpanOf("loss", at_s, at_s, attributes)]
-                begun_s, phase = at_s, "scheduler"
+                begun_s, phase, preempted_s = at_s, "scheduler", None
             case "finished" | "failed" | "aborted":
                 spans.append(SpanOf(phase, begun_s, at_s, {"sterna.state": kind, **attributes}))
             case _:

@@ -106,12 +106,25 @@ class Operators:
 
         Raises:
             UnknownRequestError: no front end remembers such a request.
-            UnansweredError: a front end does not answer.
+            UnansweredError: none of those that answer remembers one, and a front end does not
+                answer.
         """
         others = sorted(self._frontends - {self._frontend_id})
-        answers = await asyncio.gather(*(self._describe_at(each, name) for each in others))
+        answers: list[list[Described]] = []
+        unanswered: list[UnansweredError] = []
+        for answer in await asyncio.gather(
+            *(self._describe_at(each, name) for each in others), return_exceptions=True
+        ):
+            if isinstance(answer, UnansweredError):
+                unanswered.append(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                answers.append(answer)
         here = [{**each, "frontend": self._frontend_id} for each in self._describe_history(name)]
         found = [each for of_one in (here, *answers) for each in of_one]
+        if not found and unanswered:
+            raise unanswered[0]
         if not found:
             raise UnknownRequestError(
                 f"no front end remembers a request called {name}; ended ones are forgotten after "

@@ -6,7 +6,7 @@ stable (docs/operations/explain.md). Live requests are kept, and the last `MAX_E
 """
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,9 @@ from sterna.types import InstanceId, RequestId
 
 MAX_ENDED = 2_000
 """Ended requests that are remembered."""
+
+MAX_OF_A_NAME = 64
+"""Requests of one name that are timed: clients may use an id again and again."""
 
 MAX_EVENTS = 200
 """Events kept of one request: its first and last ones."""
@@ -48,15 +51,21 @@ class Timing:
     instance_id: InstanceId | None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _History:
     class_name: str
-    ask: DispatchRequest
+    arrived_s: float
     begun_s: float
+    prompt_tokens: int
+    demand_tokens: int
     state: str = "waiting"
     instance_id: InstanceId | None = None
+    # The attempt that was sent last, and what the scheduler says of one that is not sent yet.
+    attempt_id: RequestId | None = None
+    reason: tuple[RequestId, DispatchReason] | None = None
     output_tokens: int | None = None
-    has_tokens: bool = False
+    # The event that the next output is, if it is one.
+    next_output: str | None = "first token"
     num_dropped: int = 0
     events: list[Described] = field(default_factory=list)
     # The engine's last event that waits for its counterpart: a kind, and when it was.
@@ -70,17 +79,27 @@ class Histories:
     def __init__(self) -> None:
         self._live: dict[RequestId, _History] = {}
         self._ended: OrderedDict[RequestId, _History] = OrderedDict()
-        self._by_client_id: dict[str, list[_History]] = {}
-        # Of requests that have not been sent since.
-        self._reasons: dict[RequestId, DispatchReason] = {}
+        self._by_client_id: dict[str, deque[_History]] = {}
 
     # -------------------------------------------------------------------------------- events
 
-    def begin(self, ask: DispatchRequest, class_name: str, now_s: float) -> None:
-        """A request has arrived."""
-        history = _History(class_name, ask, now_s)
-        self._live[ask.request_id] = history
-        self._by_client_id.setdefault(client_id(ask.request_id), []).append(history)
+    def begin(
+        self, ask: DispatchRequest, class_name: str, now_s: float, *, arrived_s: float
+    ) -> None:
+        """A request has arrived.
+
+        Args:
+            arrived_s: the time by the wall clock; `now_s` may have any other.
+        """
+        request_id = ask.request_id
+        # vLLM draws unique ids, unless it is told not to.
+        earlier = self._live.pop(request_id, None) or self._ended.pop(request_id, None)
+        if earlier is not None:
+            self._forget(request_id, earlier)
+        history = _History(class_name, arrived_s, now_s, ask.prompt_tokens, ask.demand_tokens)
+        self._live[request_id] = history
+        same = self._by_client_id.setdefault(client_id(request_id), deque(maxlen=MAX_OF_A_NAME))
+        same.append(history)
         _enter(history, now_s, "arrived")
 
     def on_held(self, request_ids: Iterable[RequestId], room_tokens: float, now_s: float) -> None:
@@ -91,19 +110,21 @@ class Histories:
 
     def on_dispatched(self, message: Dispatched) -> None:
         """The scheduler has named an instance; `on_sent` follows if the request goes there."""
-        if message.reason is not None:
-            self._reasons[message.request_id] = message.reason
+        history = self._of(message.request_id)
+        if history is not None and message.reason is not None:
+            history.reason = message.request_id, message.reason
 
     def on_sent(
         self, attempt_id: RequestId, instance_id: InstanceId, dispatch_number: int, now_s: float
     ) -> None:
         """The request has been sent to an instance."""
-        reason = self._reasons.pop(attempt_id, None)
         if (history := self._of(attempt_id)) is None:
             return
         history.state, history.instance_id, history.since = "queuing", instance_id, None
+        history.attempt_id = attempt_id
+        (of_attempt, reason), history.reason = history.reason or (None, None), None
         # Without the scheduler the front end has chosen, whatever the scheduler said last.
-        is_by_scheduler = dispatch_number > 0 and reason is not None
+        is_by_scheduler = dispatch_number > 0 and of_attempt == attempt_id
         why = _dispatch_reason(reason) if is_by_scheduler and reason is not None else None
         _enter(history, now_s, "dispatched", instance=instance_id, why=why)
 
@@ -116,20 +137,24 @@ class Histories:
         if annotations is not None:
             for kind, ago_s in annotations.events:
                 _enter_engines(history, kind, now_s - ago_s)
-        if not history.has_tokens:
-            history.has_tokens = True
+        if history.next_output is not None:
             cached_tokens = None if annotations is None else annotations.cached_tokens
-            _enter(history, now_s, "first token", cached_tokens=cached_tokens)
+            _enter(history, now_s, history.next_output, cached_tokens=cached_tokens)
+            history.next_output = None
         history.state = "running"
 
     def on_last_token(self, attempt_id: RequestId, output_tokens: int) -> None:
         """The request has ended on its instance, with this number of tokens."""
-        if (history := self._of(attempt_id)) is not None:
+        history = self._of(attempt_id)
+        if history is not None and history.attempt_id == attempt_id:
             history.output_tokens = output_tokens
 
     def on_move_ended(self, message: MoveEnded, now_s: float) -> None:
-        """A migration of the request has ended."""
-        if (history := self._of(message.request_id)) is None:
+        """A migration of the request has ended. The request may have, too: its tokens come from
+        the destination, and this comes from the source."""
+        request_id = without_attempt(message.request_id)
+        history = self._live.get(request_id) or self._ended.get(request_id)
+        if history is None:
             return
         known = {
             "from": message.instance_id,
@@ -139,7 +164,8 @@ class Histories:
             "why": None if message.reason is None else _move_reason(message.reason),
         }
         if message.outcome == COMMITTED:
-            history.instance_id = message.destination
+            if history.attempt_id == message.request_id:
+                history.instance_id = message.destination
             _enter(history, now_s, "moved", **known)
         else:
             _enter(history, now_s, "did not move", outcome=message.outcome, **known)
@@ -147,7 +173,8 @@ class Histories:
     def on_sent_again(self, request_id: RequestId, num_tokens: int, now_s: float) -> None:
         """The request was lost on its instance, and goes on behind these tokens."""
         if (history := self._live.get(request_id)) is not None:
-            history.state, history.instance_id = "waiting", None
+            history.state, history.instance_id, history.attempt_id = "waiting", None, None
+            history.next_output = "goes on" if num_tokens else "first token"
             _enter(history, now_s, "lost", output_tokens=num_tokens)
 
     def on_ended(
@@ -159,19 +186,20 @@ class Histories:
             state: "finished", "failed" or "aborted".
             reason: of a failure.
         """
-        self._reasons.pop(request_id, None)
         if (history := self._live.pop(request_id, None)) is None:
             return
         history.state = state
         _enter(history, now_s, state, reason=reason)
         self._ended[request_id] = history
         if len(self._ended) > MAX_ENDED:
-            oldest_id, oldest = self._ended.popitem(last=False)
-            name = client_id(oldest_id)
-            same = [each for each in self._by_client_id[name] if each is not oldest]
-            if same:
-                self._by_client_id[name] = same
-            else:
+            self._forget(*self._ended.popitem(last=False))
+
+    def _forget(self, request_id: RequestId, history: _History) -> None:
+        name = client_id(request_id)
+        same = self._by_client_id.get(name)
+        if same is not None and history in same:
+            same.remove(history)
+            if not same:
                 del self._by_client_id[name]
 
     # ------------------------------------------------------------------------------- queries
@@ -188,10 +216,11 @@ class Histories:
         found = exact or [each for each in every if name in names_of(each[0])]
         return [_described(request_id, history) for request_id, history in found]
 
-    def timing(self, client_ids: Iterable[str]) -> Timing | None:
-        """Of the requests by which vLLM's server has asked its engine so, the timing of the one
-        that was dispatched last; None if none of them is known."""
-        known = [each for name in client_ids for each in self._by_client_id.get(name, ())]
+    def timing(self, client_ids: Iterable[str], since_s: float) -> Timing | None:
+        """Of the requests by which vLLM's server has asked its engine so since then, the timing of
+        the one that was dispatched last; None if none of them is known."""
+        every = [each for name in client_ids for each in self._by_client_id.get(name, ())]
+        known = [each for each in every if each.begun_s >= since_s]
         if not known:
             return None
         return max(map(_timing, known), key=lambda each: each.scheduler_s or 0.0)
@@ -244,9 +273,9 @@ def _described(request_id: RequestId, history: _History) -> Described:
         "state": history.state,
         "instance": history.instance_id,
         "class": history.class_name,
-        "arrived_s": history.ask.arrival_s,
-        "prompt_tokens": history.ask.prompt_tokens,
-        "demand_tokens": history.ask.demand_tokens,
+        "arrived_s": history.arrived_s,
+        "prompt_tokens": history.prompt_tokens,
+        "demand_tokens": history.demand_tokens,
         "output_tokens": history.output_tokens,
         "events": sorted(history.events, key=lambda each: each["at_s"]),
         "events_dropped": history.num_dropped,

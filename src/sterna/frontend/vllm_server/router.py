@@ -13,6 +13,7 @@ and Sterna's metrics of each instance.
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -150,9 +151,10 @@ class Router:
         self._tick_at_s = 0.0
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def timing(self, names: Sequence[str]) -> Timing | None:
-        """The timing of an HTTP request, by the names of its engine requests."""
-        return self._histories.timing(names)
+    def timing(self, names: Sequence[str], since_s: float) -> Timing | None:
+        """The timing of an HTTP request that came at this time of the loop, by the names of its
+        engine requests."""
+        return self._histories.timing(names, since_s)
 
     @property
     def client_addresses(self) -> dict[str, str]:
@@ -232,7 +234,7 @@ class Router:
             prompt_tokens=prompt_tokens,
             block_hashes=b"" if self._block_hashes is None else self._block_hashes(request),
         )
-        self._histories.begin(ask, its_class.name, _now_s())
+        self._histories.begin(ask, its_class.name, _now_s(), arrived_s=time.time())
         if self.traces is not None:
             self._trace_headers[request_id] = request.trace_headers or {}
         token_ids = () if begun is None else begun.output_token_ids
@@ -302,8 +304,8 @@ class Router:
         headers = self._trace_headers.pop(request_id, None)
         if self.traces is not None and headers is not None:
             history = self._histories.of(request_id)
-            assert history is not None
-            self.traces.add(history, headers)
+            if history is not None:
+                self.traces.add(history, headers)
 
     def _show(self, stats: ClusterStats) -> None:
         if self._metrics is None:

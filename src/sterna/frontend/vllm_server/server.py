@@ -74,6 +74,9 @@ logger = logging.getLogger(__name__)
 OWN_DESCRIPTORS = 256
 """Descriptors of a front end itself: files, sockets to the instances, those of vLLM and Ray."""
 
+TRACES_TIMEOUT_S = 2.0
+"""Time that the last spans have to get to their collector."""
+
 ADAPTERS_APART = 1 << 20
 """More than the number of LoRA adapters that one front end ever loads."""
 
@@ -262,12 +265,15 @@ class FrontendServer:
                 traces,
             )
             self._router = router
+            # After an error others must know at once that this front end has ended.
+            wait_s = 0.0
             try:
                 await _until_first_ends(router.run(), self._serve_http(router))
+                wait_s = TRACES_TIMEOUT_S
             finally:
                 router.close()
                 if traces is not None:
-                    await asyncio.to_thread(traces.close)
+                    await asyncio.to_thread(traces.close, wait_s)
 
     async def _serve_http(self, router: Router) -> None:
         _, sock = setup_server(self._args, reuse_port=self._args.frontends > 1)
