@@ -11,6 +11,7 @@ Emulated engines write the same.
 """
 
 from collections.abc import Sequence
+from enum import IntEnum
 
 import msgspec
 
@@ -38,11 +39,20 @@ def unpack_frames(payload: Buffer) -> list[Buffer]:
     return list(msgspec.msgpack.decode(memoryview(payload)[1:], type=list[memoryview]))
 
 
+class EventType(IntEnum):
+    """vLLM's EngineCoreEventType."""
+
+    QUEUED = 1
+    SCHEDULED = 2
+    """Put into a batch."""
+    PREEMPTED = 3
+
+
 class EngineEvent(msgspec.Struct):
-    """What an engine's scheduler did with a request, in vLLM's form.
+    """vLLM's EngineCoreEvent: what an engine's scheduler did with a request.
 
     Attributes:
-        type: 1: queued, 2: scheduled into a batch, 3: preempted.
+        type: an `EventType`, or one that a newer vLLM has besides.
         timestamp: in seconds, on the monotonic clock of the engine's machine.
     """
 

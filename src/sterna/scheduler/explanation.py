@@ -121,10 +121,10 @@ def _next_best(request: NewRequest, choice: Choice, policy: PolicyConfig) -> Can
     or a class decides, which remembers what it is asked."""
     if policy.own is not None or len(choice.eligible) == 1:
         return None
-    is_other = [each is not choice.chosen for each in choice.eligible]
     others: Sequence[Candidate]
     if isinstance(choice.eligible, CandidateTable):
         # With the columns that there are.
+        is_other = [each is not choice.chosen for each in choice.eligible]
         others = choice.eligible.where(np.array(is_other))
     else:
         others = [each for each in choice.eligible if each is not choice.chosen]

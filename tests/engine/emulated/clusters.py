@@ -19,6 +19,7 @@ from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.engine.emulated.emulated_engine import EmulatedEngine, EmulatedOptions
 from sterna.engine.emulated.tokens import Vocabulary, stream_key, token_at
+from sterna.engine.payload_parts import EventType
 from sterna.frontend.requests.token_streams import TokenStreams
 from sterna.instance.shell import Instance as RunningInstance
 from sterna.messages.actors import (
@@ -114,7 +115,7 @@ class Answer:
     times_s: list[float] = field(default_factory=list)
     finish_reason: engine_messages.FinishReason | None = None
     stop_reason: int | None = None
-    events: list[engine_messages.EventType] = field(default_factory=list)
+    events: list[EventType] = field(default_factory=list)
     num_cached_tokens: int | None = None
 
 

@@ -11,7 +11,7 @@ import pytest
 from sterna.engine.emulated.config import Preemption, StepMode
 from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.emulated_engine import MAX_LAG_S
-from sterna.engine.emulated.engine_messages import EventType, FinishReason
+from sterna.engine.emulated.engine_messages import FinishReason
 from sterna.engine.emulated.tokens import (
     Vocabulary,
     block_hashes,
@@ -19,6 +19,7 @@ from sterna.engine.emulated.tokens import (
     stream_key,
     token_at,
 )
+from sterna.engine.payload_parts import EventType
 from sterna.types import InstanceId
 from tests.engine.emulated.clusters import (
     VOCABULARY,

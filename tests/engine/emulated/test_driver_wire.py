@@ -19,6 +19,7 @@ from sterna.engine.emulated import engine_messages
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.emulated_engine import UTILITY_RESULTS
 from sterna.engine.emulated.refusals import refusal
+from sterna.engine.payload_parts import EngineEvent, EventType
 from sterna.engine.vllm.payload import decode_outputs, encode_request, merge_outputs
 from tests.engine.emulated.clusters import payload
 
@@ -81,7 +82,7 @@ def test_the_fields_are_vllms_in_vllms_order() -> None:
     assert {each.name: each.value for each in engine_messages.FinishReason}.items() <= {
         each.name: each.value for each in FinishReason
     }.items()
-    assert {each.name: each.value for each in engine_messages.EventType} == {
+    assert {each.name: each.value for each in EventType} == {
         each.name: each.value for each in EngineCoreEventType
     }
 
@@ -123,7 +124,7 @@ def test_vllm_reads_outputs() -> None:
         [7],
         finish_reason=engine_messages.FinishReason.STOP,
         stop_reason=7,
-        events=[engine_messages.Event(engine_messages.EventType.SCHEDULED, 2.5)],
+        events=[EngineEvent(EventType.SCHEDULED, 2.5)],
         prefill_stats=engine_messages.PrefillStats(12, 8, 4, 4),
     )
     blob = engine_messages.encode_outputs(engine_messages.Outputs(outputs=[output], timestamp=4.5))

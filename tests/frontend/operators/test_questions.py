@@ -1,4 +1,4 @@
-"""What operators ask of the supervisor and of other front ends, over real mailboxes."""
+"""Questions of operators to the supervisor and to other front ends, over real mailboxes."""
 
 import asyncio
 

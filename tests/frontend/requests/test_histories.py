@@ -1,22 +1,21 @@
-"""What a front end remembers of its requests."""
+"""Histories of a front end's requests."""
 
 import math
 
 import pytest
 
-from sterna.engine.payload_parts import Annotations
+from sterna.engine.payload_parts import Annotations, EventType
 from sterna.frontend.requests.histories import (
     MAX_ENDED,
     MAX_EVENTS,
-    PREEMPTED,
-    QUEUED,
-    SCHEDULED,
     Histories,
     Timing,
 )
 from sterna.messages.actors import COMMITTED, Dispatched, DispatchRequest, MoveEnded
 from sterna.messages.reasons import DispatchReason, InstanceSeen, MoveCause, MoveReason
 from sterna.types import FrontendId, InstanceId, Priority, RequestId
+
+QUEUED, SCHEDULED, PREEMPTED = EventType
 
 TERN = RequestId("cmpl-tern-0-9f86d081")
 AGAIN = RequestId("cmpl-tern-0-9f86d081+1")

@@ -45,6 +45,7 @@ from sterna.engine.interface import (
     PromptHashing,
 )
 from sterna.engine.kv_memory import one_group
+from sterna.engine.payload_parts import EngineEvent, EventType
 from sterna.errors import UNREADABLE
 from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
@@ -130,7 +131,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 @dataclass(slots=True)
 class _Stream:
     origin: Origin
-    events: list[engine_messages.Event] = field(default_factory=list)
+    events: list[EngineEvent] = field(default_factory=list)
     num_cached_tokens: int = 0
 
 
@@ -231,9 +232,7 @@ class EmulatedEngine:
             if self._core.progress(state.request_id) is not None:
                 logger.error("request refused, its id is taken request=%s", state.request_id)
                 return
-            self._streams[state.request_id] = _Stream(
-                origin, [_event(engine_messages.EventType.QUEUED)]
-            )
+            self._streams[state.request_id] = _Stream(origin, [_event(EventType.QUEUED)])
             self._core.add(state)
 
         self._do(add)
@@ -485,8 +484,8 @@ class EmulatedEngine:
 
     def _note_events(self, step: Step) -> None:
         for request_ids, kind in (
-            (step.preempted, engine_messages.EventType.PREEMPTED),
-            (step.admitted, engine_messages.EventType.SCHEDULED),
+            (step.preempted, EventType.PREEMPTED),
+            (step.admitted, EventType.SCHEDULED),
         ):
             for request_id in request_ids:
                 self._streams[request_id].events.append(_event(kind))
@@ -545,8 +544,8 @@ def _encode(output: engine_messages.Output) -> bytes:
     )
 
 
-def _event(kind: engine_messages.EventType) -> engine_messages.Event:
-    return engine_messages.Event(kind, _now_s())
+def _event(kind: EventType) -> EngineEvent:
+    return EngineEvent(kind, _now_s())
 
 
 def _now_s() -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from sterna.engine.emulated.config import EmulatedEngineConfig
-from sterna.engine.payload_parts import unpack_frames
+from sterna.engine.payload_parts import EngineEvent, unpack_frames
 
 _NIL = msgspec.Raw(b"\xc0")
 
@@ -22,14 +22,6 @@ class FinishReason(IntEnum):
     STOP = 0
     LENGTH = 1
     ERROR = 3
-
-
-class EventType(IntEnum):
-    """Events from which vLLM's metrics compute queue and prefill times, by vLLM's numbers."""
-
-    QUEUED = 1
-    SCHEDULED = 2
-    PREEMPTED = 3
 
 
 class SamplingParams(msgspec.Struct):
@@ -74,13 +66,6 @@ class Request(msgspec.Struct, array_like=True):
         return needed[0] if needed else None
 
 
-class Event(msgspec.Struct):
-    """vLLM's EngineCoreEvent; `timestamp` in seconds of this machine's monotonic clock."""
-
-    type: EventType
-    timestamp: float
-
-
 class PrefillStats(msgspec.Struct):
     """vLLM's PrefillStats, which come with the first token."""
 
@@ -100,7 +85,7 @@ class Output(msgspec.Struct, array_like=True, omit_defaults=True):
     pooling_output: None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
-    events: list[Event] | None = None
+    events: list[EngineEvent] | None = None
     kv_transfer_params: None = None
     ec_transfer_params: None = None
     trace_headers: None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import structs
 
-from sterna.engine.payload_parts import Annotations
+from sterna.engine.payload_parts import Annotations, EventType
 from sterna.frontend.requests.request_ids import client_id, names_of, without_attempt
 from sterna.messages.actors import COMMITTED, Dispatched, DispatchRequest, MoveEnded
 from sterna.messages.reasons import DispatchReason, InstanceSeen, MoveReason
@@ -27,9 +27,6 @@ MAX_OF_A_NAME = 64
 
 MAX_EVENTS = 200
 """Events kept of one request: its first and last ones."""
-
-QUEUED, SCHEDULED, PREEMPTED = 1, 2, 3
-"""Kinds of `EngineEvent`."""
 
 Described = dict[str, Any]
 
@@ -254,15 +251,15 @@ def _enter(history: _History, now_s: float, event: str, **facts: object) -> None
 def _enter_engines(history: _History, kind: int, at_s: float) -> None:
     """Enter an event of the engine; a wait is entered when it is over."""
     at_s = max(at_s, history.begun_s)
-    if kind == SCHEDULED:
+    if kind == EventType.SCHEDULED:
         since, history.since = history.since, None
         instance = history.instance_id
         if since is None:
             return
-        event = "resumed" if since[0] == PREEMPTED else "scheduled"
+        event = "resumed" if since[0] == EventType.PREEMPTED else "scheduled"
         _enter(history, at_s, event, instance=instance, waited_s=round(at_s - since[1], 6))
         return
-    if kind == PREEMPTED:
+    if kind == EventType.PREEMPTED:
         _enter(history, at_s, "preempted", instance=history.instance_id)
     history.since = kind, at_s
 
