@@ -1,0 +1,179 @@
+"""The Helm chart, rendered and linted by Helm itself."""
+
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import kubernetes_validate
+import pytest
+import yaml
+from helm_python.errors import HelmValuesError
+
+from sterna.cli.serve.serve_options import TABLES
+
+CHART = Path(__file__).parents[2] / "deploy" / "helm" / "sterna"
+KUBERNETES_VERSIONS = ("1.30", "1.34")
+
+QWEN = {
+    **{"name": "qwen", "repository": "sterna", "tag": "cuda", "modelURL": "Qwen/Qwen3-8B"},
+    **{"replicaCount": 2, "requestCPU": 8, "requestMemory": "64Gi", "requestGPU": 2},
+}
+EVERYTHING = {
+    "servingEngineSpec": {
+        "runtimeClassName": "nvidia",
+        "labels": {"team": "search"},
+        "modelSpec": [
+            {
+                **QWEN,
+                "maxReplicaCount": 4,
+                "limitMemory": "128Gi",
+                "vllmConfig": {
+                    "tensorParallelSize": 2,
+                    "maxModelLen": 16_384,
+                    "dtype": "bfloat16",
+                    "gpuMemoryUtilization": 0.9,
+                    "enablePrefixCaching": True,
+                    "enableChunkedPrefill": False,
+                    "extraArgs": ["--max-num-seqs", "64"],
+                },
+                "env": [{"name": "HF_HUB_OFFLINE", "value": "1"}],
+                "hf_token": {"secretName": "hf", "secretKey": "token"},
+                "pvcStorage": "100Gi",
+                "storageClass": "fast",
+                "nodeSelector": {"gpu": "h100"},
+                "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            },
+            {**QWEN, "name": "small", "requestGPU": 0},
+        ],
+    },
+    "routerSpec": {
+        "replicaCount": 3,
+        "apiKeySecret": {"secretName": "keys", "secretKey": "operators"},
+        "extraArgs": ["--policy", "llumnix"],
+        "ingress": {
+            "enabled": True,
+            "className": "nginx",
+            "hosts": [{"host": "llm.example.org", "model": "qwen"}],
+        },
+    },
+    "podMonitor": {"enabled": True},
+}
+
+
+def rendered(values: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The manifests, in the order of their files."""
+    files = helm_python.Chart.load(CHART).render(values, name="llm", namespace="llms")
+    texts = [text for name, text in sorted(files.items()) if name.endswith(".yaml")]
+    return [each for text in texts for each in yaml.safe_load_all(text) if each is not None]
+
+
+def of_kind(kind: str, manifests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for each in manifests if each["kind"] == kind]
+
+
+def container_of(deployment: dict[str, Any]) -> dict[str, Any]:
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+def test_helm_finds_nothing_wrong_with_the_chart() -> None:
+    found = helm_python.lint(CHART, EVERYTHING, strict=True)
+    # An icon is only recommended.
+    messages = [each for each in found["messages"] if "icon" not in each["error"]]
+    assert (messages, found["errors"]) == ([], [])
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+@pytest.mark.parametrize("values", [None, EVERYTHING], ids=["default", "everything"])
+def test_what_it_renders_follows_the_schemas(values: dict[str, Any] | None, version: str) -> None:
+    manifests = rendered(values)
+    kinds = [each["kind"] for each in manifests]
+    num_models = 1 if values is None else 2
+    assert kinds.count("Deployment") == kinds.count("Service") == num_models
+    for each in manifests:
+        # Of the Prometheus operator, whose schemas are not Kubernetes's.
+        if each["kind"] != "PodMonitor":
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_every_value_has_its_place() -> None:
+    manifests = rendered(EVERYTHING)
+    qwen, small = of_kind("Deployment", manifests)
+    assert [qwen["metadata"]["name"], small["metadata"]["name"]] == ["llm-qwen", "llm-small"]
+    container = container_of(qwen)
+    assert container["args"] == [
+        *("Qwen/Qwen3-8B", "--instances=2", "--min-instances=2", "--max-instances=4"),
+        *("--frontends=3", "--shutdown-timeout=60", "--tensor-parallel-size=2"),
+        *("--max-model-len=16384", "--dtype=bfloat16", "--gpu-memory-utilization=0.9"),
+        *("--enable-prefix-caching", "--no-enable-chunked-prefill"),
+        *("--max-num-seqs", "64", "--policy", "llumnix"),
+    ]
+    assert [each["name"] for each in container["env"]] == [
+        *("HF_TOKEN", "VLLM_API_KEY", "HF_HUB_OFFLINE")
+    ]
+    assert container["resources"] == {
+        "requests": {"cpu": "32", "memory": "64Gi"},
+        "limits": {"memory": "128Gi", "nvidia.com/gpu": "8"},
+    }
+    pod = qwen["spec"]["template"]["spec"]
+    claimed = [each.get("persistentVolumeClaim", {}).get("claimName") for each in pod["volumes"]]
+    (claim,) = of_kind("PersistentVolumeClaim", manifests)
+    assert claimed == [None, claim["metadata"]["name"]]
+    assert (pod["runtimeClassName"], pod["nodeSelector"]) == ("nvidia", {"gpu": "h100"})
+    assert (
+        "limits" not in container_of(small)["resources"]
+        or not container_of(small)["resources"]["limits"]
+    )
+    (ingress,) = of_kind("Ingress", manifests)
+    (path,) = ingress["spec"]["rules"][0]["http"]["paths"]
+    services = {each["metadata"]["name"] for each in of_kind("Service", manifests)}
+    assert path["backend"]["service"]["name"] in services
+    (monitor,) = of_kind("PodMonitor", manifests)
+    assert monitor["spec"]["podMetricsEndpoints"][0]["honorLabels"] is True
+
+
+def test_a_service_finds_its_pod_and_no_other() -> None:
+    manifests = rendered(EVERYTHING)
+    pods = [each["spec"]["template"]["metadata"] for each in of_kind("Deployment", manifests)]
+    for service in of_kind("Service", manifests):
+        selector = service["spec"]["selector"].items()
+        found = [each for each in pods if selector <= each["labels"].items()]
+        assert len(found) == 1
+
+
+def test_every_option_is_one_of_sternas_or_vllms() -> None:
+    known = {option.name for table in TABLES for option in table.options}
+    vllms = {
+        *("--tensor-parallel-size", "--max-model-len", "--dtype", "--gpu-memory-utilization"),
+        *("--enable-prefix-caching", "--no-enable-chunked-prefill", "--max-num-seqs"),
+        "--shutdown-timeout",
+    }
+    deployment, _ = of_kind("Deployment", rendered(EVERYTHING))
+    args = container_of(deployment)["args"]
+    given = {each.partition("=")[0] for each in args if each.startswith("--")}
+    assert given <= known | vllms
+
+
+def test_a_pod_is_ended_only_after_its_requests() -> None:
+    values = {"routerSpec": {"shutdownTimeoutSeconds": 300}}
+    (deployment,) = of_kind("Deployment", rendered(values))
+    wait_s = int(container_of(deployment)["lifecycle"]["preStop"]["exec"]["command"][-1])
+    grace_s = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace_s >= wait_s + 300 + 10
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"name": "Qwen 3"},
+        {"replicaCount": 0},
+        {"replicaCount": "two"},
+        {"modelURL": ""},
+        {"vllmConfig": {"enablePrefixCaching": "yes"}},
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_refused(wrong: dict[str, Any]) -> None:
+    values = {"servingEngineSpec": {"modelSpec": [{**QWEN, **wrong}]}}
+    with pytest.raises(HelmValuesError):
+        helm_python.Chart.load(CHART).validate_schema(values)
