@@ -1,0 +1,1 @@
+"""Other projects' load generators and evaluations, run as docs/benchmarking.md says."""
